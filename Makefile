@@ -1,0 +1,34 @@
+# Each target makes its own virtual environment, .venv, from nothing; a second call finds it ready.
+PYTHON ?= python3
+PIP_FLAGS ?= --quiet --disable-pip-version-check
+ARGS ?=
+
+BIN := .venv/bin
+STAMP := .venv/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help install test demo lint clean
+
+help: ## Show this list
+	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
+
+$(STAMP): pyproject.toml constraints.txt
+	@echo "making the virtual environment .venv (once, a few minutes)"
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install $(PIP_FLAGS) -c constraints.txt -e ".[dev]"
+	@touch $(STAMP)
+
+install: $(STAMP) ## Make the virtual environment .venv with everything that is tested
+
+test: $(STAMP) ## Run the tests (ARGS="-k budget" chooses)
+	$(BIN)/python -m pytest $(ARGS)
+
+demo: $(STAMP) ## Train a BERT-like model under byte budgets (ARGS=--short for a quick look)
+	$(BIN)/python examples/demo.py $(ARGS)
+
+lint: $(STAMP) ## Check style and types
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+clean: ## Remove the virtual environment and what the tools cached
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info
