@@ -1,12 +1,12 @@
 """The exceptions of this project: each message says what was got, what is allowed, and what to do.
 
-    RematError
-      OptionError       (also ValueError)   a bad option, environment variable, budget or stored file
-      UnknownName       (also LookupError)  a planner, pass or compiler that nobody registered
-      InfeasibleBudget                      no plan stays within the budget
-      PlanRejected                          the verifier found a plan that must not be executed
-      CaptureError                          the joint graph cannot be described as a TrainingGraph
-      FormatError       (also ValueError)   a JSON file of this project that cannot be read
+RematError
+  OptionError       (also ValueError)   a bad option, environment variable, budget or stored file
+  UnknownName       (also LookupError)  a planner, pass or compiler that nobody registered
+  InfeasibleBudget                      no plan stays within the budget
+  PlanRejected                          the verifier found a plan that must not be executed
+  CaptureError                          the joint graph cannot be described as a TrainingGraph
+  FormatError       (also ValueError)   a JSON file of this project that cannot be read
 """
 
 from __future__ import annotations

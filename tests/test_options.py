@@ -1,0 +1,201 @@
+"""Options of `torch.compile(backend="remat")`: what is accepted, and what each refusal says."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from remat_compiler.errors import OptionError, UnknownName
+from remat_compiler.options import BudgetKind, Environment, MemoryBudget, RematOptions, format_bytes, parse_bytes
+
+EMPTY = Environment.read({"HOME": "/nowhere"})
+
+
+def check_planner(name: str) -> None:
+    if name not in ("auto", "min_cut", "chen_sqrt"):
+        raise UnknownName("planner", name, ("auto", "min_cut", "chen_sqrt"))
+
+
+def parse(environment: Environment = EMPTY, **options: object) -> RematOptions:
+    return RematOptions.parse(options, check_planner=check_planner, environment=environment)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("6GiB", 6 * 1024**3),
+        ("512 MB", 512_000_000),
+        ("1.5e9", 1_500_000_000),
+        ("1.5e+9", 1_500_000_000),
+        ("  3 kb ", 3000),
+        ("3KIB", 3072),
+        ("2tib", 2 * 1024**4),
+        ("0.5 MiB", 524_288),
+        ("1.", 1),
+        ("17", 17),
+        ("17B", 17),
+        ("1.0009765KiB", 1024),
+        ("8388607.999999 TiB", 8388607 * 1024**4 + 1024**4 - 1099512),
+    ],
+)
+def test_byte_strings_are_exact_integers_rounded_down(text: str, size: int) -> None:
+    assert parse_bytes(text) == size
+
+
+@pytest.mark.parametrize("value", [0, -1, 2**63, True, False, 1.5, 0.0, -0.5, math.nan, math.inf, -math.inf])
+def test_numbers_that_are_no_budget(value: object) -> None:
+    with pytest.raises(OptionError, match="memory_budget must be a positive int"):
+        parse(memory_budget=value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["", " ", "6 GB of", "-1", "0", "0.5", "nan", "inf", "1e400", "1e40", "GiB", "6 6", "6,5GB", "٣", "1e-3 GB"],
+)
+def test_strings_that_are_no_budget(value: str) -> None:
+    with pytest.raises(OptionError, match="memory_budget") as error:
+        parse(memory_budget=value)
+    assert repr(value) in str(error.value)
+
+
+@pytest.mark.parametrize("value", [None, [], {}, 1j, b"6GB", Path("6GB")])
+def test_other_types_are_no_budget(value: object) -> None:
+    with pytest.raises(OptionError, match="memory_budget"):
+        parse(memory_budget=value)
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        ("6 GiBs", "did you mean 'GiB'"),
+        ("autp", "did you mean 'auto'"),
+        ("0.5", "for a fraction write the number 0.5 without quotes"),
+        (6e9, "for bytes write 6000000000"),
+        (0, 'write "min"'),
+    ],
+)
+def test_a_refused_budget_names_the_likely_slip(value: object, says: str) -> None:
+    with pytest.raises(OptionError) as error:
+        parse(memory_budget=value)
+    assert says in str(error.value)
+
+
+def test_an_int_is_bytes_and_a_float_a_fraction() -> None:
+    assert parse(memory_budget=1).memory_budget.of_reference(1000) == 1
+    assert parse(memory_budget=1.0).memory_budget.of_reference(1000) == 1000
+    assert parse(memory_budget=np.int64(7)).memory_budget == MemoryBudget(BudgetKind.BYTES, limit_bytes=7)
+    assert parse(memory_budget=np.float32(0.5)).memory_budget.of_reference(1001) == 500
+    assert parse(memory_budget="min").memory_budget.of_reference(1000) is None
+    assert parse().memory_budget.kind is BudgetKind.AUTO
+
+
+@given(st.floats(0.0, 1.0, exclude_min=True), st.integers(0, 2**50))
+def test_a_fraction_never_allows_more_than_the_whole(fraction: float, peak: int) -> None:
+    allowed = MemoryBudget.parse(fraction).of_reference(peak)
+    assert allowed is not None
+    assert 0 <= allowed <= peak
+    assert abs(allowed - fraction * peak) <= 1 + peak * 2**-50
+
+
+@given(st.integers(1, 2**63 - 1))
+def test_every_int_is_its_own_byte_string(size: int) -> None:
+    assert MemoryBudget.parse(str(size)) == MemoryBudget.parse(size)
+    assert MemoryBudget.parse(MemoryBudget.parse(size)).limit_bytes == size
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"memory_bugdet": "6GiB"}, "unknown option 'memory_bugdet'; did you mean 'memory_budget'?"),
+        ({"inner": "inducter"}, "unknown inner 'inducter'; did you mean 'inductor'?"),
+        ({"inner": None}, "inner must be one of 'inductor', 'eager', got None"),
+        ({"cost_model": "measurd"}, "did you mean 'measured'?"),
+        ({"on_infeasible": "raise"}, "(allowed: error, min)"),
+        ({"max_slowdown": 0.5}, "max_slowdown must be at least 1.0"),
+        ({"max_slowdown": True}, "max_slowdown must be a finite number above 0, got True"),
+        ({"max_slowdown": math.nan}, "max_slowdown"),
+        ({"max_slowdown": -math.inf}, "max_slowdown"),
+        ({"max_slowdown": "2"}, "max_slowdown"),
+        ({"time_limit": 0}, "time_limit must be a finite number above 0, got 0"),
+        ({"time_limit": None}, "time_limit"),
+        ({"dump": ""}, "dump must be the path of a folder"),
+        ({"dump": 3}, "dump must be the path of a folder or None, got 3"),
+        ({"planner": 3}, "planner must be the name of a planner, got 3"),
+        ({1: 2}, "unknown option 1"),
+    ],
+)
+def test_a_refused_option_says_got_and_allowed(options: dict[str, object], says: str) -> None:
+    with pytest.raises(OptionError) as error:
+        RematOptions.parse(options, check_planner=check_planner, environment=EMPTY)
+    assert says in str(error.value)
+
+
+def test_an_unknown_planner_names_the_near_ones() -> None:
+    with pytest.raises(UnknownName, match="did you mean 'min_cut'"):
+        parse(planner="mincut")
+
+
+def test_options_must_be_a_mapping() -> None:
+    with pytest.raises(OptionError, match="must be a mapping"):
+        RematOptions.parse(["dump"], check_planner=check_planner, environment=EMPTY)  # type: ignore[arg-type]
+
+
+def test_no_options_are_the_defaults() -> None:
+    assert RematOptions.parse(None, check_planner=check_planner, environment=EMPTY) == RematOptions()
+
+
+@pytest.mark.parametrize("value", [None, math.inf])
+def test_the_slowdown_can_be_lifted(value: float | None) -> None:
+    assert parse(max_slowdown=value).max_slowdown is None
+
+
+def test_the_code_wins_over_the_environment() -> None:
+    env = Environment.read({"HOME": "/h", "REMAT_DUMP": "/env", "REMAT_PLANNER": "min_cut"})
+    assert parse(env).dump == Path("/env")
+    assert parse(env).planner == "min_cut"
+    assert parse(env, dump="/code", planner="auto") == RematOptions(dump=Path("/code"), planner="auto")
+    assert parse(env, dump=None).dump is None
+
+
+def test_a_planner_of_the_environment_is_checked_too() -> None:
+    with pytest.raises(UnknownName):
+        parse(Environment.read({"REMAT_PLANNER": "nope"}))
+
+
+def test_the_environment_is_read_whole() -> None:
+    env = Environment.read({"REMAT_CACHE_DIR": "/c", "REMAT_DISABLE_CACHE": "1", "REMAT_VERIFY": "2", "REMAT_DUMP": ""})
+    assert env == Environment(dump=None, planner=None, cache_dir=Path("/c"), disable_cache=True, verify=2)
+    assert Environment.read({"XDG_CACHE_HOME": "/x"}).cache_dir == Path("/x/remat")
+
+
+@pytest.mark.parametrize(("name", "value"), [("REMAT_VERIFY", "3"), ("REMAT_DISABLE_CACHE", "maybe")])
+def test_a_malformed_variable_is_an_error(name: str, value: str) -> None:
+    with pytest.raises(OptionError, match=name):
+        Environment.read({name: value})
+
+
+def test_a_misspelt_variable_is_warned_about(caplog: pytest.LogCaptureFixture) -> None:
+    Environment.read({"REMAT_DUMB": "x"})
+    assert "did you mean 'REMAT_DUMP'" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1.0 KiB"),
+        (1024**2 - 1, "1.0 MiB"),
+        (19_083_878, "18.2 MiB"),
+        (6 * 1024**3, "6.0 GiB"),
+        (5 * 1024**5, "5120.0 TiB"),
+        (-1536, "-1.5 KiB"),
+    ],
+)
+def test_bytes_are_printed_for_people(size: int, text: str) -> None:
+    assert format_bytes(size) == text
