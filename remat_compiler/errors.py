@@ -6,6 +6,7 @@ RematError
   InfeasibleBudget                      no plan stays within the budget
   PlanRejected                          the verifier found a plan that must not be executed
   CaptureError                          the joint graph cannot be described as a TrainingGraph
+  InvalidGraph                          a TrainingGraph that breaks its invariants
   FormatError       (also ValueError)   a JSON file of this project that cannot be read
 """
 
@@ -25,6 +26,25 @@ class OptionError(RematError, ValueError):
 
 class CaptureError(RematError):
     """The joint graph cannot be described as a `TrainingGraph`."""
+
+
+class InvalidGraph(RematError):
+    """A `TrainingGraph` breaks its invariants; a defect of what made it, never of the user's model.
+
+    Attributes:
+        defects: One sentence for each broken invariant.
+    """
+
+    SHOWN = 5
+
+    def __init__(self, defects: Sequence[str]) -> None:
+        self.defects = tuple(defects)
+        rest = len(self.defects) - self.SHOWN
+        more = f"; and {rest} more" if rest > 0 else ""
+        super().__init__(f"invalid graph: {'; '.join(self.defects[: self.SHOWN])}{more}")
+
+    def __reduce__(self) -> tuple[type[InvalidGraph], tuple[tuple[str, ...]]]:
+        return type(self), (self.defects,)
 
 
 class FormatError(RematError, ValueError):

@@ -1,0 +1,147 @@
+"""Frozen dataclasses to canonical JSON and back, with the place of the first mistake.
+
+A document is ``{"data": ..., "format": "remat/<kind>", "version": N}``, keys sorted, no spaces: equal values
+give equal bytes, so a document can be compared, hashed and used as a key.  Understood are dataclasses and
+their fields of type int, float, bool, str, Path, enum, tuple, frozenset, `NewType` and ``X | None``.
+Reading is strict: a field that is missing, unknown or of another type is a `FormatError`.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import types
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+from remat_compiler.errors import FormatError, suggestion
+
+T = TypeVar("T")
+Decoder = Callable[[object, str], Any]
+
+_UNIONS = (types.UnionType, Union)  # NewTypes joined by | give the second
+
+
+def to_document(kind: str, version: int, value: object) -> str:
+    """The document of `value`, a frozen dataclass."""
+    document = {"format": f"remat/{kind}", "version": version, "data": encode(value)}
+    return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def from_document(kind: str, version: int, cls: type[T], text: str | bytes) -> T:
+    """The `cls` that `text` describes.
+
+    Raises:
+        FormatError: `text` is no JSON, of another format or version, or does not describe a `cls`.
+    """
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise FormatError("$", f"not JSON: {error}") from error
+    if not isinstance(document, dict) or document.keys() != {"format", "version", "data"}:
+        raise FormatError("$", 'expected an object with exactly the keys "data", "format" and "version"')
+    if document["format"] != f"remat/{kind}":
+        raise FormatError("$.format", f"expected 'remat/{kind}', got {document['format']!r}")
+    if document["version"] != version:
+        raise FormatError("$.version", f"expected {version}, got {document['version']!r}; write the file again")
+    return decode(cls, document["data"], "$.data")
+
+
+def encode(value: object) -> object:
+    """`value` as what `json` writes; sets are sorted, so that equal values encode alike."""
+    if isinstance(value, Enum):
+        return value.value
+    if is_dataclass(value) and not isinstance(value, type):
+        return {f.name: encode(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, tuple):
+        return [encode(item) for item in value]
+    if isinstance(value, frozenset):
+        return sorted((encode(item) for item in value), key=repr)
+    if value is None or isinstance(value, (int, float, str)):
+        return value
+    raise TypeError(f"expected a dataclass, enum, tuple, frozenset, number, str or None, got {value!r}")
+
+
+def decode(cls: type[T], data: object, place: str = "$") -> T:
+    """The `cls` that `data` encodes; `place` is the path of `data` in its document."""
+    return cast("T", _decoder(cast("Any", cls))(data, place))
+
+
+@functools.cache
+def _decoder(annotation: Any) -> Decoder:
+    """The function that decodes one type."""
+    if hasattr(annotation, "__supertype__"):
+        return _decoder(annotation.__supertype__)
+    if is_dataclass(annotation):
+        return _dataclass_decoder(cast("type[object]", annotation))
+    if isinstance(annotation, type) and issubclass(annotation, Enum):
+        return functools.partial(_decode_enum, annotation)
+    if annotation in (int, float, bool, str):
+        return functools.partial(_decode_scalar, annotation)
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin in _UNIONS and len(arguments) == 2 and arguments[1] is types.NoneType:
+        some = _decoder(arguments[0])
+        return lambda data, place: None if data is None else some(data, place)
+    if origin is tuple and len(arguments) == 2 and arguments[1] is Ellipsis:
+        return functools.partial(_decode_items, tuple, _decoder(arguments[0]))
+    if origin is tuple:
+        return functools.partial(_decode_record, tuple(_decoder(argument) for argument in arguments))
+    if origin is frozenset:
+        return functools.partial(_decode_items, frozenset, _decoder(arguments[0]))
+    raise TypeError(f"no JSON form for {annotation!r}; see the module docstring for what there is")
+
+
+def _dataclass_decoder(cls: type[object]) -> Decoder:
+    """The decoder of a dataclass; every field must be there, and nothing else."""
+    hints = get_type_hints(cls)
+    decoders = {f.name: _decoder(hints[f.name]) for f in fields(cls)}  # type: ignore[arg-type]
+
+    def decode_fields(data: object, place: str) -> object:
+        if not isinstance(data, dict):
+            raise FormatError(place, f"expected an object ({cls.__name__}), got {_shown(data)}")
+        if data.keys() != decoders.keys():
+            for name in data:
+                if name not in decoders:
+                    raise FormatError(place, f"unknown field {name!r}{suggestion(name, tuple(decoders))}")
+            raise FormatError(place, f"field {next(n for n in decoders if n not in data)!r} is missing")
+        return cls(**{name: one(data[name], f"{place}.{name}") for name, one in decoders.items()})
+
+    return decode_fields
+
+
+def _decode_enum(cls: type[Enum], data: object, place: str) -> Enum:
+    values = {member.value: member for member in cls}
+    if not isinstance(data, str) or data not in values:
+        near = suggestion(data, tuple(values)) if isinstance(data, str) else f" (allowed: {', '.join(values)})"
+        raise FormatError(place, f"unknown {cls.__name__} {_shown(data)}{near}")
+    return values[data]
+
+
+def _decode_scalar(cls: type[object], data: object, place: str) -> object:
+    # bool is an int to Python, and an int a float to JSON; only the second is meant.
+    if cls is float and type(data) is int:
+        return float(data)
+    if type(data) is not cls or (isinstance(data, float) and not math.isfinite(data)):
+        raise FormatError(place, f"expected {cls.__name__}, got {_shown(data)}")
+    return data
+
+
+def _decode_items(make: Callable[[list[object]], object], item: Decoder, data: object, place: str) -> object:
+    if not isinstance(data, list):
+        raise FormatError(place, f"expected a list, got {_shown(data)}")
+    return make([item(one, f"{place}[{i}]") for i, one in enumerate(data)])
+
+
+def _decode_record(items: tuple[Decoder, ...], data: object, place: str) -> tuple[object, ...]:
+    if not isinstance(data, list) or len(data) != len(items):
+        raise FormatError(place, f"expected a list of {len(items)}, got {_shown(data)}")
+    return tuple(item(one, f"{place}[{i}]") for i, (item, one) in enumerate(zip(items, data)))
+
+
+def _shown(data: object) -> str:
+    """`data` cut to what fits a message."""
+    text = repr(data)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,100 @@
+"""Graphs and plans as text that a person reads, one operator or step a line, with the bytes beside it.
+
+    s7   addmm_3      activation   3.0 MiB
+    op3  addmm_3   = aten.addmm.default   forward   reads s0 s4   writes s7   12.3 µs   encoder.layer.0   model.py:12
+
+    step   17   again   op3 addmm_3   41.2 MiB   encoder.layer.0   model.py:12
+
+The text is for reading and for comparing in tests; the JSON form is the one that is read back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from remat_compiler.ir.graph import Op, SavePolicy, TrainingGraph
+from remat_compiler.ir.plan import Plan
+from remat_compiler.ir.problem import CostTable
+from remat_compiler.options import format_bytes
+
+
+def graph_text(graph: TrainingGraph, costs: CostTable | None = None) -> str:
+    """`graph` as text: its storages, then its operators, with their times where `costs` are given."""
+    head = f"{len(graph.ops)} ops, {len(graph.storages)} storages, {format_bytes(graph.resident_bytes)} resident"
+    storages = [(f"s{s.id}", s.name, s.kind.value, format_bytes(s.size_bytes)) for s in graph.storages]
+    ops = [_op_row(op, costs) for op in graph.ops]
+    return "\n".join(("# " + head, *table(storages, right=(3,)), "", *table(ops, right=(5,)), ""))
+
+
+def plan_text(graph: TrainingGraph, plan: Plan, live_bytes: Sequence[int] | None = None) -> str:
+    """`plan` as text, one step a line, with the live bytes at each step where they are given.
+
+    Args:
+        graph: The graph that `plan` executes.
+        plan: A valid plan.
+        live_bytes: Live bytes at each step, as the simulator finds them.
+    """
+    done: set[int] = set()
+    rows: list[tuple[str, ...]] = []
+    for step, op_id in enumerate(plan.steps):
+        op = graph.ops[op_id]
+        live = "" if live_bytes is None else format_bytes(int(live_bytes[step]))
+        how = "again" if op_id in done else ""
+        rows.append((f"step {step}", how, f"op{op.id} {op.name}", live, op.module, op.source))
+        done.add(op_id)
+    lines = table(rows, right=(0, 3))
+    repeats = len(plan.steps) - len(done)
+    head = f"# {len(plan.steps)} steps, {repeats} of them again; the backward starts at step {plan.boundary}"
+    return "\n".join((head, *lines[: plan.boundary], "-- backward --", *lines[plan.boundary :], ""))
+
+
+def table(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
+    """`rows` as lines with aligned columns; columns in `right` are aligned to the right.
+
+    Rows may differ in length; empty columns take no room.
+    """
+    columns = max((len(row) for row in rows), default=0)
+    padded = [[*row, *[""] * (columns - len(row))] for row in rows]
+    widths = [max(len(row[c]) for row in padded) for c in range(columns)]
+    shown = [c for c in range(columns) if widths[c]]
+    return [
+        "  ".join(row[c].rjust(widths[c]) if c in right else row[c].ljust(widths[c]) for c in shown).rstrip()
+        for row in padded
+    ]
+
+
+def format_time(time_ns: int) -> str:
+    """`time_ns` as a person reads it: ``"12.3 µs"``."""
+    if abs(time_ns) < 1_000:
+        return f"{time_ns} ns"
+    for unit, size in (("µs", 1_000), ("ms", 1_000_000)):
+        # Rounded before it is compared, so that 999,960 ns reads as 1.0 ms, never as 1000.0 µs.
+        if round(abs(time_ns) / size, 1) < 1_000:
+            return f"{time_ns / size:.1f} {unit}"
+    return f"{time_ns / 1_000_000_000:.2f} s"
+
+
+def _op_row(op: Op, costs: CostTable | None) -> tuple[str, ...]:
+    """The columns of one operator."""
+    notes = [trait.value for trait in sorted(op.traits)]
+    if op.save_policy is not SavePolicy.FREE:
+        notes.append(op.save_policy.value.replace("_", " "))
+    if op.replay is not None:
+        notes.append(f"replays s{op.replay}")
+    if op.no_recompute:
+        notes.append(f"no recompute: {op.no_recompute}")
+    return (
+        f"op{op.id} {op.name}",
+        f"= {op.target}",
+        op.phase.value,
+        _named("reads", op.reads),
+        _named("writes", op.writes),
+        "" if costs is None else format_time(costs.time_ns[op.id]),
+        op.module,
+        op.source,
+        f"[{'; '.join(notes)}]" if notes else "",
+    )
+
+
+def _named(word: str, storages: Sequence[int]) -> str:
+    return f"{word} {' '.join(f's{s}' for s in storages)}" if storages else ""

@@ -1,0 +1,123 @@
+"""JSON of the torch-free types: round trip, canonical bytes, and the place of each mistake."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from builders import chain, cost_tables, joint_plan, problems, training_graphs
+from remat_compiler.errors import FormatError
+from remat_compiler.ir.graph import TrainingGraph
+from remat_compiler.ir.json_form import dumps, loads
+from remat_compiler.ir.plan import Plan, PlanResult, PlanStatus
+from remat_compiler.ir.problem import CostTable, RematProblem
+
+GRAPH = chain([8, 16, 32])
+COSTS = CostTable((1,) * 6, (0,) * 6, ("roofline",) * 6)
+PROBLEM = RematProblem(GRAPH, COSTS, 100, None, joint_plan(GRAPH))
+
+
+@given(problems())
+def test_a_problem_survives_the_round_trip(problem: RematProblem) -> None:
+    text = dumps(problem)
+    assert loads(RematProblem, text) == problem
+    assert dumps(loads(RematProblem, text)) == text
+
+
+@given(training_graphs())
+def test_a_graph_survives_the_round_trip(graph: TrainingGraph) -> None:
+    assert loads(TrainingGraph, dumps(graph)) == graph
+
+
+@given(cost_tables(3))
+def test_costs_survive_the_round_trip(costs: CostTable) -> None:
+    assert loads(CostTable, dumps(costs).encode()) == costs
+
+
+@given(training_graphs(), st.sampled_from(PlanStatus), st.integers(0, 2**63), st.text())
+def test_plans_and_results_survive_the_round_trip(
+    graph: TrainingGraph, status: PlanStatus, peak: int, words: str
+) -> None:
+    plan = joint_plan(graph)
+    assert loads(Plan, dumps(plan)) == plan
+    for made in (plan, None):
+        result = PlanResult(status, "auto", made, peak, 7, 3, 1, ((words, "1"),))
+        assert loads(PlanResult, dumps(result)) == result
+
+
+def test_the_text_is_canonical() -> None:
+    text = dumps(PROBLEM)
+    document = json.loads(text)
+    assert text == json.dumps(document, sort_keys=True, separators=(",", ":"))
+    assert document["format"] == "remat/problem"
+    assert document["version"] == 1
+
+
+def changed(value: Any, *path: str | int, to: object) -> str:
+    """The JSON of `value` with the item at `path` replaced; removed where `to` is `KeyError`."""
+    document = json.loads(dumps(value))
+    inner = document
+    for step in path[:-1]:
+        inner = inner[step]
+    if to is KeyError:
+        del inner[path[-1]]
+    else:
+        inner[path[-1]] = to
+    return json.dumps(document)
+
+
+@pytest.mark.parametrize(
+    ("path", "to", "says"),
+    [
+        (("format",), "remat/plan", "$.format: expected 'remat/problem', got 'remat/plan'"),
+        (("version",), 2, "$.version: expected 1, got 2"),
+        (("version",), KeyError, "$: expected an object with exactly the keys"),
+        (("data", "graph"), [], "$.data.graph: expected an object (TrainingGraph), got []"),
+        (("data", "budget_bytes"), 1.5, "$.data.budget_bytes: expected int, got 1.5"),
+        (("data", "budget_bytes"), True, "$.data.budget_bytes: expected int, got True"),
+        (("data", "budget_bytes"), -1, "$.data.budget_bytes: expected at least 0, got -1"),
+        (("data", "budget_bytes"), KeyError, "$.data: field 'budget_bytes' is missing"),
+        (("data", "budgetbytes"), 1, "unknown field 'budgetbytes'; did you mean 'budget_bytes'?"),
+        (("data", "graph", "ops", 1, "phase"), "forwards", "$.data.graph.ops[1].phase: unknown Phase 'forwards'"),
+        (("data", "graph", "ops", 1, "phase"), 3, "$.data.graph.ops[1].phase: unknown Phase 3"),
+        (("data", "graph", "ops", 1, "reads", 0), "s0", "$.data.graph.ops[1].reads[0]: expected int, got 's0'"),
+        (("data", "graph", "ops", 1, "reads", 0), 99, "$.data.graph: invalid graph: op 1 op_1: names storages [99]"),
+        (("data", "costs", "time_ns"), [1], "$.data.costs: time_ns, workspace_bytes and provenance differ in length"),
+        (("data", "costs", "time_ns", 2), -4, "$.data.costs.time_ns[2]: expected at least 0, got -4"),
+        (("data", "reference", "boundary"), 7, "$.data.reference.boundary: expected 0 to 6, got 7"),
+        (("data", "reference", "steps", 0), 6, "$.data.reference.steps[0]: expected at least 0 and below 6, got 6"),
+    ],
+)
+def test_a_mistake_is_named_with_its_place(path: tuple[str | int, ...], to: object, says: str) -> None:
+    with pytest.raises(FormatError) as error:
+        loads(RematProblem, changed(PROBLEM, *path, to=to))
+    assert says in str(error.value)
+
+
+def test_costs_of_another_graph_are_refused() -> None:
+    short = CostTable((1,), (0,), ("roofline",))
+    with pytest.raises(FormatError, match=r"expected 6 \(one for each op\), got 1"):
+        loads(RematProblem, dumps(RematProblem(GRAPH, short, 100)))
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"data":1}', "[" * 100_000, b"\xff"])
+def test_what_is_no_document_is_refused(text: str | bytes) -> None:
+    with pytest.raises(FormatError):
+        loads(Plan, text)
+
+
+@pytest.mark.parametrize("stats", [[["a"]], [["a", "b", "c"]], [3], "ab"])
+def test_records_have_their_length(stats: object) -> None:
+    result = PlanResult(PlanStatus.FEASIBLE, "auto", None)
+    with pytest.raises(FormatError, match=r"\$\.data\.stats"):
+        loads(PlanResult, changed(result, "data", "stats", to=stats))
+
+
+def test_a_negative_result_is_refused() -> None:
+    result = PlanResult(PlanStatus.FEASIBLE, "auto", None, added_ns=-1)
+    with pytest.raises(FormatError, match=r"added_ns: expected at least 0, got -1"):
+        loads(PlanResult, dumps(result))

@@ -1,0 +1,70 @@
+"""The text of graphs and plans."""
+
+from __future__ import annotations
+
+import pytest
+
+from builders import chain, joint_plan
+from remat_compiler.ir.graph import OpId
+from remat_compiler.ir.plan import Plan
+from remat_compiler.ir.problem import CostTable
+from remat_compiler.ir.text_form import format_time, graph_text, plan_text, table
+
+
+def test_a_graph_as_text() -> None:
+    graph = chain([2048, 16])
+    text = graph_text(graph, CostTable((1500, 20, 3_000_000, 0), (0,) * 4, ("roofline",) * 4))
+    assert (
+        text
+        == """\
+# 4 ops, 7 storages, 2.0 KiB resident
+s0  x        input       2.0 KiB
+s1  tangent  tangent        16 B
+s2  f0       activation  2.0 KiB
+s3  f1       output         16 B
+s4  grad1    gradient        4 B
+s5  flow1    temporary   2.0 KiB
+s6  grad0    gradient        4 B
+
+op0 op_0  = aten.op.default  forward   reads s0     writes s2     1.5 µs  layer.0  model.py:10
+op1 op_1  = aten.op.default  forward   reads s2     writes s3      20 ns  layer.0  model.py:11
+op2 op_2  = aten.op.default  backward  reads s1 s2  writes s4 s5  3.0 ms  layer.1  model.py:12
+op3 op_3  = aten.op.default  backward  reads s0 s5  writes s6       0 ns  layer.1  model.py:13
+"""
+    )
+
+
+def test_a_plan_as_text_marks_repetitions_and_the_boundary() -> None:
+    plan = Plan((OpId(0), OpId(1), OpId(0), OpId(2), OpId(3)), 2)
+    text = plan_text(chain([2048, 16]), plan, [2048, 2064, 2080, 4000, 9])
+    assert (
+        text
+        == """\
+# 5 steps, 1 of them again; the backward starts at step 2
+step 0         op0 op_0  2.0 KiB  layer.0  model.py:10
+step 1         op1 op_1  2.0 KiB  layer.0  model.py:11
+-- backward --
+step 2  again  op0 op_0  2.0 KiB  layer.0  model.py:10
+step 3         op2 op_2  3.9 KiB  layer.1  model.py:12
+step 4         op3 op_3      9 B  layer.1  model.py:13
+"""
+    )
+
+
+def test_a_plan_without_live_bytes_has_no_such_column() -> None:
+    graph = chain([8, 16])
+    assert "KiB" not in plan_text(graph, joint_plan(graph))
+
+
+def test_a_table_takes_ragged_rows_and_drops_empty_columns() -> None:
+    assert table([("a", "", "b"), ("cc",)]) == ["a   b", "cc"]
+    assert table([("a", "1"), ("b", "22")], right=(1,)) == ["a   1", "b  22"]
+    assert table([]) == []
+
+
+@pytest.mark.parametrize(
+    ("time_ns", "text"),
+    [(0, "0 ns"), (999, "999 ns"), (12_345, "12.3 µs"), (999_960, "1.0 ms"), (2_500_000_000, "2.50 s")],
+)
+def test_time_is_printed_for_people(time_ns: int, text: str) -> None:
+    assert format_time(time_ns) == text
