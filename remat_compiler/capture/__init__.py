@@ -1,0 +1,1 @@
+"""From AOTAutograd's joint FX graph to the torch-free `TrainingGraph`."""

@@ -1,0 +1,235 @@
+"""Build the `TrainingGraph` of a joint FX graph, and keep the way back to its nodes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from remat_compiler import torch_compat
+from remat_compiler.capture import operators, source
+from remat_compiler.capture.materialise import materialised_by_inductor, materialised_by_interpreter
+from remat_compiler.capture.operators import NodeClass
+from remat_compiler.capture.phases import find_phases
+from remat_compiler.capture.storages import find_roots, storage_bytes
+from remat_compiler.ir.graph import Op, OpId, Phase, Storage, StorageId, StorageKind, TrainingGraph, Trait
+
+CPU_RNG_STATE_BYTES = 5056
+CUDA_RNG_STATE_BYTES = 512
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CapturedGraph:
+    """A training graph with its nodes.
+
+    Attributes:
+        joint: The joint graph module, in the form in which it is cut.
+        graph: The same as torch-free data.
+        nodes: For each operator, the FX nodes that compute it: inlined producers, the node itself, items.
+        main: For each operator, the node that gives it its name.
+        roots: For each FX node with a tensor, the node that owns its memory.
+        storage: Storage of each root.
+        phases: Phase of each FX node.
+        num_fwd_outputs: How many of the joint outputs belong to the forward.
+        fused: Whether pointwise nodes were contracted as Inductor fuses them.
+        loops: For each operator, whether Inductor makes it part of a fused loop.
+    """
+
+    joint: fx.GraphModule
+    graph: TrainingGraph
+    nodes: tuple[tuple[fx.Node, ...], ...]
+    main: tuple[fx.Node, ...]
+    roots: dict[fx.Node, fx.Node]
+    storage: dict[fx.Node, StorageId]
+    phases: dict[fx.Node, Phase]
+    num_fwd_outputs: int
+    fused: bool
+    loops: tuple[bool, ...]
+
+
+def capture(
+    joint: fx.GraphModule, *, num_fwd_outputs: int, static_input_indices: tuple[int, ...], fused: bool
+) -> CapturedGraph:
+    """Capture a prepared joint graph (see `torch_compat.prepare_joint`).
+
+    Args:
+        joint: The joint graph; not changed.
+        num_fwd_outputs: How many of its outputs belong to the forward.
+        static_input_indices: Positions of the primals that are parameters or buffers.
+        fused: Contract to what Inductor materialises, rather than what the FX interpreter does.
+    """
+    return _Builder(joint, num_fwd_outputs, static_input_indices, fused).build()
+
+
+class _Builder:
+    """Mutable state of one capture."""
+
+    def __init__(self, joint: fx.GraphModule, num_fwd_outputs: int, static: tuple[int, ...], fused: bool) -> None:
+        self.joint = joint
+        self.num_fwd_outputs = num_fwd_outputs
+        self.static = frozenset(static)
+        self.fused = fused
+        self.classes = {n: operators.node_class(n) for n in joint.graph.nodes if n.op != "output"}
+        self.order = {n: i for i, n in enumerate(self.classes)}
+        self.roots = find_roots(joint.graph)
+        fwd, bwd = torch_compat.joint_outputs(joint, num_fwd_outputs)
+        self.fwd_outputs = [n for n in fwd if isinstance(n, fx.Node)]
+        self.bwd_outputs = [n for n in bwd if isinstance(n, fx.Node)]
+        self.phases = find_phases(joint.graph, self.fwd_outputs)
+        self.storage: dict[fx.Node, StorageId] = {}
+        self.storages: list[Storage] = []
+        self.inlined: dict[fx.Node, tuple[frozenset[fx.Node], frozenset[fx.Node]]] = {}
+
+    def build(self) -> CapturedGraph:
+        if self.fused:
+            outputs = [*self.fwd_outputs, *self.bwd_outputs]
+            mains = materialised_by_inductor(self.classes, self.roots, self.phases, outputs)
+        else:
+            mains = materialised_by_interpreter(self.classes)
+        self._add_inputs()
+        ops: list[Op] = []
+        node_lists: list[tuple[fx.Node, ...]] = []
+        main_nodes: list[fx.Node] = []
+        for node in self.classes:
+            if node in mains:
+                op, nodes = self._make_op(OpId(len(ops)), node)
+                ops.append(op)
+                node_lists.append(nodes)
+                main_nodes.append(node)
+        return CapturedGraph(
+            joint=self.joint,
+            graph=TrainingGraph(tuple(ops), tuple(self.storages)),
+            nodes=tuple(node_lists),
+            main=tuple(main_nodes),
+            roots=self.roots,
+            storage=self.storage,
+            phases=self.phases,
+            num_fwd_outputs=self.num_fwd_outputs,
+            fused=self.fused,
+            loops=tuple(self.fused and self.classes[n] is not NodeClass.KERNEL for n in main_nodes),
+        )
+
+    def _add_inputs(self) -> None:
+        """Storages of placeholders and constants."""
+        primals = 0
+        for node, kind in self.classes.items():
+            if kind is not NodeClass.INPUT:
+                continue
+            if torch_compat.is_tangent(node):
+                storage_kind = StorageKind.TANGENT
+            elif node.op == "get_attr" or primals in self.static:
+                storage_kind = StorageKind.PARAMETER
+            else:
+                storage_kind = StorageKind.INPUT
+            primals += node.op == "placeholder"
+            if node in self.roots:
+                self._add_storage(node, storage_kind, storage_bytes(node))
+
+    def _add_storage(self, root: fx.Node, kind: StorageKind, size_bytes: int) -> StorageId:
+        storage = StorageId(len(self.storages))
+        self.storages.append(Storage(storage, root.name, size_bytes, kind))
+        self.storage[root] = storage
+        return storage
+
+    def _make_op(self, op_id: OpId, main: fx.Node) -> tuple[Op, tuple[fx.Node, ...]]:
+        """The operator whose node is `main`, with its inlined producers and items."""
+        before, read_roots = self._producers(main)
+        items = self._items(main)
+        traits = operators.traits_of(main)
+        reason = operators.reason_not_to_recompute(main, traits)
+        reads = {self.storage[r] for r in read_roots}
+        writes: list[StorageId] = []
+        for value in items or [main]:
+            if self.roots.get(value) is value:
+                writes.append(self._add_storage(value, self._kind_of(value), storage_bytes(value)))
+        replay = None
+        if Trait.RANDOM in traits and not reason:
+            replay = self._add_replay(main)
+        nodes = (*sorted(before, key=self.order.__getitem__), main, *items)
+        op = Op(
+            id=op_id,
+            name=main.name,
+            target=str(main.target),
+            phase=self.phases[main],
+            reads=tuple(sorted(reads)),
+            writes=tuple(writes),
+            nodes=tuple(n.name for n in nodes),
+            traits=traits,
+            no_recompute=reason,
+            save_policy=self._save_policy([main, *items]),
+            replay=replay,
+            module=source.module_path(main),
+            source=source.source_line(main),
+        )
+        return op, nodes
+
+    def _items(self, main: fx.Node) -> list[fx.Node]:
+        """Items of a multi-output kernel, in order, nested ones included."""
+        found: list[fx.Node] = []
+        stack = [u for u in main.users if self.classes.get(u) is NodeClass.ITEM]
+        while stack:
+            item = min(stack, key=self.order.__getitem__)
+            stack.remove(item)
+            found.append(item)
+            if isinstance(item.meta.get("val"), (list, tuple)):
+                stack.extend(u for u in item.users if self.classes.get(u) is NodeClass.ITEM)
+        return found
+
+    def _save_policy(self, nodes: list[fx.Node]) -> Any:
+        policies = [operators.save_policy_of(n) for n in nodes]
+        return next((p for p in policies if p is not operators.SavePolicy.FREE), operators.SavePolicy.FREE)
+
+    def _producers(self, node: fx.Node) -> tuple[frozenset[fx.Node], frozenset[fx.Node]]:
+        """Nodes inlined into `node`, and the roots of the memory that it reads through them."""
+        inside: set[fx.Node] = set()
+        read: set[fx.Node] = set()
+        for argument in node.all_input_nodes:
+            nodes, roots = self._argument(argument)
+            inside |= nodes
+            read |= roots
+        return frozenset(inside), frozenset(read)
+
+    def _argument(self, node: fx.Node) -> tuple[frozenset[fx.Node], frozenset[fx.Node]]:
+        """What reading `node` inlines and touches."""
+        known = self.inlined.get(node)
+        if known is not None:
+            return known
+        if self.classes[node] is NodeClass.SYMBOLIC:
+            found = (frozenset[fx.Node](), frozenset[fx.Node]())
+        elif node in self.storage:
+            found = (frozenset[fx.Node](), frozenset({node}))
+        elif node.target is not None and self._is_tuple_of_kernel(node):
+            found = (frozenset[fx.Node](), frozenset[fx.Node]())
+        else:
+            nodes, roots = self._producers(node)
+            found = (nodes | {node}, roots)
+        self.inlined[node] = found
+        return found
+
+    def _is_tuple_of_kernel(self, node: fx.Node) -> bool:
+        """Whether `node` is a tuple whose items own the memory."""
+        return isinstance(node.meta.get("val"), (list, tuple)) and self.roots.get(node) is node
+
+    def _kind_of(self, root: fx.Node) -> StorageKind:
+        if any(self.roots.get(o) is root for o in self.fwd_outputs):
+            return StorageKind.OUTPUT
+        if root in self._gradient_roots():
+            return StorageKind.GRADIENT
+        return StorageKind.TEMPORARY if self.phases[root] is Phase.BACKWARD else StorageKind.ACTIVATION
+
+    def _gradient_roots(self) -> set[fx.Node]:
+        if not hasattr(self, "_gradients"):
+            self._gradients = {self.roots[o] for o in self.bwd_outputs if o in self.roots}
+        return self._gradients
+
+    def _add_replay(self, main: fx.Node) -> StorageId:
+        """Storage of the random state that a repetition of `main` needs."""
+        value = main.meta.get("val")
+        first = value[0] if isinstance(value, (list, tuple)) else value
+        on_cpu = isinstance(first, torch.Tensor) and first.device.type == "cpu"
+        storage = StorageId(len(self.storages))
+        size = CPU_RNG_STATE_BYTES if on_cpu else CUDA_RNG_STATE_BYTES
+        self.storages.append(Storage(storage, f"{main.name}_rng_state", size, StorageKind.ACTIVATION))
+        return storage

@@ -1,0 +1,144 @@
+"""Which values get memory of their own.
+
+The FX interpreter gives memory to the result of every operator that is not a view.  Inductor fuses: a
+pointwise value lives in registers unless something forces it into memory.  The model used here:
+
+- kernels (matrix products, convolutions, attention, fallbacks), reductions and random operators
+  materialise their results, and kernels need their arguments in memory;
+- a pointwise value that no kernel reads and that is no output is inlined into each of its readers, as
+  long as those stand before the next kernel (a fused loop cannot span a kernel);
+- where a reader stands behind the next kernel, or in the other phase, inlining keeps alive what the value
+  is computed from, its *frontier*.  It is still inlined where that is no loss: the frontier is not larger
+  than the value, or the backward reads all of the frontier anyway.
+
+Values computed from no tensor (constants, ranges) are made anew wherever they are needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch import fx
+
+from remat_compiler.capture.operators import NodeClass, is_random
+from remat_compiler.capture.storages import storage_bytes
+from remat_compiler.ir.graph import Phase
+
+MAX_INLINED_NODES = 30
+"""Longest chain inlined across a kernel; Inductor realises longer ones (`realize_opcount_threshold`)."""
+FRONTIER_SLACK = 1.05
+"""A frontier up to this factor larger than the value counts as no larger (statistics of a norm, say)."""
+
+_OWN_MEMORY = (NodeClass.KERNEL, NodeClass.REDUCTION)
+
+
+def materialised_by_interpreter(classes: dict[fx.Node, NodeClass]) -> set[fx.Node]:
+    """Nodes whose execution allocates under the FX interpreter (items stand with their parents)."""
+    allocating = (NodeClass.POINTWISE, *_OWN_MEMORY)
+    return {n for n, kind in classes.items() if kind in allocating}
+
+
+def materialised_by_inductor(
+    classes: dict[fx.Node, NodeClass],
+    roots: dict[fx.Node, fx.Node],
+    phases: dict[fx.Node, Phase],
+    outputs: Iterable[fx.Node],
+) -> set[fx.Node]:
+    """Nodes whose results Inductor writes to memory, by the module docstring's model."""
+    return _Fusion(classes, roots, phases, outputs).run()
+
+
+def is_random_value(node: fx.Node) -> bool:
+    """Whether the node holds random numbers; Inductor writes those to memory."""
+    return is_random(node) or str(node.target) == "prims.inductor_random.default"
+
+
+class _Fusion:
+    """One pass over the graph in order, so that every frontier is known before its readers."""
+
+    def __init__(
+        self,
+        classes: dict[fx.Node, NodeClass],
+        roots: dict[fx.Node, fx.Node],
+        phases: dict[fx.Node, Phase],
+        outputs: Iterable[fx.Node],
+    ) -> None:
+        self.classes = classes
+        self.roots = roots
+        self.phases = phases
+        self.forced = {roots[o] for o in outputs if o in roots}
+        self.segment = _segments(classes)
+        self.materialised: set[fx.Node] = set()
+        self.frontier: dict[fx.Node, frozenset[fx.Node]] = {}
+        self.length: dict[fx.Node, int] = {}
+
+    def run(self) -> set[fx.Node]:
+        for node, kind in self.classes.items():
+            if kind is NodeClass.SYMBOLIC:
+                continue
+            own = kind in _OWN_MEMORY or (kind is NodeClass.POINTWISE and self._needs_memory(node))
+            if own:
+                self.materialised.add(node)
+            if own or kind is NodeClass.INPUT or (kind is NodeClass.ITEM and self.roots[node] is node):
+                self.frontier[node] = frozenset({node})
+                self.length[node] = 0
+            else:
+                self._set_inlined(node)
+        return self.materialised
+
+    def _set_inlined(self, node: fx.Node) -> None:
+        arguments = [a for a in node.all_input_nodes if a in self.frontier]
+        self.frontier[node] = frozenset().union(*(self.frontier[a] for a in arguments))
+        grows = self.classes[node] is NodeClass.POINTWISE
+        self.length[node] = max((self.length[a] for a in arguments), default=0) + grows
+
+    def _needs_memory(self, node: fx.Node) -> bool:
+        """Whether the pointwise `node` is written to memory."""
+        if is_random_value(node) or node in self.forced:
+            return True
+        readers = self._readers(node)
+        if any(self.classes[r] is NodeClass.KERNEL for r in readers):
+            return True
+        self._set_inlined(node)
+        frontier = [f for f in self.frontier[node] if self.classes[f] is not NodeClass.INPUT]
+        if self.length[node] > MAX_INLINED_NODES:
+            return True
+        if not any(self._is_far(node, r) for r in readers):
+            return False
+        kept_alive = sum(storage_bytes(f) for f in frontier)
+        if kept_alive <= FRONTIER_SLACK * storage_bytes(node):
+            return False
+        return not all(self._read_late_anyway(f, node) for f in frontier)
+
+    def _readers(self, node: fx.Node) -> list[fx.Node]:
+        """Nodes that read the memory of `node`, directly or through views."""
+        found: list[fx.Node] = []
+        stack = list(node.users)
+        while stack:
+            user = stack.pop()
+            if user.op == "output" or self.classes[user] is NodeClass.SYMBOLIC:
+                continue
+            if user is not node and self.roots.get(user) is self.roots.get(node):
+                stack.extend(user.users)
+            else:
+                found.append(user)
+        return found
+
+    def _is_far(self, node: fx.Node, reader: fx.Node) -> bool:
+        """Whether a fused loop cannot hold both."""
+        phases = (self.phases[node] is Phase.FORWARD, self.phases[reader] is Phase.FORWARD)
+        return self.segment[node] != self.segment[reader] or phases[0] != phases[1]
+
+    def _read_late_anyway(self, frontier: fx.Node, node: fx.Node) -> bool:
+        """Whether the backward reads `frontier` otherwise than through `node`."""
+        return any(r is not node and self.phases[r] is Phase.BACKWARD for r in self._readers(frontier))
+
+
+def _segments(classes: dict[fx.Node, NodeClass]) -> dict[fx.Node, int]:
+    """For each node, how many kernels stand before it."""
+    segment: dict[fx.Node, int] = {}
+    kernels = 0
+    for node, kind in classes.items():
+        segment[node] = kernels
+        kernels += kind is NodeClass.KERNEL
+    return segment

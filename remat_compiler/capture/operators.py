@@ -1,0 +1,171 @@
+"""What kind of thing an FX node is, and why an operator may not be executed again.
+
+The classes follow what Inductor does with a node: views cost nothing, pointwise nodes are inlined into
+their consumers, reductions materialise their result and inline their producers, everything else is a
+kernel of its own whose inputs and outputs are materialised.
+"""
+
+from __future__ import annotations
+
+import operator
+from enum import Enum
+from functools import cache
+from typing import Any
+
+import torch
+from torch import fx
+
+from remat_compiler import torch_compat
+from remat_compiler.ir.graph import SavePolicy, Trait
+
+
+class NodeClass(Enum):
+    """How the inner compiler treats a node."""
+
+    INPUT = "input"
+    SYMBOLIC = "symbolic"
+    VIEW = "view"
+    ITEM = "item"
+    POINTWISE = "pointwise"
+    REDUCTION = "reduction"
+    KERNEL = "kernel"
+
+
+_aten = torch.ops.aten
+_prims = torch.ops.prims
+
+_VIEWS_WITHOUT_ALIAS_SCHEMA = frozenset(
+    {_aten._unsafe_view, _aten.reshape, _aten.lift, _aten.lift_fresh, _aten._reshape_alias}
+)
+_REDUCTIONS = frozenset(
+    {
+        _aten.sum, _aten.mean, _aten.amax, _aten.amin, _aten.var, _aten.var_mean, _aten.std, _aten.std_mean,
+        _aten.prod, _aten.argmax, _aten.argmin, _aten.any, _aten.all, _aten.max, _aten.min, _aten.logsumexp,
+        _prims.sum, _prims.var, _prims.amax, _prims.amin, _prims.prod, _prims.prepare_softmax_online,
+        _aten.native_layer_norm, _aten.native_group_norm,
+    }
+)  # fmt: skip
+_POINTWISE = frozenset(
+    {
+        _aten.embedding, _aten.cat, _aten.constant_pad_nd, _aten.index, _aten.index_select, _aten.gather,
+        _aten.select_scatter, _aten.slice_scatter, _aten.flip, _aten.repeat, _aten._to_copy, _aten.clone,
+        _aten.roll, _aten.tril, _aten.triu, _aten.one_hot, _aten.upsample_nearest2d, _aten._unsafe_index,
+        _aten.empty, _aten.new_full, _aten.new_empty, _aten.full, _aten.arange, _aten.scalar_tensor,
+        _aten.lift_fresh_copy, _prims.iota, _prims.convert_element_type, _prims.inductor_lookup_seed,
+    }
+)  # fmt: skip
+_COLLECTIVE_NAMESPACES = frozenset({"_c10d_functional", "c10d_functional", "c10d", "_dtensor", "symm_mem"})
+_KNOWN_NAMESPACES = frozenset({"aten", "prims", "quantized_decomposed", "inductor", "mkldnn", "rngprims"})
+_SEEDS = frozenset({"prims::inductor_seeds", "prims::inductor_seed"})
+
+
+def node_class(node: fx.Node) -> NodeClass:
+    """Class of `node`; the result of a scalar computation on sizes is SYMBOLIC."""
+    if node.op in ("placeholder", "get_attr"):
+        return NodeClass.INPUT
+    if not has_tensor(node):
+        return NodeClass.SYMBOLIC
+    if node.target is operator.getitem:
+        return NodeClass.ITEM
+    if isinstance(node.target, torch._ops.OpOverload):
+        return _overload_class(node.target)
+    return NodeClass.KERNEL
+
+
+@cache
+def _overload_class(target: torch._ops.OpOverload) -> NodeClass:
+    packet = target.overloadpacket
+    if is_view(target):
+        return NodeClass.VIEW
+    if target._schema.is_mutable:
+        return NodeClass.KERNEL
+    if packet in _REDUCTIONS and not _is_elementwise_extremum(target):
+        return NodeClass.REDUCTION
+    if packet in _POINTWISE or torch.Tag.pointwise in target.tags or packet in torch_compat.fusible_ops():
+        return NodeClass.POINTWISE
+    return NodeClass.KERNEL
+
+
+def _is_elementwise_extremum(target: torch._ops.OpOverload) -> bool:
+    """`aten.max.other` and `aten.min.other` compare two tensors; their siblings reduce one."""
+    return target._overloadname == "other"
+
+
+@cache
+def is_view(target: torch._ops.OpOverload) -> bool:
+    """Whether the results share the memory of an argument."""
+    if target._schema.is_mutable:
+        return False
+    if target.overloadpacket in _VIEWS_WITHOUT_ALIAS_SCHEMA:
+        return True
+    return any(r.alias_info is not None for r in target._schema.returns)
+
+
+def has_tensor(node: fx.Node) -> bool:
+    """Whether the node's value holds a tensor (or is not known to be free of tensors)."""
+    value = node.meta.get("val")
+    if isinstance(value, (list, tuple)):
+        return any(isinstance(v, torch.Tensor) for v in value) or not value
+    return not isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool))
+
+
+def is_random(node: fx.Node) -> bool:
+    """Whether executing the node draws from a generator, so that a second execution gives other values."""
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in target.tags:
+        return False
+    if target.name() == "prims::inductor_random":
+        return False
+    return _dropout_probability(node, target) != 0.0
+
+
+def _dropout_probability(node: fx.Node, target: torch._ops.OpOverload) -> float | None:
+    """Value of the argument ``dropout_p`` (attention tagged as random), or `None` where there is none."""
+    for position, argument in enumerate(target._schema.arguments):
+        if argument.name == "dropout_p":
+            given: Any = node.args[position] if position < len(node.args) else node.kwargs.get("dropout_p")
+            return float(argument.default_value or 0.0) if given is None else float(given)
+    return None
+
+
+def traits_of(node: fx.Node) -> frozenset[Trait]:
+    """Restrictions on `node` that follow from its operator."""
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload):
+        effectful = torch_compat.is_effectful_hop(node)
+        return frozenset({Trait.EFFECTFUL} if effectful else {Trait.UNKNOWN})
+    traits = set()
+    if is_random(node):
+        traits.add(Trait.RANDOM)
+    if target._schema.is_mutable:
+        traits.add(Trait.MUTATING)
+    if target.namespace in _COLLECTIVE_NAMESPACES:
+        traits.add(Trait.COLLECTIVE)
+    elif target.namespace not in _KNOWN_NAMESPACES:
+        traits.add(Trait.UNKNOWN)
+    return frozenset(traits)
+
+
+def reason_not_to_recompute(node: fx.Node, traits: frozenset[Trait]) -> str:
+    """Why executing `node` again is not allowed; empty when it is."""
+    name = str(node.target)
+    if isinstance(node.target, torch._ops.OpOverload) and node.target.name() in _SEEDS:
+        return "it draws the seeds of the step"
+    if Trait.MUTATING in traits:
+        return f"{name} changes an input in place"
+    if Trait.COLLECTIVE in traits:
+        return f"{name} communicates between ranks"
+    if Trait.EFFECTFUL in traits:
+        return f"{name} has side effects"
+    if Trait.UNKNOWN in traits:
+        return f"{name} is not known to be free of side effects"
+    if Trait.RANDOM in traits and not torch_compat.can_replay(node):
+        return f"{name} draws random numbers that cannot be replayed"
+    if torch_compat.has_unbacked_shape(node):
+        return f"{name} has a result whose size depends on data"
+    return ""
+
+
+def save_policy_of(node: fx.Node) -> SavePolicy:
+    """Demand that the user's checkpoint regions and policies put on the node's results."""
+    return torch_compat.save_policy(node)

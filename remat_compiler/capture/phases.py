@@ -1,0 +1,49 @@
+"""Which part of the step each FX node belongs to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch import fx
+
+from remat_compiler import torch_compat
+from remat_compiler.ir.graph import Phase
+
+
+def find_phases(graph: fx.Graph, fwd_outputs: Iterable[Any]) -> dict[fx.Node, Phase]:
+    """Phase of every node but the output.
+
+    FORWARD is what the forward outputs or forward-only mutations need, BACKWARD what depends on a tangent
+    or mutates in the backward, TANGENT_FREE the rest.
+    """
+    forward = _ancestors([n for n in fwd_outputs if isinstance(n, fx.Node)])
+    forward |= _ancestors([n for n in graph.nodes if n.op == "call_function" and torch_compat.must_be_in_forward(n)])
+    phases: dict[fx.Node, Phase] = {}
+    for node in graph.nodes:
+        if node.op == "output":
+            continue
+        starts_backward = (
+            torch_compat.is_tangent(node)
+            or torch_compat.is_backward_seed_offset(node)
+            or torch_compat.must_be_in_backward(node)
+        )
+        if starts_backward or any(phases[a] is Phase.BACKWARD for a in node.all_input_nodes):
+            phases[node] = Phase.BACKWARD
+        elif node in forward or node.op == "placeholder":
+            phases[node] = Phase.FORWARD
+        else:
+            phases[node] = Phase.TANGENT_FREE
+    return phases
+
+
+def _ancestors(seeds: list[fx.Node]) -> set[fx.Node]:
+    """The nodes and everything that they are computed from."""
+    found: set[fx.Node] = set()
+    stack = list(seeds)
+    while stack:
+        node = stack.pop()
+        if node not in found:
+            found.add(node)
+            stack.extend(node.all_input_nodes)
+    return found

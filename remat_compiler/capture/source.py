@@ -1,0 +1,44 @@
+"""Where in the user's program a graph node comes from."""
+
+from __future__ import annotations
+
+import os
+import re
+from functools import lru_cache
+
+import torch
+from torch import fx
+
+_FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
+_TORCH_ROOT = os.path.dirname(os.path.abspath(torch.__file__))
+
+
+def module_path(node: fx.Node) -> str:
+    """Module path of the user's model, such as ``transformer.h.0.attn``; empty when not known."""
+    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
+    if not stack:
+        return ""
+    path, _ = list(stack.values())[-1]
+    return _strip_local(str(path))
+
+
+@lru_cache(maxsize=4096)
+def _strip_local(path: str) -> str:
+    """Drop Dynamo's ``L['self']`` prefix and turn item access into dots."""
+    path = re.sub(r"^L\['\w+'\]\.?", "", path)
+    path = re.sub(r"\.?_modules\['([^']+)'\]", r".\1", path)
+    return re.sub(r"\[(?:'([^']+)'|(\d+))\]", lambda m: f".{m[1] or m[2]}", path).strip(".")
+
+
+def source_line(node: fx.Node) -> str:
+    """User's source line, such as ``model.py:12``, the innermost frame outside torch; empty when not known."""
+    trace = node.meta.get("stack_trace")
+    return _innermost_user_frame(trace) if trace else ""
+
+
+@lru_cache(maxsize=4096)
+def _innermost_user_frame(trace: str) -> str:
+    frames = [(path, line) for path, line, _ in _FRAME.findall(trace)]
+    outside = [f for f in frames if not f[0].startswith(_TORCH_ROOT)]
+    chosen = (outside or frames)[-1:]
+    return f"{os.path.basename(chosen[0][0])}:{chosen[0][1]}" if chosen else ""

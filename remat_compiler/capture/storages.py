@@ -1,0 +1,59 @@
+"""Which piece of memory each FX value lives in, and how many bytes it has.
+
+A node's *root* is the value that owns its memory: itself for what allocates, the argument's root for
+views, in-place operators and items of views.  Aliasing is read from the operators' schemas.
+"""
+
+from __future__ import annotations
+
+import operator
+
+import torch
+from torch import fx
+
+from remat_compiler import torch_compat
+from remat_compiler.capture.operators import NodeClass, is_view, node_class
+
+
+def find_roots(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
+    """Root of every node that holds a tensor; items of a multi-output kernel are their own roots."""
+    roots: dict[fx.Node, fx.Node] = {}
+    for node in graph.nodes:
+        kind = node_class(node)
+        if kind in (NodeClass.SYMBOLIC,) or node.op == "output":
+            continue
+        aliased = _aliased_argument(node, kind, roots)
+        roots[node] = roots.get(aliased, aliased) if aliased is not None else node
+    return roots
+
+
+def _aliased_argument(node: fx.Node, kind: NodeClass, roots: dict[fx.Node, fx.Node]) -> fx.Node | None:
+    """Argument whose memory the node's value lives in, or `None` when it has memory of its own."""
+    if node.op != "call_function":
+        return None
+    if node.target is operator.getitem:
+        parent = node.args[0]
+        assert isinstance(parent, fx.Node)
+        if parent.op == "call_function" and isinstance(parent.target, torch._ops.OpOverload):
+            return parent if is_view(parent.target) else None
+        return None
+    if kind is NodeClass.VIEW or _writes_first_argument(node):
+        return next((a for a in node.all_input_nodes if a in roots), None)
+    return None
+
+
+def _writes_first_argument(node: fx.Node) -> bool:
+    """Whether the node returns its first argument after changing it in place."""
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload) or not target._schema.is_mutable:
+        return False
+    first = target._schema.arguments[0].alias_info
+    return first is not None and first.is_write
+
+
+def storage_bytes(node: fx.Node) -> int:
+    """Allocated bytes of the value that `node` owns; 0 when it holds no tensor (a tuple, say)."""
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor):
+        return 0
+    return torch_compat.allocated_bytes(value)

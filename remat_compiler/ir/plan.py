@@ -1,0 +1,72 @@
+"""A plan: the whole step as a sequence of operators in which operators may repeat.
+
+Nothing else is needed to say what is saved, recomputed, or recomputed several times:
+
+- A read means the latest instance of a storage; for a storage that the caller keeps, the first one.
+- An instance lives from the step that makes it to its last read before the next instance is made,
+  a kept storage's first instance to the end of the step.
+- An instance that is alive across `boundary` is what the forward saves for the backward.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from remat_compiler.ir.graph import OpId
+
+
+class Decision(str, Enum):
+    """Fate of a forward storage that the backward needs."""
+
+    SAVE = "save"
+    RECOMPUTE = "recompute"
+    OFFLOAD = "offload"
+
+
+class PlanStatus(str, Enum):
+    """How a planner ended; INFEASIBLE (proved or given up at the floor) differs from TIMED_OUT."""
+
+    OPTIMAL = "optimal"
+    FEASIBLE = "feasible"
+    INFEASIBLE = "infeasible"
+    TIMED_OUT = "timed_out"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Execution order of one step.
+
+    Attributes:
+        steps: Operators in order; an operator may stand several times.
+        boundary: Index in `steps` of the first step of the backward graph.
+    """
+
+    steps: tuple[OpId, ...]
+    boundary: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlanResult:
+    """What a planner returns.
+
+    Attributes:
+        status: How the planner ended.
+        planner: Name of the planner whose plan this is (a portfolio names the winner).
+        plan: The plan; with INFEASIBLE, the plan of the smallest peak found, if any.
+        peak_bytes: The simulator's peak of `plan`.
+        time_ns: Time of the step under `plan`.
+        added_ns: `time_ns` less the time of executing each operator once.
+        lower_bound_ns: Proven lower bound of `added_ns`.
+        stats: What the planner wants to be seen, in its own words.
+    """
+
+    status: PlanStatus
+    planner: str
+    plan: Plan | None
+    peak_bytes: int = 0
+    time_ns: int = 0
+    added_ns: int = 0
+    lower_bound_ns: int = 0
+    stats: tuple[tuple[str, str], ...] = field(default=())

@@ -1,0 +1,84 @@
+"""The floor: bytes below which no plan can go, because one operator needs them at once.
+
+While an operator runs, its reads, its results and its workspace are alive together.  So are
+
+- every kept storage (output or gradient) that it depends on, since the caller holds the first instance,
+- in the backward, all outputs of the forward, and the tangents, which autograd holds.
+
+After the last step everything that is kept is alive together, which is a second bound.  No order of the
+backward and no recomputation changes either; PLANNING calls the largest of them the largest working set.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from remat_compiler.ir.graph import OpId, Phase, StorageId, StorageKind, TrainingGraph
+from remat_compiler.ir.problem import CostTable
+
+
+@dataclass(frozen=True, slots=True)
+class Floor:
+    """Smallest peak that any plan can have.
+
+    Attributes:
+        peak_bytes: A lower bound of the peak of every valid plan.
+        op: The operator that forces it; `None` where the kept storages do by themselves.
+    """
+
+    peak_bytes: int
+    op: OpId | None
+
+
+def peak_floor(graph: TrainingGraph, costs: CostTable) -> Floor:
+    """The floor of `graph`; ties go to the first operator.  All operators are taken to be needed."""
+    kept = [s.id for s in graph.storages if s.kept]
+    bit_of = {storage: 1 << i for i, storage in enumerate(kept)}
+    tangent_bytes = sum(s.size_bytes for s in graph.storages if s.kind is StorageKind.TANGENT)
+    forward_outputs = sum(bit_of.get(s, 0) for op in graph.ops if op.phase is Phase.FORWARD for s in op.writes)
+    held_bytes = _weights(_held(graph, bit_of, forward_outputs), [graph.storages[s].size_bytes for s in kept])
+    end_bytes = tangent_bytes + sum(graph.storages[s].size_bytes for s in kept)
+    floor = Floor(end_bytes, None)
+    for op in graph.ops:
+        # Kept storages and tangents are in what is held; residents never count.
+        own = {s for s in (*op.reads, *op.writes) if s not in bit_of and not graph.storages[s].resident}
+        size = sum(graph.storages[s].size_bytes for s in own if graph.storages[s].kind is not StorageKind.TANGENT)
+        size += held_bytes[op.id] + costs.workspace_bytes[op.id]
+        size += tangent_bytes if op.phase is Phase.BACKWARD else 0
+        if size > floor.peak_bytes:
+            floor = Floor(size, op.id)
+    return floor
+
+
+def _held(graph: TrainingGraph, bit_of: dict[StorageId, int], forward_outputs: int) -> list[int]:
+    """For each operator, the set of kept storages alive while it runs, as a bit mask."""
+    made_by = graph.producers()
+    held: list[int] = []
+    for op in graph.ops:
+        mask = forward_outputs if op.phase is Phase.BACKWARD else 0
+        for storage in op.writes:
+            mask |= bit_of.get(storage, 0)
+        for storage in op.reads:
+            producer = made_by[storage]
+            if producer is not None:
+                mask |= held[producer] | bit_of.get(storage, 0)
+        held.append(mask)
+    return held
+
+
+def _weights(masks: list[int], sizes: list[int]) -> list[int]:
+    """Sum of `sizes` over the bits of each mask."""
+    if not sizes or not masks:
+        return [0] * len(masks)
+    width = (len(sizes) + 7) // 8
+    weights = np.array([*sizes, *[0] * (width * 8 - len(sizes))], np.int64)
+    packed = np.frombuffer(b"".join(mask.to_bytes(width, "little") for mask in masks), np.uint8)
+    totals: list[int] = []
+    # In blocks, so that unpacked bits of a graph with many parameters stay within some megabytes.
+    block = max(1, 4_000_000 // (width * 8))
+    for start in range(0, len(masks), block):
+        rows = packed.reshape(-1, width)[start : start + block]
+        totals += (np.unpackbits(rows, axis=1, bitorder="little") @ weights).tolist()
+    return totals

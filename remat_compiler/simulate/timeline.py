@@ -1,0 +1,188 @@
+"""Simulate a plan: live bytes at every step, their peak, and the time of the step.
+
+The one definition of peak in this project.  A step allocates its results (and its workspace) before
+anything that it reads is freed, so at step ``t``
+
+    live[t] = sum of size_bytes over instances with start <= t <= last_use  +  workspace_bytes[t]
+
+Tangents appear at the boundary and stay to the end, since autograd holds them while the backward runs.
+Vectorised over numpy: a plan of 8,000 steps takes about 2 ms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from remat_compiler.ir.graph import StorageKind, TrainingGraph
+from remat_compiler.ir.plan import Plan
+from remat_compiler.ir.problem import CostTable
+
+IntArray = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GraphArrays:
+    """Reads and writes of a graph in compressed rows, made once and shared by many simulations.
+
+    Row ``i`` of ``reads`` is ``read_items[read_start[i]:read_start[i + 1]]``; likewise ``writes``.
+    Resident storages are left out of both, since their bytes never count.
+    """
+
+    read_start: IntArray
+    read_items: IntArray
+    write_start: IntArray
+    write_items: IntArray
+    size_bytes: IntArray
+    kept: npt.NDArray[np.bool_]
+    replay: IntArray
+    time_ns: IntArray
+    workspace_bytes: IntArray
+    tangent_bytes: int
+
+    @staticmethod
+    def of(graph: TrainingGraph, costs: CostTable) -> GraphArrays:
+        """Arrays of `graph` with `costs`."""
+        counted = [not s.resident and s.kind is not StorageKind.TANGENT for s in graph.storages]
+        reads = [[s for s in op.reads if counted[s]] for op in graph.ops]
+        writes = [[s for s in op.writes if counted[s]] for op in graph.ops]
+        return GraphArrays(
+            *_rows(reads),
+            *_rows(writes),
+            size_bytes=np.array([s.size_bytes if c else 0 for s, c in zip(graph.storages, counted)], np.int64),
+            kept=np.array([s.kept for s in graph.storages], np.bool_),
+            replay=np.array([-1 if op.replay is None else op.replay for op in graph.ops], np.int64),
+            time_ns=np.array(costs.time_ns, np.int64),
+            workspace_bytes=np.array(costs.workspace_bytes, np.int64),
+            tangent_bytes=sum(s.size_bytes for s in graph.storages if s.kind is StorageKind.TANGENT),
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Instances:
+    """Life of every instance that a plan makes, ordered by storage, then start.
+
+    Attributes:
+        storage: Storage of each instance.
+        start: Step that makes it.
+        last: Step of its last use (inclusive); the last step of the plan for a kept first instance.
+    """
+
+    storage: IntArray
+    start: IntArray
+    last: IntArray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MemoryTimeline:
+    """What the simulator finds.
+
+    Attributes:
+        live_bytes: Live bytes at every step, workspace included.
+        instances: Lives of all instances.
+        boundary: First step of the backward.
+        peak_bytes: Largest of `live_bytes`.
+        peak_step: First step that reaches it.
+        saved_bytes: Bytes alive between forward and backward.
+        time_ns: Time of the step.
+        added_ns: Time spent on executing operators again.
+    """
+
+    live_bytes: IntArray
+    instances: Instances
+    boundary: int
+    peak_bytes: int
+    peak_step: int
+    saved_bytes: int
+    time_ns: int
+    added_ns: int
+
+    def live_at(self, step: int) -> list[int]:
+        """Storages alive at `step`, ascending; one twice where two instances are alive."""
+        alive = (self.instances.start <= step) & (self.instances.last >= step)
+        return [int(s) for s in self.instances.storage[alive]]
+
+
+def simulate(graph: TrainingGraph, costs: CostTable, plan: Plan) -> MemoryTimeline:
+    """Simulate `plan`; see the module docstring for the model.  The plan must be valid (see `verify`)."""
+    return simulate_arrays(GraphArrays.of(graph, costs), np.array(plan.steps, np.int64), plan.boundary)
+
+
+def simulate_arrays(arrays: GraphArrays, steps: IntArray, boundary: int) -> MemoryTimeline:
+    """`simulate` on prepared arrays, for planners that evaluate many plans of one graph."""
+    n = len(steps)
+    instances = find_instances(arrays, steps)
+    delta = np.zeros(n + 1, np.int64)
+    size = arrays.size_bytes[instances.storage]
+    np.add.at(delta, instances.start, size)
+    np.subtract.at(delta, instances.last + 1, size)
+    delta[min(boundary, n)] += arrays.tangent_bytes
+    live = np.cumsum(delta[:-1])
+    crossing = (instances.start < boundary) & (instances.last >= boundary)
+    live = live + arrays.workspace_bytes[steps]
+    peak_step = int(np.argmax(live)) if n else 0
+    time_ns = int(arrays.time_ns[steps].sum())
+    once = int(arrays.time_ns[np.unique(steps)].sum())
+    return MemoryTimeline(
+        live_bytes=live,
+        instances=instances,
+        boundary=boundary,
+        peak_bytes=int(live[peak_step]) if n else 0,
+        peak_step=peak_step,
+        saved_bytes=int(size[crossing].sum()),
+        time_ns=time_ns,
+        added_ns=time_ns - once,
+    )
+
+
+def find_instances(arrays: GraphArrays, steps: IntArray) -> Instances:
+    """Lives of all instances that executing `steps` makes."""
+    n = len(steps)
+    repeated = _is_repeat(steps, len(arrays.time_ns))
+    w_pos, w_sto = _expand(arrays.write_start, arrays.write_items, steps)
+    r_pos, r_sto = _expand(arrays.read_start, arrays.read_items, steps)
+    replay = arrays.replay[steps]
+    if (replay >= 0).any():
+        needed = np.isin(replay, replay[repeated & (replay >= 0)]) & (replay >= 0)
+        first, again = np.flatnonzero(needed & ~repeated), np.flatnonzero(needed & repeated)
+        w_pos, w_sto = np.concatenate([w_pos, first]), np.concatenate([w_sto, replay[first]])
+        r_pos, r_sto = np.concatenate([r_pos, again]), np.concatenate([r_sto, replay[again]])
+    kept_read = arrays.kept[r_sto]
+    r_pos, r_sto = r_pos[~kept_read], r_sto[~kept_read]
+    # A read at the step that also writes the storage means the instance before, so reads sort first.
+    key_w = (w_sto * n + w_pos) * 2 + 1
+    order = np.argsort(key_w, kind="stable")
+    w_pos, w_sto, key_w = w_pos[order], w_sto[order], key_w[order]
+    last = w_pos.copy()
+    owner = np.searchsorted(key_w, (r_sto * n + r_pos) * 2) - 1
+    np.maximum.at(last, owner, r_pos)
+    first_of_storage = np.ones(len(w_sto), np.bool_)
+    first_of_storage[1:] = w_sto[1:] != w_sto[:-1]
+    last[first_of_storage & arrays.kept[w_sto]] = max(n - 1, 0)
+    return Instances(storage=w_sto, start=w_pos, last=last)
+
+
+def _is_repeat(steps: IntArray, num_ops: int) -> npt.NDArray[np.bool_]:
+    """Whether each step executes an operator that an earlier step executed."""
+    first = np.full(num_ops, len(steps), np.int64)
+    np.minimum.at(first, steps, np.arange(len(steps)))
+    return np.asarray(first[steps] != np.arange(len(steps)))
+
+
+def _rows(rows: Sequence[Sequence[int]]) -> tuple[IntArray, IntArray]:
+    """Compressed rows: starts (one more than rows) and items."""
+    start = np.zeros(len(rows) + 1, np.int64)
+    np.cumsum([len(r) for r in rows], out=start[1:])
+    return start, np.array([item for row in rows for item in row], np.int64)
+
+
+def _expand(start: IntArray, items: IntArray, steps: IntArray) -> tuple[IntArray, IntArray]:
+    """(position, item) pairs of the rows named by `steps`, in order."""
+    count = start[steps + 1] - start[steps]
+    total = int(count.sum())
+    position = np.repeat(np.arange(len(steps)), count)
+    offset = np.arange(total) - np.repeat(np.cumsum(count) - count, count)
+    return position, items[np.repeat(start[steps], count) + offset]

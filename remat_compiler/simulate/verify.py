@@ -1,0 +1,188 @@
+"""A deliberately naive checker of plans; it shares no code with the simulator or any planner.
+
+It executes the plan over dictionaries, one step at a time, and reports the first rule that each step
+breaks.  It runs on every plan before the plan is applied.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from remat_compiler.ir.graph import KEPT_KINDS, RESIDENT_KINDS, Op, Phase, SavePolicy, StorageKind
+from remat_compiler.ir.plan import Plan
+from remat_compiler.ir.problem import RematProblem
+
+
+class Rule(str, Enum):
+    """What a plan may break."""
+
+    UNKNOWN_OP = "a step names an operator that the graph does not have"
+    BOUNDARY = "the boundary lies outside the plan"
+    PHASE = "an operator that depends on tangents stands in the forward"
+    FORWARD_MISSING = "an operator that the forward outputs need does not run in the forward"
+    NOT_MADE = "a step reads a storage that no earlier step made"
+    RECOMPUTE = "an operator that may not be recomputed runs twice"
+    MISSING_OUTPUT = "a gradient or output is never made"
+    SAVED = "a storage crosses the boundary although it must not be saved"
+    BUDGET = "the peak exceeds the budget"
+    CLAIM = "the claimed peak differs from the true one"
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """One broken rule: which, at which step, and what was found."""
+
+    rule: Rule
+    step: int
+    detail: str
+
+    def __str__(self) -> str:
+        return f"step {self.step}: {self.rule.value} ({self.detail})"
+
+
+def verify(problem: RematProblem, plan: Plan, claimed_peak_bytes: int | None = None) -> list[Violation]:
+    """Rules of `problem` that `plan` breaks; empty when the plan may be executed.
+
+    Args:
+        problem: The question that the plan answers.
+        plan: The answer.
+        claimed_peak_bytes: The peak that a planner or the simulator gave; checked to the byte.
+    """
+    found = _check_structure(problem, plan)
+    if found:
+        return found
+    peak, step, saved = _replay(problem, plan)
+    if peak > problem.budget_bytes:
+        found.append(Violation(Rule.BUDGET, step, f"{peak} bytes, budget {problem.budget_bytes}"))
+    if claimed_peak_bytes is not None and claimed_peak_bytes != peak:
+        found.append(Violation(Rule.CLAIM, step, f"claimed {claimed_peak_bytes} bytes, found {peak}"))
+    for op in problem.graph.ops:
+        if op.save_policy is SavePolicy.MUST_NOT_SAVE:
+            for storage in op.writes:
+                if storage in saved and problem.graph.storages[storage].kind not in KEPT_KINDS:
+                    found.append(Violation(Rule.SAVED, plan.boundary, problem.graph.storages[storage].name))
+    return found
+
+
+def _check_structure(problem: RematProblem, plan: Plan) -> list[Violation]:
+    """Everything that does not need bytes."""
+    graph = problem.graph
+    found: list[Violation] = []
+    if not 0 <= plan.boundary <= len(plan.steps):
+        return [Violation(Rule.BOUNDARY, plan.boundary, f"{len(plan.steps)} steps")]
+    made = {s.id for s in graph.storages if s.kind in RESIDENT_KINDS}
+    done: set[int] = set()
+    for step, op_id in enumerate(plan.steps):
+        if step == plan.boundary:
+            made |= {s.id for s in graph.storages if s.kind is StorageKind.TANGENT}
+            found += _missing_forward(graph.ops, done, step)
+        if not 0 <= op_id < len(graph.ops):
+            found.append(Violation(Rule.UNKNOWN_OP, step, str(op_id)))
+            return found
+        op = graph.ops[op_id]
+        if op.phase is Phase.BACKWARD and step < plan.boundary:
+            found.append(Violation(Rule.PHASE, step, op.name))
+        for storage in op.reads:
+            if storage not in made:
+                found.append(Violation(Rule.NOT_MADE, step, f"{op.name} reads {graph.storages[storage].name}"))
+        if op_id in done and op.no_recompute:
+            found.append(Violation(Rule.RECOMPUTE, step, f"{op.name}: {op.no_recompute}"))
+        done.add(op_id)
+        made.update(op.writes)
+    if plan.boundary == len(plan.steps):
+        found += _missing_forward(graph.ops, done, plan.boundary)
+    for storage_info in graph.storages:
+        if storage_info.kind in KEPT_KINDS and storage_info.id not in made:
+            found.append(Violation(Rule.MISSING_OUTPUT, len(plan.steps), storage_info.name))
+    for op in graph.ops:
+        if op.phase is Phase.BACKWARD and op.id not in done and not op.writes:
+            found.append(Violation(Rule.MISSING_OUTPUT, len(plan.steps), op.name))
+    return found
+
+
+def _missing_forward(ops: tuple[Op, ...], done: set[int], step: int) -> list[Violation]:
+    """Forward operators that have not run when the forward ends."""
+    return [
+        Violation(Rule.FORWARD_MISSING, step, op.name)
+        for op in ops
+        if op.phase is Phase.FORWARD and op.id not in done
+    ]
+
+
+def _replay(problem: RematProblem, plan: Plan) -> tuple[int, int, set[int]]:
+    """Peak bytes, the step that reaches it, and the storages alive across the boundary."""
+    graph, costs = problem.graph, problem.costs
+    steps = plan.steps
+    reads: list[list[int]] = []
+    executed: set[int] = set()
+    for op_id in steps:
+        op = graph.ops[op_id]
+        replay = [op.replay] if op.replay is not None and op_id in executed else []
+        reads.append([*op.reads, *replay])
+        executed.add(op_id)
+    # Walk backwards: what is still needed after each step.
+    needed_after: list[set[int]] = [set() for _ in steps]
+    needed: set[int] = set()
+    first_write: dict[int, int] = {}
+    for step, op_id in enumerate(steps):
+        for storage in graph.ops[op_id].writes:
+            first_write.setdefault(storage, step)
+        replay_storage = graph.ops[op_id].replay
+        if replay_storage is not None:
+            first_write.setdefault(replay_storage, step)
+    for step in range(len(steps) - 1, -1, -1):
+        needed_after[step] = set(needed)
+        op = graph.ops[steps[step]]
+        needed -= set(op.writes)
+        if op.replay is not None and first_write[op.replay] == step:
+            needed.discard(op.replay)
+        needed |= set(reads[step])
+    return _walk_forward(problem, plan, needed_after, first_write, costs.workspace_bytes)
+
+
+def _walk_forward(
+    problem: RematProblem,
+    plan: Plan,
+    needed_after: list[set[int]],
+    first_write: dict[int, int],
+    workspace_bytes: tuple[int, ...],
+) -> tuple[int, int, set[int]]:
+    """Allocate and free step by step; see `_replay`."""
+    graph = problem.graph
+    counted: dict[int, int] = {s.id: s.size_bytes for s in graph.storages if s.kind not in RESIDENT_KINDS | {StorageKind.TANGENT}}
+    kept = {s.id for s in graph.storages if s.kind in KEPT_KINDS}
+    tangents = sum(s.size_bytes for s in graph.storages if s.kind is StorageKind.TANGENT)
+    alive: dict[int, int] = {}
+    held: set[int] = set()
+    saved: set[int] = set()
+    peak, peak_step = 0, 0
+    for step, op_id in enumerate(plan.steps):
+        if step == plan.boundary:
+            saved = set(alive) | held
+        op = graph.ops[op_id]
+        made: list[int] = [s for s in op.writes if s in counted]
+        replay = op.replay
+        if replay is not None and first_write[replay] == step and replay in needed_after[step]:
+            made.append(replay)
+        # An instance about to be replaced is still read by this step if the step names it.
+        stale = [s for s in made if s in alive and s not in op.reads]
+        for storage in stale:
+            del alive[storage]
+        double = sum(counted[s] for s in made if s in alive or s in held)
+        extra = tangents if step >= plan.boundary else 0
+        fresh = {s: counted[s] for s in made}
+        live = sum(alive.values()) + sum(counted[s] for s in held)
+        live += double + sum(b for s, b in fresh.items() if s not in alive and s not in held)
+        live += extra + workspace_bytes[op_id]
+        if live > peak:
+            peak, peak_step = live, step
+        for storage in made:
+            if storage in kept:
+                held.add(storage)
+            else:
+                alive[storage] = counted[storage]
+        for storage in list(alive):
+            if storage not in needed_after[step]:
+                del alive[storage]
+    return peak, peak_step, saved

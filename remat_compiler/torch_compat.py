@@ -1,0 +1,319 @@
+"""The only module that touches torch's private partitioner, Inductor and AOTAutograd API.
+
+Every function here behaves the same for torch 2.11 to 2.13; where the versions differ, the difference
+ends in this file.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import cache
+from typing import Any
+
+import torch
+import torch._prims.rng_prims
+from torch import fx
+from torch._functorch import config as functorch_config
+from torch._functorch import partitioners
+from torch._C._profiler import ProfilerState, _ExperimentalConfig
+from torch._functorch.compile_utils import fx_graph_cse
+from torch._inductor.output_code import CompiledFxGraph
+from torch._ops import HigherOrderOperator
+from torch._subclasses import fake_tensor
+from torch.autograd import ProfilerConfig
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils.checkpoint import CheckpointPolicy
+
+from remat_compiler.ir.graph import SavePolicy
+
+# --- joint graph ---------------------------------------------------------------------------------------------------
+
+CPU_ALIGNMENT_BYTES = 1
+CUDA_ALIGNMENT_BYTES = 512
+"""Granularity of the caching allocator on CUDA devices; the CPU allocator counts what is asked for."""
+
+
+@cache
+def fusible_ops() -> frozenset[Any]:
+    """Operator packets that torch's own partitioner takes for fusible."""
+    return frozenset(op for op in partitioners.get_default_op_list().fusible_ops if not callable_builtin(op))
+
+
+def callable_builtin(op: Any) -> bool:
+    """Whether `op` is a Python function on scalars rather than an operator of torch."""
+    return not isinstance(op, (torch._ops.OpOverloadPacket, torch._ops.OpOverload))
+
+
+def prepare_joint(joint: fx.GraphModule) -> None:
+    """Bring the joint graph to the form in which torch's own partitioner would cut it (in place)."""
+    joint.graph.eliminate_dead_code()
+    if functorch_config.cse:
+        joint.graph = fx_graph_cse(joint.graph)
+    if partitioners.has_recomputable_ops(joint):
+        partitioners.cleanup_recompute_tags(joint, is_default_partition=False)
+    if not functorch_config.unsafe_allow_optimization_of_collectives:
+        partitioners.force_save_collectives(joint)
+    partitioners.force_save_effectful_ops(joint)
+    partitioners.force_save_bw_mutation_src(joint)
+
+
+def joint_outputs(joint: fx.GraphModule, num_fwd_outputs: int) -> tuple[list[Any], list[Any]]:
+    """Outputs of the forward and of the backward (nodes, or constants such as `None`)."""
+    fwd, bwd, _, _ = partitioners._extract_fwd_bwd_outputs(joint, num_fwd_outputs=num_fwd_outputs)
+    return list(fwd), list(bwd)
+
+
+def is_tangent(node: fx.Node) -> bool:
+    """Whether the placeholder is a gradient that autograd hands to the backward."""
+    return node.op == "placeholder" and "tangents" in str(node.target)
+
+
+def is_backward_seed_offset(node: fx.Node) -> bool:
+    """Whether the placeholder is a random seed or offset of the backward."""
+    return node.op == "placeholder" and bool(partitioners._is_bwd_seed_offset(node))
+
+
+def must_be_in_forward(node: fx.Node) -> bool:
+    """Whether torch pins the node to the forward (an in-place change made there)."""
+    return bool(partitioners._must_be_in_forward(node))
+
+
+def must_be_in_backward(node: fx.Node) -> bool:
+    """Whether torch pins the node to the backward (an in-place change made there)."""
+    return bool(partitioners._must_be_in_backward(node))
+
+
+def mutated_input_names(placeholders: list[str]) -> set[str]:
+    """Names of the primals whose data the forward changes, inside the graph or by the wrapper around it."""
+    context = torch._guards.TracingContext.try_get()
+    metadata = context.fw_metadata if context is not None else None
+    if metadata is None:
+        return set()
+    return {name for name, info in zip(placeholders, metadata.input_info) if info.mutates_data}
+
+
+def extract_modules(
+    joint: fx.GraphModule,
+    saved_values: list[fx.Node],
+    saved_sym_nodes: list[fx.Node],
+    num_fwd_outputs: int,
+    static_lifetime_input_nodes: Any = None,
+) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """Split an ordered joint graph at the saved values; both halves keep the order of the joint graph."""
+    opaque = [n for n in saved_values if is_opaque(n)]
+    keywords: dict[str, Any] = {"saved_opaque_nodes": opaque} if opaque else {}
+    return partitioners._extract_fwd_bwd_modules(
+        joint,
+        [n for n in saved_values if not is_opaque(n)],
+        saved_sym_nodes=saved_sym_nodes,
+        num_fwd_outputs=num_fwd_outputs,
+        static_lifetime_input_nodes=static_lifetime_input_nodes,
+        **keywords,
+    )
+
+
+def is_opaque(node: fx.Node) -> bool:
+    """Whether the node's value is an opaque object (torch 2.12 and later)."""
+    check = getattr(partitioners, "is_opaque_node", None)
+    return bool(check(node)) if check is not None else False
+
+
+# --- operators -----------------------------------------------------------------------------------------------------
+
+
+def is_effectful_hop(node: fx.Node) -> bool:
+    """Whether the node is a higher-order operator that carries an effect token."""
+    return isinstance(node.target, HigherOrderOperator) and node.target.name() == "with_effects"
+
+
+def can_replay(node: fx.Node) -> bool:
+    """Whether the random state of the node's device can be saved and restored around it."""
+    value = node.meta.get("val")
+    first = value[0] if isinstance(value, (list, tuple)) and value else value
+    return isinstance(first, torch.Tensor) and first.device.type in ("cpu", "cuda")
+
+
+def has_unbacked_shape(node: fx.Node) -> bool:
+    """Whether the size of the node's result is known only after running it."""
+    from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+    value = node.meta.get("val")
+    leaves = value if isinstance(value, (list, tuple)) else [value]
+    return any(isinstance(v, torch.Tensor) and bool(free_unbacked_symbols(v)) for v in leaves)
+
+
+def save_policy(node: fx.Node) -> SavePolicy:
+    """Demand of checkpoint tags; MUST_RECOMPUTE and PREFER_RECOMPUTE count alike, as in torch."""
+    tag = node.meta.get("recompute")
+    if tag in (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE):
+        return SavePolicy.MUST_NOT_SAVE
+    if tag is CheckpointPolicy.MUST_SAVE:
+        return SavePolicy.MUST_SAVE
+    return SavePolicy.FREE
+
+
+# --- sizes ---------------------------------------------------------------------------------------------------------
+
+
+def allocated_bytes(value: torch.Tensor) -> int:
+    """Bytes that the device's allocator hands out for the storage behind `value`; symbols take their hints."""
+    try:
+        nbytes = value.untyped_storage().nbytes()
+    except NotImplementedError:
+        nbytes = value.numel() * value.element_size()
+    size = size_hint(nbytes)
+    alignment = CUDA_ALIGNMENT_BYTES if value.device.type == "cuda" else CPU_ALIGNMENT_BYTES
+    return -(-size // alignment) * alignment
+
+
+def size_hint(size: int | torch.SymInt) -> int:
+    """The size that the traced inputs give; sizes that only the data decide count as torch's fallback."""
+    if isinstance(size, int):
+        return size
+    node = size.node
+    hint = node.hint if node.has_hint() else None
+    return int(hint) if hint is not None else UNBACKED_FALLBACK
+
+
+UNBACKED_FALLBACK = 4096
+"""What torch's partitioner takes for a size that only the data decide."""
+
+
+# --- compiled graphs and the dry run -------------------------------------------------------------------------------
+
+FakeTensor = fake_tensor.FakeTensor
+FakeTensorMode = fake_tensor.FakeTensorMode
+
+FAKE_RUN_ERRORS: tuple[type[Exception], ...] = (
+    fake_tensor.DataDependentOutputException,
+    fake_tensor.DynamicOutputShapeException,
+    fake_tensor.UnsupportedFakeTensorException,
+    fake_tensor.UnsupportedOperatorException,
+    fake_tensor.UnsupportedMutationAliasingException,
+    NotImplementedError,
+)
+"""What an operator raises on fake tensors when its result depends on data or nobody described its shapes."""
+
+_post_compile_lock = threading.RLock()
+_post_compile_listeners: list[Callable[[CompiledFxGraph], None]] = []
+_post_compile_original: Callable[..., None] | None = None
+
+
+def add_post_compile_listener(listener: Callable[[CompiledFxGraph], None]) -> None:
+    """Call `listener` with each graph that Inductor compiled or loaded, before torch wraps its callable.
+
+    Every way into a compiled graph passes `post_compile`: a fresh compile, a hit of the FX graph cache, and
+    a hit of AOTAutograd's cache. torch is patched only while somebody listens.
+    """
+    global _post_compile_original
+    with _post_compile_lock:
+        _post_compile_listeners.append(listener)
+        if _post_compile_original is None:
+            original = CompiledFxGraph.post_compile
+
+            @functools.wraps(original)
+            def post_compile(self: CompiledFxGraph, *args: Any, **kwargs: Any) -> None:
+                for heard in tuple(_post_compile_listeners):
+                    heard(self)
+                original(self, *args, **kwargs)
+
+            _post_compile_original = original
+            CompiledFxGraph.post_compile = post_compile  # type: ignore[method-assign]
+
+
+def remove_post_compile_listener(listener: Callable[[CompiledFxGraph], None]) -> None:
+    """Undo one `add_post_compile_listener`; the last one restores torch's own method."""
+    global _post_compile_original
+    with _post_compile_lock:
+        _post_compile_listeners.remove(listener)
+        if not _post_compile_listeners and _post_compile_original is not None:
+            CompiledFxGraph.post_compile = _post_compile_original  # type: ignore[method-assign]
+            _post_compile_original = None
+
+
+def compile_backward_at_once() -> AbstractContextManager[None]:
+    """Context in which AOTAutograd compiles the backward with the forward, not at the first `.backward()`."""
+    patch: AbstractContextManager[None] = functorch_config.patch(force_non_lazy_backward_lowering=True)
+    return patch
+
+
+@contextmanager
+def callable_replaced(graph: CompiledFxGraph, replacement: Callable[[list[Any]], Any]) -> Iterator[None]:
+    """Run `replacement` wherever `graph` is called; all that the first call would change in it is put back."""
+    call, compile_context = graph.current_callable, getattr(graph, "_compile_context", None)
+    graph.current_callable = replacement
+    graph._compile_context = None
+    try:
+        yield
+    finally:
+        graph.current_callable = call
+        graph._compile_context = compile_context
+
+
+@contextmanager
+def outside_tracing() -> Iterator[None]:
+    """Leave the tracing context and all dispatch modes of a compilation under way."""
+    with torch._guards.tracing(None), _disable_current_modes():
+        yield
+
+
+def memory_deltas(run: Callable[[], object]) -> tuple[list[int], object]:
+    """Bytes that `run` takes from (positive) and gives back to (negative) the CPU allocator, and its result.
+
+    The older of torch's two profilers: it starts in 0.1 ms, where the newer one takes a second the first time
+    and prints to the terminal. The result is held until the record ends, so that it counts as taken.
+
+    Raises:
+        RuntimeError: A profiler runs already, or `run` raised it.
+    """
+    config = ProfilerConfig(ProfilerState.CPU, False, True, False, False, False, _ExperimentalConfig())
+    torch._C._autograd._enable_profiler_legacy(config)
+    try:
+        result = run()
+    finally:
+        records = torch._C._autograd._disable_profiler_legacy()
+    events = [event for thread in records for event in thread if event.kind() == "memory_alloc"]
+    return [event.cpu_memory_usage() for event in events], result
+
+
+def profiler_is_running() -> bool:
+    """Whether somebody records a profile now (a second one would raise)."""
+    return bool(torch.autograd._profiler_enabled())
+
+
+def allocation_alignment(device_type: str) -> int:
+    """Bytes to a multiple of which the device's allocator rounds what it is asked for."""
+    return CUDA_ALIGNMENT_BYTES if device_type == "cuda" else CPU_ALIGNMENT_BYTES
+
+
+def symbol_hint(value: torch.SymInt | torch.SymFloat | torch.SymBool) -> int | float | bool | None:
+    """The number that a symbol stands for in the traced inputs; None when only the data decide it."""
+    node = value.node
+    hint: int | float | bool | None = node.hint if node.has_hint() else None
+    return hint
+
+
+# --- random state --------------------------------------------------------------------------------------------------
+
+
+def run_and_save_rng_state() -> Any:
+    """Higher-order operator ``(op, *args) -> (state, result)``."""
+    return torch._prims.rng_prims.run_and_save_rng_state
+
+
+def run_with_rng_state() -> Any:
+    """Higher-order operator ``(state, op, *args) -> result``, which restores the generator afterwards."""
+    return torch._prims.rng_prims.run_with_rng_state
+
+
+def rng_state_value(node: fx.Node) -> torch.Tensor:
+    """Fake tensor of the random state that executing `node` starts from."""
+    value = node.meta["val"]
+    first = value[0] if isinstance(value, (list, tuple)) else value
+    with first.fake_mode:
+        if first.device.type == "cuda":
+            return torch.cuda.get_rng_state(first.device)
+        return torch.get_rng_state()
