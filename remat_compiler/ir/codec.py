@@ -22,6 +22,7 @@ from remat_compiler.errors import FormatError, suggestion
 T = TypeVar("T")
 Decoder = Callable[[object, str], Any]
 
+_SCALARS = frozenset({int, float, bool, str})
 _UNIONS = (types.UnionType, Union)  # NewTypes joined by | give the second
 
 
@@ -52,17 +53,23 @@ def from_document(kind: str, version: int, cls: type[T], text: str | bytes) -> T
 
 def encode(value: object) -> object:
     """`value` as what `json` writes; sets are sorted, so that equal values encode alike."""
+    # Plain numbers and strings come first: they are nearly all there is in a large graph.
+    if value is None or type(value) in _SCALARS:
+        return value
     if isinstance(value, Enum):
         return value.value
-    if is_dataclass(value) and not isinstance(value, type):
-        return {f.name: encode(getattr(value, f.name)) for f in fields(value)}
     if isinstance(value, tuple):
         return [encode(item) for item in value]
     if isinstance(value, frozenset):
         return sorted((encode(item) for item in value), key=repr)
-    if value is None or isinstance(value, (int, float, str)):
-        return value
+    if is_dataclass(value) and not isinstance(value, type):
+        return {name: encode(getattr(value, name)) for name in _field_names(type(value))}
     raise TypeError(f"expected a dataclass, enum, tuple, frozenset, number, str or None, got {value!r}")
+
+
+@functools.cache
+def _field_names(cls: Any) -> tuple[str, ...]:
+    return tuple(f.name for f in fields(cls))
 
 
 def decode(cls: type[T], data: object, place: str = "$") -> T:
