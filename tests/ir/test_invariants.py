@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 
-from builders import chain, training_graphs
+from drawn_graphs import chain, training_graphs
 from remat_compiler.errors import InvalidGraph
 from remat_compiler.ir.graph import Op, OpId, Phase, Storage, StorageId, StorageKind, TrainingGraph, Trait
 from remat_compiler.ir.invariants import check_graph, graph_defects

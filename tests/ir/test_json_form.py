@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from builders import chain, cost_tables, joint_plan, problems, training_graphs
+from drawn_graphs import chain, cost_tables, joint_plan, problems, training_graphs
 from remat_compiler.errors import FormatError
 from remat_compiler.ir.graph import TrainingGraph
 from remat_compiler.ir.json_form import dumps, loads

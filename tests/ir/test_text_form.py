@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from builders import chain, joint_plan
+from drawn_graphs import chain, joint_plan
 from remat_compiler.ir.graph import OpId
 from remat_compiler.ir.plan import Plan
 from remat_compiler.ir.problem import CostTable

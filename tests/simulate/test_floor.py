@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given
 
-from builders import GraphBuilder, chain, joint_plan, problems
+from drawn_graphs import GraphBuilder, chain, joint_plan, problems
 from remat_compiler.ir.graph import OpId, Phase, StorageKind, TrainingGraph
 from remat_compiler.ir.plan import Plan
 from remat_compiler.ir.problem import CostTable, RematProblem
