@@ -1,0 +1,33 @@
+"""remat: a torch.compile backend that makes a training step fit the bytes you name.
+
+    model = torch.compile(model, backend="remat", options={"memory_budget": "6GiB"})
+
+Importing this package imports no torch; `remat_compiler.backend` is the entry point that torch.compile finds.
+"""
+
+from remat_compiler.errors import (
+    CaptureError,
+    FormatError,
+    InfeasibleBudget,
+    InvalidGraph,
+    OptionError,
+    PlanRejected,
+    RematError,
+    UnknownName,
+)
+from remat_compiler.report.plan_report import PlanReport
+from remat_compiler.report.store import clear_reports, reports
+
+__all__ = [
+    "CaptureError",
+    "FormatError",
+    "InfeasibleBudget",
+    "InvalidGraph",
+    "OptionError",
+    "PlanRejected",
+    "PlanReport",
+    "RematError",
+    "UnknownName",
+    "clear_reports",
+    "reports",
+]

@@ -1,0 +1,124 @@
+"""The dump: one folder a graph with everything that a person or a tool needs to see what was decided.
+
+DIR/graph0/joint.py  forward.py  backward.py   the graphs as readable Python, as given by the caller
+           problem.json  plan.json             what the planner was asked, and its answer
+           report.json   summary.txt           the report, for tools and for people
+           plan.txt      memory.svg            the plan step by step, and the picture of memory
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from remat_compiler.errors import FormatError, OptionError
+from remat_compiler.ir.json_form import dumps
+from remat_compiler.ir.plan import Plan, PlanResult
+from remat_compiler.ir.problem import RematProblem
+from remat_compiler.ir.text_form import plan_text
+from remat_compiler.report.curve import MemoryCurve, memory_curve
+from remat_compiler.report.picture import memory_svg
+from remat_compiler.report.plan_report import PlanReport
+from remat_compiler.report.summary import summary_text
+from remat_compiler.simulate.timeline import simulate
+
+logger = logging.getLogger(__name__)
+
+REPORT_FILE = "report.json"
+
+
+def write_dump(
+    directory: Path,
+    report: PlanReport,
+    problem: RematProblem,
+    result: PlanResult,
+    sources: Mapping[str, str] | None = None,
+) -> Path | None:
+    """Write the dump of one graph to a folder of its name below `directory`; files of that name are replaced.
+
+    A dump never stops a training: what cannot be written is one logged warning.
+
+    Args:
+        directory: Folder of all dumps; made when it is not there.
+        report: The report of `result`.
+        problem: What the planner was asked.
+        result: Its answer, with a valid plan.
+        sources: File name, such as ``forward.py``, and text of further files.
+
+    Returns:
+        The folder of the graph, or `None` when it cannot be written.
+    """
+    folder = directory / _folder_name(report.graph_name)
+    files = {**(sources or {}), **_own_files(report, problem, result)}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():
+            (folder / name).write_text(text, encoding="utf-8")
+    except OSError as error:
+        logger.warning("dump of %s to %s is not written: %s; training goes on", report.graph_name, folder, error)
+        return None
+    return folder
+
+
+def read_reports(directory: Path) -> list[PlanReport]:
+    """The reports of a dump, in the order of their graphs.
+
+    Args:
+        directory: What was given as `dump`, or the folder of one graph in it.
+
+    Raises:
+        OptionError: There is no such folder, it cannot be read, or it holds no dump.
+        FormatError: A report in it cannot be read.
+    """
+    if not directory.is_dir():
+        raise OptionError(f"{directory} is not a folder; give the folder that the option dump or REMAT_DUMP named")
+    own = directory / REPORT_FILE
+    try:
+        files = [own] if own.is_file() else sorted(directory.glob(f"*/{REPORT_FILE}"), key=_natural)
+        texts = [(file, file.read_bytes()) for file in files]
+    except OSError as error:
+        raise OptionError(f"{directory} cannot be read: {error}") from error
+    if not texts:
+        raise OptionError(f"{directory} holds no dump: expected {REPORT_FILE} in it or in its folders")
+    reports = []
+    for file, text in texts:
+        try:
+            reports.append(PlanReport.from_json(text))
+        except FormatError as error:
+            raise FormatError(f"{file}: {error.place}", error.problem) from error
+    return reports
+
+
+def _own_files(report: PlanReport, problem: RematProblem, result: PlanResult) -> dict[str, str]:
+    """Names and texts of the files that follow from the report, the problem and the plan."""
+    files = {
+        "problem.json": dumps(problem),
+        "plan.json": dumps(result),
+        REPORT_FILE: report.to_json(),
+        "summary.txt": summary_text(report),
+    }
+    if result.plan is not None:
+        timeline = simulate(problem.graph, problem.costs, result.plan)
+        after = memory_curve(problem.costs, result.plan, timeline)
+        files["plan.txt"] = plan_text(problem.graph, result.plan, timeline.live_bytes.tolist())
+        files["memory.svg"] = memory_svg(report, after, _curve_of(problem, problem.reference))
+    return files
+
+
+def _curve_of(problem: RematProblem, plan: Plan | None) -> MemoryCurve | None:
+    if plan is None:
+        return None
+    return memory_curve(problem.costs, plan, simulate(problem.graph, problem.costs, plan))
+
+
+def _folder_name(graph_name: str) -> str:
+    """`graph_name` as a name that is one folder on every system."""
+    return re.sub(r"[^A-Za-z0-9_.-]", "_", graph_name).lstrip(".") or "graph"
+
+
+def _natural(path: Path) -> list[tuple[int, str]]:
+    """Sort key in which graph2 comes before graph10."""
+    pieces = re.split(r"(\d+)", path.parent.name)
+    return [(int(piece), "") if piece.isdigit() else (-1, piece) for piece in pieces]

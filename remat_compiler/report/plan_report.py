@@ -1,0 +1,184 @@
+"""The report of one planned graph: plain data, stored with the plan, so that a cache hit has it too."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from remat_compiler.errors import FormatError
+from remat_compiler.ir.codec import from_document, to_document
+from remat_compiler.ir.graph import StorageKind
+from remat_compiler.ir.plan import Decision, PlanStatus
+
+_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where an operator comes from.
+
+    Attributes:
+        op: Name of the operator, or empty where none is meant.
+        target: Printed operator, such as ``aten.mm.default``.
+        module: Module path of the user's model, or empty.
+        source: User's source line, such as ``model.py:12``, or empty.
+    """
+
+    op: str = ""
+    target: str = ""
+    module: str = ""
+    source: str = ""
+
+    def __str__(self) -> str:
+        where = " ".join(part for part in (f"at {self.source}" if self.source else "", self.module) if part)
+        return f"{self.op} {where}".strip()
+
+
+@dataclass(frozen=True, slots=True)
+class StorageDecision:
+    """What becomes of one forward storage that the backward part of the plan reads.
+
+    Attributes:
+        storage: Name of the storage.
+        size_bytes: Its bytes.
+        decision: Kept until it is needed, made again, or moved away.
+        repeats: How often its operator runs again.
+        added_ns: Time of these repetitions.
+        reason: Why, in words.
+        made_by: The operator that makes it.
+    """
+
+    storage: str
+    size_bytes: int
+    decision: Decision
+    repeats: int
+    added_ns: int
+    reason: str
+    made_by: Origin
+
+
+@dataclass(frozen=True, slots=True)
+class LiveStorage:
+    """One piece of memory alive at the peak.
+
+    Attributes:
+        storage: Name of the storage, or ``workspace`` for what the operator allocates while it runs.
+        size_bytes: Its bytes.
+        kind: What it is for.
+        made_by: The operator that makes it; empty for tangents.
+    """
+
+    storage: str
+    size_bytes: int
+    kind: StorageKind
+    made_by: Origin
+
+
+@dataclass(frozen=True, slots=True)
+class StageTime:
+    """Seconds that one stage of the compilation took."""
+
+    stage: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class PeakPoint:
+    """A step of the plan, or an operator, that needs the most bytes.
+
+    Attributes:
+        peak_bytes: Bytes alive together.
+        in_backward: Whether that is in the backward graph.
+        origin: The operator that runs; empty where kept storages alone make the peak.
+    """
+
+    peak_bytes: int
+    in_backward: bool
+    origin: Origin
+
+
+@dataclass(frozen=True, slots=True)
+class PlanReport:
+    """What was decided for one graph, what it costs, and why.
+
+    Attributes:
+        graph_name: Name of the graph within its process, such as ``graph0``.
+        num_ops: Operators that were planned (kernels, where the inner compiler fuses).
+        joint_nodes: Nodes of the joint graph before contraction.
+        inner: Inner compiler.
+        planner: Planner whose plan is used.
+        status: How the planner ended.
+        budget_bytes: Largest peak allowed, or `None` for no limit.
+        resident_bytes: Parameters, buffers and inputs; not part of any peak here.
+        peak_before_bytes: Peak of the same step without a budget.
+        estimated_peak_bytes: The simulator's peak of the plan.
+        checked_peak_bytes: The peak of what the inner compiler emitted, or `None` where that is not known.
+        smallest_peak_bytes: Smallest peak that a planner found, or `None` where none was sought.
+        saved_before_bytes: Bytes kept from forward to backward without a budget.
+        saved_bytes: Bytes kept from forward to backward under the plan.
+        step_ns: Time of a step that executes every operator once.
+        added_ns: Time that recomputation adds.
+        lower_bound_ns: Proven lower bound of `added_ns`.
+        floor: What no plan can go below, and the operator that forces it.
+        peak: The step of the plan that reaches its peak.
+        decisions: Forward storages that the backward reads, largest first.
+        live_at_peak: What is alive at `peak`, largest first; sums up to `estimated_peak_bytes`.
+        stages: Seconds of each stage.
+        notes: What the user should know besides, such as a budget that was not reachable.
+    """
+
+    graph_name: str
+    num_ops: int
+    joint_nodes: int
+    inner: str
+    planner: str
+    status: PlanStatus
+    budget_bytes: int | None
+    resident_bytes: int
+    peak_before_bytes: int
+    estimated_peak_bytes: int
+    checked_peak_bytes: int | None
+    smallest_peak_bytes: int | None
+    saved_before_bytes: int
+    saved_bytes: int
+    step_ns: int
+    added_ns: int
+    lower_bound_ns: int
+    floor: PeakPoint
+    peak: PeakPoint
+    decisions: tuple[StorageDecision, ...] = ()
+    live_at_peak: tuple[LiveStorage, ...] = ()
+    stages: tuple[StageTime, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def peak_bytes(self) -> int:
+        """The predicted peak: after the check where there was one, else the simulator's."""
+        return self.estimated_peak_bytes if self.checked_peak_bytes is None else self.checked_peak_bytes
+
+    @property
+    def added_percent(self) -> float:
+        """Added time in percent of the step without recomputation."""
+        return 100.0 * self.added_ns / self.step_ns if self.step_ns else 0.0
+
+    @property
+    def gap_percent(self) -> float:
+        """How far the plan may be above the cheapest one, in percent of the step."""
+        return 100.0 * (self.added_ns - self.lower_bound_ns) / self.step_ns if self.step_ns else 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of all stages."""
+        return sum(stage.seconds for stage in self.stages)
+
+    def to_json(self) -> str:
+        """The canonical JSON of the report."""
+        return to_document("report", _VERSION, self)
+
+    @staticmethod
+    def from_json(text: str | bytes) -> PlanReport:
+        """The report that `text` describes; FormatError, with the place, when it describes none."""
+        report = from_document("report", _VERSION, PlanReport, text)
+        for name in ("num_ops", "joint_nodes", "step_ns", "added_ns", "peak_before_bytes", "estimated_peak_bytes"):
+            if getattr(report, name) < 0:
+                raise FormatError(f"$.data.{name}", f"expected at least 0, got {getattr(report, name)}")
+        return report
