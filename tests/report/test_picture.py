@@ -1,0 +1,82 @@
+"""The picture: well-formed, complete, and true to the peaks whatever the number of steps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from drawn_graphs import chain, joint_plan, problems
+from planned import problem, report, result
+from remat_compiler.ir.plan import Plan
+from remat_compiler.ir.problem import CostTable, RematProblem
+from remat_compiler.report.curve import MemoryCurve, memory_curve
+from remat_compiler.report.picture import memory_svg
+from remat_compiler.simulate.timeline import simulate
+
+
+def curve(asked: RematProblem, plan: Plan | None, columns: int = 64) -> MemoryCurve:
+    assert plan is not None
+    return memory_curve(asked.costs, plan, simulate(asked.graph, asked.costs, plan), columns)
+
+
+def texts(svg: str) -> list[str]:
+    """The words in a picture, which must be well-formed XML."""
+    return [element.text or "" for element in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")]
+
+
+@given(problems(), st.integers(1, 50))
+def test_no_peak_is_lost_between_columns(asked: RematProblem, columns: int) -> None:
+    made = curve(asked, joint_plan(asked.graph), columns)
+    assert len(made.columns) == columns
+    assert max(made.columns) == made.peak_bytes
+    assert 0 <= made.boundary_ns <= made.total_ns
+    assert 0 <= made.peak_ns <= made.total_ns
+
+
+def test_steps_without_time_still_show() -> None:
+    graph = chain([100, 10**6, 100])
+    costs = CostTable((1000, 0, 0, 0, 0, 1000), (0, 5 * 10**6, 0, 0, 0, 0), ("roofline",) * 6)
+    asked = RematProblem(graph, costs, 1)
+    made = curve(asked, joint_plan(graph), 10)
+    assert max(made.columns) == made.peak_bytes > 5 * 10**6
+
+
+def test_without_times_every_step_is_as_wide() -> None:
+    asked = problem(time_ns=0)
+    made = curve(asked, joint_plan(asked.graph), 8)
+    assert (made.total_ns, made.boundary_ns, made.timed) == (8, 4, False)
+    assert "operators" in texts(memory_svg(report(asked), made))
+
+
+def test_the_picture_names_budget_peaks_and_source_lines() -> None:
+    asked = problem()
+    words = texts(memory_svg(report(), curve(asked, result().plan), curve(asked, asked.reference)))
+    for expected in ("budget 11.7 KiB", "15.0 KiB", "11.0 KiB", "forward", "backward", "without a budget"):
+        assert expected in words
+    assert "layer.0  model.py:10" in words
+    assert any("f0 (activation)" in word for word in words)
+
+
+def test_a_budget_far_above_is_named_but_not_drawn() -> None:
+    words = texts(memory_svg(report(problem(10**9)), curve(problem(), result().plan)))
+    assert "953.7 MiB" in words
+    assert not any(word.startswith("budget 9") for word in words)
+
+
+def test_the_same_report_gives_the_same_bytes() -> None:
+    asked = problem()
+    assert memory_svg(report(), curve(asked, result().plan)) == memory_svg(report(), curve(asked, result().plan))
+
+
+@pytest.mark.parametrize("name", ["a < b & c > d", 'quo"te', "bell\x07", "é→"])
+def test_names_cannot_break_the_picture(name: str) -> None:
+    assert texts(memory_svg(replace(report(), graph_name=name), curve(problem(), result().plan)))
+
+
+def test_an_empty_plan_has_a_picture() -> None:
+    empty = MemoryCurve(0, 0, 0, 0, (), False)
+    assert texts(memory_svg(replace(report(), live_at_peak=()), empty, empty))
