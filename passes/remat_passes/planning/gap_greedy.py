@@ -1,0 +1,334 @@
+"""Gap greedy: evict values from gaps between their uses until the peak fits the budget.
+
+One round: take the step of the highest peak; every value that is alive there without being used there is a
+candidate.  To evict it is to make it again just before its next use, from what is alive there, from inputs that
+may live on until then, or from inputs that are made again themselves (its *cone*).  The candidates of most bytes
+for the least time win, until a share of the excess is covered.  Values that were made again are candidates of
+later rounds, so that one value may be recomputed several times.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from remat_passes.planning.compiled import compiled, inner
+from remat_passes.planning.profile import (
+    END,
+    KEPT,
+    MUST_NOT_SAVE,
+    PRODUCER,
+    READS,
+    REPEATABLE,
+    SIZE,
+    TIME,
+    WRITES,
+    Arrays,
+    IntArray,
+    ascending,
+    drop_dead,
+    find_events,
+    live_bytes,
+    next_event,
+)
+
+BLOCK_BITS = 5
+"""Steps are grouped by ``2 ** BLOCK_BITS`` for range maxima."""
+MAX_CONE = 400
+"""Largest number of operators that one eviction may repeat."""
+
+
+class Scene(NamedTuple):
+    """One sequence with what follows from it; see `profile`.
+
+    Attributes:
+        blocks: Maximum of `live` in each block of steps.
+    """
+
+    steps: IntArray
+    boundary: int
+    budget: int
+    start: IntArray
+    events: IntArray
+    live: IntArray
+    blocks: IntArray
+
+
+@inner
+def scene_of(g: Arrays, steps: IntArray, boundary: int, budget: int) -> Scene:
+    """Events and profile of a sequence."""
+    start, events = find_events(g, steps)
+    live = live_bytes(g, steps, boundary, start, events)
+    blocks = np.zeros((len(live) >> BLOCK_BITS) + 1, np.int64)
+    for p in range(len(live)):
+        blocks[p >> BLOCK_BITS] = max(blocks[p >> BLOCK_BITS], live[p])
+    return Scene(steps, boundary, budget, start, events, live, blocks)
+
+
+@inner
+def fits(scene: Scene, low: int, high: int, size: int) -> bool:
+    """Whether `size` more bytes fit at every step from `low` to `high` inclusive."""
+    limit = scene.budget - size
+    p = low
+    while p <= high:
+        if p & ((1 << BLOCK_BITS) - 1) == 0 and p + (1 << BLOCK_BITS) - 1 <= high:
+            if scene.blocks[p >> BLOCK_BITS] > limit:
+                return False
+            p += 1 << BLOCK_BITS
+        else:
+            if scene.live[p] > limit:
+                return False
+            p += 1
+    return True
+
+
+@inner
+def replaces_later(g: Arrays, scene: Scene, storage: int, step: int) -> bool:
+    """Whether an instance made at `step` may live on and save the next repetition of its operator."""
+    k = next_event(scene.start, scene.events, storage, step)
+    end = scene.start[storage + 1]
+    last = step
+    while k < end and scene.events[k] & 1 == 0:
+        last = scene.events[k] >> 1
+        k += 1
+    return k < end and fits(scene, last + 1, (scene.events[k] >> 1) - 1, g.storages[storage, SIZE])
+
+
+@inner
+def find_cone(
+    g: Arrays,
+    scene: Scene,
+    storage: int,
+    step: int,
+    peak: int,
+    seen: IntArray,
+    stamp: int,
+    cone: IntArray,
+    base: IntArray,
+) -> tuple[int, int, int, int]:
+    """What making `storage` again just before `step` takes.
+
+    Args:
+        g: The problem.
+        scene: The sequence.
+        storage: The value to be made.
+        step: Where it is read.
+        peak: The step that must be relieved.
+        seen: Scratch, by operator: `stamp` for operators in the cone.
+        stamp: A number not in `seen` yet.
+        cone: Receives the operators, as found.
+        base: Receives the events before which the inputs at hand live, to be kept alive.
+
+    Returns:
+        Numbers of operators (-1: impossible) and of base events, time in ns, and bytes that live on across `peak`.
+    """
+    cone[0] = g.storages[storage, PRODUCER]
+    seen[cone[0]] = stamp
+    count, done, bases, time, crossing = 1, 0, 0, 0, 0
+    while done < count:
+        op = cone[done]
+        done += 1
+        if not g.ops[op, REPEATABLE]:
+            return -1, 0, 0, 0
+        paid = True
+        for i in range(g.ops[op, WRITES], g.ops[op, END]):
+            if replaces_later(g, scene, g.items[i], step):
+                paid = False
+        if paid:
+            time += g.ops[op, TIME]
+        for i in range(g.ops[op, READS], g.ops[op, WRITES]):
+            x = g.items[i]
+            if g.storages[x, KEPT]:
+                continue
+            k = next_event(scene.start, scene.events, x, step)
+            if k == scene.start[x]:
+                return -1, 0, 0, 0
+            before = scene.events[k - 1] >> 1
+            alive = k < scene.start[x + 1] and scene.events[k] & 1 == 0
+            barred = g.storages[x, MUST_NOT_SAVE] and before < scene.boundary <= step
+            maker = g.storages[x, PRODUCER]
+            if alive and not barred:
+                if bases == len(base):
+                    return -1, 0, 0, 0
+                base[bases] = k
+                bases += 1
+                continue
+            if not barred and not before < peak < step and fits(scene, before + 1, step - 1, g.storages[x, SIZE]):
+                continue
+            if not g.ops[maker, REPEATABLE]:
+                crossing += g.storages[x, SIZE]
+                continue
+            if seen[maker] != stamp:
+                if count == len(cone):
+                    return -1, 0, 0, 0
+                seen[maker] = stamp
+                cone[count] = maker
+                count += 1
+    return count, bases, time, crossing
+
+
+@inner
+def find_candidates(g: Arrays, scene: Scene, peak: int, forced: bool) -> tuple[IntArray, IntArray, int]:
+    """Storages and events (reads) whose gaps lie across step `peak`; with `forced`, gaps across the boundary that must not be."""
+    found, values = np.empty(len(g.storages), np.int64), np.empty(len(g.storages), np.int64)
+    count = 0
+    for s in range(len(g.storages)):
+        if g.storages[s, KEPT] or g.storages[s, SIZE] == 0 or not g.ops[g.storages[s, PRODUCER], REPEATABLE]:
+            continue
+        if forced and not g.storages[s, MUST_NOT_SAVE]:
+            continue
+        k = next_event(scene.start, scene.events, s, scene.boundary if forced else peak)
+        if k == scene.start[s] or k == scene.start[s + 1] or scene.events[k] & 1:
+            continue
+        if forced or scene.events[k] >> 1 != peak and scene.events[k - 1] >> 1 != peak:
+            found[count], values[count] = k, s
+            count += 1
+    return values, found, count
+
+
+@inner
+def distinct(items: IntArray) -> IntArray:
+    """Sorted `items`, each once."""
+    count = 0
+    for i in range(len(items)):
+        if i == 0 or items[i] != items[i - 1]:
+            items[count] = items[i]
+            count += 1
+    return items[:count]
+
+
+@inner
+def choose_evictions(
+    g: Arrays, scene: Scene, peak: int, forced: bool, share: float, width: int, noise: float, state: int
+) -> tuple[IntArray, int]:
+    """Operators to insert, as sorted ``step * operators + operator``; `share`, `width`, `noise`: see `relieve`."""
+    values, candidates, count = find_candidates(g, scene, peak, forced)
+    excess = max(scene.live[peak] - scene.budget, 1)
+    over = np.zeros(len(scene.live) + 1, np.int64)
+    for p in range(len(scene.live)):
+        over[p + 1] = over[p] + (1 if scene.live[p] > scene.budget else 0)
+    num_ops = len(g.ops)
+    seen = np.full(num_ops, -1, np.int64)
+    cone, base = np.empty(min(MAX_CONE, num_ops), np.int64), np.empty(8 * MAX_CONE, np.int64)
+    cone_rows, base_rows = np.zeros(count + 1, np.int64), np.zeros(count + 1, np.int64)
+    cones, bases = np.empty(1024, np.int64), np.empty(1024, np.int64)
+    scores, gains = np.empty(count, np.float64), np.empty(count, np.int64)
+    for c in range(count):
+        s, k = values[c], candidates[c]
+        step = scene.events[k] >> 1
+        size, num_base, time, crossing = find_cone(g, scene, s, step, peak, seen, c, cone, base)
+        gains[c] = g.storages[s, SIZE] - crossing
+        if size < 0 or (gains[c] <= 0 and not forced):
+            size, num_base, gains[c] = 0, 0, 0
+        cones = append(cones, cone_rows[c], cone, size)
+        bases = append(bases, base_rows[c], base, num_base)
+        cone_rows[c + 1], base_rows[c + 1] = cone_rows[c] + size, base_rows[c] + num_base
+        weight = float(over[step] - over[(scene.events[k - 1] >> 1) + 1])
+        weight = 1.0 if width == 0 else np.sqrt(weight) if width == 1 else weight
+        state = (state * 1103515245 + 12345) & 0x7FFFFFFF
+        weight *= 1.0 + noise * (state / 2147483648.0)
+        scores[c] = -weight * min(gains[c], excess) / max(time, 1)
+    order = ascending(scores)
+    touched = np.zeros(len(scene.events), np.int8)  # 1: evicted, 2: another eviction relies on it
+    inserts = np.empty(cone_rows[count], np.int64)
+    total, covered = 0, 0
+    for c in order:
+        if gains[c] <= 0 and not forced:
+            continue
+        if covered >= share * excess and not forced:
+            break
+        free = touched[candidates[c]] == 0
+        for i in range(base_rows[c], base_rows[c + 1]):
+            free = free and touched[bases[i]] != 1
+        if not free or cone_rows[c] == cone_rows[c + 1]:
+            continue
+        touched[candidates[c]] = 1
+        for i in range(base_rows[c], base_rows[c + 1]):
+            touched[bases[i]] = 2
+        for i in range(cone_rows[c], cone_rows[c + 1]):
+            inserts[total] = (scene.events[candidates[c]] >> 1) * num_ops + cones[i]
+            total += 1
+        covered += gains[c]
+    return distinct(np.sort(inserts[:total])), state
+
+
+@inner
+def append(items: IntArray, length: int, more: IntArray, count: int) -> IntArray:
+    """`items` (or a longer copy) with the first `count` of `more` from position `length` on."""
+    if length + count > len(items):
+        longer = np.empty(2 * (length + count), np.int64)
+        for i in range(length):
+            longer[i] = items[i]
+        items = longer
+    for i in range(count):
+        items[length + i] = more[i]
+    return items
+
+
+@inner
+def insert(steps: IntArray, boundary: int, inserts: IntArray, num_ops: int) -> tuple[IntArray, int]:
+    """`steps` with operators inserted, see `choose_evictions`."""
+    longer = np.empty(len(steps) + len(inserts), np.int64)
+    k, bound = 0, boundary
+    for p in range(len(steps)):
+        while k < len(inserts) and inserts[k] // num_ops == p:
+            longer[p + k] = inserts[k] % num_ops
+            k += 1
+            if p < boundary:
+                bound += 1
+        longer[p + k] = steps[p]
+    return longer, bound
+
+
+@compiled
+def relieve(
+    g: Arrays,
+    steps: IntArray,
+    boundary: int,
+    budget: int,
+    share: float,
+    width: int,
+    noise: float,
+    seed: int,
+    patience: int,
+    max_rounds: int,
+) -> tuple[IntArray, int, int, int]:
+    """Evict until the peak is at most `budget`.
+
+    Args:
+        g: The problem.
+        steps: The sequence to start from.
+        boundary: Its boundary.
+        budget: Bytes.
+        share: Share of the excess at the peak that one round covers.
+        width: Weight of the steps over budget in a gap: 0 none, 1 square root of their number, 2 their number.
+        noise: Largest relative change of a score, drawn from `seed`.
+        seed: State of the generator.
+        patience: Rounds without a lower peak after which to give up.
+        max_rounds: Rounds at most.
+
+    Returns:
+        The sequence of the lowest peak seen, its boundary, that peak, and the number of rounds.
+    """
+    best, best_boundary, best_peak = steps, boundary, np.int64(9223372036854775807)
+    stalled = 0
+    for turn in range(max_rounds):
+        scene = scene_of(g, steps, boundary, budget)
+        inserts = np.empty(0, np.int64)
+        if g.storages[:, MUST_NOT_SAVE].any():
+            inserts, _ = choose_evictions(g, scene, 0, True, 1.0, 0, 0.0, seed)
+        if len(inserts) == 0:
+            peak = int(np.argmax(scene.live))
+            if scene.live[peak] < best_peak:
+                best, best_boundary, best_peak, stalled = steps, boundary, scene.live[peak], 0
+            else:
+                stalled += 1
+            if best_peak <= budget or stalled > patience:
+                return best, best_boundary, best_peak, turn + 1
+            inserts, seed = choose_evictions(g, scene, peak, False, share, width, noise, seed)
+        if len(inserts) == 0:
+            return best, best_boundary, best_peak, turn + 1
+        steps, boundary = insert(steps, boundary, inserts, len(g.ops))
+        steps, boundary = drop_dead(g, steps, boundary)
+    return best, best_boundary, best_peak, max_rounds
