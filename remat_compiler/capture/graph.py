@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import fx
 from remat_compiler import torch_compat
 from remat_compiler.capture import operators, source
 from remat_compiler.capture.materialise import materialised_by_inductor, materialised_by_interpreter
+from remat_compiler.capture.mutation import changed_inputs
 from remat_compiler.capture.operators import NodeClass
 from remat_compiler.capture.phases import find_phases
 from remat_compiler.capture.storages import find_roots, storage_bytes
@@ -50,7 +52,12 @@ class CapturedGraph:
 
 
 def capture(
-    joint: fx.GraphModule, *, num_fwd_outputs: int, static_input_indices: tuple[int, ...], fused: bool
+    joint: fx.GraphModule,
+    *,
+    num_fwd_outputs: int,
+    static_input_indices: tuple[int, ...],
+    fused: bool,
+    in_memory: Iterable[fx.Node] = (),
 ) -> CapturedGraph:
     """Capture a prepared joint graph (see `torch_compat.prepare_joint`).
 
@@ -59,8 +66,9 @@ def capture(
         num_fwd_outputs: How many of its outputs belong to the forward.
         static_input_indices: Positions of the primals that are parameters or buffers.
         fused: Contract to what Inductor materialises, rather than what the FX interpreter does.
+        in_memory: Nodes that are known to be in memory, besides the outputs.
     """
-    return _Builder(joint, num_fwd_outputs, static_input_indices, fused).build()
+    return _Builder(joint, num_fwd_outputs, static_input_indices, fused).build(tuple(in_memory))
 
 
 class _Builder:
@@ -78,13 +86,14 @@ class _Builder:
         self.fwd_outputs = [n for n in fwd if isinstance(n, fx.Node)]
         self.bwd_outputs = [n for n in bwd if isinstance(n, fx.Node)]
         self.phases = find_phases(joint.graph, self.fwd_outputs)
+        self.changed = changed_inputs(joint.graph)
         self.storage: dict[fx.Node, StorageId] = {}
         self.storages: list[Storage] = []
         self.inlined: dict[fx.Node, tuple[frozenset[fx.Node], frozenset[fx.Node]]] = {}
 
-    def build(self) -> CapturedGraph:
+    def build(self, in_memory: tuple[fx.Node, ...]) -> CapturedGraph:
         if self.fused:
-            outputs = [*self.fwd_outputs, *self.bwd_outputs]
+            outputs = [*self.fwd_outputs, *self.bwd_outputs, *in_memory]
             mains = materialised_by_inductor(self.classes, self.roots, self.phases, outputs)
         else:
             mains = materialised_by_interpreter(self.classes)
@@ -139,6 +148,8 @@ class _Builder:
         items = self._items(main)
         traits = operators.traits_of(main)
         reason = operators.reason_not_to_recompute(main, traits)
+        if not reason and not self.changed.isdisjoint(read_roots):
+            reason = "it reads an input that the forward changes in place"
         reads = {self.storage[r] for r in read_roots}
         writes: list[StorageId] = []
         for value in items or [main]:

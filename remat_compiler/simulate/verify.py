@@ -104,9 +104,7 @@ def _check_structure(problem: RematProblem, plan: Plan) -> list[Violation]:
 def _missing_forward(ops: tuple[Op, ...], done: set[int], step: int) -> list[Violation]:
     """Forward operators that have not run when the forward ends."""
     return [
-        Violation(Rule.FORWARD_MISSING, step, op.name)
-        for op in ops
-        if op.phase is Phase.FORWARD and op.id not in done
+        Violation(Rule.FORWARD_MISSING, step, op.name) for op in ops if op.phase is Phase.FORWARD and op.id not in done
     ]
 
 
@@ -150,7 +148,9 @@ def _walk_forward(
 ) -> tuple[int, int, set[int]]:
     """Allocate and free step by step; see `_replay`."""
     graph = problem.graph
-    counted: dict[int, int] = {s.id: s.size_bytes for s in graph.storages if s.kind not in RESIDENT_KINDS | {StorageKind.TANGENT}}
+    counted: dict[int, int] = {
+        s.id: s.size_bytes for s in graph.storages if s.kind not in RESIDENT_KINDS | {StorageKind.TANGENT}
+    }
     kept = {s.id for s in graph.storages if s.kind in KEPT_KINDS}
     tangents = sum(s.size_bytes for s in graph.storages if s.kind is StorageKind.TANGENT)
     alive: dict[int, int] = {}

@@ -1,0 +1,1 @@
+"""What runs beside and after compilation: prediction, checks, dispatch, caches."""

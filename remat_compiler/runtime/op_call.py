@@ -1,0 +1,143 @@
+"""The call of an operator as plain data: what decides how much memory it needs inside, and how to repeat it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch._ops import HigherOrderOperator, OpOverload
+
+RANDOM_STATE_OPS = ("run_and_save_rng_state", "run_with_rng_state")
+"""Higher-order operators that can be repeated: they run one operator with a random state saved or set."""
+
+_NO_WORKSPACE = frozenset(
+    {
+        "empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided",
+        "full", "full_like", "new_full", "zeros", "zeros_like", "new_zeros", "ones", "ones_like", "new_ones",
+        "zero_", "fill_", "scalar_tensor", "lift_fresh_copy", "clone", "arange", "detach", "detach_",
+        "_unsafe_view", "alias", "_to_copy", "eye",
+    }
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """What an operator sees of a tensor, its data left out; sizes and strides count elements."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device_type: str
+
+    def __repr__(self) -> str:
+        name = str(self.dtype).removeprefix("torch.")
+        return f"{name}{list(self.shape)}/{list(self.stride)}@{self.device_type}"
+
+    def make(self) -> torch.Tensor:
+        """A real tensor like this one; its values are valid indices, probabilities and denominators alike.
+
+        Integers are 0 (a valid index); floats are 0.5, which is no denormal, and valid for logs and roots.
+        """
+        extent = 1 + sum((n - 1) * s for n, s in zip(self.shape, self.stride)) if 0 not in self.shape else 0
+        flat = torch.zeros(extent * self.dtype.itemsize, dtype=torch.uint8, device=self.device_type).view(self.dtype)
+        if self.dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
+            flat.fill_(0.5)
+        return flat.as_strided(self.shape, self.stride)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OpCall:
+    """One call of an operator that may allocate more than its results.
+
+    Attributes:
+        func: The operator.
+        args: Its arguments, with a `TensorSpec` in place of each tensor.
+        kwargs: Its keyword arguments, likewise.
+        key: Text that is equal for calls that need equally much memory.
+    """
+
+    func: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    key: str
+
+    @staticmethod
+    def of(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> OpCall | None:
+        """The call, or None when it is plain that it allocates nothing but `result`."""
+        if isinstance(func, OpOverload):
+            if _allocates_results_only(func):
+                return None
+            if torch.Tag.pointwise in func.tags and _one_dtype((args, kwargs, result)):
+                # A pointwise operator on mixed types makes converted copies of its inputs on a CPU.
+                return None
+        elif not isinstance(func, HigherOrderOperator):
+            return None
+        frozen_args, frozen_kwargs = _freeze(args), _freeze(dict(kwargs))
+        return OpCall(func, frozen_args, frozen_kwargs, f"{func}{frozen_args!r}{frozen_kwargs!r}")
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether the call can be made again on real tensors."""
+        return isinstance(self.func, OpOverload) or str(self.func) in RANDOM_STATE_OPS
+
+    @property
+    def device_type(self) -> str:
+        """Device type of its first tensor; ``cpu`` without one."""
+        return next((spec.device_type for spec in _leaves((self.args, self.kwargs), TensorSpec)), "cpu")
+
+    def real_arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Fresh real arguments to repeat the call with."""
+        args, kwargs = _thaw(self.args), _thaw(self.kwargs)
+        if str(self.func) == "run_with_rng_state":
+            args = (torch.get_rng_state(), *args[1:])  # any other bytes are refused
+        return args, kwargs
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """Tensors within nested lists, tuples and mappings."""
+    return _leaves(value, torch.Tensor)
+
+
+def _leaves(value: Any, kind: type) -> Iterator[Any]:
+    if isinstance(value, kind):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _leaves(item, kind)
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _leaves(item, kind)
+
+
+@cache
+def _allocates_results_only(func: OpOverload) -> bool:
+    return func.is_view or func._schema.name.split("::")[-1] in _NO_WORKSPACE
+
+
+def _one_dtype(values: Any) -> bool:
+    return len({tensor.dtype for tensor in tensors_in(values)}) <= 1
+
+
+def _freeze(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return TensorSpec(tuple(value.shape), value.stride(), value.dtype, value.device.type)
+    if isinstance(value, torch.Generator):
+        return None
+    if isinstance(value, (list, tuple)):
+        return type(value)(_freeze(item) for item in value)
+    if isinstance(value, dict):
+        return {name: _freeze(item) for name, item in value.items()}
+    return value
+
+
+def _thaw(value: Any) -> Any:
+    if isinstance(value, TensorSpec):
+        return value.make()
+    if isinstance(value, (list, tuple)):
+        return type(value)(_thaw(item) for item in value)
+    if isinstance(value, dict):
+        return {name: _thaw(item) for name, item in value.items()}
+    return value

@@ -1,0 +1,70 @@
+"""The object that AOTAutograd calls to cut a joint graph.
+
+It is pickled into Inductor's configuration and named in its cache key, so it holds plain data only, and its
+`uuid` names everything that decides the plan.  What it decides goes to the `collect` block around the
+compilation; on a cache hit it never runs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch import fx
+
+from remat_compiler import torch_compat
+from remat_compiler.partition import Partition, PartitionRequest, partition
+from remat_compiler.runtime.workspace import WorkspaceTable
+from remat_compiler.version import __version__
+from remat_passes.registry import make_planner
+
+_collected: ContextVar[list[Partition] | None] = ContextVar("remat_partitions", default=None)
+_workspace: ContextVar[WorkspaceTable | None] = ContextVar("remat_workspace", default=None)
+
+
+@contextmanager
+def collect(workspace: WorkspaceTable) -> Iterator[list[Partition]]:
+    """Partitions made within the block, in order; `workspace` serves their measurements."""
+    found: list[Partition] = []
+    tokens = _collected.set(found), _workspace.set(workspace)
+    try:
+        yield found
+    finally:
+        _collected.reset(tokens[0])
+        _workspace.reset(tokens[1])
+
+
+class RematPartitioner(torch_compat.CustomPartitionerFn):
+    """Cuts every joint graph of one compilation by one request."""
+
+    def __init__(self, request: PartitionRequest) -> None:
+        self.request = request
+
+    def __call__(
+        self, gm: fx.GraphModule, joint_inputs: Sequence[object], **keywords: Any
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        request = self.request
+        planner = make_planner(request.planner, time_limit=request.time_limit)
+        made = partition(
+            gm,
+            request,
+            num_fwd_outputs=keywords["num_fwd_outputs"],
+            static_input_indices=tuple(keywords.get("static_lifetime_input_indices") or ()),
+            plan_with=planner.plan,
+            workspace=_workspace.get() or WorkspaceTable(),
+        )
+        if request.inner == "inductor" and not made.unchanged:
+            torch_compat.keep_planned_memory()
+        collected = _collected.get()
+        if collected is not None:
+            collected.append(made)
+        return made.cut.forward, made.cut.backward
+
+    def uuid(self) -> str:
+        """Names the request and the versions that turn it into a plan."""
+        text = repr((self.request, __version__, torch.__version__))
+        return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,207 @@
+"""Records what Inductor compiles, and makes twins of it that run on fake tensors with the kernels left out.
+
+Inductor emits, for each graph, a Python module: a `call` that allocates buffers, starts kernels, deletes
+buffers at their last use, and returns. All that decides memory is in that function, nothing in the kernels;
+so the same code object, run with other globals, is an exact and quick model of the graph's memory.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import FunctionType, MethodType, SimpleNamespace, TracebackType
+from typing import Any, Protocol
+
+import torch
+
+from remat_compiler import torch_compat
+
+_KERNEL = re.compile(r"^(\w+) = async_compile\.\w+\(", re.MULTILINE)
+
+
+class DryRunUnsupported(Exception):
+    """The step cannot be run on fake tensors; the message is the reason that people are shown."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CapturedGraph:
+    """One graph that Inductor compiled or took from a cache.
+
+    Attributes:
+        owner: Inductor's object, which the compiled step calls.
+        call: The emitted wrapper as it was before torch wrapped it (CUDA graphs, realignment).
+        partitions: Pieces of the wrapper that it calls through its runner, likewise unwrapped.
+        is_backward: Whether it is a backward graph.
+        source: Python text of the emitted module; empty when there is none.
+    """
+
+    owner: Any
+    call: Callable[..., Any]
+    partitions: tuple[Callable[..., Any], ...]
+    is_backward: bool
+    source: str
+
+    @property
+    def filename(self) -> str:
+        """File name in the code object of the wrapper; empty for a wrapper that is not Python."""
+        code = getattr(getattr(self.call, "__func__", self.call), "__code__", None)
+        return code.co_filename if code is not None else ""
+
+
+class GraphRecorder:
+    """Context manager around a compilation: afterwards `graphs` holds what was compiled, in that order.
+
+    Within it the backward is compiled together with the forward. Recorders nest, and each hears only the
+    thread that entered it.
+    """
+
+    def __init__(self) -> None:
+        self.graphs: list[CapturedGraph] = []
+        self._thread = 0
+        self._config = torch_compat.compile_backward_at_once()
+
+    def __enter__(self) -> GraphRecorder:
+        self._thread = threading.get_ident()
+        self._config.__enter__()
+        torch_compat.add_post_compile_listener(self._hear)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        torch_compat.remove_post_compile_listener(self._hear)
+        self._config.__exit__(kind, error, trace)
+
+    @property
+    def forward(self) -> tuple[CapturedGraph, ...]:
+        """Graphs of the forward (or of inference)."""
+        return tuple(graph for graph in self.graphs if not graph.is_backward)
+
+    @property
+    def backward(self) -> tuple[CapturedGraph, ...]:
+        """Graphs of the backward."""
+        return tuple(graph for graph in self.graphs if graph.is_backward)
+
+    def _hear(self, owner: Any) -> None:
+        if threading.get_ident() != self._thread:
+            return
+        runner = getattr(owner.current_callable, "__self__", None)
+        self.graphs.append(
+            CapturedGraph(
+                owner=owner,
+                call=owner.current_callable,
+                partitions=tuple(getattr(runner, "partitions", ())),
+                is_backward=bool(owner.fx_kwargs.get("is_backward")),
+                source=owner.source_code or "",
+            )
+        )
+
+
+class _SkippedKernel:
+    """Stands for a compiled kernel: reports that it was started and does nothing."""
+
+    __slots__ = ("_name", "_report")
+
+    def __init__(self, name: str, report: Callable[[str], None]) -> None:
+        self._name = name
+        self._report = report
+
+    def __call__(self, *args: object, **kwargs: object) -> None:
+        self._report(self._name)
+
+    def run(self, *args: object, **kwargs: object) -> None:
+        """Triton's way to start a kernel."""
+        self._report(self._name)
+
+
+class StepObserver(Protocol):
+    """What a twin needs of the one who watches it."""
+
+    def saw_kernel(self, name: str) -> None:
+        """A compiled kernel would have run."""
+
+    def adopt_constant(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The fake tensor for a constant tensor of the module."""
+
+    def allocate(self, size: Any, stride: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """An empty fake tensor, counted."""
+
+    def view(self, base: torch.Tensor, size: Any, stride: Any, offset: int) -> torch.Tensor:
+        """A view of the storage of `base`; `offset` counts elements from the start of the storage."""
+
+
+def make_twin(graph: CapturedGraph, observer: StepObserver) -> Callable[[list[Any]], Any]:
+    """The wrapper of `graph` with kernels left out, to be called under a fake tensor mode.
+
+    Args:
+        graph: What Inductor emitted.
+        observer: Is told of kernels and allocations.
+
+    Raises:
+        DryRunUnsupported: The wrapper is not Python (C++ wrapper, ahead-of-time Inductor).
+    """
+    function = graph.call.__func__ if isinstance(graph.call, MethodType) else graph.call
+    if not isinstance(function, FunctionType):
+        raise DryRunUnsupported(f"the emitted wrapper is a {type(graph.call).__name__}, not a Python function")
+    old = function.__globals__
+    kernels = set(_KERNEL.findall(graph.source))
+    new: dict[str, Any] = {}
+    for name, value in old.items():
+        if name in kernels:
+            new[name] = _SkippedKernel(name, observer.saw_kernel)
+        elif isinstance(value, torch.Tensor):
+            new[name] = observer.adopt_constant(value)
+        elif isinstance(value, FunctionType) and value.__globals__ is old:
+            new[name] = _with_globals(value, new)
+        else:
+            new[name] = value
+    new.update((name, stand_in) for name, stand_in in _stand_ins(observer).items() if name in old)
+    call = _with_globals(function, new)
+    if not isinstance(graph.call, MethodType):
+        return call
+    runner = SimpleNamespace(partitions=[_with_globals(piece, new) for piece in graph.partitions])
+    return MethodType(call, runner)
+
+
+def _with_globals(function: Callable[..., Any], new: dict[str, Any]) -> FunctionType:
+    if not isinstance(function, FunctionType):
+        raise DryRunUnsupported(f"a piece of the emitted wrapper is a {type(function).__name__}, not a function")
+    twin = FunctionType(function.__code__, new, function.__name__, function.__defaults__, function.__closure__)
+    twin.__kwdefaults__ = function.__kwdefaults__
+    return twin
+
+
+def _stand_ins(observer: StepObserver) -> dict[str, Callable[..., Any]]:
+    """What the wrapper's helpers, C++ functions on real memory, are replaced with."""
+
+    def reinterpret(base: torch.Tensor, size: Any, stride: Any, offset_increment: int) -> torch.Tensor:
+        return observer.view(base, size, stride, base.storage_offset() + offset_increment)
+
+    def from_pool(pool: torch.Tensor, offset_bytes: int, dtype: torch.dtype, size: Any, stride: Any) -> torch.Tensor:
+        return torch.as_strided(pool.view(torch.uint8)[offset_bytes:].view(dtype), size, stride)
+
+    def nothing(*_: object, **__: object) -> None:
+        pass
+
+    allocators: dict[str, Callable[..., Any]] = {f"empty_strided_{t}": _allocator(observer, t) for t in _DEVICE_TYPES}
+    return allocators | {
+        "empty_strided_cpu_pinned": _allocator(observer, "cpu"),
+        "reinterpret_tensor": reinterpret,
+        "alloc_from_pool": from_pool,
+        "assert_size_stride": nothing,
+        "assert_alignment": nothing,
+    }
+
+
+_DEVICE_TYPES = ("cpu", "cuda", "xpu", "mtia")
+
+
+def _allocator(observer: StepObserver, device_type: str) -> Callable[..., torch.Tensor]:
+    def empty_strided(size: Any, stride: Any, dtype: torch.dtype, *_: object) -> torch.Tensor:
+        # A device without an index would not compare equal to that of the other tensors.
+        index = None if device_type == "cpu" else torch.accelerator.current_device_index()
+        return observer.allocate(size, stride, dtype, torch.device(device_type, index))
+
+    return empty_strided
