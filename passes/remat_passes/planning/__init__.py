@@ -1,0 +1,1 @@
+"""Planners: each a file, all behind `remat_passes.planning.interface.Planner`.  No torch."""

@@ -1,0 +1,85 @@
+"""What a planner is, and how its plan becomes a `PlanResult`: by the one simulator, never by its own estimate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar, Protocol, runtime_checkable
+
+import numpy as np
+
+from remat_compiler.ir.plan import Plan, PlanResult, PlanStatus
+from remat_compiler.ir.problem import RematProblem
+from remat_compiler.simulate.timeline import GraphArrays, simulate_arrays
+
+
+@runtime_checkable
+class Planner(Protocol):
+    """One way to answer a `RematProblem`.
+
+    A planner is a frozen dataclass whose fields are its options, each with a default.  `plan` is pure and
+    deterministic: the same problem gives the same plan in any process.  It mutates nothing, imports no
+    torch, and its plan passes `remat_compiler.simulate.verify.verify`.
+    """
+
+    name: ClassVar[str]
+    """What people call it in options and reports."""
+
+    def plan(self, problem: RematProblem) -> PlanResult:
+        """Answer `problem`; INFEASIBLE carries the plan of the smallest peak found."""
+        ...
+
+
+Stats = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A plan with what its planner wants to be seen of it."""
+
+    plan: Plan
+    stats: Stats = ()
+
+
+def finish(problem: RematProblem, planner: str, plan: Plan, stats: Stats = ()) -> PlanResult:
+    """The result of `planner` that found `plan`: FEASIBLE within the budget, else INFEASIBLE."""
+    return choose(problem, planner, [Candidate(plan, stats)])
+
+
+def choose(problem: RematProblem, planner: str, candidates: Iterable[Candidate]) -> PlanResult:
+    """The best of `candidates`: the cheapest within the budget, or else the one of the smallest peak.
+
+    Plans within `max_added_ns` go before others; the first of equals wins.
+    """
+    arrays = GraphArrays.of(problem.graph, problem.costs)
+    results = (_judge(problem, arrays, planner, candidate) for candidate in candidates)
+    best = min(results, key=lambda result: _rank(problem, result), default=None)
+    return failed(planner, "the planner proposed no plan") if best is None else best
+
+
+def failed(planner: str, reason: str) -> PlanResult:
+    """The result of a planner that has no plan for this problem."""
+    return PlanResult(PlanStatus.FAILED, planner, None, stats=(("reason", reason),))
+
+
+def _judge(problem: RematProblem, arrays: GraphArrays, planner: str, candidate: Candidate) -> PlanResult:
+    """Simulate one candidate."""
+    timeline = simulate_arrays(arrays, np.array(candidate.plan.steps, np.int64), candidate.plan.boundary)
+    fits = timeline.peak_bytes <= problem.budget_bytes
+    return PlanResult(
+        status=PlanStatus.FEASIBLE if fits else PlanStatus.INFEASIBLE,
+        planner=planner,
+        plan=candidate.plan,
+        peak_bytes=timeline.peak_bytes,
+        time_ns=timeline.time_ns,
+        added_ns=timeline.added_ns,
+        stats=candidate.stats,
+    )
+
+
+def _rank(problem: RematProblem, result: PlanResult) -> tuple[bool, bool, int, int]:
+    """Smaller is better, see `choose`."""
+    misses = result.status is PlanStatus.INFEASIBLE
+    slow = problem.max_added_ns is not None and result.added_ns > problem.max_added_ns
+    first, second = result.added_ns, result.peak_bytes
+    return (misses, slow, second, first) if misses else (misses, slow, first, second)

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from remat_compiler.errors import UnknownName
+from remat_passes import registry
+from remat_passes.planning.interface import Planner
+
+
+@pytest.mark.parametrize("name", sorted(registry.PLANNERS))
+def test_every_target_is_a_frozen_planner_of_its_name(name: str) -> None:
+    planner = registry.planner_class(name)
+    assert planner.name == name
+    assert hasattr(planner, "__dataclass_fields__")
+    instance = planner()
+    assert isinstance(instance, Planner)
+    assert instance == planner()
+    assert hash(instance) == hash(planner())
+    assert pickle.loads(pickle.dumps(instance)) == instance
+
+
+def test_unknown_name_lists_near_matches() -> None:
+    with pytest.raises(UnknownName, match="did you mean 'chain_dp'"):
+        registry.planner_class("chaindp")
+
+
+def test_duplicate_names_both_owners() -> None:
+    with pytest.raises(registry.DuplicateName, match="'ours' and by 'theirs'") as caught:
+        registry.merge_tables([("ours", {"x": "a:B"}), ("theirs", {"x": "c:D"})])
+    assert caught.value.owners == ("ours", "theirs")
+    assert pickle.loads(pickle.dumps(caught.value)).owners == ("ours", "theirs")
+
+
+@pytest.mark.parametrize(
+    ("target", "reason"),
+    [
+        ("remat_passes.no_such_module:X", "cannot import"),
+        ("remat_passes.planning.save_all:NoSuchClass", "cannot import"),
+        ("remat_passes.planning.save_all:SaveAll", "not a planner of that name"),
+        ("no colon", "cannot import"),
+    ],
+)
+def test_broken_entries_are_told(target: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_table", lambda: {"other": target})
+    with pytest.raises(registry.BrokenEntry, match=reason):
+        registry.planner_class("other")
+
+
+class FakeEntry:
+    """An entry point of another package."""
+
+    def __init__(self, name: str, table: object) -> None:
+        self.name = name
+        self.value = f"{name}:TABLE"
+        self._table = table
+
+    def load(self) -> object:
+        if isinstance(self._table, Exception):
+            raise self._table
+        return self._table
+
+
+def install(monkeypatch: pytest.MonkeyPatch, *entries: FakeEntry) -> None:
+    monkeypatch.setattr(registry, "entry_points", lambda group: list(entries))
+    monkeypatch.setattr(registry, "_table", registry._table.__wrapped__)
+
+
+def test_other_packages_add_planners(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, FakeEntry("theirs", {"mine": "their.module:Mine"}))
+    assert "mine" in registry.planner_names()
+
+
+def test_other_packages_cannot_replace_planners(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, FakeEntry("theirs", {"save_all": "their.module:Mine"}))
+    with pytest.raises(registry.DuplicateName, match="'remat_passes' and by 'theirs'"):
+        registry.planner_names()
+
+
+@pytest.mark.parametrize(("table", "reason"), [(["save_all"], "is a list"), (ImportError("gone"), "gone")])
+def test_broken_tables_are_told(table: object, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, FakeEntry("theirs", table))
+    with pytest.raises(registry.BrokenEntry, match=reason):
+        registry.planner_names()
