@@ -1,0 +1,84 @@
+"""Optimal checkpoints of the chain that the graph linearises to, by Hong et al.'s algorithms.
+
+Source: Hong et al., *GPU Memory Usage Optimization for Backward Propagation*, see `planning.hong`.  They minimise
+their model's peak and know neither time nor budget, so a larger budget buys less recomputation here only
+by the choice among chains of different granularity, which the simulator judges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from typing import ClassVar
+
+from remat_compiler.ir.plan import PlanResult
+from remat_compiler.ir.problem import RematProblem
+from remat_passes.planning.chain import Forward, chain_of, segmented_plan
+from remat_passes.planning.hong import Chain, Selection, select_linear, select_quadratic, select_static
+from remat_passes.planning.interface import Candidate, choose
+from remat_passes.planning.sequence import Order, Placement, StepIndex, baseline_order
+
+
+class Algorithm(str, Enum):
+    """Which algorithm of the paper chooses the checkpoints."""
+
+    CUBIC = "cubic"
+    """Algorithm 3: checkpoints plus largest segment, O(n^3)."""
+    QUADRATIC = "quadratic"
+    """Algorithm 5: what PyTorch holds, O(n^2)."""
+    LINEAR = "linear"
+    """Algorithm 6: the objective of Algorithm 5 in O(n)."""
+
+    def select(self, chain: Chain) -> Selection:
+        """The algorithm's checkpoints of `chain`."""
+        if self is Algorithm.CUBIC:
+            return select_static(chain)
+        return select_quadratic(chain) if self is Algorithm.QUADRATIC else select_linear(chain)
+
+    @property
+    def longest_chain(self) -> int:
+        """Layers that the algorithm handles in a fraction of a second."""
+        return 48 if self is Algorithm.CUBIC else 1000
+
+
+@dataclass(frozen=True, slots=True)
+class ChainDp:
+    """The smallest peak of a checkpointed chain.
+
+    Attributes:
+        algorithm: Which algorithm chooses the checkpoints.
+        granularities: Numbers of layers to linearise into; more than the algorithm handles is cut down.
+            One layer is saved whole.
+    """
+
+    name: ClassVar[str] = "chain_dp"
+    algorithm: Algorithm = Algorithm.LINEAR
+    granularities: tuple[int, ...] = (1, 12, 24, 48, 192)
+
+    def plan(self, problem: RematProblem) -> PlanResult:
+        """The cheapest of the plans that fits the budget, or else the one of the smallest peak."""
+        return choose(problem, self.name, self._candidates(StepIndex.of(problem.graph)))
+
+    def _candidates(self, index: StepIndex) -> Iterator[Candidate]:
+        """One plan for each placement and different set of checkpoints."""
+        forward = Forward.of(index)
+        counts = dict.fromkeys(min(count, Algorithm(self.algorithm).longest_chain) for count in self.granularities)
+        for placement in Placement:
+            order = baseline_order(index, placement)
+            chosen = {self._checkpoints(index, order, forward, count): count for count in counts}
+            for cuts, count in chosen.items():
+                stats = (
+                    ("algorithm", Algorithm(self.algorithm).value),
+                    ("layers", str(count)),
+                    ("segments", str(len(cuts) + 1)),
+                    ("placement", placement.value),
+                )
+                yield Candidate(segmented_plan(index, order, forward, cuts), stats)
+
+    def _checkpoints(self, index: StepIndex, order: Order, forward: Forward, count: int) -> tuple[int, ...]:
+        """Cut positions behind the checkpoints of a chain of about `count` layers."""
+        cuts = forward.cuts(count)
+        selection = Algorithm(self.algorithm).select(chain_of(index, order, forward, cuts))
+        # Layer i ends at cut i - 1; the last layer's output is no cut.
+        return tuple(cuts[layer - 1] for layer in selection.checkpoints if layer <= len(cuts))
