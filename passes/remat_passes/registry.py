@@ -10,7 +10,6 @@ of the group `remat_compiler.registry` that points to a table of the same form:
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import fields, is_dataclass
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
@@ -87,6 +86,13 @@ def planner_class(name: str) -> type[Planner]:
     return found
 
 
+def make_planner(name: str, **options: object) -> Planner:
+    """The planner registered as `name`, with those of `options` that it has fields for; errors as `planner_class`."""
+    found = planner_class(name)
+    known = getattr(found, "__dataclass_fields__", {})
+    return found(**{key: value for key, value in options.items() if key in known})
+
+
 def merge_tables(tables: Iterable[tuple[str, Mapping[str, str]]]) -> dict[str, str]:
     """One table of all (owner, table) pairs; a name in two of them is an error that names both owners."""
     owner_of: dict[str, str] = {}
@@ -119,10 +125,3 @@ def _load(entry: EntryPoint) -> Mapping[str, str]:
             "it must be a mapping from planner name to 'module:Class'"
         )
     return table
-
-
-def make_planner(name: str, **options: object) -> Planner:
-    """The planner registered as `name`, with those of `options` that it has fields for; errors as `planner_class`."""
-    found = planner_class(name)
-    known = {field.name for field in fields(found)} if is_dataclass(found) else set()
-    return found(**{key: value for key, value in options.items() if key in known})
