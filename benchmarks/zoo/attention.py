@@ -157,7 +157,7 @@ def build_gpt2tiny96(tiny: bool, dropout: float) -> Built:
 
 
 def gpt2_of_depth(layers: int, dropout: float = 0.0) -> Built:
-    """A very narrow GPT-2 for timing planners: 161 joint nodes a layer and 135 more."""
+    """A very narrow GPT-2 for timing planners: 161 joint nodes a layer and 134 more."""
     return gpt2(
         layers=layers, hidden=32, heads=1, vocabulary=100, batch=1, length=32, dropout=dropout, attention="sdpa"
     )
