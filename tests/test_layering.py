@@ -20,18 +20,20 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = {"remat_compiler": ROOT / "remat_compiler", "remat_passes": ROOT / "passes" / "remat_passes"}
 
 TIERS: tuple[frozenset[str], ...] = (
-    frozenset({"errors"}),
+    frozenset({"errors", "version"}),
     frozenset({"options"}),
     frozenset({"ir"}),
     frozenset({"torch_compat"}),
     frozenset({"costs", "simulate"}),
     frozenset({"capture", "rewrite", "runtime", "report"}),
-    frozenset({"partition", "pipeline"}),
+    frozenset({"partition", "partitioner", "pipeline"}),
     frozenset({"backend", "cli"}),
 )
 """Files and folders of remat_compiler, lowest first; each may import the tiers below it."""
 
-NEIGHBOURS = frozenset({("rewrite", "capture"), ("pipeline", "partition")})
+NEIGHBOURS = frozenset(
+    {("rewrite", "capture"), ("partitioner", "partition"), ("pipeline", "partition"), ("pipeline", "partitioner")}
+)
 """Imports within a tier: importer and imported."""
 
 PASSES_MAY_IMPORT = {

@@ -6,7 +6,7 @@ While an operator runs, its reads, its results and its workspace are alive toget
 - in the backward, all outputs of the forward, and the tangents, which autograd holds.
 
 After the last step everything that is kept is alive together, which is a second bound.  No order of the
-backward and no recomputation changes either; PLANNING calls the largest of them the largest working set.
+backward and no recomputation changes either.  The largest of them is the largest working set.
 """
 
 from __future__ import annotations
