@@ -7,6 +7,8 @@ import pytest
 from remat_compiler.errors import UnknownName
 from remat_passes import registry
 from remat_passes.planning.interface import Planner
+from remat_passes.planning.save_all import SaveAll
+from remat_passes.planning.sequence import Placement
 
 
 @pytest.mark.parametrize("name", sorted(registry.PLANNERS))
@@ -83,3 +85,8 @@ def test_broken_tables_are_told(table: object, reason: str, monkeypatch: pytest.
     install(monkeypatch, FakeEntry("theirs", table))
     with pytest.raises(registry.BrokenEntry, match=reason):
         registry.planner_names()
+
+
+def test_planners_take_the_options_that_they_have() -> None:
+    planner = registry.make_planner("save_all", placement=Placement.JOINT, time_limit=1.0)
+    assert planner == SaveAll(Placement.JOINT)

@@ -5,9 +5,8 @@ from random import Random
 
 import pytest
 from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
-from builders import ProblemBuilder, problems, random_steps
+from builders import ProblemBuilder, generators, problems, random_steps
 from remat_compiler.ir.graph import OpId, Phase, SavePolicy, StorageKind
 from remat_compiler.ir.plan import Plan
 from remat_compiler.ir.problem import RematProblem
@@ -113,7 +112,7 @@ def test_dead_repeats_are_dropped() -> None:
 
 
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(problem=problems(), rng=st.randoms(use_true_random=False))
+@given(problem=problems(), rng=generators())
 def test_dropping_dead_repeats_keeps_a_plan_valid_and_costs_nothing(problem: RematProblem, rng: Random) -> None:
     sloppy = random_steps(rng, problem)
     index = StepIndex.of(problem.graph)

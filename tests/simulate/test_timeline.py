@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from builders import ProblemBuilder, problems, random_steps, with_budget
+from builders import ProblemBuilder, generators, problems, random_steps, with_budget
 from remat_compiler.ir.graph import OpId, Phase, SavePolicy, StorageKind
 from remat_compiler.ir.plan import Plan
 from remat_compiler.ir.problem import RematProblem
@@ -25,7 +25,7 @@ def plan(steps: Sequence[int], boundary: int) -> Plan:
 
 
 @settings(max_examples=600, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(problem=problems(), rng=st.randoms(use_true_random=False), repeats=st.integers(0, 30))
+@given(problem=problems(), rng=generators(), repeats=st.integers(0, 30))
 def test_simulator_and_verifier_agree(problem: RematProblem, rng: Random, repeats: int) -> None:
     steps = random_steps(rng, problem, repeats)
     timeline = simulate(problem.graph, problem.costs, steps)
