@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch._prims.rng_prims
 from torch import fx
-from torch._C._profiler import ProfilerState, _ExperimentalConfig
+from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfig
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import ShortenTraceback
 from torch._functorch import config as functorch_config
@@ -26,10 +26,10 @@ from torch._functorch.compile_utils import fx_graph_cse
 from torch._inductor import config as inductor_config
 from torch._inductor.compile_fx import compile_fx
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
+from torch._inductor.fx_passes import post_grad
 from torch._inductor.output_code import CompiledFxGraph
 from torch._ops import HigherOrderOperator
 from torch._subclasses import fake_tensor
-from torch.autograd import ProfilerConfig
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.checkpoint import CheckpointPolicy
 
@@ -302,13 +302,13 @@ def memory_deltas(run: Callable[[], object]) -> tuple[list[int], object]:
         result = run()
     finally:
         records = torch._C._autograd._disable_profiler_legacy()
-    events = [event for thread in records for event in thread if event.kind() == "memory_alloc"]
+    events = [event for thread in records for event in thread if str(event.kind()) == "memory_alloc"]
     return [event.cpu_memory_usage() for event in events], result
 
 
 def profiler_is_running() -> bool:
     """Whether somebody records a profile now (a second one would raise)."""
-    return bool(torch.autograd._profiler_enabled())
+    return bool(torch._C._autograd._profiler_enabled())
 
 
 def allocation_alignment(device_type: str) -> int:
@@ -389,23 +389,57 @@ def fake_call(node: fx.Node) -> tuple[Any, tuple[Any, ...], dict[str, Any], Any]
 
 _KEEP_PLANNED_MEMORY: dict[str, Any] = {"allow_buffer_reuse": False, "reorder_for_peak_memory": False}
 """Inductor's settings under which what it emits allocates and frees as the planned graphs say."""
-
-
-def inductor_patches(partitioner: CustomPartitionerFn) -> dict[str, Any]:
-    """Inductor configuration for a compilation with `partitioner`, which may call `keep_planned_memory` in it."""
-    current = {name: getattr(inductor_config, name) for name in _KEEP_PLANNED_MEMORY}
-    return {"custom_partitioner_fn": partitioner, **current}
+_planned = threading.local()
 
 
 def keep_planned_memory() -> None:
-    """Let the rest of the compilation keep to the planned memory; `inductor_patches` restores the settings."""
+    """Let the rest of `compile_with_inductor` keep to the planned memory."""
+    _planned.active = True
     for name, value in _KEEP_PLANNED_MEMORY.items():
         setattr(inductor_config, name, value)
 
 
 def compile_with_inductor(gm: fx.GraphModule, example_inputs: Any, partitioner: CustomPartitionerFn) -> Any:
     """Compile Dynamo's graph with Inductor, cutting joint graphs with `partitioner`; `gm` may be changed."""
-    return compile_fx(gm, example_inputs, config_patches=inductor_patches(partitioner))
+    _guard_product_fusion()
+    # The partitioner may change settings on the way; leaving the block restores them.
+    with inductor_config.patch({name: getattr(inductor_config, name) for name in _KEEP_PLANNED_MEMORY}):
+        try:
+            return compile_fx(gm, example_inputs, config_patches={"custom_partitioner_fn": partitioner})
+        finally:
+            _planned.active = False
+
+
+@cache
+def _guard_product_fusion() -> None:
+    """Keep Inductor from fusing ``mm + x`` in planned graphs where that would run the product much later.
+
+    The fused product runs where the sum stands; until then its arguments, freed by the plan, would be held.
+    """
+    for entries in post_grad.pass_patterns[2].patterns.values():
+        for entry in entries:
+            if entry.extra_check is post_grad.is_valid_addmm_fusion:
+                entry.extra_check = _fuses_without_delay
+
+
+def _fuses_without_delay(match: Any) -> bool:
+    if not post_grad.is_valid_addmm_fusion(match):
+        return False
+    if not getattr(_planned, "active", False):
+        return True
+    product = next(n for n in match.nodes if n.target is torch.ops.aten.mm.default)
+    node = product.next
+    while node is not match.output_node() and node.op != "output":
+        if node.op == "call_function" and _is_product(node):
+            return False
+        node = node.next
+    return True
+
+
+def _is_product(node: fx.Node) -> bool:
+    """Whether the node is a kernel of its own: a product, convolution or attention."""
+    packet = getattr(node.target, "overloadpacket", None)
+    return packet is not None and packet in partitioners.get_default_op_list().compute_intensive_ops
 
 
 def compile_with_interpreter(gm: fx.GraphModule, example_inputs: Any, partitioner: CustomPartitionerFn) -> Any:

@@ -29,6 +29,8 @@ from remat_compiler.runtime.wrapper_capture import CapturedGraph, DryRunUnsuppor
 
 log = logging.getLogger(__name__)
 
+_EXPECTED: tuple[type[Exception], ...] = (DryRunUnsupported, *torch_compat.FAKE_RUN_ERRORS)
+
 
 @dataclass(frozen=True, slots=True)
 class Sample:
@@ -117,8 +119,9 @@ def dry_run(
         with torch_compat.outside_tracing():
             step = _FakeStep(example_inputs, graphs, gradients_exist)
             step.run(compiled)
-    except (DryRunUnsupported, *torch_compat.FAKE_RUN_ERRORS) as error:
-        reason = f"{type(error).__name__}: {error}" if not isinstance(error, DryRunUnsupported) else str(error)
+    except _EXPECTED as error:
+        text = str(error).partition("\n")[0]
+        reason = text if isinstance(error, DryRunUnsupported) else f"{type(error).__name__}: {text}"
         log.info("dry run: peak unknown, %s", reason)
         return DryRun(unknown=reason)
     return _summary(step, workspace or WorkspaceTable())
@@ -174,7 +177,7 @@ class _FakeStep:
         if scalars:
             return scalars
         with self.tracker.paused():
-            return [_Seed.apply(tensor) for tensor in trained]
+            return [_Seed.apply(tensor) for tensor in trained]  # type: ignore[no-untyped-call]
 
 
 class _Seed(torch.autograd.Function):
@@ -209,7 +212,8 @@ def _summary(step: _FakeStep, workspace: WorkspaceTable) -> DryRun:
     heights = [sample.live_bytes + sample.workspace_bytes for sample in timeline]
     peak_bytes = max(heights, default=0)
     peak_index = heights.index(peak_bytes) if heights else 0
-    alive = [_live(life, text) for life, freed in step.alive if life.made <= peak_index and (freed or 1 << 62) > peak_index]
+    at_peak = [life for life, freed in step.alive if life.made <= peak_index and (freed is None or peak_index < freed)]
+    alive = [_live(life, text) for life in at_peak]
     return DryRun(
         peak_bytes=peak_bytes,
         timeline=timeline,

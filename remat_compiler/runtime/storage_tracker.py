@@ -60,7 +60,7 @@ class StorageLife:
     freed: int | None = None
 
 
-class StorageTracker(TorchDispatchMode):
+class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Dispatch mode that counts storages of one device type; enter it above the fake tensor mode.
 
     Args:
@@ -72,7 +72,7 @@ class StorageTracker(TorchDispatchMode):
     supports_higher_order_operators = True
 
     def __init__(self, fake_mode: Any, device_type: str, wrapper_files: Iterable[str]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.phase = "forward"
         self.live_bytes = 0
         self.moments: list[Moment] = []
@@ -171,10 +171,13 @@ class StorageTracker(TorchDispatchMode):
         self.moments.append(Moment(self.phase, label, file, line, self.live_bytes, key))
 
     def _run(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        if isinstance(func, HigherOrderOperator) and func.name() == _SAVES_RNG_STATE:
+        if isinstance(func, HigherOrderOperator) and str(func) == _SAVES_RNG_STATE:
             # On fake tensors torch would hand out the real state, a tensor that the mode cannot follow.
             state = torch.empty(torch.get_rng_state().numel(), dtype=torch.uint8)
             return state, args[0](*args[1:], **kwargs)
+        if isinstance(func, HigherOrderOperator) and any(isinstance(arg, torch.nn.Module) for arg in args):
+            # What its subgraphs allocate cannot be seen, nor which of them a real step would run.
+            raise DryRunUnsupported(f"the step runs the higher-order operator {func}, which holds subgraphs")
         return torch_compat.corrected_fake_result(func, args, func(*args, **kwargs))
 
     def _see(self, tensor: torch.Tensor, label: str) -> StorageLife | None:

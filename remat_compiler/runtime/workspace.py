@@ -141,13 +141,13 @@ def measure_workspace(call: OpCall) -> int | None:
 
 def environment() -> tuple[str, ...]:
     """All beside the call that decides how much an operator allocates."""
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() and torch.cuda.is_initialized() else "cpu"
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
     return (
         f"torch {torch.__version__}",
         f"device {device}",
         f"cpu {torch.backends.cpu.get_cpu_capability()}",
         f"threads {torch.get_num_threads()}",
-        f"onednn {torch.backends.mkldnn.is_available() and torch._C._get_mkldnn_enabled()}",
+        f"onednn {torch._C._get_mkldnn_enabled()}",
         f"matmul {torch.get_float32_matmul_precision()}",
         f"deterministic {torch.are_deterministic_algorithms_enabled()}",
         f"cudnn {torch.backends.cudnn.enabled} {torch.backends.cudnn.benchmark}",

@@ -177,7 +177,7 @@ def _stand_ins(observer: StepObserver) -> dict[str, Callable[..., Any]]:
     """What the wrapper's helpers, C++ functions on real memory, are replaced with."""
 
     def reinterpret(base: torch.Tensor, size: Any, stride: Any, offset_increment: int) -> torch.Tensor:
-        return observer.view(base, size, stride, base.storage_offset() + offset_increment)
+        return observer.view(base, size, stride, int(base.storage_offset()) + offset_increment)
 
     def from_pool(pool: torch.Tensor, offset_bytes: int, dtype: torch.dtype, size: Any, stride: Any) -> torch.Tensor:
         return torch.as_strided(pool.view(torch.uint8)[offset_bytes:].view(dtype), size, stride)
@@ -201,7 +201,7 @@ _DEVICE_TYPES = ("cpu", "cuda", "xpu", "mtia")
 def _allocator(observer: StepObserver, device_type: str) -> Callable[..., torch.Tensor]:
     def empty_strided(size: Any, stride: Any, dtype: torch.dtype, *_: object) -> torch.Tensor:
         # A device without an index would not compare equal to that of the other tensors.
-        index = None if device_type == "cpu" else torch.accelerator.current_device_index()
-        return observer.allocate(size, stride, dtype, torch.device(device_type, index))
+        device = "cpu" if device_type == "cpu" else f"{device_type}:{torch.accelerator.current_device_index()}"
+        return observer.allocate(size, stride, dtype, torch.device(device))
 
     return empty_strided
