@@ -17,6 +17,7 @@ from remat_passes.planning.compiled import compiled, inner
 from remat_passes.planning.profile import (
     END,
     KEPT,
+    MOVABLE,
     MUST_NOT_SAVE,
     PRODUCER,
     READS,
@@ -43,7 +44,7 @@ class Scene(NamedTuple):
     """One sequence with what follows from it; see `profile`.
 
     Attributes:
-        blocks: Maximum of `live` in each block of steps.
+        blocks: ``[l, b]``: maximum of `live` over ``2 ** l`` blocks of steps from block `b` on.
     """
 
     steps: IntArray
@@ -60,9 +61,17 @@ def scene_of(g: Arrays, steps: IntArray, boundary: int, budget: int) -> Scene:
     """Events and profile of a sequence."""
     start, events = find_events(g, steps)
     live = live_bytes(g, steps, boundary, start, events)
-    blocks = np.zeros((len(live) >> BLOCK_BITS) + 1, np.int64)
+    count = (len(live) >> BLOCK_BITS) + 1
+    levels = 1
+    while 1 << levels <= count:
+        levels += 1
+    blocks = np.zeros((levels, count), np.int64)
     for p in range(len(live)):
-        blocks[p >> BLOCK_BITS] = max(blocks[p >> BLOCK_BITS], live[p])
+        blocks[0, p >> BLOCK_BITS] = max(blocks[0, p >> BLOCK_BITS], live[p])
+    for level in range(1, levels):
+        half = 1 << (level - 1)
+        for b in range(count - 2 * half + 1):
+            blocks[level, b] = max(blocks[level - 1, b], blocks[level - 1, b + half])
     return Scene(steps, boundary, budget, start, events, live, blocks)
 
 
@@ -70,16 +79,23 @@ def scene_of(g: Arrays, steps: IntArray, boundary: int, budget: int) -> Scene:
 def fits(scene: Scene, low: int, high: int, size: int) -> bool:
     """Whether `size` more bytes fit at every step from `low` to `high` inclusive."""
     limit = scene.budget - size
-    p = low
-    while p <= high:
-        if p & ((1 << BLOCK_BITS) - 1) == 0 and p + (1 << BLOCK_BITS) - 1 <= high:
-            if scene.blocks[p >> BLOCK_BITS] > limit:
-                return False
-            p += 1 << BLOCK_BITS
-        else:
+    first, after = (low + (1 << BLOCK_BITS) - 1) >> BLOCK_BITS, (high + 1) >> BLOCK_BITS
+    if first >= after:
+        for p in range(low, high + 1):
             if scene.live[p] > limit:
                 return False
-            p += 1
+        return True
+    level = 0
+    while 2 << level <= after - first:
+        level += 1
+    if scene.blocks[level, first] > limit or scene.blocks[level, after - (1 << level)] > limit:
+        return False
+    for p in range(low, first << BLOCK_BITS):
+        if scene.live[p] > limit:
+            return False
+    for p in range(after << BLOCK_BITS, high + 1):
+        if scene.live[p] > limit:
+            return False
     return True
 
 
@@ -126,6 +142,8 @@ def find_cone(
     cone[0] = g.storages[storage, PRODUCER]
     seen[cone[0]] = stamp
     count, done, bases, time, crossing = 1, 0, 0, 0, 0
+    if g.ops[cone[0], MOVABLE] and next_event(scene.start, scene.events, storage, step) == scene.start[storage] + 1:
+        time = -g.ops[cone[0], TIME]  # nothing reads its first execution, which then takes place here
     while done < count:
         op = cone[done]
         done += 1
@@ -170,7 +188,7 @@ def find_cone(
 
 @inner
 def find_candidates(g: Arrays, scene: Scene, peak: int, forced: bool) -> tuple[IntArray, IntArray, int]:
-    """Storages and events (reads) whose gaps lie across step `peak`; with `forced`, gaps across the boundary that must not be."""
+    """Storages and events (reads) whose gaps lie across step `peak`; with `forced`, forbidden ones at the boundary."""
     found, values = np.empty(len(g.storages), np.int64), np.empty(len(g.storages), np.int64)
     count = 0
     for s in range(len(g.storages)):
@@ -181,10 +199,21 @@ def find_candidates(g: Arrays, scene: Scene, peak: int, forced: bool) -> tuple[I
         k = next_event(scene.start, scene.events, s, scene.boundary if forced else peak)
         if k == scene.start[s] or k == scene.start[s + 1] or scene.events[k] & 1:
             continue
-        if forced or scene.events[k] >> 1 != peak and scene.events[k - 1] >> 1 != peak:
+        if forced or (scene.events[k] >> 1 != peak and scene.events[k - 1] >> 1 != peak):
             found[count], values[count] = k, s
             count += 1
     return values, found, count
+
+
+@inner
+def any_forbidden(g: Arrays, scene: Scene) -> bool:
+    """Whether a value that must not be saved is alive across the boundary."""
+    for s in range(len(g.storages)):
+        if g.storages[s, MUST_NOT_SAVE]:
+            k = next_event(scene.start, scene.events, s, scene.boundary)
+            if scene.start[s] < k < scene.start[s + 1] and scene.events[k] & 1 == 0:
+                return True
+    return False
 
 
 @inner
@@ -201,8 +230,8 @@ def distinct(items: IntArray) -> IntArray:
 @inner
 def choose_evictions(
     g: Arrays, scene: Scene, peak: int, forced: bool, share: float, width: int, noise: float, state: int
-) -> tuple[IntArray, int]:
-    """Operators to insert, as sorted ``step * operators + operator``; `share`, `width`, `noise`: see `relieve`."""
+) -> tuple[IntArray, int, int]:
+    """Operators to insert, as sorted ``step * operators + operator``; the state of the generator; the work done."""
     values, candidates, count = find_candidates(g, scene, peak, forced)
     excess = max(scene.live[peak] - scene.budget, 1)
     over = np.zeros(len(scene.live) + 1, np.int64)
@@ -214,10 +243,12 @@ def choose_evictions(
     cone_rows, base_rows = np.zeros(count + 1, np.int64), np.zeros(count + 1, np.int64)
     cones, bases = np.empty(1024, np.int64), np.empty(1024, np.int64)
     scores, gains = np.empty(count, np.float64), np.empty(count, np.int64)
+    work = len(scene.live)
     for c in range(count):
         s, k = values[c], candidates[c]
         step = scene.events[k] >> 1
         size, num_base, time, crossing = find_cone(g, scene, s, step, peak, seen, c, cone, base)
+        work += 4 * (abs(size) + num_base)
         gains[c] = g.storages[s, SIZE] - crossing
         if size < 0 or (gains[c] <= 0 and not forced):
             size, num_base, gains[c] = 0, 0, 0
@@ -250,7 +281,7 @@ def choose_evictions(
             inserts[total] = (scene.events[candidates[c]] >> 1) * num_ops + cones[i]
             total += 1
         covered += gains[c]
-    return distinct(np.sort(inserts[:total])), state
+    return distinct(np.sort(inserts[:total])), state, work
 
 
 @inner
@@ -309,26 +340,27 @@ def relieve(
         max_rounds: Rounds at most.
 
     Returns:
-        The sequence of the lowest peak seen, its boundary, that peak, and the number of rounds.
+        The sequence of the lowest peak seen, its boundary, that peak, and the work done (about steps visited).
     """
     best, best_boundary, best_peak = steps, boundary, np.int64(9223372036854775807)
-    stalled = 0
-    for turn in range(max_rounds):
+    stalled, work = 0, 0
+    for _ in range(max_rounds):
         scene = scene_of(g, steps, boundary, budget)
-        inserts = np.empty(0, np.int64)
-        if g.storages[:, MUST_NOT_SAVE].any():
-            inserts, _ = choose_evictions(g, scene, 0, True, 1.0, 0, 0.0, seed)
-        if len(inserts) == 0:
-            peak = int(np.argmax(scene.live))
+        forced = any_forbidden(g, scene)
+        peak = 0
+        for p in range(len(steps)):
+            if scene.live[p] > scene.live[peak]:
+                peak = p
+        if not forced:
+            stalled += 1
             if scene.live[peak] < best_peak:
                 best, best_boundary, best_peak, stalled = steps, boundary, scene.live[peak], 0
-            else:
-                stalled += 1
             if best_peak <= budget or stalled > patience:
-                return best, best_boundary, best_peak, turn + 1
-            inserts, seed = choose_evictions(g, scene, peak, False, share, width, noise, seed)
+                break
+        inserts, seed, effort = choose_evictions(g, scene, peak, forced, share, width, noise, seed)
+        work += effort
         if len(inserts) == 0:
-            return best, best_boundary, best_peak, turn + 1
+            break
         steps, boundary = insert(steps, boundary, inserts, len(g.ops))
         steps, boundary = drop_dead(g, steps, boundary)
-    return best, best_boundary, best_peak, max_rounds
+    return best, best_boundary, best_peak, work + len(steps)

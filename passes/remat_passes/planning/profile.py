@@ -241,3 +241,10 @@ def next_event(start: IntArray, events: IntArray, storage: int, step: int) -> in
         else:
             high = middle
     return low
+
+
+@compiled
+def find_live(g: Arrays, steps: IntArray, boundary: int) -> IntArray:
+    """Live bytes at every step of a sequence."""
+    start, events = find_events(g, steps)
+    return live_bytes(g, steps, boundary, start, events)

@@ -1,0 +1,234 @@
+"""The search of `auto`: a pool of sequences, how they are made, improved and compared."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from remat_compiler.ir.graph import OpId
+from remat_compiler.ir.plan import Plan
+from remat_compiler.ir.problem import RematProblem
+from remat_passes.planning.block_dp import UNITS, expand, fill_tables, instructions
+from remat_passes.planning.gap_greedy import relieve
+from remat_passes.planning.local_search import HOIST_STEPS, forget, hoist
+from remat_passes.planning.profile import Arrays, IntArray, arrays_of, find_live, measure
+from remat_passes.planning.segments import Segments, cut_into_segments
+from remat_passes.planning.sequence import Order, Placement, StepIndex, baseline_order, recompute
+from remat_passes.planning.trim import trim
+
+GREEDY_SETTINGS = ((0.15, 1), (0.5, 1), (0.06, 1), (0.5, 2), (0.15, 0))
+"""Share and width of `relieve`."""
+SEGMENT_COUNTS = (12, 24, 48, 72)
+"""Segmentations that the block DP tries."""
+MEMORY_FACTORS = (0.85, 0.9, 0.95, 0.98, 1.0, 1.02, 1.05, 1.1, 1.2)
+"""Memory that the block DP may use over the budget; its estimates are off by that much either way."""
+PATIENCE = 12
+"""Rounds without a lower peak after which gap greedy gives up."""
+MAX_ROUNDS = 4_000
+MAX_PASSES = 50
+FINALISTS = 2
+"""Sequences that the local search improves."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Entry:
+    """A sequence with its exact peak in bytes and its time in ns."""
+
+    steps: IntArray
+    boundary: int
+    peak: int
+    time: int
+
+
+@dataclass(slots=True, eq=False)
+class Search:
+    """One search; `run` is called once.
+
+    Attributes:
+        g: The problem as arrays.
+        index: The same as lists.
+        budget: Bytes.
+        limit_ns: Longest time of a plan.
+        work_left: Work that may still be done, in steps visited.
+        draw: The random numbers of the local search.
+        pool: Entries found, best first.
+    """
+
+    g: Arrays
+    index: StepIndex
+    budget: int
+    limit_ns: int
+    work_left: int
+    draw: random.Random
+    pool: list[Entry] = field(default_factory=list)
+
+    @staticmethod
+    def of(problem: RematProblem, effort: int, seed: int) -> Search:
+        """The search for `problem` with `effort` an operator."""
+        cap = problem.max_added_ns
+        return Search(
+            g=arrays_of(problem),
+            index=StepIndex.of(problem.graph),
+            budget=problem.budget_bytes,
+            limit_ns=(1 << 62) if cap is None else problem.costs.step_ns + cap,
+            work_left=effort * max(len(problem.graph.ops), 1_000),
+            draw=random.Random(seed),
+        )
+
+    def run(self) -> tuple[Plan, tuple[tuple[str, str], ...]]:
+        """The best plan found, and what is told of the search."""
+        orders = [baseline_order(self.index, placement) for placement in Placement]
+        bases = [self._base(order) for order in orders]
+        self._keep(bases)
+        if self.pool[0].peak > self.budget:
+            self._keep(list(self._block_seeds(orders[0], bases[0])))
+            self._keep(list(self._greedy_seeds(bases)))
+            self._improve()
+        best = self.pool[0]
+        plan = Plan(tuple(map(OpId, best.steps.tolist())), int(best.boundary))
+        return plan, (("work left", str(self.work_left)),)
+
+    def _base(self, order: Order) -> Entry:
+        plan = recompute(self.index, order, self.index.all_savable())
+        return self._entry(np.array(plan.steps, np.int64), plan.boundary)
+
+    def _entry(self, steps: IntArray, boundary: int) -> Entry:
+        peak, time = measure(self.g, steps, boundary)
+        return Entry(steps, int(boundary), int(peak), int(time))
+
+    def _rank(self, entry: Entry) -> tuple[bool, int, int, int]:
+        """Smaller is better: within the time limit, within the budget, fast, low."""
+        return (entry.time > self.limit_ns, max(entry.peak, self.budget), entry.time, entry.peak)
+
+    def _keep(self, entries: list[Entry]) -> None:
+        """Add to the pool, best first."""
+        self.pool = sorted([*self.pool, *entries], key=self._rank)
+
+    def _fit(self, entry: Entry, target: int, share: float, width: int, noise: float = 0.0) -> Entry:
+        """`entry` relieved to `target` bytes, or as low as it gets, then trimmed."""
+        steps, boundary, peak = entry.steps, entry.boundary, entry.peak
+        for _ in range(8):
+            seed = self.draw.randrange(1 << 30)
+            args = (share, width, noise, seed, PATIENCE, MAX_ROUNDS)
+            steps, boundary, peak, work = relieve(self.g, steps, boundary, target, *args)
+            self.work_left -= int(work)
+            if peak <= target:
+                break
+            steps, boundary, moved, work = hoist(self.g, steps, boundary, HOIST_STEPS)
+            self.work_left -= int(work)
+            if not moved:
+                break
+        return self._trim(steps, boundary, max(target, int(peak)))
+
+    def _trim(self, steps: IntArray, boundary: int, target: int) -> Entry:
+        """What `trim` leaves of a sequence."""
+        steps, boundary, passes = trim(self.g, steps, boundary, target, MAX_PASSES)
+        self.work_left -= int(passes) * len(steps)
+        return self._entry(steps, boundary)
+
+    def _greedy_seeds(self, bases: list[Entry]) -> Iterator[Entry]:
+        """Gap greedy in several settings."""
+        for base in bases:
+            for share, width in GREEDY_SETTINGS:
+                if self.work_left > 0:
+                    yield self._fit(base, self.budget, share, width)
+
+    def _block_seeds(self, order: Order, base: Entry) -> Iterator[Entry]:
+        """Plans of the block DP, those over the budget finished by gap greedy."""
+        live = find_live(self.g, base.steps, base.boundary)
+        times = self.g.ops[:, 3].tolist()
+        seen = set()
+        for wanted in SEGMENT_COUNTS:
+            segments = cut_into_segments(self.index, order, times, live, wanted)
+            if segments.count in seen or segments.count < 2:
+                continue
+            seen.add(segments.count)
+            raw = self._block_plans(segments, base.peak)
+            for entry in raw:
+                if entry.peak <= self.budget:
+                    yield self._trim(entry.steps, entry.boundary, self.budget)
+            over = [entry for entry in raw if entry.peak > self.budget]
+            for entry in sorted(over, key=self._promise)[:2]:
+                if self.work_left > 0:
+                    yield self._fit(entry, self.budget, 0.15, 1)
+
+    def _promise(self, entry: Entry) -> tuple[float, int]:
+        """How good an entry may become: its time, more by as much as its peak is over the budget."""
+        over = max(entry.peak - self.budget, 0) / max(self.budget, 1)
+        return (entry.time * (1.0 + 2.0 * over), entry.peak)
+
+    def _block_plans(self, segments: Segments, highest: int) -> list[Entry]:
+        """Sequences of one table for several amounts of memory, up to `highest`."""
+        target = self.budget
+        choice, unit = self._block_table(segments, target)
+        if target == 0 or choice[0, segments.count - 1, -1] < 0:
+            # Nothing comes near the budget: plan for the least memory that the table can do with.
+            choice, unit = self._block_table(segments, highest)
+            able = np.flatnonzero(choice[0, segments.count - 1] >= 0)
+            if not len(able):
+                return []
+            target = (int(able[0]) + 1) * unit
+            choice, unit = self._block_table(segments, target)
+        found: list[Entry] = []
+        orders = np.concatenate([segments.forward, segments.backward])
+        s = segments
+        for factor in MEMORY_FACTORS:
+            codes = instructions(s, choice, unit, min(int(target * factor / unit), UNITS - 1))
+            if len(codes):
+                steps, boundary = expand(self.g, orders, codes, s.cuts, s.stages, s.segment, s.last, s.rank)
+                found.append(self._entry(steps, boundary))
+                self.work_left -= 3 * len(steps)
+        return found
+
+    def _block_table(self, segments: Segments, target: int) -> tuple[IntArray, int]:
+        """Choices of the block DP for up to 1.3 times `target` bytes, and the bytes of one unit."""
+        s = segments
+        unit = max(int(target * 1.3) // UNITS, 1)
+        _, choice = fill_tables(
+            s.run_ns, s.held, s.option_bytes, s.option_ns, s.option_peak, s.run_peak, s.state, unit, UNITS
+        )
+        self.work_left -= s.count**3 * UNITS // 300
+        return choice, unit
+
+    def _improve(self) -> None:
+        """Local search on the best entries: forget some repetitions, fit again, keep what is not worse."""
+        finalists = self._distinct()[:FINALISTS]
+        current = list(finalists)
+        turn, idle = 0, 0
+        while self.work_left > 0 and idle < 400:
+            which = turn % len(current)
+            old = current[which]
+            new = self._neighbour(old)
+            turn += 1
+            idle += 1
+            if self._rank(new) <= self._rank(old):
+                idle = 0 if self._rank(new) < self._rank(old) else idle
+                current[which] = new
+            if turn == 60 and len(current) > 1:
+                current = [min(current, key=self._rank)]
+        self._keep(current)
+
+    def _distinct(self) -> list[Entry]:
+        """Entries of the pool that differ in peak or time."""
+        found: dict[tuple[int, int], Entry] = {}
+        for entry in self.pool:
+            found.setdefault((max(entry.peak, self.budget), entry.time), entry)
+        return list(found.values())
+
+    def _neighbour(self, entry: Entry) -> Entry:
+        """A random neighbour of `entry`."""
+        draw, count = self.draw, len(self.g.ops)
+        percent = draw.choice((10, 30, 60, 100))
+        low, high = 0, count
+        if draw.random() < 0.7:
+            centre, width = draw.randrange(count), draw.choice((count // 50, count // 20, count // 8, count // 3)) + 1
+            low, high = centre - width, centre + width
+        steps, boundary = forget(self.g, entry.steps, entry.boundary, percent, low, high, draw.randrange(1 << 30))
+        self.work_left -= 2 * len(steps)
+        target = self.budget if entry.peak <= self.budget else entry.peak - 1
+        share, width = draw.choice((0.06, 0.15, 0.5, 1.0)), draw.choice((0, 1, 1, 2))
+        loose = Entry(steps, int(boundary), entry.peak, entry.time)
+        return self._fit(loose, target, share, width, draw.choice((0.0, 0.3, 1.0, 3.0)))
