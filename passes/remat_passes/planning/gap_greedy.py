@@ -26,6 +26,7 @@ from remat_passes.planning.profile import (
     TIME,
     WRITES,
     Arrays,
+    FloatArray,
     IntArray,
     ascending,
     drop_dead,
@@ -36,6 +37,10 @@ from remat_passes.planning.profile import (
 
 BLOCK_BITS = 5
 """Steps are grouped by ``2 ** BLOCK_BITS`` for range maxima."""
+SHORTEST_LIST = 64
+"""Candidates that a round looks at in any case, and ..."""
+LIST_COVER = 6
+"""... how many times over the rest must cover what the round is to free."""
 MAX_CONE = 400
 """Largest number of operators that one eviction may repeat."""
 
@@ -187,11 +192,21 @@ def find_cone(
 
 
 @inner
-def find_candidates(g: Arrays, scene: Scene, peak: int, forced: bool) -> tuple[IntArray, IntArray, int]:
-    """Storages and events (reads) whose gaps lie across step `peak`; with `forced`, forbidden ones at the boundary."""
-    found, values = np.empty(len(g.storages), np.int64), np.empty(len(g.storages), np.int64)
+def find_candidates(
+    g: Arrays, scene: Scene, peak: int, forced: bool, width: int, noise: float, state: int
+) -> tuple[IntArray, IntArray, FloatArray, int]:
+    """Gaps across step `peak`; with `forced`, gaps across the boundary that must not be.
+
+    Returns:
+        Storages, the events (reads) that end the gaps, their weights in scores, and the state of the generator.
+    """
+    over = np.zeros(len(scene.live) + 1, np.int64)
+    for p in range(len(scene.live)):
+        over[p + 1] = over[p] + (1 if scene.live[p] > scene.budget else 0)
+    most = len(g.storages)
+    values, found, weights = np.empty(most, np.int64), np.empty(most, np.int64), np.empty(most, np.float64)
     count = 0
-    for s in range(len(g.storages)):
+    for s in range(most):
         if g.storages[s, KEPT] or g.storages[s, SIZE] == 0 or not g.ops[g.storages[s, PRODUCER], REPEATABLE]:
             continue
         if forced and not g.storages[s, MUST_NOT_SAVE]:
@@ -199,10 +214,34 @@ def find_candidates(g: Arrays, scene: Scene, peak: int, forced: bool) -> tuple[I
         k = next_event(scene.start, scene.events, s, scene.boundary if forced else peak)
         if k == scene.start[s] or k == scene.start[s + 1] or scene.events[k] & 1:
             continue
-        if forced or (scene.events[k] >> 1 != peak and scene.events[k - 1] >> 1 != peak):
-            found[count], values[count] = k, s
-            count += 1
-    return values, found, count
+        before, step = scene.events[k - 1] >> 1, scene.events[k] >> 1
+        if not forced and (step == peak or before == peak):
+            continue
+        weight = float(over[step] - over[before + 1])
+        weight = 1.0 if width == 0 else np.sqrt(weight) if width == 1 else weight
+        state = (state * 1103515245 + 12345) & 0x7FFFFFFF
+        values[count], found[count], weights[count] = s, k, weight * (1.0 + noise * (state / 2147483648.0))
+        count += 1
+    return values[:count], found[:count], weights[:count], state
+
+
+@inner
+def shortlist(g: Arrays, values: IntArray, candidates: IntArray, weights: FloatArray, excess: int, share: float) -> int:
+    """Put first the candidates that could score best (their cone being one operator); the number worth a look."""
+    scores = np.empty(len(values), np.float64)
+    for c in range(len(values)):
+        size, time = g.storages[values[c], SIZE], g.ops[g.storages[values[c], PRODUCER], TIME]
+        scores[c] = -weights[c] * min(size, excess) / max(time, 1)
+    order = ascending(scores)
+    old_values, old_candidates, old_weights = values.copy(), candidates.copy(), weights.copy()
+    count, covered = 0, 0
+    for c in range(len(values)):
+        i = order[c]
+        values[c], candidates[c], weights[c] = old_values[i], old_candidates[i], old_weights[i]
+        if c < SHORTEST_LIST or covered < LIST_COVER * share * excess:
+            count = c + 1
+        covered += g.storages[values[c], SIZE]
+    return count
 
 
 @inner
@@ -232,11 +271,9 @@ def choose_evictions(
     g: Arrays, scene: Scene, peak: int, forced: bool, share: float, width: int, noise: float, state: int
 ) -> tuple[IntArray, int, int]:
     """Operators to insert, as sorted ``step * operators + operator``; the state of the generator; the work done."""
-    values, candidates, count = find_candidates(g, scene, peak, forced)
+    values, candidates, weights, state = find_candidates(g, scene, peak, forced, width, noise, state)
     excess = max(scene.live[peak] - scene.budget, 1)
-    over = np.zeros(len(scene.live) + 1, np.int64)
-    for p in range(len(scene.live)):
-        over[p + 1] = over[p] + (1 if scene.live[p] > scene.budget else 0)
+    count = len(values) if forced else shortlist(g, values, candidates, weights, excess, share)
     num_ops = len(g.ops)
     seen = np.full(num_ops, -1, np.int64)
     cone, base = np.empty(min(MAX_CONE, num_ops), np.int64), np.empty(8 * MAX_CONE, np.int64)
@@ -245,8 +282,7 @@ def choose_evictions(
     scores, gains = np.empty(count, np.float64), np.empty(count, np.int64)
     work = len(scene.live)
     for c in range(count):
-        s, k = values[c], candidates[c]
-        step = scene.events[k] >> 1
+        s, step = values[c], scene.events[candidates[c]] >> 1
         size, num_base, time, crossing = find_cone(g, scene, s, step, peak, seen, c, cone, base)
         work += 4 * (abs(size) + num_base)
         gains[c] = g.storages[s, SIZE] - crossing
@@ -255,11 +291,7 @@ def choose_evictions(
         cones = append(cones, cone_rows[c], cone, size)
         bases = append(bases, base_rows[c], base, num_base)
         cone_rows[c + 1], base_rows[c + 1] = cone_rows[c] + size, base_rows[c] + num_base
-        weight = float(over[step] - over[(scene.events[k - 1] >> 1) + 1])
-        weight = 1.0 if width == 0 else np.sqrt(weight) if width == 1 else weight
-        state = (state * 1103515245 + 12345) & 0x7FFFFFFF
-        weight *= 1.0 + noise * (state / 2147483648.0)
-        scores[c] = -weight * min(gains[c], excess) / max(time, 1)
+        scores[c] = -weights[c] * min(gains[c], excess) / max(time, 1)
     order = ascending(scores)
     touched = np.zeros(len(scene.events), np.int8)  # 1: evicted, 2: another eviction relies on it
     inserts = np.empty(cone_rows[count], np.int64)

@@ -19,7 +19,7 @@ from remat_passes.planning.segments import Segments, cut_into_segments
 from remat_passes.planning.sequence import Order, Placement, StepIndex, baseline_order, recompute
 from remat_passes.planning.trim import trim
 
-GREEDY_SETTINGS = ((0.15, 1), (0.5, 1), (0.06, 1), (0.5, 2), (0.15, 0))
+GREEDY_SETTINGS = ((0.5, 1), (1.0, 1), (0.15, 1), (0.5, 2), (0.06, 1), (0.15, 0))
 """Share and width of `relieve`."""
 SEGMENT_COUNTS = (12, 24, 48, 72)
 """Segmentations that the block DP tries."""
@@ -74,7 +74,7 @@ class Search:
             index=StepIndex.of(problem.graph),
             budget=problem.budget_bytes,
             limit_ns=(1 << 62) if cap is None else problem.costs.step_ns + cap,
-            work_left=effort * max(len(problem.graph.ops), 1_000),
+            work_left=effort * (len(problem.graph.ops) + 600),
             draw=random.Random(seed),
         )
 
@@ -126,14 +126,15 @@ class Search:
     def _trim(self, steps: IntArray, boundary: int, target: int) -> Entry:
         """What `trim` leaves of a sequence."""
         steps, boundary, passes = trim(self.g, steps, boundary, target, MAX_PASSES)
-        self.work_left -= int(passes) * len(steps)
+        self.work_left -= 4 * int(passes) * len(steps)
         return self._entry(steps, boundary)
 
     def _greedy_seeds(self, bases: list[Entry]) -> Iterator[Entry]:
         """Gap greedy in several settings."""
-        for base in bases:
-            for share, width in GREEDY_SETTINGS:
-                if self.work_left > 0:
+        enough = self.work_left // 2
+        for share, width in GREEDY_SETTINGS:
+            for base in bases:
+                if self.work_left > enough:
                     yield self._fit(base, self.budget, share, width)
 
     def _block_seeds(self, order: Order, base: Entry) -> Iterator[Entry]:
@@ -229,6 +230,6 @@ class Search:
         steps, boundary = forget(self.g, entry.steps, entry.boundary, percent, low, high, draw.randrange(1 << 30))
         self.work_left -= 2 * len(steps)
         target = self.budget if entry.peak <= self.budget else entry.peak - 1
-        share, width = draw.choice((0.06, 0.15, 0.5, 1.0)), draw.choice((0, 1, 1, 2))
+        share, width = draw.choice((0.15, 0.5, 1.0)), draw.choice((0, 1, 1, 2))
         loose = Entry(steps, int(boundary), entry.peak, entry.time)
         return self._fit(loose, target, share, width, draw.choice((0.0, 0.3, 1.0, 3.0)))

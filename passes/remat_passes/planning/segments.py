@@ -95,9 +95,7 @@ class _Builder:
         self.read_by_backward = {s for op in order.backward for s in index.reads[op]}
         place = {op: t for t, op in enumerate(self.forward)}
         count = len(index.producer)
-        self.managed = [
-            p in place and not index.pinned[p] and not index.kept[s] for s, p in enumerate(index.producer)
-        ]
+        self.managed = [p in place and not index.pinned[p] and not index.kept[s] for s, p in enumerate(index.producer)]
         last_read = np.full(count, -1, np.int64)
         for t, op in enumerate(self.forward):
             for s in index.reads[op]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from remat_passes.planning.compiled import compiled, inner
+from remat_passes.planning.gap_greedy import Scene, fits, scene_of
 from remat_passes.planning.profile import (
     END,
     KEPT,
@@ -16,8 +17,6 @@ from remat_passes.planning.profile import (
     IntArray,
     ascending,
     drop_dead,
-    find_events,
-    live_bytes,
     next_event,
     select,
 )
@@ -45,9 +44,9 @@ def extend(g: Arrays, live: IntArray, start: IntArray, events: IntArray, op: int
 
 
 @inner
-def extension(g: Arrays, start: IntArray, events: IntArray, op: int, step: int, boundary: int) -> int:
-    """Bytes times steps that `extend` adds; -1 where a value that must not be saved would cross the boundary."""
-    area = 0
+def extension(g: Arrays, scene: Scene, op: int, step: int) -> int:
+    """Bytes times steps that `extend` adds; -1 where they do not fit or a value may not cross the boundary."""
+    area, start, events = 0, scene.start, scene.events
     for i in range(g.ops[op, WRITES], g.ops[op, END]):
         s = g.items[i]
         if g.storages[s, KEPT]:
@@ -56,7 +55,9 @@ def extension(g: Arrays, start: IntArray, events: IntArray, op: int, step: int, 
         if k + 1 == start[s + 1] or events[k + 1] & 1:
             continue
         before = events[k - 1] >> 1
-        if g.storages[s, MUST_NOT_SAVE] and before < boundary <= step:
+        if g.storages[s, MUST_NOT_SAVE] and before < scene.boundary <= step:
+            return -1
+        if not fits(scene, before + 1, step - 1, g.storages[s, SIZE]):
             return -1
         area += g.storages[s, SIZE] * (step - before)
     return area
@@ -70,14 +71,14 @@ def trim(g: Arrays, steps: IntArray, boundary: int, budget: int, max_passes: int
         The shorter sequence, its boundary, and the number of passes.
     """
     for turn in range(max_passes):
-        start, events = find_events(g, steps)
-        live = live_bytes(g, steps, boundary, start, events)
+        scene = scene_of(g, steps, boundary, budget)
+        start, events, live = scene.start, scene.events, scene.live
         done = np.zeros(len(g.ops), np.bool_)
         scores = np.zeros(len(steps), np.float64)
         for p in range(len(steps)):
             op = steps[p]
             if done[op]:
-                area = extension(g, start, events, op, p, boundary)
+                area = extension(g, scene, op, p)
                 if area >= 0:
                     scores[p] = -(g.ops[op, TIME] + 1.0) / (area + 1.0)
             done[op] = True
