@@ -1,8 +1,8 @@
 """Compile one graph under a budget: plan, compile, check the peak of what was emitted, adjust.
 
-    request ─► compile ─► dry run ─► fits and is used ─► keep
-                  ▲           │
-                  └───────────┘ over the budget: plan for less; far below it: plan for more
+request ─► compile ─► dry run ─► fits and is used ─► keep
+              ▲           │
+              └───────────┘ over the budget: plan for less; far below it: plan for more
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from remat_compiler.errors import InfeasibleBudget
 from remat_compiler.options import BudgetKind, Environment, MemoryBudget, RematOptions
 from remat_compiler.partition import NoPlan, Partition, PartitionRequest
 from remat_compiler.runtime.dry_run import DryRun, dry_run
-from remat_compiler.runtime.partitioner import RematPartitioner, collect
+from remat_compiler.partitioner import RematPartitioner, collect
 from remat_compiler.runtime.workspace import WorkspaceTable
 from remat_compiler.runtime.wrapper_capture import GraphRecorder
 from remat_compiler.simulate.floor import peak_floor
@@ -122,7 +122,9 @@ def _compile(
     with collect(workspace) as partitions, GraphRecorder() as recorder:
         compiled = inner(torch_compat.copy_module(gm), example_inputs, partitioner)
     compiled_at = time.perf_counter()
-    check = dry_run(compiled, example_inputs, recorder.graphs, workspace) if partitions else DryRun(unknown="no backward")
+    check = (
+        dry_run(compiled, example_inputs, recorder.graphs, workspace) if partitions else DryRun(unknown="no backward")
+    )
     logger.info("compiled in %.1f s, checked in %.2f s", compiled_at - start, time.perf_counter() - compiled_at)
     return Attempt(request, compiled, tuple(partitions), check)
 

@@ -389,13 +389,17 @@ def fake_call(node: fx.Node) -> tuple[Any, tuple[Any, ...], dict[str, Any], Any]
 
 _KEEP_PLANNED_MEMORY: dict[str, Any] = {"allow_buffer_reuse": False, "reorder_for_peak_memory": False}
 """Inductor's settings under which what it emits allocates and frees as the planned graphs say."""
+_KEEP_PLANNED_MEMORY_ON_CPU: dict[str, Any] = {"layout_optimization": False}
+"""The same for a CPU: channels-last copies of all convolution weights would be made first and saved."""
 _planned = threading.local()
 
 
-def keep_planned_memory() -> None:
-    """Let the rest of `compile_with_inductor` keep to the planned memory."""
+def keep_planned_memory(gm: fx.GraphModule) -> None:
+    """Let the rest of `compile_with_inductor` keep to the planned memory of `gm`."""
     _planned.active = True
-    for name, value in _KEEP_PLANNED_MEMORY.items():
+    values = (n.meta.get("val") for n in gm.graph.nodes if n.op == "placeholder")
+    on_cpu = all(v.device.type == "cpu" for v in values if isinstance(v, torch.Tensor))
+    for name, value in {**_KEEP_PLANNED_MEMORY, **(_KEEP_PLANNED_MEMORY_ON_CPU if on_cpu else {})}.items():
         setattr(inductor_config, name, value)
 
 
@@ -403,7 +407,8 @@ def compile_with_inductor(gm: fx.GraphModule, example_inputs: Any, partitioner: 
     """Compile Dynamo's graph with Inductor, cutting joint graphs with `partitioner`; `gm` may be changed."""
     _guard_product_fusion()
     # The partitioner may change settings on the way; leaving the block restores them.
-    with inductor_config.patch({name: getattr(inductor_config, name) for name in _KEEP_PLANNED_MEMORY}):
+    changed = [*_KEEP_PLANNED_MEMORY, *_KEEP_PLANNED_MEMORY_ON_CPU]
+    with inductor_config.patch({name: getattr(inductor_config, name) for name in changed}):
         try:
             return compile_fx(gm, example_inputs, config_patches={"custom_partitioner_fn": partitioner})
         finally:

@@ -58,7 +58,7 @@ class RematPartitioner(torch_compat.CustomPartitionerFn):
             workspace=_workspace.get() or WorkspaceTable(),
         )
         if request.inner == "inductor" and not made.unchanged:
-            torch_compat.keep_planned_memory()
+            torch_compat.keep_planned_memory(gm)
         collected = _collected.get()
         if collected is not None:
             collected.append(made)
