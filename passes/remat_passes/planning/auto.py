@@ -14,7 +14,10 @@ from typing import ClassVar
 from remat_compiler.ir.plan import PlanResult
 from remat_compiler.ir.problem import RematProblem
 from remat_passes.planning.interface import Candidate, choose
-from remat_passes.planning.search import Search
+from remat_passes.planning.search import Entry, Search
+
+HALVINGS = 8
+"""Budgets tried to find the lowest peak within a time limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,23 +40,44 @@ class Auto:
             result = choose(problem, self.name, [Candidate(problem.reference)])
             if result.peak_bytes <= problem.budget_bytes:
                 return result
-        return self._answer(problem, Search.of(problem, self.effort, self.seed))
+        search = self._search(problem, problem.budget_bytes)
+        best = search.run()
+        if not search.solved:
+            lowest = self._search(problem, 0)
+            lowest.run()
+            best = search.adopt([*lowest.pool[:4], *self._within_time(problem, lowest)])
+        return choose(problem, self.name, [Candidate(best.plan())])
 
     def smallest_peak(self, problem: RematProblem) -> PlanResult:
         """The plan of the lowest peak found within `max_added_ns`; its status is for the problem's budget."""
-        search = Search.of(replace(problem, budget_bytes=0), self.effort, self.seed)
-        return self._answer(problem, search)
+        search = self._search(problem, 0)
+        search.run()
+        best = search.adopt(self._within_time(problem, search))
+        return choose(problem, self.name, [Candidate(best.plan())])
 
     def frontier(self, problem: RematProblem, budgets: Sequence[int]) -> list[PlanResult]:
         """One result for each budget, in the order of `budgets`.
 
-        A smaller budget never peaks higher and a larger budget never costs more: where one plan serves
-        another budget better than its own, it takes that place.
+        A smaller budget never peaks higher and a larger budget never costs more: where the plan for one budget
+        serves another better than its own, it takes that place.
         """
-        own = {budget: self.plan(replace(problem, budget_bytes=budget)) for budget in sorted(set(budgets))}
-        plans = [Candidate(result.plan, result.stats) for result in own.values() if result.plan is not None]
+        own = [self.plan(replace(problem, budget_bytes=budget)) for budget in sorted(set(budgets))]
+        plans = [Candidate(result.plan, result.stats) for result in own if result.plan is not None]
         return [choose(replace(problem, budget_bytes=budget), self.name, plans) for budget in budgets]
 
-    def _answer(self, problem: RematProblem, search: Search) -> PlanResult:
-        plan, stats = search.run()
-        return choose(problem, self.name, [Candidate(plan, stats)])
+    def _search(self, problem: RematProblem, budget: int, share: int = 1) -> Search:
+        """A search for `budget` with a part of the effort."""
+        return Search.of(replace(problem, budget_bytes=budget), self.effort // share, self.seed)
+
+    def _within_time(self, problem: RematProblem, lowest: Search) -> list[Entry]:
+        """Entries of low peaks within `max_added_ns`, by halving the range of budgets; none where no limit binds."""
+        low, high = min(e.peak for e in lowest.pool), lowest.pool[0].peak
+        found: list[Entry] = []
+        while problem.max_added_ns is not None and len(found) < HALVINGS and high - low > high // 200:
+            search = self._search(problem, (low + high) // 2, HALVINGS)
+            found.append(search.run())
+            if search.solved:
+                high = found[-1].peak
+            else:
+                low = (low + high) // 2
+        return found

@@ -16,7 +16,6 @@ import numpy as np
 
 from remat_passes.planning.compiled import compiled
 from remat_passes.planning.profile import (
-    END,
     PRODUCER,
     READS,
     REPEATABLE,
@@ -160,7 +159,7 @@ def _remake(
     last: IntArray,
     rank: IntArray,
 ) -> int:
-    """Append to `steps` (of length `n`) what makes the inputs of `reader` that `option` did not save; the new length."""
+    """Append to `steps`, `n` long so far, what makes inputs of `reader` that `option` did not save; the new length."""
     depth, first = 1, n
     stack[0] = reader
     while depth > 0:

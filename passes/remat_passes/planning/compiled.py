@@ -31,4 +31,5 @@ def inner(function: Function) -> Function:
     """`compiled`, for functions that only compiled functions call; it compiles faster without a way in from Python."""
     if not COMPILED:
         return function
-    return cast("Function", njit(cache=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)(function))
+    bare: dict[str, Any] = {"cache": True, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+    return cast("Function", njit(**bare)(function))

@@ -84,24 +84,22 @@ def scene_of(g: Arrays, steps: IntArray, boundary: int, budget: int) -> Scene:
 def fits(scene: Scene, low: int, high: int, size: int) -> bool:
     """Whether `size` more bytes fit at every step from `low` to `high` inclusive."""
     limit = scene.budget - size
+    largest = 0
     first, after = (low + (1 << BLOCK_BITS) - 1) >> BLOCK_BITS, (high + 1) >> BLOCK_BITS
     if first >= after:
-        for p in range(low, high + 1):
-            if scene.live[p] > limit:
-                return False
-        return True
-    level = 0
-    while 2 << level <= after - first:
-        level += 1
-    if scene.blocks[level, first] > limit or scene.blocks[level, after - (1 << level)] > limit:
+        first = after = (high + 1 + (1 << BLOCK_BITS) - 1) >> BLOCK_BITS
+    else:
+        level = 0
+        while 2 << level <= after - first:
+            level += 1
+        largest = max(scene.blocks[level, first], scene.blocks[level, after - (1 << level)])
+    if largest > limit:
         return False
-    for p in range(low, first << BLOCK_BITS):
-        if scene.live[p] > limit:
-            return False
+    for p in range(low, min(first << BLOCK_BITS, high + 1)):
+        largest = max(largest, scene.live[p])
     for p in range(after << BLOCK_BITS, high + 1):
-        if scene.live[p] > limit:
-            return False
-    return True
+        largest = max(largest, scene.live[p])
+    return bool(largest <= limit)
 
 
 @inner

@@ -16,7 +16,6 @@ from remat_passes.planning.profile import (
     drop_dead,
     find_events,
     live_bytes,
-    next_event,
 )
 
 HOIST_STEPS = 24

@@ -59,8 +59,8 @@ def arrays_of(problem: RematProblem) -> Arrays:
     graph, costs = problem.graph, problem.costs
     counted = [not s.resident and s.kind is not StorageKind.TANGENT for s in graph.storages]
     storages = np.zeros((len(graph.storages), 4), np.int64)
-    for s in graph.storages:
-        storages[s.id] = (s.size_bytes if counted[s.id] else 0, -1, s.kept, 0)
+    for storage in graph.storages:
+        storages[storage.id] = (storage.size_bytes if counted[storage.id] else 0, -1, storage.kept, 0)
     ops = np.zeros((len(graph.ops), 8), np.int64)
     items: list[int] = []
     for op in graph.ops:
@@ -233,7 +233,7 @@ def ascending(keys: FloatArray) -> IntArray:
 @inner
 def next_event(start: IntArray, events: IntArray, storage: int, step: int) -> int:
     """Index of the first event of `storage` at `step` or later; the end of its row if there is none."""
-    low, high = start[storage], start[storage + 1]
+    low, high = int(start[storage]), int(start[storage + 1])
     while low < high:
         middle = (low + high) >> 1
         if events[middle] < 2 * step:

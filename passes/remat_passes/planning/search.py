@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -42,10 +42,14 @@ class Entry:
     peak: int
     time: int
 
+    def plan(self) -> Plan:
+        """The sequence as a plan."""
+        return Plan(tuple(map(OpId, self.steps.tolist())), self.boundary)
+
 
 @dataclass(slots=True, eq=False)
 class Search:
-    """One search; `run` is called once.
+    """One search: call `run` once.
 
     Attributes:
         g: The problem as arrays.
@@ -78,18 +82,29 @@ class Search:
             draw=random.Random(seed),
         )
 
-    def run(self) -> tuple[Plan, tuple[tuple[str, str], ...]]:
-        """The best plan found, and what is told of the search."""
+    def run(self) -> Entry:
+        """The best entry found: within the time limit, within the budget, of least time, of lowest peak."""
         orders = [baseline_order(self.index, placement) for placement in Placement]
         bases = [self._base(order) for order in orders]
         self._keep(bases)
-        if self.pool[0].peak > self.budget:
+        if not self.solved:
             self._keep(list(self._block_seeds(orders[0], bases[0])))
             self._keep(list(self._greedy_seeds(bases)))
             self._improve()
-        best = self.pool[0]
-        plan = Plan(tuple(map(OpId, best.steps.tolist())), int(best.boundary))
-        return plan, (("work left", str(self.work_left)),)
+        return self.pool[0]
+
+    def adopt(self, entries: Iterable[Entry]) -> Entry:
+        """The best entry, `entries` of other searches of the same graph included, improved with the work left."""
+        before = self.pool[0]
+        self._keep([self._trim(e.steps, e.boundary, max(self.budget, e.peak)) for e in entries])
+        if self.pool[0] is not before and self.solved:
+            self._improve()
+        return self.pool[0]
+
+    @property
+    def solved(self) -> bool:
+        """Whether an entry within the budget and the time limit is there."""
+        return self.pool[0].peak <= self.budget and self.pool[0].time <= self.limit_ns
 
     def _base(self, order: Order) -> Entry:
         plan = recompute(self.index, order, self.index.all_savable())

@@ -143,7 +143,7 @@ class _Builder:
         for i in range(k):
             run_ns[i] = sum(self.times[op] for op in self.forward[self.cuts[i] : self.cuts[i + 1]])
         held = np.zeros((k + 1, k + 1), np.int64)
-        for s, i in enumerate(self.segment):
+        for s, i in enumerate(self.segment.tolist()):
             if i >= 0 and self.last[s] > i:
                 held[: i + 1, i + 1 : self.last[s] + 1] += self.index.size_bytes[s]
         shape = (k, len(OPTION_SHARES))
@@ -238,13 +238,12 @@ class _Builder:
             if op in found:
                 continue
             found.add(op)
-            for s in index.reads[op]:
-                if self.segment[s] == i and self.last[s] <= i and (s in dropped or not self._is_read(s)):
-                    stack.append(s)
+            stack += [
+                s
+                for s in index.reads[op]
+                if self.segment[s] == i and self.last[s] <= i and (s in dropped or s not in self.read_by_backward)
+            ]
         return sorted(found)
-
-    def _is_read(self, storage: int) -> bool:
-        return storage in self.read_by_backward
 
 
 def cut_into_segments(index: StepIndex, order: Order, times: list[int], live: IntArray, wanted: int) -> Segments:
