@@ -27,6 +27,6 @@ def remat(
     try:
         environment = Environment.read()
         checked = RematOptions.parse(options, check_planner=planner_class, environment=environment)
-        return compile_graph(gm, example_inputs, checked, environment).compiled
+        return compile_graph(gm, example_inputs, checked, environment)
     except RematError as error:
         raise torch_compat.shown_to_user(error) from error

@@ -27,6 +27,8 @@ from remat_compiler.runtime.workspace import WorkspaceTable
 from remat_compiler.simulate.timeline import MemoryTimeline, simulate
 from remat_compiler.simulate.verify import verify
 
+UNLIMITED_BYTES = 2**62
+"""Budget where there is none."""
 SURELY_TOO_SMALL = 0.6
 """Below this fraction of the peak that saves everything, torch's own partition is not asked for: what it
 saves is what a contracted step saves, so it cannot fit, and on large graphs it takes longer than planning."""
@@ -87,6 +89,7 @@ class Partition:
         joint_nodes: Nodes of the joint graph.
         cut: The cut that is compiled.
         native: torch's own cut, where it was asked for.
+        unchanged: Whether torch's own cut is taken as it is.
         stages: Name and seconds of each stage.
     """
 
@@ -94,12 +97,8 @@ class Partition:
     joint_nodes: int
     cut: Cut
     native: Cut | None
+    unchanged: bool
     stages: tuple[tuple[str, float], ...]
-
-    @property
-    def unchanged(self) -> bool:
-        """Whether torch's own cut is taken as it is."""
-        return self.cut is self.native
 
 
 class NoPlan(RematError):
@@ -152,7 +151,8 @@ def partition(
         native = cutter.native_cut() if _may_fit_natively(captured, costs, request) else None
     budget_bytes = _budget_bytes(request, native)
     if native is not None and native.timeline.peak_bytes <= budget_bytes and request.planner in ("auto", "min_cut"):
-        return Partition(joint, joint_nodes, native, native, cutter.stages)
+        cut = replace(native, problem=replace(native.problem, budget_bytes=budget_bytes))
+        return Partition(joint, joint_nodes, cut, native, True, cutter.stages)
     max_added = None if request.max_slowdown is None else int((request.max_slowdown - 1.0) * costs.step_ns)
     problem = RematProblem(captured.graph, costs, budget_bytes, max_added)
     with cutter.stage("plan"):
@@ -165,7 +165,7 @@ def partition(
     with cutter.stage("lower"):
         lowered = lower(captured, plan)
     cut = Cut(lowered.forward, lowered.backward, problem, result, simulate(problem.graph, costs, plan))
-    return Partition(joint, joint_nodes, cut, native, cutter.stages)
+    return Partition(joint, joint_nodes, cut, native, False, cutter.stages)
 
 
 class _Cutter:
@@ -246,12 +246,12 @@ def _may_fit_natively(captured: CapturedGraph, costs: CostTable, request: Partit
 
 
 def _budget_bytes(request: PartitionRequest, native: Cut | None) -> int:
-    """The budget in bytes; without one, the peak of torch's own partition."""
+    """The budget in bytes."""
     if request.budget_bytes is not None:
         return request.budget_bytes
-    assert native is not None
-    fraction = 1.0 if request.fraction is None else request.fraction
-    return int(fraction * native.timeline.peak_bytes)
+    if request.fraction is None or native is None:
+        return UNLIMITED_BYTES
+    return int(request.fraction * native.timeline.peak_bytes)
 
 
 def _accepted(problem: RematProblem, result: PlanResult, request: PartitionRequest) -> tuple[RematProblem, Plan]:

@@ -1,8 +1,11 @@
 """Compile one graph under a budget: plan, compile, check the peak of what was emitted, adjust.
 
-request ─► compile ─► dry run ─► fits and is used ─► keep
-              ▲           │
-              └───────────┘ over the budget: plan for less; far below it: plan for more
+    request ─► compile ─► dry run ─► fits, and uses the budget ─► keep
+                  ▲           │
+                  └───────────┘ over the budget: plan for less; far below it: plan for more
+
+The first compilation is a real one, since it is nearly always the last.  Further tries only generate code,
+which is enough for the dry run, and the one that is kept is then compiled.
 """
 
 from __future__ import annotations
@@ -10,18 +13,24 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-import torch
 from torch import fx
 
 from remat_compiler import torch_compat
+from remat_compiler.adjust import adjusted, best_of, limit_bytes, over_budget
 from remat_compiler.errors import InfeasibleBudget
-from remat_compiler.options import BudgetKind, Environment, MemoryBudget, RematOptions
+from remat_compiler.graph_key import plan_key
+from remat_compiler.options import BudgetKind, Environment, MemoryBudget, RematOptions, format_bytes
 from remat_compiler.partition import NoPlan, Partition, PartitionRequest
-from remat_compiler.runtime.dry_run import DryRun, dry_run
 from remat_compiler.partitioner import RematPartitioner, collect
+
+from remat_compiler.report.progress import progress
+from remat_compiler.reporting import checked_reports, make_reports, publish
+from remat_compiler.runtime.dry_run import DryRun, dry_run
+from remat_compiler.runtime.plan_store import PlanStore, StoredPlan
 from remat_compiler.runtime.workspace import WorkspaceTable
 from remat_compiler.runtime.wrapper_capture import GraphRecorder
 from remat_compiler.simulate.floor import peak_floor
@@ -29,61 +38,114 @@ from remat_compiler.simulate.timeline import simulate
 
 logger = logging.getLogger(__name__)
 
-MAX_COMPILATIONS = 4
-"""How often a graph is compiled at most until its checked peak fits and uses the budget."""
-USED_ENOUGH = 0.95
-"""A checked peak of at least this fraction of the budget is not improved on."""
+MAX_TRIES = 4
+"""How often a graph is planned at most until its checked peak fits and uses the budget."""
+NEARLY_FITS = 1.08
+"""A smallest peak up to this factor above the budget is emitted and checked before it is refused: what
+Inductor emits may peak below what the simulator says."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Attempt:
-    """One compilation of a graph.
+    """One try at a graph.
 
     Attributes:
         request: What was aimed for.
-        compiled: The callable.
-        partitions: What was decided; empty for a graph without a backward, or taken from a cache.
+        compiled: The callable; it cannot be executed when `real` is false.
+        real: Whether kernels were compiled.
+        trains: Whether there is a backward.
+        partitions: What was decided; empty without a backward, and when a compiler's cache was hit.
         check: The dry run of what was emitted.
     """
 
     request: PartitionRequest
     compiled: Callable[..., Any]
+    real: bool
+    trains: bool
     partitions: tuple[Partition, ...]
     check: DryRun
-
-    @property
-    def added_ns(self) -> int:
-        """Modelled time that recomputation adds."""
-        return sum(p.cut.timeline.added_ns for p in self.partitions)
 
 
 def compile_graph(
     gm: fx.GraphModule, example_inputs: Sequence[Any], options: RematOptions, environment: Environment
-) -> Attempt:
-    """Compile Dynamo's graph so that its training step stays within the budget.
+) -> Callable[..., Any]:
+    """Compile Dynamo's graph so that its training step stays within the budget; report what was decided.
 
     Raises:
         InfeasibleBudget: No plan fits, and the options do not say to take the smallest peak.
     """
-    workspace = WorkspaceTable(None if environment.disable_cache else environment.cache_dir)
-    request = first_request(options, environment, example_inputs)
-    limit = options.memory_budget
-    best: Attempt | None = None
-    for _ in range(MAX_COMPILATIONS):
+    directory = None if environment.disable_cache else environment.cache_dir
+    store, key = PlanStore(directory), plan_key(gm, example_inputs, options)
+    compiler = _Compiler(gm, example_inputs, WorkspaceTable(directory))
+    stored = store.load(key)
+    if stored is not None:
+        known = compiler.run(PartitionRequest(**stored.request))
+        if known.trains and not known.partitions:
+            publish(checked_reports(stored.reports, known.check), (), options)
+            return known.compiled
+    attempt = _search(compiler, options, environment)
+    if attempt.trains:
+        reports = make_reports(attempt.partitions, attempt.check, options)
+        publish(reports, attempt.partitions, options)
+        store.save(key, StoredPlan(asdict(attempt.request), tuple(r.to_json() for r in reports)))
+    return attempt.compiled
+
+
+def _search(compiler: _Compiler, options: RematOptions, environment: Environment) -> Attempt:
+    """Try until the checked peak fits the budget and uses it, at most `MAX_TRIES` times."""
+    request = first_request(options, environment, compiler.example_inputs)
+    tries: list[Attempt] = []
+    limit: int | None = None
+    refusal: NoPlan | None = None
+    while len(tries) < MAX_TRIES:
         try:
-            attempt = _compile(gm, example_inputs, request, workspace)
-        except NoPlan as refusal:
-            if best is not None:
+            attempt = compiler.run(request, real=not tries)
+        except NoPlan as refused:
+            refusal = refused
+            smallest = _smallest_request(request, refused, limit)
+            if smallest is None:
                 break
-            raise infeasible(limit, refusal, options) from refusal
-        budget_bytes = _limit_bytes(attempt, limit)
-        best = _better(best, attempt, budget_bytes)
-        next_request = _adjusted(attempt, budget_bytes)
-        if next_request is None:
+            request = smallest
+            continue
+        tries.append(attempt)
+        if limit is None:
+            limit = limit_bytes(options.memory_budget, attempt.partitions)
+        following = adjusted(request, attempt.partitions, attempt.check, limit)
+        if following is None:
             break
-        request = next_request
-    assert best is not None
-    return best
+        request = following
+    best = best_of(tries, limit)
+    if best is None or over_budget(best.check, limit):
+        best = _when_nothing_fits(best, refusal, limit, options)
+    return best if best.real else compiler.run(best.request)
+
+
+class _Compiler:
+    """Compiles copies of one Dynamo graph."""
+
+    def __init__(self, gm: fx.GraphModule, example_inputs: Sequence[Any], workspace: WorkspaceTable) -> None:
+        self.gm = gm
+        self.example_inputs = example_inputs
+        self.workspace = workspace
+
+    def run(self, request: PartitionRequest, real: bool = True) -> Attempt:
+        """Compile and check; `NoPlan` when the planner refuses."""
+        on_inductor = request.inner == "inductor"
+        inner = torch_compat.compile_with_inductor if on_inductor else torch_compat.compile_with_interpreter
+        real = real or not on_inductor
+        limited = nullcontext() if real else torch_compat.code_generation_only()
+        start = time.perf_counter()
+        with progress(f"planning and {'compiling' if real else 'generating code'}"), limited:
+            with collect(self.workspace) as partitions, GraphRecorder() as recorder:
+                gm = torch_compat.copy_module(self.gm)
+                compiled = inner(gm, self.example_inputs, RematPartitioner(request))
+        compiled_at = time.perf_counter()
+        trains = bool(partitions or recorder.backward)
+        check = DryRun(unknown="no backward")
+        if trains:
+            check = dry_run(compiled, self.example_inputs, recorder.graphs, self.workspace)
+        logger.debug("compiled in %.1f s, checked in %.2f s", compiled_at - start, time.perf_counter() - compiled_at)
+        return Attempt(request, compiled, real, trains, tuple(partitions), check)
 
 
 def first_request(options: RematOptions, environment: Environment, example_inputs: Sequence[Any]) -> PartitionRequest:
@@ -106,86 +168,53 @@ def _first_budget(budget: MemoryBudget, example_inputs: Sequence[Any]) -> int | 
     if budget.kind is BudgetKind.BYTES:
         return budget.limit_bytes
     if budget.kind is BudgetKind.MIN:
-        return 0
+        return 1
     if budget.kind is BudgetKind.AUTO:
         return torch_compat.free_device_bytes(example_inputs)
     return None
 
 
-def _compile(
-    gm: fx.GraphModule, example_inputs: Sequence[Any], request: PartitionRequest, workspace: WorkspaceTable
+def _smallest_request(request: PartitionRequest, refused: NoPlan, limit: int | None) -> PartitionRequest | None:
+    """The request for the smallest peak, where what is emitted may still fit; `None` where that is hopeless."""
+    budget_bytes = refused.problem.budget_bytes if limit is None else limit
+    hopeful = request.inner == "inductor" and refused.result.peak_bytes <= NEARLY_FITS * budget_bytes
+    if request.take_smallest or refused.result.plan is None or not hopeful:
+        return None
+    return replace(request, budget_bytes=refused.result.peak_bytes, fraction=None, take_smallest=True)
+
+
+def _when_nothing_fits(
+    best: Attempt | None, refusal: NoPlan | None, limit: int | None, options: RematOptions
 ) -> Attempt:
-    """Compile a copy of `gm` once and check it."""
-    partitioner = RematPartitioner(request)
-    inner = torch_compat.compile_with_inductor if request.inner == "inductor" else torch_compat.compile_with_interpreter
-    start = time.perf_counter()
-    with collect(workspace) as partitions, GraphRecorder() as recorder:
-        compiled = inner(torch_compat.copy_module(gm), example_inputs, partitioner)
-    compiled_at = time.perf_counter()
-    check = (
-        dry_run(compiled, example_inputs, recorder.graphs, workspace) if partitions else DryRun(unknown="no backward")
-    )
-    logger.info("compiled in %.1f s, checked in %.2f s", compiled_at - start, time.perf_counter() - compiled_at)
-    return Attempt(request, compiled, tuple(partitions), check)
-
-
-def _limit_bytes(attempt: Attempt, budget: MemoryBudget) -> int | None:
-    """The user's budget in bytes, once the step without a budget is known; `None` for no limit."""
-    if budget.kind is BudgetKind.BYTES:
-        return budget.limit_bytes
-    if budget.kind is BudgetKind.FRACTION and attempt.partitions:
-        return sum(p.cut.problem.budget_bytes for p in attempt.partitions)
-    return None
-
-
-def _better(best: Attempt | None, new: Attempt, budget_bytes: int | None) -> Attempt:
-    """The attempt to keep: one that fits before one that does not, then the faster, then the smaller peak."""
+    """The smallest peak with a warning, where the options allow that; else the error."""
+    if best is not None and limit is not None and options.on_infeasible == "min":
+        logger.warning(
+            "no plan fits memory_budget=%d bytes; training goes on at the smallest peak found, %s",
+            limit,
+            format_bytes(best.check.peak_bytes),
+        )
+        return best
     if best is None:
-        return new
-
-    def rank(attempt: Attempt) -> tuple[bool, int, int]:
-        over = budget_bytes is not None and attempt.check.peak_bytes > budget_bytes
-        return (over, attempt.check.peak_bytes if over else attempt.added_ns, attempt.check.peak_bytes)
-
-    return min(best, new, key=rank)
+        assert refusal is not None
+        raise infeasible(refusal, options) from refusal
+    assert limit is not None
+    peak = best.check.timeline[best.check.peak_index]
+    raise InfeasibleBudget(limit, best.check.peak_bytes, peak.label, peak.text, _reason(options))
 
 
-def _adjusted(attempt: Attempt, budget_bytes: int | None) -> PartitionRequest | None:
-    """What to aim for next; `None` when the attempt is good enough."""
-    check = attempt.check
-    if budget_bytes is None or check.unknown or not attempt.partitions:
-        return None
-    aimed = sum(p.cut.problem.budget_bytes for p in attempt.partitions)
-    over = check.peak_bytes - budget_bytes
-    if over <= 0 and (check.peak_bytes >= USED_ENOUGH * budget_bytes or attempt.added_ns == 0):
-        return None
-    planned = sum(p.cut.timeline.peak_bytes for p in attempt.partitions)
-    # The emitted code peaks `bias` above what the simulator says; assume that it stays so nearby.
-    bias = check.peak_bytes - planned
-    target = budget_bytes - bias - (budget_bytes // 500 if over > 0 else 0)
-    if target == aimed or target <= 0:
-        return None
-    return replace(attempt.request, budget_bytes=target, fraction=None)
-
-
-def infeasible(budget: MemoryBudget, refusal: NoPlan, options: RematOptions) -> InfeasibleBudget:
+def infeasible(refusal: NoPlan, options: RematOptions) -> InfeasibleBudget:
     """The error that tells the user the smallest reachable peak, and what forces it."""
     problem, result = refusal.problem, refusal.result
     graph, plan = problem.graph, result.plan
     if plan is None:
         floor = peak_floor(graph, problem.costs)
-        forced = graph.ops[floor.op] if floor.op is not None else None
-        smallest = floor.peak_bytes
+        smallest, forced = floor.peak_bytes, None if floor.op is None else graph.ops[floor.op]
     else:
         timeline = simulate(graph, problem.costs, plan)
-        forced = graph.ops[plan.steps[timeline.peak_step]]
-        smallest = timeline.peak_bytes
-    reason = "" if options.max_slowdown is None else f"max_slowdown={options.max_slowdown}"
-    return InfeasibleBudget(
-        problem.budget_bytes, smallest, forced.name if forced else "", forced.source if forced else "", reason
-    )
+        smallest, forced = timeline.peak_bytes, graph.ops[plan.steps[timeline.peak_step]]
+    name, source = ("", "") if forced is None else (forced.name, forced.source)
+    return InfeasibleBudget(problem.budget_bytes, smallest, name, source, _reason(options))
 
 
-def needs_gradients(example_inputs: Sequence[Any]) -> bool:
-    """Whether the graph is compiled for training."""
-    return torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in example_inputs)
+def _reason(options: RematOptions) -> str:
+    return "" if options.max_slowdown is None else f"max_slowdown={options.max_slowdown}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import hashlib
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -24,6 +25,7 @@ from torch._functorch import config as functorch_config
 from torch._functorch import partitioners
 from torch._functorch.compile_utils import fx_graph_cse
 from torch._inductor import config as inductor_config
+from torch._inductor.async_compile import AsyncCompile
 from torch._inductor.compile_fx import compile_fx
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
 from torch._inductor.fx_passes import post_grad
@@ -38,6 +40,8 @@ from remat_compiler.ir.graph import SavePolicy
 # --- joint graph ---------------------------------------------------------------------------------------------------
 
 MUST_SAVE = CheckpointPolicy.MUST_SAVE
+RECOMPUTE_SUFFIX = "_recompute"
+"""What the name of a node that is executed again ends in (a number may follow)."""
 
 CPU_ALIGNMENT_BYTES = 1
 CUDA_ALIGNMENT_BYTES = 512
@@ -415,6 +419,26 @@ def compile_with_inductor(gm: fx.GraphModule, example_inputs: Any, partitioner: 
             _planned.active = False
 
 
+@contextmanager
+def code_generation_only() -> Iterator[None]:
+    """Let Inductor emit wrappers without compiling kernels; what is made serves dry runs and is in no cache."""
+    replaced = {
+        name: getattr(AsyncCompile, name) for name in ("cpp", "cpp_pybinding", "triton") if hasattr(AsyncCompile, name)
+    }
+    try:
+        for name in replaced:
+            setattr(AsyncCompile, name, lambda *_, **__: _no_kernel)
+        with inductor_config.patch(force_disable_caches=True):
+            yield
+    finally:
+        for name, method in replaced.items():
+            setattr(AsyncCompile, name, method)
+
+
+def _no_kernel(*_: object, **__: object) -> None:
+    raise RuntimeError("a step whose kernels were not compiled was executed")
+
+
 @cache
 def _guard_product_fusion() -> None:
     """Keep Inductor from fusing ``mm + x`` in planned graphs where that would run the product much later.
@@ -487,3 +511,8 @@ def shown_to_user(error: Exception) -> Exception:
     copied.args = error.args
     copied.first_useful_frame = None
     return copied
+
+
+def inductor_fingerprint() -> str:
+    """Digest of Inductor's configuration."""
+    return hashlib.sha256(repr(sorted(inductor_config.get_config_copy().items(), key=str)).encode()).hexdigest()

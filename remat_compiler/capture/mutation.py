@@ -65,7 +65,8 @@ def _insert_copy(graph: fx.Graph, placeholder: fx.Node) -> None:
     copy.meta["recompute"] = torch_compat.MUST_SAVE
     copy.meta["partitioner_tag"] = "is_forward"
     placeholder.replace_all_uses_with(
-        copy, delete_user_cb=lambda user: user is not copy and user.op != "output" and not _is_write_to(user, placeholder)
+        copy,
+        delete_user_cb=lambda user: user is not copy and user.op != "output" and not _is_write_to(user, placeholder),
     )
 
 

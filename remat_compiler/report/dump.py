@@ -35,6 +35,7 @@ def write_dump(
     problem: RematProblem,
     result: PlanResult,
     sources: Mapping[str, str] | None = None,
+    before: MemoryCurve | None = None,
 ) -> Path | None:
     """Write the dump of one graph to a folder of its name below `directory`; files of that name are replaced.
 
@@ -46,12 +47,13 @@ def write_dump(
         problem: What the planner was asked.
         result: Its answer, with a valid plan.
         sources: File name, such as ``forward.py``, and text of further files.
+        before: Memory of the step without a budget, where it is not `problem.reference`.
 
     Returns:
         The folder of the graph, or `None` when it cannot be written.
     """
     folder = directory / _folder_name(report.graph_name)
-    files = {**(sources or {}), **_own_files(report, problem, result)}
+    files = {**(sources or {}), **_own_files(report, problem, result, before)}
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in files.items():
@@ -91,7 +93,9 @@ def read_reports(directory: Path) -> list[PlanReport]:
     return reports
 
 
-def _own_files(report: PlanReport, problem: RematProblem, result: PlanResult) -> dict[str, str]:
+def _own_files(
+    report: PlanReport, problem: RematProblem, result: PlanResult, before: MemoryCurve | None
+) -> dict[str, str]:
     """Names and texts of the files that follow from the report, the problem and the plan."""
     files = {
         "problem.json": dumps(problem),
@@ -103,7 +107,7 @@ def _own_files(report: PlanReport, problem: RematProblem, result: PlanResult) ->
         timeline = simulate(problem.graph, problem.costs, result.plan)
         after = memory_curve(problem.costs, result.plan, timeline)
         files["plan.txt"] = plan_text(problem.graph, result.plan, timeline.live_bytes.tolist())
-        files["memory.svg"] = memory_svg(report, after, _curve_of(problem, problem.reference))
+        files["memory.svg"] = memory_svg(report, after, before or _curve_of(problem, problem.reference))
     return files
 
 

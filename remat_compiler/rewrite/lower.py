@@ -23,8 +23,6 @@ from remat_compiler.capture.operators import NodeClass, node_class
 from remat_compiler.ir.plan import Plan
 from remat_compiler.rewrite.replay import ReplayedRandom
 
-RECOMPUTE_SUFFIX = "_recompute"
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoweredPlan:
@@ -146,7 +144,11 @@ class _Lowering:
 
     def _name(self, node: fx.Node) -> str:
         count = self.emitted.get(node, 0)
-        return node.name if count == 0 else f"{node.name}{RECOMPUTE_SUFFIX}{'' if count == 1 else f'_{count}'}"
+        return (
+            node.name
+            if count == 0
+            else f"{node.name}{torch_compat.RECOMPUTE_SUFFIX}{'' if count == 1 else f'_{count}'}"
+        )
 
     def _copy(self, node: fx.Node, local: dict[fx.Node, fx.Node]) -> fx.Node:
         """Copy `node` with arguments mapped; a second copy gets the recompute suffix."""

@@ -1,0 +1,78 @@
+"""After a check: is the peak good enough, and if not, what to plan for next."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Protocol, TypeVar
+
+from remat_compiler.options import BudgetKind, MemoryBudget
+from remat_compiler.partition import Partition, PartitionRequest
+from remat_compiler.runtime.dry_run import DryRun
+
+USED_ENOUGH = 0.95
+"""A checked peak of at least this fraction of the budget is not improved on."""
+MARGIN = 0.002
+"""Fraction of the budget left free where a try went over it."""
+
+
+class Checked(Protocol):
+    """What is compared: a try and its check."""
+
+    @property
+    def partitions(self) -> tuple[Partition, ...]: ...
+    @property
+    def check(self) -> DryRun: ...
+
+
+C = TypeVar("C", bound=Checked)
+
+
+def limit_bytes(budget: MemoryBudget, partitions: Sequence[Partition]) -> int | None:
+    """The user's budget in bytes, once the step without a budget is known; `None` for no limit."""
+    if budget.kind is BudgetKind.BYTES:
+        return budget.limit_bytes
+    if budget.kind is BudgetKind.FRACTION and partitions:
+        return sum(p.cut.problem.budget_bytes for p in partitions)
+    return None
+
+
+def over_budget(check: DryRun, limit: int | None) -> bool:
+    """Whether the checked peak is known to exceed the budget."""
+    return limit is not None and not check.unknown and check.peak_bytes > limit
+
+
+def added_ns(partitions: Sequence[Partition]) -> int:
+    """Modelled time that recomputation adds."""
+    return sum(p.cut.timeline.added_ns for p in partitions)
+
+
+def best_of(tries: Sequence[C], limit: int | None) -> C | None:
+    """The try to keep: one that fits before one that does not; of those that fit the fastest, else the smallest."""
+
+    def rank(one: C) -> tuple[bool, int, int]:
+        over = over_budget(one.check, limit)
+        peak = one.check.peak_bytes
+        return (over, peak, 0) if over else (over, added_ns(one.partitions), peak)
+
+    return min(tries, key=rank, default=None)
+
+
+def adjusted(
+    request: PartitionRequest, partitions: Sequence[Partition], check: DryRun, limit: int | None
+) -> PartitionRequest | None:
+    """What to aim for next; `None` when the try is good enough, or nothing is known of its peak.
+
+    What is emitted peaks some bytes above or below what the simulator says; nearby plans share that.
+    """
+    if limit is None or check.unknown or not partitions:
+        return None
+    over = check.peak_bytes > limit
+    if not over and (check.peak_bytes >= USED_ENOUGH * limit or added_ns(partitions) == 0):
+        return None
+    planned = sum(p.cut.timeline.peak_bytes for p in partitions)
+    aim = limit - (check.peak_bytes - planned) - (int(MARGIN * limit) if over else 0)
+    aimed = sum(p.cut.problem.budget_bytes for p in partitions)
+    if aim <= 0 or aim == aimed or (over and aim >= planned):
+        return None
+    return replace(request, budget_bytes=aim, fraction=None)

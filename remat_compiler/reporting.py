@@ -1,0 +1,105 @@
+"""From what was decided to what people see: reports, log lines, dumps."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+
+from remat_compiler.errors import FormatError
+from remat_compiler.options import RematOptions
+from remat_compiler.partition import Partition
+from remat_compiler.report.build import build_report
+from remat_compiler.report.curve import MemoryCurve, memory_curve
+from remat_compiler.report.dump import write_dump
+from remat_compiler.report.graph_text import graph_text
+from remat_compiler.report.plan_report import PlanReport
+from remat_compiler.report.store import add_report
+from remat_compiler.report.summary import one_line
+from remat_compiler.runtime.dry_run import DryRun
+
+logger = logging.getLogger(__name__)
+
+_number = itertools.count()
+
+
+def make_reports(partitions: Sequence[Partition], check: DryRun, options: RematOptions) -> list[PlanReport]:
+    """A report for each joint graph; the checked peak belongs to a step of one joint graph."""
+    checked = None if check.unknown or len(partitions) != 1 else check.peak_bytes
+    return [_report(partition, checked, check, options) for partition in partitions]
+
+
+def _report(partition: Partition, checked: int | None, check: DryRun, options: RematOptions) -> PlanReport:
+    notes = []
+    if partition.unchanged:
+        notes.append("the step fits: torch's own partition is used as it is")
+    if check.unknown:
+        notes.append(f"the peak of what was emitted is not known: {check.unknown}")
+    if check.unmeasured:
+        notes.append(f"the workspace of these operators is not known: {', '.join(check.unmeasured)}")
+    return build_report(
+        partition.cut.problem,
+        partition.cut.result,
+        graph_name=f"graph{next(_number)}",
+        joint_nodes=partition.joint_nodes,
+        inner=options.inner,
+        before=None if partition.native is None else partition.native.timeline,
+        checked_peak_bytes=checked,
+        stages=partition.stages,
+        notes=notes,
+    )
+
+
+def checked_reports(stored: Sequence[str], check: DryRun) -> list[PlanReport]:
+    """Reports of a graph that a compiler's cache had, with this process's check."""
+    reports = []
+    for text in stored:
+        try:
+            report = PlanReport.from_json(text)
+        except FormatError as error:
+            logger.warning("ignored a stored report: %s", error)
+            continue
+        checked = report.checked_peak_bytes if check.unknown else check.peak_bytes
+        notes = (*report.notes, "compiled code and plan come from the cache")
+        reports.append(replace(report, graph_name=f"graph{next(_number)}", checked_peak_bytes=checked, notes=notes))
+    return reports
+
+
+def publish(reports: Sequence[PlanReport], partitions: Sequence[Partition], options: RematOptions) -> None:
+    """Log, keep and dump the reports; `partitions` is empty for what a cache had."""
+    for report in reports:
+        logger.info("%s", one_line(report))
+        add_report(report)
+    if options.dump is None:
+        return
+    for report, partition in zip(reports, partitions):
+        write_dump(
+            options.dump,
+            report,
+            partition.cut.problem,
+            partition.cut.result,
+            sources=_sources(partition),
+            before=None if partition.native is None else _curve(partition),
+        )
+    if reports and not partitions:
+        logger.warning("no graphs are dumped to %s: the compiled code came from the cache", options.dump)
+
+
+def _curve(partition: Partition) -> MemoryCurve:
+    native = partition.native
+    assert native is not None and native.result.plan is not None
+    return memory_curve(native.problem.costs, native.result.plan, native.timeline)
+
+
+def _sources(partition: Partition) -> dict[str, str]:
+    """The graphs as text."""
+    origins = {}
+    for op in partition.cut.problem.graph.ops:
+        for name in op.nodes:
+            origins[name] = " ".join(filter(None, (op.module, op.source)))
+    return {
+        "joint.py": graph_text(partition.joint, "Joint graph, as it was cut.", origins),
+        "forward.py": graph_text(partition.cut.forward, "Forward graph.", origins),
+        "backward.py": graph_text(partition.cut.backward, "Backward graph.", origins),
+    }
