@@ -33,6 +33,7 @@ from remat_passes.planning.profile import (
     find_events,
     live_bytes,
     next_event,
+    saves_forbidden,
 )
 
 BLOCK_BITS = 5
@@ -42,7 +43,7 @@ SHORTEST_LIST = 64
 LIST_COVER = 6
 """... how many times over the rest must cover what the round is to free."""
 MAX_CONE = 400
-"""Largest number of operators that one eviction may repeat."""
+"""Largest number of operators that one eviction may repeat, unless the value must not be saved."""
 
 
 class Scene(NamedTuple):
@@ -205,9 +206,9 @@ def find_candidates(
     values, found, weights = np.empty(most, np.int64), np.empty(most, np.int64), np.empty(most, np.float64)
     count = 0
     for s in range(most):
-        if g.storages[s, KEPT] or g.storages[s, SIZE] == 0 or not g.ops[g.storages[s, PRODUCER], REPEATABLE]:
+        if g.storages[s, KEPT] or not g.ops[g.storages[s, PRODUCER], REPEATABLE]:
             continue
-        if forced and not g.storages[s, MUST_NOT_SAVE]:
+        if g.storages[s, MUST_NOT_SAVE] == 0 if forced else g.storages[s, SIZE] == 0:
             continue
         k = next_event(scene.start, scene.events, s, scene.boundary if forced else peak)
         if k == scene.start[s] or k == scene.start[s + 1] or scene.events[k] & 1:
@@ -243,17 +244,6 @@ def shortlist(g: Arrays, values: IntArray, candidates: IntArray, weights: FloatA
 
 
 @inner
-def any_forbidden(g: Arrays, scene: Scene) -> bool:
-    """Whether a value that must not be saved is alive across the boundary."""
-    for s in range(len(g.storages)):
-        if g.storages[s, MUST_NOT_SAVE]:
-            k = next_event(scene.start, scene.events, s, scene.boundary)
-            if scene.start[s] < k < scene.start[s + 1] and scene.events[k] & 1 == 0:
-                return True
-    return False
-
-
-@inner
 def distinct(items: IntArray) -> IntArray:
     """Sorted `items`, each once."""
     count = 0
@@ -274,7 +264,8 @@ def choose_evictions(
     count = len(values) if forced else shortlist(g, values, candidates, weights, excess, share)
     num_ops = len(g.ops)
     seen = np.full(num_ops, -1, np.int64)
-    cone, base = np.empty(min(MAX_CONE, num_ops), np.int64), np.empty(8 * MAX_CONE, np.int64)
+    most = num_ops if forced else min(MAX_CONE, num_ops)
+    cone, base = np.empty(most, np.int64), np.empty(8 * most, np.int64)
     cone_rows, base_rows = np.zeros(count + 1, np.int64), np.zeros(count + 1, np.int64)
     cones, bases = np.empty(1024, np.int64), np.empty(1024, np.int64)
     scores, gains = np.empty(count, np.float64), np.empty(count, np.int64)
@@ -376,7 +367,7 @@ def relieve(
     stalled, work = 0, 0
     for _ in range(max_rounds):
         scene = scene_of(g, steps, boundary, budget)
-        forced = any_forbidden(g, scene)
+        forced = saves_forbidden(g, scene.start, scene.events, scene.boundary)
         peak = 0
         for p in range(len(steps)):
             if scene.live[p] > scene.live[peak]:

@@ -153,16 +153,40 @@ def live_bytes(g: Arrays, steps: IntArray, boundary: int, start: IntArray, event
     return live[:n]
 
 
+@inner
+def next_event(start: IntArray, events: IntArray, storage: int, step: int) -> int:
+    """Index of the first event of `storage` at `step` or later; the end of its row if there is none."""
+    low, high = int(start[storage]), int(start[storage + 1])
+    while low < high:
+        middle = (low + high) >> 1
+        if events[middle] < 2 * step:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
 @compiled
-def measure(g: Arrays, steps: IntArray, boundary: int) -> tuple[int, int]:
-    """Peak in bytes and time in ns of a sequence."""
+def measure(g: Arrays, steps: IntArray, boundary: int) -> tuple[int, int, bool]:
+    """Peak in bytes, time in ns, and whether a value that must not be saved crosses the boundary."""
     start, events = find_events(g, steps)
     live = live_bytes(g, steps, boundary, start, events)
     peak, time = 0, 0
     for p in range(len(steps)):
         peak = max(peak, live[p])
         time += g.ops[steps[p], TIME]
-    return peak, time
+    return peak, time, saves_forbidden(g, start, events, boundary)
+
+
+@inner
+def saves_forbidden(g: Arrays, start: IntArray, events: IntArray, boundary: int) -> bool:
+    """Whether a value that must not be saved is alive across the boundary."""
+    for s in range(len(g.storages)):
+        if g.storages[s, MUST_NOT_SAVE]:
+            k = next_event(start, events, s, boundary)
+            if start[s] < k < start[s + 1] and events[k] & 1 == 0:
+                return True
+    return False
 
 
 @inner
@@ -228,19 +252,6 @@ def ascending(keys: FloatArray) -> IntArray:
         source, target = target, source
         width *= 2
     return source
-
-
-@inner
-def next_event(start: IntArray, events: IntArray, storage: int, step: int) -> int:
-    """Index of the first event of `storage` at `step` or later; the end of its row if there is none."""
-    low, high = int(start[storage]), int(start[storage + 1])
-    while low < high:
-        middle = (low + high) >> 1
-        if events[middle] < 2 * step:
-            low = middle + 1
-        else:
-            high = middle
-    return low
 
 
 @compiled

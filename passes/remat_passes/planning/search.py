@@ -29,18 +29,24 @@ PATIENCE = 12
 """Rounds without a lower peak after which gap greedy gives up."""
 MAX_ROUNDS = 4_000
 MAX_PASSES = 50
+MAX_IDLE = 250
+"""Neighbours without improvement after which the local search stops."""
 FINALISTS = 2
 """Sequences that the local search improves."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Entry:
-    """A sequence with its exact peak in bytes and its time in ns."""
+    """A sequence with its exact peak in bytes and its time in ns.
+
+    `barred` sequences take too long, or save what must not be saved.
+    """
 
     steps: IntArray
     boundary: int
     peak: int
     time: int
+    barred: bool
 
     def plan(self) -> Plan:
         """The sequence as a plan."""
@@ -104,19 +110,19 @@ class Search:
     @property
     def solved(self) -> bool:
         """Whether an entry within the budget and the time limit is there."""
-        return self.pool[0].peak <= self.budget and self.pool[0].time <= self.limit_ns
+        return self.pool[0].peak <= self.budget and not self.pool[0].barred
 
     def _base(self, order: Order) -> Entry:
         plan = recompute(self.index, order, self.index.all_savable())
         return self._entry(np.array(plan.steps, np.int64), plan.boundary)
 
     def _entry(self, steps: IntArray, boundary: int) -> Entry:
-        peak, time = measure(self.g, steps, boundary)
-        return Entry(steps, int(boundary), int(peak), int(time))
+        peak, time, forbidden = measure(self.g, steps, boundary)
+        return Entry(steps, int(boundary), int(peak), int(time), bool(forbidden or time > self.limit_ns))
 
     def _rank(self, entry: Entry) -> tuple[bool, int, int, int]:
-        """Smaller is better: within the time limit, within the budget, fast, low."""
-        return (entry.time > self.limit_ns, max(entry.peak, self.budget), entry.time, entry.peak)
+        """Smaller is better: not barred, within the budget, fast, low."""
+        return (entry.barred, max(entry.peak, self.budget), entry.time, entry.peak)
 
     def _keep(self, entries: list[Entry]) -> None:
         """Add to the pool, best first."""
@@ -164,9 +170,9 @@ class Search:
             seen.add(segments.count)
             raw = self._block_plans(segments, base.peak)
             for entry in raw:
-                if entry.peak <= self.budget:
+                if entry.peak <= self.budget and not entry.barred:
                     yield self._trim(entry.steps, entry.boundary, self.budget)
-            over = [entry for entry in raw if entry.peak > self.budget]
+            over = [entry for entry in raw if entry.peak > self.budget or entry.barred]
             for entry in sorted(over, key=self._promise)[:2]:
                 if self.work_left > 0:
                     yield self._fit(entry, self.budget, 0.15, 1)
@@ -214,7 +220,7 @@ class Search:
         finalists = self._distinct()[:FINALISTS]
         current = list(finalists)
         turn, idle = 0, 0
-        while self.work_left > 0 and idle < 400:
+        while self.work_left > 0 and idle < MAX_IDLE:
             which = turn % len(current)
             old = current[which]
             new = self._neighbour(old)
@@ -246,5 +252,5 @@ class Search:
         self.work_left -= 2 * len(steps)
         target = self.budget if entry.peak <= self.budget else entry.peak - 1
         share, width = draw.choice((0.15, 0.5, 1.0)), draw.choice((0, 1, 1, 2))
-        loose = Entry(steps, int(boundary), entry.peak, entry.time)
+        loose = Entry(steps, int(boundary), entry.peak, entry.time, entry.barred)
         return self._fit(loose, target, share, width, draw.choice((0.0, 0.3, 1.0, 3.0)))

@@ -1,0 +1,43 @@
+"""The cheapest plan of a tiny problem, by search over all of them."""
+
+from __future__ import annotations
+
+import heapq
+
+from remat_compiler.ir.graph import OpId, Phase
+from remat_compiler.ir.plan import Plan
+from remat_compiler.ir.problem import RematProblem
+from remat_compiler.simulate.timeline import simulate
+from remat_compiler.simulate.verify import verify
+
+
+def cheapest_added_ns(problem: RematProblem, most_repeats: int) -> int | None:
+    """Least added time of a plan within the budget, of all that keep the joint order and repeat forward operators.
+
+    Args:
+        problem: The problem; its tangent-free operators stay where they are.
+        most_repeats: Repetitions tried at most; the answer is exact among plans of no more.
+
+    Returns:
+        Nanoseconds, or `None` where no such plan fits.
+    """
+    forwards = [op for op in problem.graph.ops if op.phase is not Phase.BACKWARD and op.may_recompute]
+    boundary = sum(op.phase is Phase.FORWARD for op in problem.graph.ops)
+    first = (tuple(op.id for op in problem.graph.ops), boundary)
+    heap: list[tuple[int, int, tuple[OpId, ...], int]] = [(0, 0, *first)]
+    seen = {first}
+    while heap:
+        added, repeats, steps, bound = heapq.heappop(heap)
+        plan = Plan(steps, bound)
+        if simulate(problem.graph, problem.costs, plan).peak_bytes <= problem.budget_bytes:
+            assert verify(problem, plan) == []
+            return added
+        if repeats == most_repeats:
+            continue
+        for position in range(bound, len(steps)):
+            for op in forwards:
+                longer = ((*steps[:position], op.id, *steps[position:]), bound)
+                if longer not in seen:
+                    seen.add(longer)
+                    heapq.heappush(heap, (added + problem.costs.time_ns[op.id], repeats + 1, *longer))
+    return None
