@@ -19,7 +19,8 @@ from remat_compiler.ir.problem import RematProblem
 from remat_compiler.simulate.timeline import simulate
 from remat_compiler.simulate.verify import verify
 from remat_passes.planning.auto import Auto
-from remat_passes.planning.profile import arrays_of, drop_dead, measure
+from remat_passes.planning.local_search import forget
+from remat_passes.planning.profile import arrays_of, measure
 from remat_passes.planning.search import Search
 
 
@@ -37,9 +38,7 @@ def test_measure_equals_the_simulator(problem: RematProblem, rng: Random) -> Non
 def test_dropping_dead_repeats_keeps_plans_valid_and_never_raises_the_peak(problem: RematProblem, rng: Random) -> None:
     plan = random_steps(rng, problem)
     before = {v.rule for v in verify(problem, plan)}
-    # `drop_dead` is for compiled callers; its Python form computes the same.
-    python = getattr(drop_dead, "py_func", drop_dead)
-    steps, boundary = python(arrays_of(problem), np.array(plan.steps, np.int64), plan.boundary)
+    steps, boundary = forget(arrays_of(problem), np.array(plan.steps, np.int64), plan.boundary, 0, 0, 0, 1)
     left = Plan(tuple(map(OpId, steps.tolist())), int(boundary))
     assert {v.rule for v in verify(problem, left)} <= before
     assert simulate(problem.graph, problem.costs, left).time_ns <= simulate(problem.graph, problem.costs, plan).time_ns
