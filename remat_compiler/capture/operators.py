@@ -16,6 +16,7 @@ import torch
 from torch import fx
 
 from remat_compiler import torch_compat
+from remat_compiler.costs.op_call import COLLECTIVE_NAMESPACES
 from remat_compiler.ir.graph import SavePolicy, Trait
 
 
@@ -54,7 +55,6 @@ _POINTWISE = frozenset(
         _aten.lift_fresh_copy, _prims.iota, _prims.convert_element_type, _prims.inductor_lookup_seed,
     }
 )  # fmt: skip
-_COLLECTIVE_NAMESPACES = frozenset({"_c10d_functional", "c10d_functional", "c10d", "_dtensor", "symm_mem"})
 _KNOWN_NAMESPACES = frozenset({"aten", "prims", "quantized_decomposed", "inductor", "mkldnn", "rngprims"})
 _SEEDS = frozenset({"prims::inductor_seeds", "prims::inductor_seed"})
 
@@ -139,7 +139,7 @@ def traits_of(node: fx.Node) -> frozenset[Trait]:
         traits.add(Trait.RANDOM)
     if target._schema.is_mutable:
         traits.add(Trait.MUTATING)
-    if target.namespace in _COLLECTIVE_NAMESPACES:
+    if target.namespace in COLLECTIVE_NAMESPACES:
         traits.add(Trait.COLLECTIVE)
     elif target.namespace not in _KNOWN_NAMESPACES:
         traits.add(Trait.UNKNOWN)

@@ -21,8 +21,8 @@ from typing import Any
 import torch
 
 from remat_compiler import torch_compat
+from remat_compiler.costs.op_call import tensors_in
 from remat_compiler.runtime.fake_inputs import counted_device_type, make_fake_inputs
-from remat_compiler.runtime.op_call import tensors_in
 from remat_compiler.runtime.storage_tracker import Moment, StorageLife, StorageTracker
 from remat_compiler.runtime.workspace import WorkspaceTable
 from remat_compiler.runtime.wrapper_capture import CapturedGraph, DryRunUnsupported, make_twin

@@ -21,7 +21,7 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from remat_compiler import torch_compat
-from remat_compiler.runtime.op_call import OpCall, tensors_in
+from remat_compiler.costs.op_call import OpCall, tensors_in
 from remat_compiler.runtime.wrapper_capture import DryRunUnsupported
 
 _SAVES_RNG_STATE = "run_and_save_rng_state"

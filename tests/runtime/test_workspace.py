@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+from remat_compiler.costs import store
+from remat_compiler.costs.op_call import OpCall
 from remat_compiler.runtime import workspace
-from remat_compiler.runtime.op_call import OpCall
 from remat_compiler.runtime.workspace import WorkspaceTable, measure_workspace, probe_workspace
 from remat_compiler.torch_compat import FakeTensorMode
 from runtime.steps import peak_of
@@ -85,7 +86,7 @@ def test_a_broken_file_is_a_warned_miss(content: str, tmp_path: Path, caplog: py
     with caplog.at_level(logging.WARNING):
         assert WorkspaceTable(tmp_path).probe(aten.convolution.default, convolution_arguments(), {}) == expected
     assert "measured again" in caplog.text
-    assert json.loads(path.read_text(encoding="utf-8"))["version"] == workspace.FORMAT_VERSION
+    assert json.loads(path.read_text(encoding="utf-8"))["version"] == store.FORMAT_VERSION
 
 
 def test_a_folder_that_cannot_be_written_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -98,7 +99,7 @@ def test_a_folder_that_cannot_be_written_is_warned_of(tmp_path: Path, caplog: py
 
 def test_another_thread_count_is_another_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     WorkspaceTable(tmp_path).probe(aten.convolution.default, convolution_arguments(), {})
-    monkeypatch.setattr(workspace, "environment", lambda: ("another",))
+    monkeypatch.setattr(store, "environment", lambda: ("another",))
     WorkspaceTable(tmp_path).probe(aten.convolution.default, convolution_arguments(), {})
     assert len(list(tmp_path.iterdir())) == 2
 

@@ -1,4 +1,4 @@
-"""The call of an operator as plain data: what decides how much memory it needs inside, and how to repeat it."""
+"""The call of an operator as plain data: what decides the time and memory that it takes, and how to repeat it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,13 @@ from typing import Any
 import torch
 from torch._ops import HigherOrderOperator, OpOverload
 
+from remat_compiler import torch_compat
+
 RANDOM_STATE_OPS = ("run_and_save_rng_state", "run_with_rng_state")
 """Higher-order operators that can be repeated: they run one operator with a random state saved or set."""
+
+COLLECTIVE_NAMESPACES = frozenset({"_c10d_functional", "c10d_functional", "c10d", "_dtensor", "symm_mem"})
+"""Namespaces of operators that communicate between ranks."""
 
 _NO_WORKSPACE = frozenset(
     {
@@ -50,13 +55,13 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OpCall:
-    """One call of an operator that may allocate more than its results.
+    """One call of an operator.
 
     Attributes:
         func: The operator.
         args: Its arguments, with a `TensorSpec` in place of each tensor.
         kwargs: Its keyword arguments, likewise.
-        key: Text that is equal for calls that need equally much memory.
+        key: Text that is equal for calls that take equally much time and memory.
     """
 
     func: Callable[..., Any]
@@ -73,15 +78,22 @@ class OpCall:
             if torch.Tag.pointwise in func.tags and _one_dtype((args, kwargs, result)):
                 # A pointwise operator on mixed types makes converted copies of its inputs on a CPU.
                 return None
-        elif not isinstance(func, HigherOrderOperator):
+        return OpCall.any(func, args, kwargs)
+
+    @staticmethod
+    def any(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> OpCall | None:
+        """The call, or None when `func` is no operator."""
+        if not isinstance(func, (OpOverload, HigherOrderOperator)):
             return None
         frozen_args, frozen_kwargs = _freeze(args), _freeze(dict(kwargs))
         return OpCall(func, frozen_args, frozen_kwargs, f"{func}{frozen_args!r}{frozen_kwargs!r}")
 
     @property
     def repeatable(self) -> bool:
-        """Whether the call can be made again on real tensors."""
-        return isinstance(self.func, OpOverload) or str(self.func) in RANDOM_STATE_OPS
+        """Whether the call can be made again on real tensors; one rank alone cannot repeat a collective."""
+        if isinstance(self.func, OpOverload):
+            return self.func.namespace not in COLLECTIVE_NAMESPACES
+        return str(self.func) in RANDOM_STATE_OPS
 
     @property
     def device_type(self) -> str:
@@ -123,11 +135,18 @@ def _one_dtype(values: Any) -> bool:
 
 def _freeze(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
-        return TensorSpec(tuple(value.shape), value.stride(), value.dtype, value.device.type)
+        # Hints, so that neither the key nor a repetition puts a guard on a dynamic size.
+        shape = tuple(torch_compat.size_hint(size) for size in value.shape)
+        stride = tuple(torch_compat.size_hint(step) for step in value.stride())
+        return TensorSpec(shape, stride, value.dtype, value.device.type)
+    if isinstance(value, torch.SymInt):
+        return torch_compat.size_hint(value)
+    if isinstance(value, (torch.SymFloat, torch.SymBool)):
+        return torch_compat.symbol_hint(value)
     if isinstance(value, torch.Generator):
         return None
     if isinstance(value, (list, tuple)):
-        return type(value)(_freeze(item) for item in value)
+        return _rebuilt(value, [_freeze(item) for item in value])
     if isinstance(value, dict):
         return {name: _freeze(item) for name, item in value.items()}
     return value
@@ -137,7 +156,12 @@ def _thaw(value: Any) -> Any:
     if isinstance(value, TensorSpec):
         return value.make()
     if isinstance(value, (list, tuple)):
-        return type(value)(_thaw(item) for item in value)
+        return _rebuilt(value, [_thaw(item) for item in value])
     if isinstance(value, dict):
         return {name: _thaw(item) for name, item in value.items()}
     return value
+
+
+def _rebuilt(value: list[Any] | tuple[Any, ...], items: list[Any]) -> list[Any] | tuple[Any, ...]:
+    """`items` as a plain list or tuple; `torch.Size` and named tuples refuse what stands for a tensor."""
+    return items if isinstance(value, list) else tuple(items)

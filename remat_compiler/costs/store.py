@@ -1,0 +1,132 @@
+"""Whole numbers measured on this machine, by name: in memory and, with a directory, in one JSON file.
+
+A file holds what was measured in one *environment* (device, library, threads, settings); another environment is
+another file.  Files are written atomically and never executed; one that cannot be used is a warned miss.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import platform
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+import torch
+
+log = logging.getLogger(__name__)
+
+FORMAT_VERSION = 1
+"""Version of the stored file; another one is a miss."""
+
+
+@dataclass(slots=True)
+class FigureStore:
+    """Measured figures of one kind.
+
+    Attributes:
+        kind: What the figures are, with their unit, such as ``workspace_bytes``; names the file.
+        directory: Where they are kept between processes; None keeps them in memory only.
+        known: Figures by name, for `environment()` only.
+    """
+
+    kind: str
+    directory: Path | None = None
+    known: dict[str, int] = field(default_factory=dict)
+    _environment: tuple[str, ...] = ()
+
+    def current(self) -> Mapping[str, int]:
+        """The figures that hold in the environment as it is now."""
+        now = environment()
+        if now != self._environment:
+            self._environment = now
+            self.known.clear()
+            self.known.update(self._load())
+        return self.known
+
+    def add(self, fresh: Mapping[str, int]) -> None:
+        """Keep `fresh`.  What another process stored meanwhile wins, so that equal processes agree."""
+        self.current()
+        self.known.update(fresh)
+        if self.directory is not None:
+            self.known.update(self._load())
+            self._save()
+
+    def _path(self) -> Path | None:
+        if self.directory is None:
+            return None
+        digest = hashlib.sha256("\n".join(self._environment).encode()).hexdigest()[:16]
+        return self.directory / f"{self.kind}-{digest}.json"
+
+    def _load(self) -> dict[str, int]:
+        path = self._path()
+        if path is None:
+            return {}
+        try:
+            return self._checked(json.loads(path.read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError) as error:
+            log.warning("%s cannot be used (%s); what it held is measured again", path, error)
+            return {}
+
+    def _save(self) -> None:
+        path = self._path()
+        assert path is not None
+        record = {"version": FORMAT_VERSION, "environment": self._environment, self.kind: self.known}
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".tmp")
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                json.dump(record, file, sort_keys=True, indent=1)
+            os.replace(temporary, path)
+        except OSError as error:
+            log.warning("%s cannot be written (%s); the measurements hold for this process only", path, error)
+
+    def _checked(self, record: object) -> dict[str, int]:
+        if not isinstance(record, dict) or record.get("version") != FORMAT_VERSION:
+            raise ValueError(f"not a file of version {FORMAT_VERSION}")
+        figures = record.get(self.kind)
+        if not isinstance(figures, dict) or not all(type(n) is int and n >= 0 for n in figures.values()):
+            raise ValueError(f"{self.kind} must map names to whole numbers from 0 up")
+        return {str(name): figure for name, figure in figures.items()}
+
+
+@cache
+def shared_store(kind: str, directory: Path | None) -> FigureStore:
+    """The one store of its kind in this process, so that nothing is measured or read twice."""
+    return FigureStore(kind, directory)
+
+
+def environment() -> tuple[str, ...]:
+    """All beside the operator itself that decides how long it takes and how much it allocates."""
+    return (
+        f"torch {torch.__version__}",
+        f"device {device_name('cuda') if torch.cuda.is_available() else 'cpu'}",
+        f"cpu {torch.backends.cpu.get_cpu_capability()} {device_name('cpu')}",
+        f"threads {torch.get_num_threads()}",
+        f"onednn {torch._C._get_mkldnn_enabled()}",
+        f"matmul {torch.get_float32_matmul_precision()}",
+        f"deterministic {torch.are_deterministic_algorithms_enabled()}",
+        f"cudnn {torch.backends.cudnn.enabled} {torch.backends.cudnn.benchmark}",
+    )
+
+
+def device_name(device_type: str) -> str:
+    """Name of the current device of the type, such as the model of the processor."""
+    return torch.cuda.get_device_name() if device_type == "cuda" else _processor()
+
+
+@cache
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(models, "") or platform.processor() or platform.machine()
