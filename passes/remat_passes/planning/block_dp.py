@@ -45,8 +45,11 @@ def fill_tables(
 ) -> tuple[IntArray, IntArray]:
     """`best` and `choice` (-1: impossible, below the number of options: that option, else checkpoint), see above."""
     k, options = option_bytes.shape
-    best = np.full((k + 1, k + 1, units), NEVER, np.int64)
-    choice = np.full((k + 1, k + 1, units), -1, np.int64)
+    best, choice = np.zeros((k + 1, k + 1, units), np.int64), np.zeros((k + 1, k + 1, units), np.int64)
+    for i in range(k):
+        for j in range(k):
+            for m in range(units):
+                best[i, j, m], choice[i, j, m] = NEVER, -1
     for length in range(k):
         for i in range(k - length):
             j = i + length
@@ -118,7 +121,7 @@ def expand(
         size += cuts[i + 1] - cuts[i]
     steps = np.empty(size, np.int64)
     n, boundary, half = 0, -1, cuts[-1]
-    again = np.full(len(g.ops), -1, np.int64)
+    again = np.zeros(len(g.ops), np.int64)
     ran = np.zeros(len(g.ops), np.bool_)
     stack = np.empty(len(g.ops) + 1, np.int64)
     for c in range(len(codes)):
@@ -133,7 +136,7 @@ def expand(
         if boundary < 0:
             boundary = n
         for p in range(half + stages[i + 1], half + stages[i]):
-            n = _remake(g, orders[p], i, option, c, steps, n, again, stack, segment, last, rank)
+            n = _remake(g, orders[p], i, option, c + 1, steps, n, again, stack, segment, last, rank)
             steps[n] = orders[p]
             n += 1
     if boundary < 0:

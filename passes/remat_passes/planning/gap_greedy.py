@@ -244,12 +244,14 @@ def shortlist(g: Arrays, values: IntArray, candidates: IntArray, weights: FloatA
 
 
 @inner
-def distinct(items: IntArray) -> IntArray:
-    """Sorted `items`, each once."""
+def distinct(keys: FloatArray) -> IntArray:
+    """`keys`, whole numbers, ascending and each once."""
+    order = ascending(keys)
+    items = np.empty(len(keys), np.int64)
     count = 0
-    for i in range(len(items)):
-        if i == 0 or items[i] != items[i - 1]:
-            items[count] = items[i]
+    for i in range(len(keys)):
+        if i == 0 or keys[order[i]] != keys[order[i - 1]]:
+            items[count] = int(keys[order[i]])
             count += 1
     return items[:count]
 
@@ -263,7 +265,7 @@ def choose_evictions(
     excess = max(scene.live[peak] - scene.budget, 1)
     count = len(values) if forced else shortlist(g, values, candidates, weights, excess, share)
     num_ops = len(g.ops)
-    seen = np.full(num_ops, -1, np.int64)
+    seen = np.zeros(num_ops, np.int64)
     most = num_ops if forced else min(MAX_CONE, num_ops)
     cone, base = np.empty(most, np.int64), np.empty(8 * most, np.int64)
     cone_rows, base_rows = np.zeros(count + 1, np.int64), np.zeros(count + 1, np.int64)
@@ -272,7 +274,7 @@ def choose_evictions(
     work = len(scene.live)
     for c in range(count):
         s, step = values[c], scene.events[candidates[c]] >> 1
-        size, num_base, time, crossing = find_cone(g, scene, s, step, peak, seen, c, cone, base)
+        size, num_base, time, crossing = find_cone(g, scene, s, step, peak, seen, c + 1, cone, base)
         work += 4 * (abs(size) + num_base)
         gains[c] = g.storages[s, SIZE] - crossing
         if size < 0 or (gains[c] <= 0 and not forced):
@@ -283,7 +285,7 @@ def choose_evictions(
         scores[c] = -weights[c] * min(gains[c], excess) / max(time, 1)
     order = ascending(scores)
     touched = np.zeros(len(scene.events), np.int8)  # 1: evicted, 2: another eviction relies on it
-    inserts = np.empty(cone_rows[count], np.int64)
+    inserts = np.empty(cone_rows[count], np.float64)  # exact: below 2 ** 53
     total, covered = 0, 0
     for c in order:
         if gains[c] <= 0 and not forced:
@@ -302,7 +304,7 @@ def choose_evictions(
             inserts[total] = (scene.events[candidates[c]] >> 1) * num_ops + cones[i]
             total += 1
         covered += gains[c]
-    return distinct(np.sort(inserts[:total])), state, work
+    return distinct(inserts[:total]), state, work
 
 
 @inner

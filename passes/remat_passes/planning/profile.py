@@ -134,18 +134,17 @@ def live_bytes(g: Arrays, steps: IntArray, boundary: int, start: IntArray, event
             else:
                 live[(events[k - 1] >> 1) + 1] += size
                 live[p + 1] -= size
-    first = np.full(len(g.ops), -1, np.int64)
-    last = np.full(len(g.ops), -1, np.int64)
+    first, last = np.zeros(len(g.ops), np.int64), np.zeros(len(g.ops), np.int64)  # step + 1
     for p in range(n):
         op = steps[p]
         if g.ops[op, REPLAY] >= 0:
-            if first[op] < 0:
-                first[op] = p
-            last[op] = p
+            if first[op] == 0:
+                first[op] = p + 1
+            last[op] = p + 1
     for op in range(len(g.ops)):
         if last[op] > first[op]:
-            live[first[op]] += g.storages[g.ops[op, REPLAY], SIZE]
-            live[last[op] + 1] -= g.storages[g.ops[op, REPLAY], SIZE]
+            live[first[op] - 1] += g.storages[g.ops[op, REPLAY], SIZE]
+            live[last[op]] -= g.storages[g.ops[op, REPLAY], SIZE]
     total = 0
     for p in range(n):
         total += live[p]
@@ -207,10 +206,9 @@ def select(steps: IntArray, boundary: int, stays: BoolArray) -> tuple[IntArray, 
 def drop_dead(g: Arrays, steps: IntArray, boundary: int) -> tuple[IntArray, int]:
     """`steps` and `boundary` without the executions that nobody needs."""
     n = len(steps)
-    first = np.full(len(g.ops), -1, np.int64)
-    for p in range(n):
-        if first[steps[p]] < 0:
-            first[steps[p]] = p
+    first = np.zeros(len(g.ops), np.int64)
+    for p in range(n - 1, -1, -1):
+        first[steps[p]] = p
     needed = np.zeros(len(g.storages), np.bool_)
     stays = np.zeros(n, np.bool_)
     for p in range(n - 1, -1, -1):

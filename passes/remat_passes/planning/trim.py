@@ -74,15 +74,15 @@ def trim(g: Arrays, steps: IntArray, boundary: int, budget: int, max_passes: int
         scene = scene_of(g, steps, boundary, budget)
         start, events, live = scene.start, scene.events, scene.live
         done = np.zeros(len(g.ops), np.bool_)
-        scores = np.zeros(len(steps), np.float64)
+        scores, stays = np.zeros(len(steps), np.float64), np.zeros(len(steps), np.bool_)
         for p in range(len(steps)):
+            stays[p] = True
             op = steps[p]
             if done[op]:
                 area = extension(g, scene, op, p)
                 if area >= 0:
                     scores[p] = -(g.ops[op, TIME] + 1.0) / (area + 1.0)
             done[op] = True
-        stays = np.ones(len(steps), np.bool_)
         for p in ascending(scores):
             if scores[p] == 0.0:
                 break
