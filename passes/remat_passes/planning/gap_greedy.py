@@ -218,8 +218,9 @@ def find_candidates(
             continue
         weight = float(over[step] - over[before + 1])
         weight = 1.0 if width == 0 else np.sqrt(weight) if width == 1 else weight
-        state = (state * 1103515245 + 12345) & 0x7FFFFFFF
-        values[count], found[count], weights[count] = s, k, weight * (1.0 + noise * (state / 2147483648.0))
+        mixed = ((s + 1) * 1103515245 + state * 69069) & 0x7FFFFFFF
+        mixed = (mixed * 1103515245 + 12345) & 0x7FFFFFFF
+        values[count], found[count], weights[count] = s, k, weight * (1.0 + noise * (mixed / 2147483648.0))
         count += 1
     return values[:count], found[:count], weights[:count], state
 

@@ -31,6 +31,12 @@ MAX_ROUNDS = 4_000
 MAX_PASSES = 50
 MAX_IDLE = 250
 """Neighbours without improvement after which the local search stops."""
+TOLERANCE = 0.08
+"""Largest relative increase of added time that the local search may take on the way."""
+RETURN_AFTER = 60
+"""Turns without improvement after which the local search goes back to the best entry."""
+FINALIST_TURNS = 60
+"""Turns that all finalists share; only the best one goes on."""
 FINALISTS = 2
 """Sequences that the local search improves."""
 
@@ -62,6 +68,7 @@ class Search:
         index: The same as lists.
         budget: Bytes.
         limit_ns: Longest time of a plan.
+        once: Time of executing every operator once, in ns.
         work_left: Work that may still be done, in steps visited.
         draw: The random numbers of the local search.
         pool: Entries found, best first.
@@ -71,6 +78,7 @@ class Search:
     index: StepIndex
     budget: int
     limit_ns: int
+    once: int
     work_left: int
     draw: random.Random
     pool: list[Entry] = field(default_factory=list)
@@ -84,6 +92,7 @@ class Search:
             index=StepIndex.of(problem.graph),
             budget=problem.budget_bytes,
             limit_ns=(1 << 62) if cap is None else problem.costs.step_ns + cap,
+            once=problem.costs.step_ns,
             work_left=effort * (len(problem.graph.ops) + 600),
             draw=random.Random(seed),
         )
@@ -217,21 +226,30 @@ class Search:
 
     def _improve(self) -> None:
         """Local search on the best entries: forget some repetitions, fit again, keep what is not worse."""
-        finalists = self._distinct()[:FINALISTS]
-        current = list(finalists)
+        current = self._distinct()[:FINALISTS]
+        best = current[0]
         turn, idle = 0, 0
         while self.work_left > 0 and idle < MAX_IDLE:
+            if turn == FINALIST_TURNS:
+                current = [min(current, key=self._rank)]
             which = turn % len(current)
-            old = current[which]
-            new = self._neighbour(old)
+            new = self._neighbour(current[which])
             turn += 1
             idle += 1
-            if self._rank(new) <= self._rank(old):
-                idle = 0 if self._rank(new) < self._rank(old) else idle
+            if self._rank(new) < self._rank(best):
+                best, idle = new, 0
+            if self._near(new, current[which]):
                 current[which] = new
-            if turn == 60 and len(current) > 1:
-                current = [min(current, key=self._rank)]
-        self._keep(current)
+            elif idle % RETURN_AFTER == 0:
+                current[which] = best
+        self._keep([best, *current])
+
+    def _near(self, new: Entry, old: Entry) -> bool:
+        """Whether to go on from `new`: where it is not worse, or by chance where it is only a little slower."""
+        if self._rank(new) <= self._rank(old):
+            return True
+        slack = 1.0 + self.draw.random() ** 4 * TOLERANCE
+        return not new.barred and new.peak <= self.budget and new.time - self.once <= (old.time - self.once) * slack
 
     def _distinct(self) -> list[Entry]:
         """Entries of the pool that differ in peak or time."""
