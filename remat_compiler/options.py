@@ -24,7 +24,7 @@ from remat_compiler.errors import OptionError, suggestion
 logger = logging.getLogger(__name__)
 
 INNER_COMPILERS: Final = ("inductor", "eager")
-COST_MODELS: Final = ("roofline", "measured")
+COST_MODELS: Final = ("roofline", "measured", "nominal")
 ON_INFEASIBLE: Final = ("error", "min")
 ENVIRONMENT_VARIABLES: Final = ("REMAT_CACHE_DIR", "REMAT_DISABLE_CACHE", "REMAT_DUMP", "REMAT_PLANNER", "REMAT_VERIFY")
 

@@ -232,7 +232,7 @@ class _Cutter:
             0 if loop else self.workspace.probe(*torch_compat.fake_call(node))
             for node, loop in zip(captured.main, captured.loops)
         )
-        return cost_table(captured.graph, captured.main, captured.loops, workspace, self.request.cost_model)
+        return cost_table(captured, workspace, self.request.cost_model, self.workspace.directory)
 
 
 def _may_fit_natively(captured: CapturedGraph, costs: CostTable, request: PartitionRequest) -> bool:

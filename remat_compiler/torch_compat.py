@@ -6,6 +6,7 @@ ends in this file.
 
 from __future__ import annotations
 
+import bisect
 import copy
 import functools
 import hashlib
@@ -26,10 +27,12 @@ from torch._functorch import partitioners
 from torch._functorch.compile_utils import fx_graph_cse
 from torch._inductor import config as inductor_config
 from torch._inductor.async_compile import AsyncCompile
+from torch._inductor.choices import InductorChoices
 from torch._inductor.compile_fx import compile_fx
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
 from torch._inductor.fx_passes import post_grad
 from torch._inductor.output_code import CompiledFxGraph
+from torch._inductor.virtualized import V
 from torch._ops import HigherOrderOperator
 from torch._subclasses import fake_tensor
 from torch.utils._python_dispatch import _disable_current_modes
@@ -414,9 +417,50 @@ def compile_with_inductor(gm: fx.GraphModule, example_inputs: Any, partitioner: 
     changed = [*_KEEP_PLANNED_MEMORY, *_KEEP_PLANNED_MEMORY_ON_CPU]
     with inductor_config.patch({name: getattr(inductor_config, name) for name in changed}):
         try:
-            return compile_fx(gm, example_inputs, config_patches={"custom_partitioner_fn": partitioner})
+            with V.set_choices_handler(_planned_choices(type(V.choices))()):
+                return compile_fx(gm, example_inputs, config_patches={"custom_partitioner_fn": partitioner})
         finally:
             _planned.active = False
+
+
+@cache
+def _planned_choices(base: type[InductorChoices]) -> type[InductorChoices]:
+    """The user's choices of how to fuse, but no loop of a planned graph spans a kernel.
+
+    A loop fused over a kernel runs at one of its ends, and so holds there what the plan frees at the other.
+    """
+
+    class PlannedChoices(base):  # type: ignore[misc,valid-type]
+        @staticmethod
+        def can_fuse(scheduler: Any, node1: Any, node2: Any, shared_data_score: int) -> bool:
+            if getattr(_planned, "active", False) and _kernel_between(scheduler, node1, node2):
+                return False
+            return bool(base.can_fuse(scheduler, node1, node2, shared_data_score))
+
+    return PlannedChoices
+
+
+def _kernel_between(scheduler: Any, node1: Any, node2: Any) -> bool:
+    """Whether a kernel stands, in the planned order, between the first and the last loop of the two."""
+    orders = getattr(scheduler, "_remat_kernel_orders", None)
+    if orders is None:
+        orders = scheduler._remat_kernel_orders = sorted(n.min_order for n in scheduler.nodes if n.is_extern())
+    first, last = min(node1.min_order, node2.min_order), max(node1.max_order, node2.max_order)
+    return bisect.bisect_left(orders, first) != bisect.bisect_right(orders, last)
+
+
+STORE = torch.ops.prims.inductor_force_stride_order
+"""An operator that only says how its argument lies in memory, and so that it lies there."""
+
+
+def stored(graph: fx.Graph, node: fx.Node) -> fx.Node:
+    """`node`, which Inductor writes to memory where it stands rather than inlining it into its readers."""
+    value = node.meta["val"]
+    if value.numel() == 1:
+        return node
+    new = graph.call_function(STORE.default, (node, list(value.stride())))
+    new.meta = dict(node.meta)
+    return new
 
 
 @contextmanager

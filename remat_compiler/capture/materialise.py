@@ -20,9 +20,9 @@ from collections.abc import Iterable
 
 from torch import fx
 
-from remat_compiler.capture.operators import NodeClass, is_random
-from remat_compiler.capture.storages import storage_bytes
-from remat_compiler.ir.graph import Phase
+from remat_compiler.capture.operators import NodeClass, is_random, save_policy_of
+from remat_compiler.capture.storages import readers, storage_bytes
+from remat_compiler.ir.graph import Phase, SavePolicy
 
 MAX_INLINED_NODES = 30
 """Longest chain inlined across a kernel; Inductor realises longer ones (`realize_opcount_threshold`)."""
@@ -94,16 +94,16 @@ class _Fusion:
 
     def _needs_memory(self, node: fx.Node) -> bool:
         """Whether the pointwise `node` is written to memory."""
-        if is_random_value(node) or node in self.forced:
+        if is_random_value(node) or node in self.forced or save_policy_of(node) is SavePolicy.MUST_SAVE:
             return True
-        readers = self._readers(node)
-        if any(self.classes[r] is NodeClass.KERNEL for r in readers):
+        found = self._readers(node)
+        if any(self.classes[r] is NodeClass.KERNEL for r in found):
             return True
         self._set_inlined(node)
         frontier = [f for f in self.frontier[node] if self.classes[f] is not NodeClass.INPUT]
         if self.length[node] > MAX_INLINED_NODES:
             return True
-        if not any(self._is_far(node, r) for r in readers):
+        if not any(self._is_far(node, r) for r in found):
             return False
         kept_alive = sum(storage_bytes(f) for f in frontier)
         if kept_alive <= FRONTIER_SLACK * storage_bytes(node):
@@ -111,18 +111,7 @@ class _Fusion:
         return not all(self._read_late_anyway(f, node) for f in frontier)
 
     def _readers(self, node: fx.Node) -> list[fx.Node]:
-        """Nodes that read the memory of `node`, directly or through views."""
-        found: list[fx.Node] = []
-        stack = list(node.users)
-        while stack:
-            user = stack.pop()
-            if user.op == "output" or self.classes[user] is NodeClass.SYMBOLIC:
-                continue
-            if user is not node and self.roots.get(user) is self.roots.get(node):
-                stack.extend(user.users)
-            else:
-                found.append(user)
-        return found
+        return readers(node, self.roots)
 
     def _is_far(self, node: fx.Node, reader: fx.Node) -> bool:
         """Whether a fused loop cannot hold both."""

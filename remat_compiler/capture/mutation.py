@@ -1,8 +1,10 @@
 """Inputs that the forward changes in place.
 
 The backward runs when such an input holds its new value, so it must neither read the input nor recompute
-from it.  Where the backward needs the old value, a real copy is made at the start of the forward and saved;
-operators that read the input itself stay, and are not recomputed (see `changed_inputs`).
+from it, nor may an inner compiler inline into the backward what the forward computes from it.  So where
+anything that the backward reads comes from the old value, directly or through other operators, a real copy is
+made at the start of the forward and saved, and all read the copy.  Operators that still read the input itself
+are not recomputed (see `changed_inputs`).
 
     y = sin(x * buf.clone() * 3); buf.add_(1)      the backward needs buf as it was
 """
@@ -39,18 +41,24 @@ def protect_changed_inputs(joint: fx.GraphModule, num_fwd_outputs: int) -> int:
     if not changed:
         return 0
     fwd_outputs, _ = torch_compat.joint_outputs(joint, num_fwd_outputs)
-    phases = find_phases(graph, fwd_outputs)
-    roots = find_roots(graph)
-    needed = {
-        roots[a]
-        for node in graph.nodes
-        if node.op == "call_function" and phases[node] is not Phase.FORWARD
-        for a in node.all_input_nodes
-        if roots.get(a) in changed and not _is_write_to(node, a)
-    }
+    needed = _needed_by_backward(graph, find_phases(graph, fwd_outputs), changed)
     for placeholder in sorted(needed, key=lambda n: n.name):
         _insert_copy(graph, placeholder)
     return len(needed)
+
+
+def _needed_by_backward(graph: fx.Graph, phases: dict[fx.Node, Phase], changed: set[fx.Node]) -> set[fx.Node]:
+    """Those of the `changed` inputs from whose old value something that the backward reads is computed."""
+    roots = find_roots(graph)
+    leads_to_backward: set[fx.Node] = set()
+    needed: set[fx.Node] = set()
+    for node in reversed(graph.nodes):
+        if node.op != "call_function":
+            continue
+        if phases[node] is not Phase.FORWARD or not leads_to_backward.isdisjoint(node.users):
+            leads_to_backward.add(node)
+            needed |= {roots[a] for a in node.all_input_nodes if roots.get(a) in changed and not _is_write_to(node, a)}
+    return needed
 
 
 def _insert_copy(graph: fx.Graph, placeholder: fx.Node) -> None:
@@ -63,7 +71,7 @@ def _insert_copy(graph: fx.Graph, placeholder: fx.Node) -> None:
     with value.fake_mode:
         copy.meta["val"] = value.clone()
     copy.meta["recompute"] = torch_compat.MUST_SAVE
-    copy.meta["partitioner_tag"] = "is_forward"
+    copy.meta["partitioner_tag"] = "must_be_in_forward"
     placeholder.replace_all_uses_with(
         copy,
         delete_user_cb=lambda user: user is not copy and user.op != "output" and not _is_write_to(user, placeholder),

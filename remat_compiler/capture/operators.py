@@ -36,7 +36,7 @@ _aten = torch.ops.aten
 _prims = torch.ops.prims
 
 _VIEWS_WITHOUT_ALIAS_SCHEMA = frozenset(
-    {_aten._unsafe_view, _aten.reshape, _aten.lift, _aten.lift_fresh, _aten._reshape_alias}
+    {_aten._unsafe_view, _aten.reshape, _aten.lift, _aten.lift_fresh, _aten._reshape_alias, torch_compat.STORE}
 )
 _REDUCTIONS = frozenset(
     {

@@ -57,3 +57,18 @@ def storage_bytes(node: fx.Node) -> int:
     if not isinstance(value, torch.Tensor):
         return 0
     return torch_compat.allocated_bytes(value)
+
+
+def readers(node: fx.Node, roots: dict[fx.Node, fx.Node]) -> list[fx.Node]:
+    """Nodes that read the memory of `node`, directly or through views; outputs and size computations are none."""
+    found: list[fx.Node] = []
+    stack = list(node.users)
+    while stack:
+        user = stack.pop()
+        if user.op == "output" or node_class(user) is NodeClass.SYMBOLIC:
+            continue
+        if user is not node and roots.get(user) is roots.get(node):
+            stack.extend(user.users)
+        else:
+            found.append(user)
+    return found

@@ -1,15 +1,14 @@
-"""Operator times from FLOPs and bytes over the rates of the device.
+"""Operator times from what they must do over the rates of their device.
 
-    time_ns = overhead_ns + FLOPs / flops_per_s + bytes / bytes_per_s
+    time_ns = overhead_ns + FLOPs / flops_per_s + bytes / bytes_per_s + evaluations / special_per_s
 
-FLOPs come from torch's own FLOP counter; an operator that it does not know moves bytes only.  Under
-Inductor a pointwise operator is part of a fused loop, so it pays no launch and only its memory traffic.
+FLOPs (of products, convolutions and attention) come from torch's own FLOP counter; bytes and evaluations from
+`traffic`.  A fused loop pays no launch: it shares its neighbours'.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,62 +17,59 @@ from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import flop_registry
 
 from remat_compiler import torch_compat
-from remat_compiler.ir.graph import TrainingGraph
-from remat_compiler.ir.problem import CostTable
+from remat_compiler.costs.rates import Rates, rates_of
+from remat_compiler.costs.traffic import CapturedOps, Traffic
 
 
-@dataclass(frozen=True, slots=True)
-class Rates:
-    """Speed of a device.
-
-    Attributes:
-        flops_per_s: Floating point operations per second of a large matrix product.
-        bytes_per_s: Bytes read plus written per second by a large copy.
-        overhead_ns: Time to start one operator.
-        name: Where the rates come from.
-    """
-
-    flops_per_s: float
-    bytes_per_s: float
-    overhead_ns: int
-    name: str
-
-
-NOMINAL = Rates(flops_per_s=50e9, bytes_per_s=10e9, overhead_ns=1000, name="nominal")
-"""Rates of one CPU core, to compare plans between machines."""
-
-
-def roofline_costs(
-    graph: TrainingGraph,
-    main_nodes: Sequence[fx.Node],
-    loops: Sequence[bool],
-    rates: Rates,
-    workspace_bytes: tuple[int, ...] | None = None,
-) -> CostTable:
-    """Cost of every operator of `graph`, in whole nanoseconds.
+class Roofline:
+    """Times of the operators of one graph.
 
     Args:
-        graph: The step.
-        main_nodes: FX node of each operator, for its FLOPs.
-        loops: Whether each operator is a loop that Inductor fuses with its neighbours.
-        rates: Speed of the device.
-        workspace_bytes: Workspace of each operator; zero unless given.
+        captured: The step.
+        directory: Where calibrated rates are kept; `None` keeps them for this process only.
+        rates: Rates to use for every device instead of calibrated ones.
     """
-    times = tuple(
-        _time_ns(flops_of(node), _moved_bytes(graph, op_id), rates) + (0 if loop else rates.overhead_ns)
-        for op_id, (node, loop) in enumerate(zip(main_nodes, loops))
-    )
-    return CostTable(times, workspace_bytes or (0,) * len(times), (f"roofline:{rates.name}",) * len(times))
+
+    def __init__(self, captured: CapturedOps, directory: Path | None, rates: Rates | None = None) -> None:
+        self.captured = captured
+        self.directory = directory
+        self.traffic = Traffic(captured)
+        self._fixed = rates
+        self._by_device: dict[str, Rates] = {}
+
+    def time_ns(self, op_id: int) -> int:
+        """Time of the operator, in nanoseconds."""
+        rates = self.rates(op_id)
+        node = self.captured.main[op_id]
+        flops = flops_of(node)
+        seconds = self.traffic.moved_bytes(op_id) / rates.bytes_per_s
+        if flops:
+            seconds += flops / rates.product_rate(_result(node).dtype)
+        else:
+            seconds += self.traffic.evaluations(op_id) / rates.special_per_s
+        return round(seconds * 1e9) + (0 if self.captured.loops[op_id] else rates.overhead_ns)
+
+    def provenance(self, op_id: int) -> str:
+        """Where `time_ns` comes from."""
+        return f"roofline:{self.rates(op_id).name}"
+
+    def rates(self, op_id: int) -> Rates:
+        """Rates of the operator's device."""
+        if self._fixed is not None:
+            return self._fixed
+        device_type = _result(self.captured.main[op_id]).device.type
+        if device_type not in self._by_device:
+            self._by_device[device_type] = rates_of(device_type, self.directory)
+        return self._by_device[device_type]
 
 
-def _moved_bytes(graph: TrainingGraph, op_id: int) -> int:
-    """Bytes that the operator reads and writes."""
-    op = graph.ops[op_id]
-    return sum(graph.storages[s].size_bytes for s in (*op.reads, *op.writes))
+_NO_TENSOR = torch.empty(0)
 
 
-def _time_ns(flops: int, moved_bytes: int, rates: Rates) -> int:
-    return round((flops / rates.flops_per_s + moved_bytes / rates.bytes_per_s) * 1e9)
+def _result(node: fx.Node) -> torch.Tensor:
+    """The node's first tensor, for its type and device; one of a CPU where it has none."""
+    leaves = pytree.tree_leaves(node.meta.get("val"))
+    return next((leaf for leaf in leaves if isinstance(leaf, torch.Tensor)), _NO_TENSOR)
 
 
 def flops_of(node: fx.Node) -> int:
@@ -88,7 +84,8 @@ def flops_of(node: fx.Node) -> int:
 
 def _hinted_value(node: fx.Node) -> Any:
     """The node's value with every size replaced by its hint, so that counting makes no guards."""
-    return pytree.tree_map_only(torch.Tensor, _hinted_tensor, node.meta.get("val"))
+    value = pytree.tree_map_only(torch.Tensor, _hinted_tensor, node.meta.get("val"))
+    return torch_compat.size_hint(value) if isinstance(value, torch.SymInt) else value
 
 
 def _hinted_tensor(value: torch.Tensor) -> torch.Tensor:

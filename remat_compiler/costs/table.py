@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from pathlib import Path
 
-from torch import fx
-
-from remat_compiler.costs.roofline import NOMINAL, roofline_costs
-from remat_compiler.ir.graph import TrainingGraph
+from remat_compiler.costs.measured import measured_times
+from remat_compiler.costs.rates import NOMINAL
+from remat_compiler.costs.roofline import Roofline
+from remat_compiler.costs.traffic import CapturedOps
 from remat_compiler.ir.problem import CostTable
 
 
 def cost_table(
-    graph: TrainingGraph,
-    main_nodes: Sequence[fx.Node],
-    loops: Sequence[bool],
-    workspace_bytes: tuple[int, ...],
-    cost_model: str,
+    captured: CapturedOps, workspace_bytes: tuple[int, ...], cost_model: str, directory: Path | None
 ) -> CostTable:
-    """Time and workspace of every operator; arguments as in `roofline_costs`."""
-    return roofline_costs(graph, main_nodes, loops, NOMINAL, workspace_bytes)
+    """Time and workspace of every operator.
+
+    Args:
+        captured: The step.
+        workspace_bytes: Workspace of each operator.
+        cost_model: One of `options.COST_MODELS`.
+        directory: Where measurements are kept between processes; `None` keeps them for this process only.
+    """
+    roofline = Roofline(captured, directory, NOMINAL if cost_model == "nominal" else None)
+    if cost_model == "measured":
+        times, provenance = measured_times(captured, roofline, directory)
+    else:
+        ops = range(len(captured.main))
+        times, provenance = [roofline.time_ns(op) for op in ops], [roofline.provenance(op) for op in ops]
+    return CostTable(tuple(times), workspace_bytes, tuple(provenance))

@@ -15,11 +15,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import fx
 
 from remat_compiler import torch_compat
 from remat_compiler.capture.graph import CapturedGraph
 from remat_compiler.capture.operators import NodeClass, node_class
+from remat_compiler.capture.storages import readers
 from remat_compiler.ir.plan import Plan
 from remat_compiler.rewrite.replay import ReplayedRandom
 
@@ -51,6 +53,7 @@ class _Lowering:
         self.forward_nodes: set[fx.Node] = set()
         self.kept = {s.id for s in captured.graph.storages if s.kept}
         self.random = ReplayedRandom(captured, plan, self.graph)
+        self.stored = _to_be_stored(captured)
 
     def run(self) -> LoweredPlan:
         joint = self.captured.joint
@@ -86,6 +89,8 @@ class _Lowering:
                 self.emitted[node] = execution + 1
             elif node in owned:
                 local[node] = self._copy(node, local)
+                if op_id in self.stored:
+                    local[node] = torch_compat.stored(self.graph, local[node])
             else:
                 local[node] = self._emit_inlined(node, local)
         for node in owned:
@@ -174,3 +179,19 @@ class _Lowering:
         module = fx.GraphModule(self.captured.joint, self.graph)
         forward, backward_module = torch_compat.extract_modules(module, saved, symbols, self.captured.num_fwd_outputs)
         return LoweredPlan(forward, backward_module)
+
+
+def _to_be_stored(captured: CapturedGraph) -> set[int]:
+    """Loops whose result the plan wants in memory, and which Inductor would inline into their readers.
+
+    What a kernel reads is stored anyway.
+    """
+    if not captured.fused:
+        return set()
+    found = set()
+    for op_id, main in enumerate(captured.main):
+        if node_class(main) is not NodeClass.POINTWISE or not isinstance(main.meta.get("val"), torch.Tensor):
+            continue
+        if not any(node_class(r) is NodeClass.KERNEL for r in readers(main, captured.roots)):
+            found.add(op_id)
+    return found

@@ -1,0 +1,106 @@
+"""Operator times measured on the device: each distinct call once, then remembered.
+
+Only operators that are safe to execute once more, alone, are timed: no side effects, no communication, no
+change in place, nothing unknown.  Inputs are made up (see `TensorSpec.make`) and warm in the caches.  Fused loops
+are not executed operator by operator under Inductor, so their times stay with the roofline, like those of every
+operator that cannot be timed; the provenance says which.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from remat_compiler import torch_compat
+from remat_compiler.costs.clock import DEVICE_TYPES, median_ns
+from remat_compiler.costs.op_call import OpCall
+from remat_compiler.costs.progress import Progress
+from remat_compiler.costs.roofline import Roofline
+from remat_compiler.costs.store import device_name, shared_store
+from remat_compiler.costs.traffic import CapturedOps
+from remat_compiler.ir.graph import Trait
+
+log = logging.getLogger(__name__)
+
+MEASURING_SECONDS = 20.0
+"""Time that one graph may spend on measuring; the rest stays with the roofline until the next compilation."""
+MOST_RUNS = 7
+RUN_SECONDS = 0.05
+"""An operator is not repeated beyond these."""
+FAILED_NS = 0
+"""Stands for a call that could not be made, so that it is not tried again."""
+
+_SAFE = frozenset({Trait.RANDOM})
+
+
+def measured_times(captured: CapturedOps, roofline: Roofline, directory: Path | None) -> tuple[list[int], list[str]]:
+    """Time in nanoseconds and provenance of every operator.
+
+    Args:
+        captured: The step.
+        roofline: Serves what is not measured, and says what is worth measuring first.
+        directory: Where times are kept between processes; `None` keeps them for this process only.
+    """
+    estimates = [roofline.time_ns(op_id) for op_id in range(len(captured.main))]
+    calls = {op_id: call for op_id in range(len(captured.main)) if (call := _call(captured, op_id)) is not None}
+    known = _resolve(calls, estimates, directory)
+    times, provenance = list(estimates), [roofline.provenance(op_id) for op_id in range(len(estimates))]
+    for op_id, call in calls.items():
+        found = known.get(call.key, FAILED_NS)
+        if found != FAILED_NS:
+            times[op_id] = found
+            provenance[op_id] = f"measured:{device_name(call.device_type)}"
+    return times, provenance
+
+
+def _call(captured: CapturedOps, op_id: int) -> OpCall | None:
+    """The call to time; `None` where the roofline serves."""
+    if captured.loops[op_id] or not captured.graph.ops[op_id].traits <= _SAFE:
+        return None
+    func, args, kwargs, _ = torch_compat.fake_call(captured.main[op_id])
+    call = OpCall.any(func, args, kwargs)
+    return call if call is not None and call.repeatable and call.device_type in DEVICE_TYPES else None
+
+
+def _resolve(calls: Mapping[int, OpCall], estimates: list[int], directory: Path | None) -> Mapping[str, int]:
+    """Times by key of the call, measured where they are not known; the costliest first."""
+    store = shared_store("time_ns", directory)
+    known = store.current()
+    weight: dict[str, int] = {}
+    missing: dict[str, OpCall] = {}
+    for op_id, call in calls.items():
+        if call.key not in known:
+            missing[call.key] = call
+            weight[call.key] = weight.get(call.key, 0) + estimates[op_id]
+    fresh: dict[str, int] = {}
+    progress = Progress("timing operators", len(missing))
+    try:
+        for key in sorted(missing, key=lambda key: (-weight[key], key)):
+            if progress.seconds > MEASURING_SECONDS:
+                log.warning("%d of %d operators are not timed yet", len(missing) - len(fresh), len(missing))
+                break
+            fresh[key] = time_call(missing[key])
+            progress.show(len(fresh))
+    finally:
+        if fresh:
+            store.add(fresh)
+    return known
+
+
+def time_call(call: OpCall) -> int:
+    """Median time of `call` on fresh real tensors, in nanoseconds; `FAILED_NS` (logged) when it cannot run so.
+
+    The random state is put back afterwards.
+    """
+    device_type = call.device_type
+    devices = [torch.cuda.current_device()] if device_type == "cuda" else []
+    try:
+        with torch_compat.outside_tracing(), torch.random.fork_rng(devices), torch.no_grad():
+            args, kwargs = call.real_arguments()
+            return median_ns(lambda: call.func(*args, **kwargs), device_type, most=MOST_RUNS, seconds=RUN_SECONDS)
+    except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError) as error:
+        log.warning("%s cannot be timed: %s", call.key, error)
+        return FAILED_NS
