@@ -31,7 +31,7 @@ class Auto:
     """
 
     name: ClassVar[str] = "auto"
-    effort: int = 5_000
+    effort: int = 6_000
     seed: int = 1
 
     def plan(self, problem: RematProblem) -> PlanResult:

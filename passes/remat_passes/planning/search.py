@@ -31,7 +31,7 @@ MAX_ROUNDS = 4_000
 MAX_PASSES = 50
 MAX_IDLE = 250
 """Neighbours without improvement after which the local search stops."""
-TOLERANCE = 0.08
+TOLERANCE = 0.03
 """Largest relative increase of added time that the local search may take on the way."""
 RETURN_AFTER = 60
 """Turns without improvement after which the local search goes back to the best entry."""
@@ -261,7 +261,7 @@ class Search:
     def _neighbour(self, entry: Entry) -> Entry:
         """A random neighbour of `entry`."""
         draw, count = self.draw, len(self.g.ops)
-        percent = draw.choice((10, 30, 60, 100))
+        percent = draw.choice((30, 60, 100, 100))
         low, high = 0, count
         if draw.random() < 0.7:
             centre, width = draw.randrange(count), draw.choice((count // 50, count // 20, count // 8, count // 3)) + 1
@@ -269,6 +269,6 @@ class Search:
         steps, boundary = forget(self.g, entry.steps, entry.boundary, percent, low, high, draw.randrange(1 << 30))
         self.work_left -= 2 * len(steps)
         target = self.budget if entry.peak <= self.budget else entry.peak - 1
-        share, width = draw.choice((0.15, 0.5, 1.0)), draw.choice((0, 1, 1, 2))
+        share, width = draw.choice((0.5, 1.0, 1.0)), draw.choice((0, 1, 1, 2))
         loose = Entry(steps, int(boundary), entry.peak, entry.time, entry.barred)
         return self._fit(loose, target, share, width, draw.choice((0.0, 0.3, 1.0, 3.0)))
