@@ -20,7 +20,7 @@ from torch import fx
 
 from remat_compiler import torch_compat
 from remat_compiler.capture.graph import CapturedGraph
-from remat_compiler.capture.operators import NodeClass, node_class
+from remat_compiler.capture.operators import NodeClass, is_concatenation, node_class
 from remat_compiler.capture.storages import readers
 from remat_compiler.ir.plan import Plan
 from remat_compiler.rewrite.replay import ReplayedRandom
@@ -182,9 +182,10 @@ class _Lowering:
 
 
 def _to_be_stored(captured: CapturedGraph) -> set[int]:
-    """Loops whose result the plan wants in memory, and which Inductor would inline into their readers.
+    """Loops whose result the plan wants in memory of its own, where Inductor would do otherwise.
 
-    What a kernel reads is stored anyway.
+    Inductor would inline them into their readers, unless a kernel reads them, or make them a part of the
+    memory of a concatenation that reads them.
     """
     if not captured.fused:
         return set()
@@ -192,6 +193,8 @@ def _to_be_stored(captured: CapturedGraph) -> set[int]:
     for op_id, main in enumerate(captured.main):
         if node_class(main) is not NodeClass.POINTWISE or not isinstance(main.meta.get("val"), torch.Tensor):
             continue
-        if not any(node_class(r) is NodeClass.KERNEL for r in readers(main, captured.roots)):
+        found_readers = readers(main, captured.roots)
+        kernel_reads = any(node_class(r) is NodeClass.KERNEL for r in found_readers)
+        if not kernel_reads or any(is_concatenation(r) for r in found_readers):
             found.add(op_id)
     return found
