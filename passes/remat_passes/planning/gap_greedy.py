@@ -9,8 +9,6 @@ later rounds, so that one value may be recomputed several times.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
 from remat_passes.planning.compiled import compiled, inner
@@ -30,14 +28,11 @@ from remat_passes.planning.profile import (
     IntArray,
     ascending,
     drop_dead,
-    find_events,
-    live_bytes,
     next_event,
     saves_forbidden,
 )
+from remat_passes.planning.scene import Scene, fits, scene_of
 
-BLOCK_BITS = 5
-"""Steps are grouped by ``2 ** BLOCK_BITS`` for range maxima."""
 SHORTEST_LIST = 64
 """Candidates that a round looks at in any case, and ..."""
 LIST_COVER = 6
@@ -45,62 +40,9 @@ LIST_COVER = 6
 MAX_CONE = 400
 """Largest number of operators that one eviction may repeat, unless the value must not be saved."""
 
-
-class Scene(NamedTuple):
-    """One sequence with what follows from it; see `profile`.
-
-    Attributes:
-        blocks: ``[l, b]``: maximum of `live` over ``2 ** l`` blocks of steps from block `b` on.
-    """
-
-    steps: IntArray
-    boundary: int
-    budget: int
-    start: IntArray
-    events: IntArray
-    live: IntArray
-    blocks: IntArray
-
-
-@inner
-def scene_of(g: Arrays, steps: IntArray, boundary: int, budget: int) -> Scene:
-    """Events and profile of a sequence."""
-    start, events = find_events(g, steps)
-    live = live_bytes(g, steps, boundary, start, events)
-    count = (len(live) >> BLOCK_BITS) + 1
-    levels = 1
-    while 1 << levels <= count:
-        levels += 1
-    blocks = np.zeros((levels, count), np.int64)
-    for p in range(len(live)):
-        blocks[0, p >> BLOCK_BITS] = max(blocks[0, p >> BLOCK_BITS], live[p])
-    for level in range(1, levels):
-        half = 1 << (level - 1)
-        for b in range(count - 2 * half + 1):
-            blocks[level, b] = max(blocks[level - 1, b], blocks[level - 1, b + half])
-    return Scene(steps, boundary, budget, start, events, live, blocks)
-
-
-@inner
-def fits(scene: Scene, low: int, high: int, size: int) -> bool:
-    """Whether `size` more bytes fit at every step from `low` to `high` inclusive."""
-    limit = scene.budget - size
-    largest = 0
-    first, after = (low + (1 << BLOCK_BITS) - 1) >> BLOCK_BITS, (high + 1) >> BLOCK_BITS
-    if first >= after:
-        first = after = (high + 1 + (1 << BLOCK_BITS) - 1) >> BLOCK_BITS
-    else:
-        level = 0
-        while 2 << level <= after - first:
-            level += 1
-        largest = max(scene.blocks[level, first], scene.blocks[level, after - (1 << level)])
-    if largest > limit:
-        return False
-    for p in range(low, min(first << BLOCK_BITS, high + 1)):
-        largest = max(largest, scene.live[p])
-    for p in range(after << BLOCK_BITS, high + 1):
-        largest = max(largest, scene.live[p])
-    return bool(largest <= limit)
+IMPOSSIBLE, AT_HAND, ALIVE, AGAIN, ACROSS = range(5)
+"""How an input is come by: it does not exist yet; kept, or may live on; alive anyway; made again; lives on across
+the peak because it cannot be made again."""
 
 
 @inner
@@ -113,6 +55,23 @@ def replaces_later(g: Arrays, scene: Scene, storage: int, step: int) -> bool:
         last = scene.events[k] >> 1
         k += 1
     return k < end and fits(scene, last + 1, (scene.events[k] >> 1) - 1, g.storages[storage, SIZE])
+
+
+@inner
+def find_input(g: Arrays, scene: Scene, storage: int, step: int, peak: int) -> int:
+    """How an operator that runs just before `step` comes by `storage`: one of the constants above."""
+    if g.storages[storage, KEPT]:
+        return AT_HAND
+    k = next_event(scene.start, scene.events, storage, step)
+    if k == scene.start[storage]:
+        return IMPOSSIBLE
+    before = scene.events[k - 1] >> 1
+    if not (g.storages[storage, MUST_NOT_SAVE] and before < scene.boundary <= step):
+        if k < scene.start[storage + 1] and scene.events[k] & 1 == 0:
+            return ALIVE
+        if not before < peak < step and fits(scene, before + 1, step - 1, g.storages[storage, SIZE]):
+            return AT_HAND
+    return AGAIN if g.ops[g.storages[storage, PRODUCER], REPEATABLE] else ACROSS
 
 
 @inner
@@ -161,31 +120,19 @@ def find_cone(
             time += g.ops[op, TIME]
         for i in range(g.ops[op, READS], g.ops[op, WRITES]):
             x = g.items[i]
-            if g.storages[x, KEPT]:
-                continue
-            k = next_event(scene.start, scene.events, x, step)
-            if k == scene.start[x]:
+            way = find_input(g, scene, x, step, peak)
+            if way == IMPOSSIBLE or (way == ALIVE and bases == len(base)):
                 return -1, 0, 0, 0
-            before = scene.events[k - 1] >> 1
-            alive = k < scene.start[x + 1] and scene.events[k] & 1 == 0
-            barred = g.storages[x, MUST_NOT_SAVE] and before < scene.boundary <= step
-            maker = g.storages[x, PRODUCER]
-            if alive and not barred:
-                if bases == len(base):
-                    return -1, 0, 0, 0
-                base[bases] = k
-                bases += 1
-                continue
-            if not barred and not before < peak < step and fits(scene, before + 1, step - 1, g.storages[x, SIZE]):
-                continue
-            if not g.ops[maker, REPEATABLE]:
+            if way == ACROSS:
                 crossing += g.storages[x, SIZE]
-                continue
-            if seen[maker] != stamp:
+            elif way == ALIVE:
+                base[bases] = next_event(scene.start, scene.events, x, step)
+                bases += 1
+            elif way == AGAIN and seen[g.storages[x, PRODUCER]] != stamp:
                 if count == len(cone):
                     return -1, 0, 0, 0
-                seen[maker] = stamp
-                cone[count] = maker
+                cone[count] = g.storages[x, PRODUCER]
+                seen[cone[count]] = stamp
                 count += 1
     return count, bases, time, crossing
 

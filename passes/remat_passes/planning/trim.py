@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from remat_passes.planning.compiled import compiled, inner
-from remat_passes.planning.gap_greedy import Scene, fits, scene_of
 from remat_passes.planning.profile import (
     END,
     KEPT,
@@ -20,6 +19,7 @@ from remat_passes.planning.profile import (
     next_event,
     select,
 )
+from remat_passes.planning.scene import Scene, fits, scene_of
 
 
 @inner
