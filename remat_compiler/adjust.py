@@ -20,9 +20,14 @@ class Checked(Protocol):
     """What is compared: a try and its check."""
 
     @property
-    def partitions(self) -> tuple[Partition, ...]: ...
+    def partitions(self) -> tuple[Partition, ...]:
+        """What was decided."""
+        ...
+
     @property
-    def check(self) -> DryRun: ...
+    def check(self) -> DryRun:
+        """What a dry run found of it."""
+        ...
 
 
 C = TypeVar("C", bound=Checked)

@@ -47,6 +47,7 @@ class RematPartitioner(torch_compat.CustomPartitionerFn):
     def __call__(
         self, gm: fx.GraphModule, joint_inputs: Sequence[object], **keywords: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        """Forward and backward graph of the joint graph `gm`, in the convention of torch's partitioners."""
         request = self.request
         planner = make_planner(request.planner, time_limit=request.time_limit)
         made = partition(

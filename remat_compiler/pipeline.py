@@ -26,7 +26,6 @@ from remat_compiler.graph_key import plan_key
 from remat_compiler.options import BudgetKind, Environment, MemoryBudget, RematOptions, format_bytes
 from remat_compiler.partition import NoPlan, Partition, PartitionRequest
 from remat_compiler.partitioner import RematPartitioner, collect
-
 from remat_compiler.report.progress import progress
 from remat_compiler.reporting import checked_reports, make_reports, publish
 from remat_compiler.runtime.dry_run import DryRun, dry_run
@@ -135,10 +134,10 @@ class _Compiler:
         real = real or not on_inductor
         limited = nullcontext() if real else torch_compat.code_generation_only()
         start = time.perf_counter()
-        with progress(f"planning and {'compiling' if real else 'generating code'}"), limited:
-            with collect(self.workspace) as partitions, GraphRecorder() as recorder:
-                gm = torch_compat.copy_module(self.gm)
-                compiled = inner(gm, self.example_inputs, RematPartitioner(request))
+        what = f"planning and {'compiling' if real else 'generating code'}"
+        with progress(what), limited, collect(self.workspace) as partitions, GraphRecorder() as recorder:
+            gm = torch_compat.copy_module(self.gm)
+            compiled = inner(gm, self.example_inputs, RematPartitioner(request))
         compiled_at = time.perf_counter()
         trains = bool(partitions or recorder.backward)
         check = DryRun(unknown="no backward")

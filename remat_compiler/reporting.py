@@ -88,7 +88,8 @@ def publish(reports: Sequence[PlanReport], partitions: Sequence[Partition], opti
 
 def _curve(partition: Partition) -> MemoryCurve:
     native = partition.native
-    assert native is not None and native.result.plan is not None
+    assert native is not None
+    assert native.result.plan is not None
     return memory_curve(native.problem.costs, native.result.plan, native.timeline)
 
 

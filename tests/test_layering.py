@@ -26,13 +26,19 @@ TIERS: tuple[frozenset[str], ...] = (
     frozenset({"torch_compat"}),
     frozenset({"costs", "simulate"}),
     frozenset({"capture", "rewrite", "runtime", "report"}),
-    frozenset({"partition", "partitioner", "pipeline"}),
+    frozenset({"partition", "partitioner", "adjust", "graph_key", "reporting", "pipeline"}),
     frozenset({"backend", "cli"}),
 )
 """Files and folders of remat_compiler, lowest first; each may import the tiers below it."""
 
 NEIGHBOURS = frozenset(
-    {("rewrite", "capture"), ("partitioner", "partition"), ("pipeline", "partition"), ("pipeline", "partitioner")}
+    {
+        ("rewrite", "capture"),
+        ("partitioner", "partition"),
+        ("adjust", "partition"),
+        ("reporting", "partition"),
+        *(("pipeline", name) for name in ("adjust", "graph_key", "partition", "partitioner", "reporting")),
+    }
 )
 """Imports within a tier: importer and imported."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import fx
@@ -16,7 +15,7 @@ from remat_compiler.capture.mutation import changed_inputs
 from remat_compiler.capture.operators import NodeClass
 from remat_compiler.capture.phases import find_phases
 from remat_compiler.capture.storages import find_roots, storage_bytes
-from remat_compiler.ir.graph import Op, OpId, Phase, Storage, StorageId, StorageKind, TrainingGraph, Trait
+from remat_compiler.ir.graph import Op, OpId, Phase, SavePolicy, Storage, StorageId, StorageKind, TrainingGraph, Trait
 
 CPU_RNG_STATE_BYTES = 5056
 CUDA_RNG_STATE_BYTES = 512
@@ -90,6 +89,7 @@ class _Builder:
         self.storage: dict[fx.Node, StorageId] = {}
         self.storages: list[Storage] = []
         self.inlined: dict[fx.Node, tuple[frozenset[fx.Node], frozenset[fx.Node]]] = {}
+        self.gradients = {self.roots[o] for o in self.bwd_outputs if o in self.roots}
 
     def build(self, in_memory: tuple[fx.Node, ...]) -> CapturedGraph:
         if self.fused:
@@ -151,10 +151,11 @@ class _Builder:
         if not reason and not self.changed.isdisjoint(read_roots):
             reason = "it reads an input that the forward changes in place"
         reads = {self.storage[r] for r in read_roots}
-        writes: list[StorageId] = []
-        for value in items or [main]:
-            if self.roots.get(value) is value:
-                writes.append(self._add_storage(value, self._kind_of(value), storage_bytes(value)))
+        writes = [
+            self._add_storage(value, self._kind_of(value), storage_bytes(value))
+            for value in items or [main]
+            if self.roots.get(value) is value
+        ]
         replay = None
         if Trait.RANDOM in traits and not reason:
             replay = self._add_replay(main)
@@ -188,9 +189,9 @@ class _Builder:
                 stack.extend(u for u in item.users if self.classes.get(u) is NodeClass.ITEM)
         return found
 
-    def _save_policy(self, nodes: list[fx.Node]) -> Any:
+    def _save_policy(self, nodes: list[fx.Node]) -> SavePolicy:
         policies = [operators.save_policy_of(n) for n in nodes]
-        return next((p for p in policies if p is not operators.SavePolicy.FREE), operators.SavePolicy.FREE)
+        return next((p for p in policies if p is not SavePolicy.FREE), SavePolicy.FREE)
 
     def _producers(self, node: fx.Node) -> tuple[frozenset[fx.Node], frozenset[fx.Node]]:
         """Nodes inlined into `node`, and the roots of the memory that it reads through them."""
@@ -211,7 +212,7 @@ class _Builder:
             found = (frozenset[fx.Node](), frozenset[fx.Node]())
         elif node in self.storage:
             found = (frozenset[fx.Node](), frozenset({node}))
-        elif node.target is not None and self._is_tuple_of_kernel(node):
+        elif self._is_tuple_of_kernel(node):
             found = (frozenset[fx.Node](), frozenset[fx.Node]())
         else:
             nodes, roots = self._producers(node)
@@ -226,14 +227,9 @@ class _Builder:
     def _kind_of(self, root: fx.Node) -> StorageKind:
         if any(self.roots.get(o) is root for o in self.fwd_outputs):
             return StorageKind.OUTPUT
-        if root in self._gradient_roots():
+        if root in self.gradients:
             return StorageKind.GRADIENT
         return StorageKind.TEMPORARY if self.phases[root] is Phase.BACKWARD else StorageKind.ACTIVATION
-
-    def _gradient_roots(self) -> set[fx.Node]:
-        if not hasattr(self, "_gradients"):
-            self._gradients = {self.roots[o] for o in self.bwd_outputs if o in self.roots}
-        return self._gradients
 
     def _add_replay(self, main: fx.Node) -> StorageId:
         """Storage of the random state that a repetition of `main` needs."""

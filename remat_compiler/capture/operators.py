@@ -56,7 +56,7 @@ _POINTWISE = frozenset(
     }
 )  # fmt: skip
 _KNOWN_NAMESPACES = frozenset({"aten", "prims", "quantized_decomposed", "inductor", "mkldnn", "rngprims"})
-_SEEDS = frozenset({"prims::inductor_seeds", "prims::inductor_seed"})
+_SEEDS = frozenset({_prims.inductor_seeds.default, _prims.inductor_seed.default})
 
 
 def node_class(node: fx.Node) -> NodeClass:
@@ -119,7 +119,7 @@ def is_random(node: fx.Node) -> bool:
     target = node.target
     if not isinstance(target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in target.tags:
         return False
-    if target.name() == "prims::inductor_random":
+    if target is _prims.inductor_random.default:
         return False
     return _dropout_probability(node, target) != 0.0
 
@@ -154,7 +154,7 @@ def traits_of(node: fx.Node) -> frozenset[Trait]:
 def reason_not_to_recompute(node: fx.Node, traits: frozenset[Trait]) -> str:
     """Why executing `node` again is not allowed; empty when it is."""
     name = str(node.target)
-    if isinstance(node.target, torch._ops.OpOverload) and node.target.name() in _SEEDS:
+    if node.target in _SEEDS:
         return "it draws the seeds of the step"
     if Trait.MUTATING in traits:
         return f"{name} changes an input in place"

@@ -27,9 +27,8 @@ def capture_pair(
     """The step that `forward` followed by `backward` executes; arguments as in `capture`."""
     merged = fx.Graph()
     in_forward = _append(merged, forward, {})
-    saved = {name: node for name, node in in_forward.items()}
     forward_nodes = set(merged.nodes)
-    in_backward = _append(merged, backward, saved)
+    in_backward = _append(merged, backward, in_forward)
     outputs = [
         *_mapped_outputs(forward, in_forward)[:num_fwd_outputs],
         *_mapped_outputs(backward, in_backward),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable
 
@@ -13,21 +12,21 @@ DEVICE_TYPES = ("cpu", "cuda")
 
 
 def best_ns(run: Callable[[], object], device_type: str, *, most: int, seconds: float) -> int:
-    """Shortest time of one call, in nanoseconds: what the device can do while nobody disturbs it."""
-    return min(_samples_ns(run, device_type, most, seconds))
+    """Shortest time of one call, in nanoseconds: what it takes while nobody else uses the device.
 
-
-def median_ns(run: Callable[[], object], device_type: str, *, most: int, seconds: float) -> int:
-    """Median time of one call after a first one that is not counted, in nanoseconds.
+    The mean and the median of a few calls follow the load of the machine, by a factor of two on a shared one;
+    the minimum hardly does, and repeats.
 
     Args:
-        run: What to time; it is called at least twice.
+        run: What to time; called once or more often.
         device_type: One of `DEVICE_TYPES`.
-        most: Calls counted at most.
+        most: Calls at most.
         seconds: After so much time no further call begins.
     """
-    elapsed_ns(run, device_type)
-    return int(statistics.median(_samples_ns(run, device_type, most, seconds)))
+    samples = [elapsed_ns(run, device_type)]
+    while len(samples) < most and sum(samples) < seconds * 1e9:
+        samples.append(elapsed_ns(run, device_type))
+    return min(samples)
 
 
 def elapsed_ns(run: Callable[[], object], device_type: str) -> int:
@@ -42,10 +41,3 @@ def elapsed_ns(run: Callable[[], object], device_type: str) -> int:
     end.record()
     end.synchronize()
     return max(1, round(float(start.elapsed_time(end)) * 1e6))
-
-
-def _samples_ns(run: Callable[[], object], device_type: str, most: int, seconds: float) -> list[int]:
-    samples = [elapsed_ns(run, device_type)]
-    while len(samples) < most and sum(samples) < seconds * 1e9:
-        samples.append(elapsed_ns(run, device_type))
-    return samples

@@ -16,12 +16,21 @@ import torch
 
 from remat_compiler import torch_compat
 from remat_compiler.costs.clock import DEVICE_TYPES, best_ns, elapsed_ns
+from remat_compiler.costs.families import FAMILIES, family_rate
 from remat_compiler.costs.store import device_name, shared_store
 
 log = logging.getLogger(__name__)
 
 PRODUCT_TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 """Types whose matrix products are timed; others count as float32."""
+
+_FIGURES = (
+    *(f"flops_per_s {str(kind).removeprefix('torch.')}" for kind in (*PRODUCT_TYPES, *FAMILIES)),
+    "bytes_per_s",
+    "special_per_s",
+    "overhead_ns",
+)
+"""Names of the calibrated figures in the store, behind the type of the device."""
 
 _STEPS_PER_OCTAVE = 4
 _LARGEST_PRODUCT = {"cpu": 2048, "cuda": 8192}
@@ -39,6 +48,8 @@ class Rates:
 
     Attributes:
         flops_per_s: Floating point operations per second of a large matrix product, by name of the type.
+        efficiency: FLOP rate of other families of kernels relative to the product's, by name of the family; 1 by
+            default.
         bytes_per_s: Bytes read plus written per second by a copy larger than the caches.
         special_per_s: Evaluations per second of a special function (erf) on float32.
         overhead_ns: Time to start one operator.
@@ -46,17 +57,19 @@ class Rates:
     """
 
     flops_per_s: Mapping[str, float]
+    efficiency: Mapping[str, float]
     bytes_per_s: float
     special_per_s: float
     overhead_ns: int
     name: str
 
-    def product_rate(self, dtype: torch.dtype) -> float:
-        """Operations per second of products of the type."""
-        return self.flops_per_s.get(type_name(dtype), self.flops_per_s["float32"])
+    def kernel_rate(self, family: str, dtype: torch.dtype) -> float:
+        """FLOP rate of kernels of the family (see `families.family_of`) on the type."""
+        product = self.flops_per_s.get(type_name(dtype), self.flops_per_s["float32"])
+        return product * self.efficiency.get(family, 1.0)
 
 
-NOMINAL = Rates({"float32": 50e9}, bytes_per_s=10e9, special_per_s=math.inf, overhead_ns=1000, name="nominal")
+NOMINAL = Rates({"float32": 50e9}, {}, bytes_per_s=10e9, special_per_s=math.inf, overhead_ns=1000, name="nominal")
 """Rates of one CPU core, to compare plans between machines."""
 
 
@@ -71,17 +84,19 @@ def rates_of(device_type: str, directory: Path | None) -> Rates:
         return NOMINAL
     store = shared_store("rates", directory)
     figures = store.current()
-    if not _names(device_type) <= figures.keys():
+    if any(f"{device_type} {name}" not in figures for name in _FIGURES):
         try:
             store.add(calibrate(device_type))
         except RuntimeError as error:
             log.warning("the %s cannot be calibrated (%s); nominal rates stand for it", device_type, error)
             return NOMINAL
+    rates = {name: figures[f"{device_type} {name}"] for name in _FIGURES}
     return Rates(
-        flops_per_s={type_name(t): figures[f"{device_type} flops_per_s {type_name(t)}"] for t in PRODUCT_TYPES},
-        bytes_per_s=figures[f"{device_type} bytes_per_s"],
-        special_per_s=figures[f"{device_type} special_per_s"],
-        overhead_ns=figures[f"{device_type} overhead_ns"],
+        flops_per_s={type_name(t): rates[f"flops_per_s {type_name(t)}"] for t in PRODUCT_TYPES},
+        efficiency={f: rates[f"flops_per_s {f}"] / rates["flops_per_s float32"] for f in FAMILIES},
+        bytes_per_s=rates["bytes_per_s"],
+        special_per_s=rates["special_per_s"],
+        overhead_ns=rates["overhead_ns"],
         name=device_name(device_type),
     )
 
@@ -101,6 +116,7 @@ def calibrate(device_type: str) -> dict[str, int]:
 
 def _measured(device_type: str) -> dict[str, float]:
     found = {f"flops_per_s {type_name(t)}": _product_rate(device_type, t) for t in PRODUCT_TYPES}
+    found |= {f"flops_per_s {family}": family_rate(family, device_type) for family in FAMILIES}
     found["bytes_per_s"] = _copy_rate(device_type)
     found["special_per_s"] = _special_rate(device_type)
     found["overhead_ns"] = _overhead_ns(device_type)
@@ -116,11 +132,6 @@ def rounded(figure: float) -> int:
 def type_name(dtype: torch.dtype) -> str:
     """Name of the type without ``torch.``."""
     return str(dtype).removeprefix("torch.")
-
-
-def _names(device_type: str) -> set[str]:
-    products = {f"{device_type} flops_per_s {type_name(t)}" for t in PRODUCT_TYPES}
-    return products | {f"{device_type} {name}" for name in ("bytes_per_s", "special_per_s", "overhead_ns")}
 
 
 def _product_rate(device_type: str, dtype: torch.dtype) -> float:

@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import flop_registry
 
 from remat_compiler import torch_compat
+from remat_compiler.costs.families import family_of
 from remat_compiler.costs.rates import Rates, rates_of
 from remat_compiler.costs.traffic import CapturedOps, Traffic
 
@@ -43,8 +44,8 @@ class Roofline:
         node = self.captured.main[op_id]
         flops = flops_of(node)
         seconds = self.traffic.moved_bytes(op_id) / rates.bytes_per_s
-        if flops:
-            seconds += flops / rates.product_rate(_result(node).dtype)
+        if flops and isinstance(node.target, torch._ops.OpOverload):
+            seconds += flops / rates.kernel_rate(family_of(node.target), _result(node).dtype)
         else:
             seconds += self.traffic.evaluations(op_id) / rates.special_per_s
         return round(seconds * 1e9) + (0 if self.captured.loops[op_id] else rates.overhead_ns)

@@ -52,11 +52,13 @@ class CapturedOps(Protocol):
 
 
 SPECIAL_EVALUATIONS: Mapping[str, float] = {
-    **dict.fromkeys(("exp", "exp2", "expm1", "log", "log1p", "log2", "erf", "erfc", "sin", "cos", "sigmoid"), 1.0),
+    **dict.fromkeys(
+        ("exp", "exp2", "expm1", "log", "log1p", "log2", "erf", "erfc", "sin", "cos", "sigmoid", "tanh"), 1.0
+    ),
     **dict.fromkeys(("gelu", "silu", "softplus", "mish", "elu", "logsumexp", "_softmax", "_log_softmax"), 1.0),
     **dict.fromkeys(("gelu_backward", "silu_backward", "prepare_softmax_online"), 2.0),
     **dict.fromkeys(("rsqrt", "sqrt"), 0.5),
-    **dict.fromkeys(("tanh", "erfinv", "tan", "atan2", "lgamma", "digamma"), 3.0),
+    **dict.fromkeys(("erfinv", "tan", "atan2", "lgamma", "digamma"), 3.0),
     **dict.fromkeys(
         ("inductor_random", "rand", "rand_like", "randn", "randn_like", "bernoulli", "native_dropout"), 10.0
     ),
@@ -66,6 +68,8 @@ SPECIAL_EVALUATIONS: Mapping[str, float] = {
 Measured on what Inductor emits for a CPU with AVX-512, one thread, values in the cache: erf takes 1.0 ns, exp 0.6,
 log 1.2, sigmoid 0.8, rsqrt 0.6, tanh 3.1, the Philox generator (not vectorised) 13.6.
 """
+LOOP_EVALUATIONS: Mapping[str, float] = {**SPECIAL_EVALUATIONS, "tanh": 3.0}
+"""The same in a fused loop, where Inductor's generated code is slower than torch's own kernel."""
 PLAIN_EVALUATIONS = 0.1
 """The same of any other pointwise operator (a multiplication takes 0.1 ns, a selection 0.3)."""
 _GATHERS = frozenset(
@@ -92,7 +96,8 @@ class Traffic:
 
     def evaluations(self, op_id: int) -> float:
         """Arithmetic on elements within the operator, in evaluations of a special function."""
-        return sum(self._evaluations(node) for node in self.captured.nodes[op_id] if self._computes(node))
+        table = LOOP_EVALUATIONS if self.captured.loops[op_id] else SPECIAL_EVALUATIONS
+        return sum(self._evaluations(node, table) for node in self.captured.nodes[op_id] if self._computes(node))
 
     def _read_bytes(self, op_id: int) -> int:
         """Bytes that the operator touches of each storage, at most all of it."""
@@ -117,12 +122,12 @@ class Traffic:
         """Whether the node is more than a view or an item of another's result."""
         return node.target is not operator.getitem and self.captured.roots.get(node, node) is node
 
-    def _evaluations(self, node: fx.Node) -> float:
+    def _evaluations(self, node: fx.Node, table: Mapping[str, float]) -> float:
         name = _name(node)
         elements = self._of(node)[0]
         if name not in _GATHERS:
             elements = max([elements, *(self._of(argument)[0] for argument in node.all_input_nodes)])
-        return elements * SPECIAL_EVALUATIONS.get(name, PLAIN_EVALUATIONS)
+        return elements * table.get(name, PLAIN_EVALUATIONS)
 
     def _of(self, node: fx.Node) -> tuple[int, int]:
         """Elements of the node's largest tensor, and the bytes in memory that reading it touches."""

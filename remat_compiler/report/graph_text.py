@@ -19,10 +19,8 @@ def graph_text(gm: fx.GraphModule, title: str, origins: Mapping[str, str] | None
         origins: Source line of each node's user code, by node name.
     """
     saved = _outputs(gm)
-    lines = [f'"""{title}"""', ""]
-    for node in gm.graph.nodes:
-        lines.append(_line(node, node in saved, (origins or {}).get(node.name, "")))
-    return "\n".join(lines) + "\n"
+    lines = [_line(node, node in saved, (origins or {}).get(node.name, "")) for node in gm.graph.nodes]
+    return "\n".join([f'"""{title}"""', "", *lines]) + "\n"
 
 
 def _outputs(gm: fx.GraphModule) -> set[fx.Node]:

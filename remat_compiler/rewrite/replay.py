@@ -11,6 +11,7 @@ from __future__ import annotations
 import operator
 from collections import Counter
 from collections.abc import Callable
+from typing import Any, cast
 
 from torch import fx
 
@@ -41,11 +42,13 @@ class ReplayedRandom:
         kwargs = fx.map_arg(node.kwargs, look_up)
         if execution > 0:
             target = torch_compat.run_with_rng_state()
-            new = self._graph.call_function(target, (self._state[op_id], node.target, *args), kwargs)
+            new = self._graph.call_function(target, cast("Any", (self._state[op_id], node.target, *args)), kwargs)
             new.meta = dict(node.meta)
             new._rename(name)
             return new
-        both = self._graph.call_function(torch_compat.run_and_save_rng_state(), (node.target, *args), kwargs)
+        both = self._graph.call_function(
+            torch_compat.run_and_save_rng_state(), cast("Any", (node.target, *args)), kwargs
+        )
         both.meta = dict(node.meta)
         both.meta["val"] = (torch_compat.rng_state_value(node), node.meta.get("val"))
         state = self._graph.call_function(operator.getitem, (both, 0))

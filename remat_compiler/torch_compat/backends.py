@@ -1,0 +1,62 @@
+"""The interpreter, devices, and what Dynamo lets through to the user."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch._prims.rng_prims
+from torch import fx
+from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.exc import ShortenTraceback
+from torch._inductor import config as inductor_config
+from torch._inductor.custom_graph_pass import CustomPartitionerFn
+
+
+def compile_with_interpreter(gm: fx.GraphModule, example_inputs: Any, partitioner: CustomPartitionerFn) -> Any:
+    """Compile Dynamo's graph with an FX interpreter that frees every value at its last use."""
+    backend = aot_autograd(fw_compiler=_interpret, bw_compiler=_interpret, partition_fn=partitioner)
+    return backend(gm, example_inputs)
+
+
+def _interpret(gm: fx.GraphModule, example_inputs: Any) -> Callable[[list[Any]], Any]:
+    def run(arguments: list[Any]) -> Any:
+        return fx.Interpreter(gm).boxed_run(arguments)
+
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run
+
+
+def free_device_bytes(example_inputs: Any) -> int | None:
+    """Bytes that the accelerator of the inputs has left for a step; `None` on a CPU, which has no such limit."""
+    devices = {x.device for x in example_inputs if isinstance(x, torch.Tensor) and x.device.type == "cuda"}
+    if not devices:
+        return None
+    free = []
+    for device in sorted(devices, key=str):
+        unused, total = torch.cuda.mem_get_info(device)
+        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        free.append(int(unused + cached - DEVICE_RESERVE * total))
+    return max(min(free), 1)
+
+
+DEVICE_RESERVE = 0.05
+"""Part of an accelerator's memory left to the driver, libraries and fragmentation."""
+
+
+def shown_to_user(error: Exception) -> Exception:
+    """An exception of the same type that Dynamo hands to the user as it is, rather than wrapped."""
+    kind = type(error)
+    shown = type(kind.__name__, (kind, ShortenTraceback), {"__module__": kind.__module__})
+    copied: Exception = shown.__new__(shown, *error.args)
+    copied.__dict__.update(error.__dict__)
+    copied.args = error.args
+    copied.first_useful_frame = None  # type: ignore[attr-defined]
+    return copied
+
+
+def inductor_fingerprint() -> str:
+    """Digest of Inductor's configuration."""
+    return hashlib.sha256(repr(sorted(inductor_config.get_config_copy().items(), key=str)).encode()).hexdigest()

@@ -1,0 +1,143 @@
+"""Inductor: compile a planned graph so that what is emitted keeps to the plan."""
+
+from __future__ import annotations
+
+import bisect
+import threading
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any, cast
+
+import torch
+import torch._prims.rng_prims
+from torch import fx
+from torch._functorch import partitioners
+from torch._inductor import config as inductor_config
+from torch._inductor.async_compile import AsyncCompile
+from torch._inductor.choices import InductorChoices
+from torch._inductor.compile_fx import compile_fx
+from torch._inductor.custom_graph_pass import CustomPartitionerFn as CustomPartitionerFn
+from torch._inductor.fx_passes import post_grad
+from torch._inductor.virtualized import V
+
+_KEEP_PLANNED_MEMORY: dict[str, Any] = {"allow_buffer_reuse": False, "reorder_for_peak_memory": False}
+"""Inductor's settings under which what it emits allocates and frees as the planned graphs say."""
+_KEEP_PLANNED_MEMORY_ON_CPU: dict[str, Any] = {"layout_optimization": False}
+"""The same for a CPU: channels-last copies of all convolution weights would be made first and saved."""
+_planned = threading.local()
+
+
+def keep_planned_memory(gm: fx.GraphModule) -> None:
+    """Let the rest of `compile_with_inductor` keep to the planned memory of `gm`."""
+    _planned.active = True
+    values = (n.meta.get("val") for n in gm.graph.nodes if n.op == "placeholder")
+    on_cpu = all(v.device.type == "cpu" for v in values if isinstance(v, torch.Tensor))
+    for name, value in {**_KEEP_PLANNED_MEMORY, **(_KEEP_PLANNED_MEMORY_ON_CPU if on_cpu else {})}.items():
+        setattr(inductor_config, name, value)
+
+
+def compile_with_inductor(gm: fx.GraphModule, example_inputs: Any, partitioner: CustomPartitionerFn) -> Any:
+    """Compile Dynamo's graph with Inductor, cutting joint graphs with `partitioner`; `gm` may be changed."""
+    _guard_product_fusion()
+    # The partitioner may change settings on the way; leaving the block restores them.
+    changed = [*_KEEP_PLANNED_MEMORY, *_KEEP_PLANNED_MEMORY_ON_CPU]
+    with inductor_config.patch({name: getattr(inductor_config, name) for name in changed}):
+        try:
+            with V.set_choices_handler(_planned_choices(cast("Hashable", type(V.choices)))()):
+                return compile_fx(gm, example_inputs, config_patches={"custom_partitioner_fn": partitioner})
+        finally:
+            _planned.active = False
+
+
+@cache
+def _planned_choices(base: Any) -> type[InductorChoices]:
+    """The user's choices of how to fuse, but no loop of a planned graph spans a kernel.
+
+    A loop fused over a kernel runs at one of its ends, and so holds there what the plan frees at the other.
+    """
+
+    class PlannedChoices(base):  # type: ignore[misc]
+        @staticmethod
+        def can_fuse(scheduler: Any, node1: Any, node2: Any, shared_data_score: int) -> bool:
+            if getattr(_planned, "active", False) and _kernel_between(scheduler, node1, node2):
+                return False
+            return bool(base.can_fuse(scheduler, node1, node2, shared_data_score))
+
+    return PlannedChoices
+
+
+def _kernel_between(scheduler: Any, node1: Any, node2: Any) -> bool:
+    """Whether a kernel stands, in the planned order, between the first and the last loop of the two."""
+    orders = getattr(scheduler, "_remat_kernel_orders", None)
+    if orders is None:
+        orders = scheduler._remat_kernel_orders = sorted(n.min_order for n in scheduler.nodes if n.is_extern())
+    first, last = min(node1.min_order, node2.min_order), max(node1.max_order, node2.max_order)
+    return bisect.bisect_left(orders, first) != bisect.bisect_right(orders, last)
+
+
+STORE = torch.ops.prims.inductor_force_stride_order
+"""An operator that only says how its argument lies in memory, and so that it lies there."""
+
+
+def stored(graph: fx.Graph, node: fx.Node) -> fx.Node:
+    """`node`, which Inductor writes to memory where it stands rather than inlining it into its readers."""
+    value = node.meta["val"]
+    if value.numel() == 1:
+        return node
+    new = graph.call_function(STORE.default, (node, list(value.stride())))
+    new.meta = dict(node.meta)
+    return new
+
+
+@contextmanager
+def code_generation_only() -> Iterator[None]:
+    """Let Inductor emit wrappers without compiling kernels; what is made serves dry runs and is in no cache."""
+    replaced = {
+        name: getattr(AsyncCompile, name) for name in ("cpp", "cpp_pybinding", "triton") if hasattr(AsyncCompile, name)
+    }
+    try:
+        for name in replaced:
+            setattr(AsyncCompile, name, lambda *_, **__: _no_kernel)
+        with inductor_config.patch(force_disable_caches=True):
+            yield
+    finally:
+        for name, method in replaced.items():
+            setattr(AsyncCompile, name, method)
+
+
+def _no_kernel(*_: object, **__: object) -> None:
+    raise RuntimeError("a step whose kernels were not compiled was executed")
+
+
+@cache
+def _guard_product_fusion() -> None:
+    """Keep Inductor from fusing ``mm + x`` in planned graphs where that would run the product much later.
+
+    The fused product runs where the sum stands; until then its arguments, freed by the plan, would be held.
+    """
+    for entries in post_grad.pass_patterns[2].patterns.values():
+        for entry in entries:
+            if entry.extra_check is post_grad.is_valid_addmm_fusion:
+                entry.extra_check = _fuses_without_delay
+
+
+def _fuses_without_delay(match: Any) -> bool:
+    original: Callable[[Any], bool] = post_grad.is_valid_addmm_fusion
+    if not original(match):
+        return False
+    if not getattr(_planned, "active", False):
+        return True
+    product = next(n for n in match.nodes if n.target is torch.ops.aten.mm.default)
+    node = product.next
+    while node is not match.output_node() and node.op != "output":
+        if node.op == "call_function" and _is_product(node):
+            return False
+        node = node.next
+    return True
+
+
+def _is_product(node: fx.Node) -> bool:
+    """Whether the node is a kernel of its own: a product, convolution or attention."""
+    packet = getattr(node.target, "overloadpacket", None)
+    return packet is not None and packet in partitioners.get_default_op_list().compute_intensive_ops

@@ -1,0 +1,124 @@
+"""The joint graph: how torch prepares, classifies and splits it."""
+
+from __future__ import annotations
+
+import copy
+from functools import cache
+from typing import Any
+
+import torch
+import torch._prims.rng_prims
+from torch import fx
+from torch._functorch import config as functorch_config
+from torch._functorch import partitioners
+from torch._functorch._aot_autograd.utils import _is_bwd_seed_offset
+from torch._functorch.compile_utils import fx_graph_cse
+from torch.utils.checkpoint import CheckpointPolicy
+
+MUST_SAVE = CheckpointPolicy.MUST_SAVE
+RECOMPUTE_SUFFIX = "_recompute"
+"""What the name of a node that is executed again ends in (a number may follow)."""
+
+
+@cache
+def fusible_ops() -> frozenset[Any]:
+    """Operator packets that torch's own partitioner takes for fusible."""
+    return frozenset(op for op in partitioners.get_default_op_list().fusible_ops if not callable_builtin(op))
+
+
+def callable_builtin(op: Any) -> bool:
+    """Whether `op` is a Python function on scalars rather than an operator of torch."""
+    return not isinstance(op, (torch._ops.OpOverloadPacket, torch._ops.OpOverload))
+
+
+def prepare_joint(joint: fx.GraphModule) -> None:
+    """Bring the joint graph to the form in which torch's own partitioner would cut it (in place)."""
+    joint.graph.eliminate_dead_code()
+    if functorch_config.cse:
+        joint.graph = fx_graph_cse(joint.graph)
+    if partitioners.has_recomputable_ops(joint):
+        partitioners.cleanup_recompute_tags(joint, is_default_partition=False)
+    if not functorch_config.unsafe_allow_optimization_of_collectives:
+        partitioners.force_save_collectives(joint)
+    partitioners.force_save_effectful_ops(joint)
+    partitioners.force_save_bw_mutation_src(joint)
+
+
+def joint_outputs(joint: fx.GraphModule, num_fwd_outputs: int) -> tuple[list[Any], list[Any]]:
+    """Outputs of the forward and of the backward (nodes, or constants such as `None`)."""
+    fwd, bwd, _, _ = partitioners._extract_fwd_bwd_outputs(joint, num_fwd_outputs=num_fwd_outputs)
+    return list(fwd), list(bwd)
+
+
+def is_tangent(node: fx.Node) -> bool:
+    """Whether the placeholder is a gradient that autograd hands to the backward."""
+    return node.op == "placeholder" and "tangents" in str(node.target)
+
+
+def is_backward_seed_offset(node: fx.Node) -> bool:
+    """Whether the placeholder is a random seed or offset of the backward."""
+    return node.op == "placeholder" and bool(_is_bwd_seed_offset(node))
+
+
+def must_be_in_forward(node: fx.Node) -> bool:
+    """Whether torch pins the node to the forward (an in-place change made there)."""
+    return bool(partitioners._must_be_in_forward(node))
+
+
+def must_be_in_backward(node: fx.Node) -> bool:
+    """Whether torch pins the node to the backward (an in-place change made there)."""
+    return bool(partitioners._must_be_in_backward(node))
+
+
+def mutated_inputs(primals: list[fx.Node]) -> set[fx.Node]:
+    """Primals whose data AOTAutograd found to change in the forward, inside the graph or by the wrapper around it."""
+    context = torch._guards.TracingContext.try_get()
+    metadata = context.fw_metadata if context is not None else None
+    if metadata is None:
+        return set()
+    return {node for node, info in zip(primals, metadata.input_info) if info.mutates_data}
+
+
+def copy_module(joint: fx.GraphModule) -> fx.GraphModule:
+    """A graph module with the same nodes, which may be changed without changing `joint`."""
+    return fx.GraphModule(joint, copy.deepcopy(joint.graph))
+
+
+def native_partition(
+    joint: fx.GraphModule, *, num_fwd_outputs: int, static_input_indices: tuple[int, ...]
+) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """Cut `joint` as Inductor does without a budget; `joint` may be changed."""
+    with functorch_config.patch(activation_memory_budget=1.0):
+        return partitioners.min_cut_rematerialization_partition(
+            joint,
+            None,
+            compiler="inductor",
+            num_fwd_outputs=num_fwd_outputs,
+            static_lifetime_input_indices=list(static_input_indices),
+        )
+
+
+def extract_modules(
+    joint: fx.GraphModule,
+    saved_values: list[fx.Node],
+    saved_sym_nodes: list[fx.Node],
+    num_fwd_outputs: int,
+    static_lifetime_input_nodes: Any = None,
+) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """Split an ordered joint graph at the saved values; both halves keep the order of the joint graph."""
+    opaque = [n for n in saved_values if is_opaque(n)]
+    keywords: dict[str, Any] = {"saved_opaque_nodes": opaque} if opaque else {}
+    return partitioners._extract_fwd_bwd_modules(
+        joint,
+        [n for n in saved_values if not is_opaque(n)],
+        saved_sym_nodes=saved_sym_nodes,
+        num_fwd_outputs=num_fwd_outputs,
+        static_lifetime_input_nodes=static_lifetime_input_nodes,
+        **keywords,
+    )
+
+
+def is_opaque(node: fx.Node) -> bool:
+    """Whether the node's value is an opaque object (torch 2.12 and later)."""
+    check = getattr(partitioners, "is_opaque_node", None)
+    return bool(check(node)) if check is not None else False

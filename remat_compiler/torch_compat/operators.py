@@ -1,0 +1,64 @@
+"""What torch knows of single operators: effects, checkpoint tags, random state."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch._prims.rng_prims
+from torch import fx
+from torch._ops import HigherOrderOperator
+from torch.utils.checkpoint import CheckpointPolicy
+
+from remat_compiler.ir.graph import SavePolicy
+
+
+def is_effectful_hop(node: fx.Node) -> bool:
+    """Whether the node is a higher-order operator that carries an effect token."""
+    return isinstance(node.target, HigherOrderOperator) and str(node.target) == "with_effects"
+
+
+def can_replay(node: fx.Node) -> bool:
+    """Whether the random state of the node's device can be saved and restored around it."""
+    value = node.meta.get("val")
+    first = value[0] if isinstance(value, (list, tuple)) and value else value
+    return isinstance(first, torch.Tensor) and first.device.type in ("cpu", "cuda")
+
+
+def has_unbacked_shape(node: fx.Node) -> bool:
+    """Whether the size of the node's result is known only after running it."""
+    from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+    value = node.meta.get("val")
+    leaves = value if isinstance(value, (list, tuple)) else [value]
+    return any(isinstance(v, torch.Tensor) and bool(free_unbacked_symbols(v)) for v in leaves)
+
+
+def save_policy(node: fx.Node) -> SavePolicy:
+    """Demand of checkpoint tags; MUST_RECOMPUTE and PREFER_RECOMPUTE count alike, as in torch."""
+    tag = node.meta.get("recompute")
+    if tag in (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE):
+        return SavePolicy.MUST_NOT_SAVE
+    if tag is CheckpointPolicy.MUST_SAVE:
+        return SavePolicy.MUST_SAVE
+    return SavePolicy.FREE
+
+
+def run_and_save_rng_state() -> Any:
+    """Higher-order operator ``(op, *args) -> (state, result)``."""
+    return torch._prims.rng_prims.run_and_save_rng_state
+
+
+def run_with_rng_state() -> Any:
+    """Higher-order operator ``(state, op, *args) -> result``, which restores the generator afterwards."""
+    return torch._prims.rng_prims.run_with_rng_state
+
+
+def rng_state_value(node: fx.Node) -> torch.Tensor:
+    """Fake tensor of the random state that executing `node` starts from."""
+    value = node.meta["val"]
+    first = value[0] if isinstance(value, (list, tuple)) else value
+    with first.fake_mode:
+        if first.device.type == "cuda":
+            return torch.cuda.get_rng_state(first.device)
+        return torch.get_rng_state()

@@ -1,0 +1,156 @@
+"""Compiled graphs, fake tensors and the profiler: what the dry run needs of torch."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+import torch._prims.rng_prims
+from torch import fx
+from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfig
+from torch._functorch import config as functorch_config
+from torch._inductor.output_code import CompiledFxGraph
+from torch._subclasses import fake_tensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+FakeTensor = fake_tensor.FakeTensor
+FakeTensorMode = fake_tensor.FakeTensorMode
+
+FAKE_RUN_ERRORS: tuple[type[Exception], ...] = (
+    fake_tensor.DataDependentOutputException,
+    fake_tensor.DynamicOutputShapeException,
+    fake_tensor.UnsupportedFakeTensorException,
+    fake_tensor.UnsupportedOperatorException,
+    fake_tensor.UnsupportedMutationAliasingException,
+    NotImplementedError,
+)
+"""What an operator raises on fake tensors when its result depends on data or nobody described its shapes."""
+
+_post_compile_lock = threading.RLock()
+_post_compile_listeners: list[Callable[[CompiledFxGraph], None]] = []
+_post_compile_original: Callable[..., None] | None = None
+
+
+def add_post_compile_listener(listener: Callable[[CompiledFxGraph], None]) -> None:
+    """Call `listener` with each graph that Inductor compiled or loaded, before torch wraps its callable.
+
+    Every way into a compiled graph passes `post_compile`: a fresh compile, a hit of the FX graph cache, and
+    a hit of AOTAutograd's cache. torch is patched only while somebody listens.
+    """
+    global _post_compile_original
+    with _post_compile_lock:
+        _post_compile_listeners.append(listener)
+        if _post_compile_original is None:
+            original = CompiledFxGraph.post_compile
+
+            @functools.wraps(original)
+            def post_compile(self: CompiledFxGraph, *args: Any, **kwargs: Any) -> None:
+                for heard in tuple(_post_compile_listeners):
+                    heard(self)
+                original(self, *args, **kwargs)
+
+            _post_compile_original = original
+            CompiledFxGraph.post_compile = post_compile  # type: ignore[method-assign]
+
+
+def remove_post_compile_listener(listener: Callable[[CompiledFxGraph], None]) -> None:
+    """Undo one `add_post_compile_listener`; the last one restores torch's own method."""
+    global _post_compile_original
+    with _post_compile_lock:
+        _post_compile_listeners.remove(listener)
+        if not _post_compile_listeners and _post_compile_original is not None:
+            CompiledFxGraph.post_compile = _post_compile_original  # type: ignore[method-assign]
+            _post_compile_original = None
+
+
+def compile_backward_at_once() -> AbstractContextManager[None]:
+    """Context in which AOTAutograd compiles the backward with the forward, not at the first `.backward()`."""
+    patch: AbstractContextManager[None] = functorch_config.patch(force_non_lazy_backward_lowering=True)
+    return patch
+
+
+@contextmanager
+def callable_replaced(graph: CompiledFxGraph, replacement: Callable[[list[Any]], Any]) -> Iterator[None]:
+    """Run `replacement` wherever `graph` is called; all that the first call would change in it is put back."""
+    call, compile_context = graph.current_callable, getattr(graph, "_compile_context", None)
+    graph.current_callable = replacement
+    graph._compile_context = None
+    try:
+        yield
+    finally:
+        graph.current_callable = call
+        graph._compile_context = compile_context
+
+
+@contextmanager
+def outside_tracing() -> Iterator[None]:
+    """Leave the tracing context and all dispatch modes of a compilation under way."""
+    with torch._guards.tracing(None), _disable_current_modes():
+        yield
+
+
+def memory_deltas(run: Callable[[], object]) -> tuple[list[int], object]:
+    """Bytes that `run` takes from (positive) and gives back to (negative) the CPU allocator, and its result.
+
+    The older of torch's two profilers: it starts in 0.1 ms, where the newer one takes a second the first time
+    and prints to the terminal. The result is held until the record ends, so that it counts as taken.
+
+    Raises:
+        RuntimeError: A profiler runs already, or `run` raised it.
+    """
+    config = ProfilerConfig(ProfilerState.CPU, False, True, False, False, False, _ExperimentalConfig())
+    torch._C._autograd._enable_profiler_legacy(config)
+    try:
+        result = run()
+    finally:
+        records = torch._C._autograd._disable_profiler_legacy()
+    events = [event for thread in records for event in thread if str(event.kind()) == "memory_alloc"]
+    return [event.cpu_memory_usage() for event in events], result
+
+
+def profiler_is_running() -> bool:
+    """Whether somebody records a profile now (a second one would raise)."""
+    return bool(torch._C._autograd._profiler_enabled())
+
+
+def corrected_fake_result(func: Any, args: tuple[Any, ...], result: Any) -> Any:
+    """`result` of an operator on fake tensors with the types that the real operator gives.
+
+    On a CPU, batch norm of half-precision inputs with float32 parameters keeps its statistics in float32
+    (``at::native::is_mixed_type``); torch's shape function gives them the type of the input.
+    """
+    if not getattr(func, "_schema", None) or not func._schema.name.startswith(_BATCH_NORMS):
+        return result
+    inputs = [arg for arg in args[:5] if isinstance(arg, torch.Tensor)]
+    mixed = inputs[0].device.type == "cpu" and any(arg.dtype is torch.float32 for arg in inputs)
+    if not mixed or "backward" in func._schema.name:
+        return result
+    statistics = [torch.empty_like(item, dtype=torch.float32) for item in result[1:3]]
+    return (result[0], *statistics, *result[3:])
+
+
+_BATCH_NORMS = ("aten::native_batch_norm", "aten::_native_batch_norm_legit", "aten::_batch_norm_with_update")
+
+
+def new_fake(mode: Any, size: Any, stride: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """An empty fake tensor, at a tenth of the cost of the factory function, and unseen by dispatch modes."""
+    with fake_tensor.in_kernel_invocation_manager(mode):
+        meta = torch.empty_strided(size, stride, dtype=dtype, device="meta")
+    return FakeTensor(mode, meta, device)
+
+
+def fake_view(mode: Any, base: torch.Tensor, size: Any, stride: Any, offset: int) -> torch.Tensor:
+    """`base.as_strided(size, stride, offset)` of a fake tensor, at a tenth of the cost; see `new_fake`."""
+    with fake_tensor.in_kernel_invocation_manager(mode), torch.no_grad():
+        meta = torch.as_strided(base, size, stride, offset)
+    return FakeTensor(mode, meta, base.device)
+
+
+def fake_call(node: fx.Node) -> tuple[Any, tuple[Any, ...], dict[str, Any], Any]:
+    """The call that `node` makes, with fake tensors for its arguments and its result."""
+    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta.get("val"))
+    return node.target, args, kwargs, node.meta.get("val")
