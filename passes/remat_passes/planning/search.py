@@ -21,7 +21,7 @@ from remat_passes.planning.trim import trim
 
 GREEDY_SETTINGS = ((0.5, 1), (1.0, 1), (0.15, 1), (0.5, 2), (0.06, 1), (0.15, 0))
 """Share and width of `relieve`."""
-SEGMENT_COUNTS = (12, 24, 48, 72)
+SEGMENT_COUNTS = (24, 48, 72, 100)
 """Segmentations that the block DP tries."""
 MEMORY_FACTORS = (0.85, 0.9, 0.95, 0.98, 1.0, 1.02, 1.05, 1.1, 1.2)
 """Memory that the block DP may use over the budget; its estimates are off by that much either way."""
