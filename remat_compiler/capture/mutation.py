@@ -25,7 +25,7 @@ _COPY = torch.ops.aten.copy_.default
 def changed_inputs(graph: fx.Graph) -> set[fx.Node]:
     """Placeholders whose memory the forward, or the wrapper around it, changes in place."""
     placeholders = [n for n in graph.nodes if n.op == "placeholder"]
-    changed = torch_compat.mutated_inputs([n for n in placeholders if not torch_compat.is_tangent(n)])
+    changed = torch_compat.mutated_inputs(graph)
     roots = find_roots(graph)
     for node in graph.nodes:
         target = node.target

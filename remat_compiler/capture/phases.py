@@ -8,6 +8,7 @@ from typing import Any
 from torch import fx
 
 from remat_compiler import torch_compat
+from remat_compiler.capture.operators import is_random
 from remat_compiler.ir.graph import Phase
 
 
@@ -15,10 +16,11 @@ def find_phases(graph: fx.Graph, fwd_outputs: Iterable[Any]) -> dict[fx.Node, Ph
     """Phase of every node but the output.
 
     FORWARD is what the forward outputs or forward-only mutations need, BACKWARD what depends on a tangent
-    or mutates in the backward, TANGENT_FREE the rest.
+    or mutates in the backward, TANGENT_FREE the rest.  An operator that draws random numbers stays in the part
+    in which the user's program draws them, or every later draw would differ.
     """
     forward = _ancestors([n for n in fwd_outputs if isinstance(n, fx.Node)])
-    forward |= _ancestors([n for n in graph.nodes if n.op == "call_function" and torch_compat.must_be_in_forward(n)])
+    forward |= _ancestors([n for n in graph.nodes if n.op == "call_function" and _starts_in_forward(n)])
     phases: dict[fx.Node, Phase] = {}
     for node in graph.nodes:
         if node.op == "output":
@@ -27,6 +29,7 @@ def find_phases(graph: fx.Graph, fwd_outputs: Iterable[Any]) -> dict[fx.Node, Ph
             torch_compat.is_tangent(node)
             or torch_compat.is_backward_seed_offset(node)
             or torch_compat.must_be_in_backward(node)
+            or (is_random(node) and torch_compat.made_by_backward(node))
         )
         if starts_backward or any(phases[a] is Phase.BACKWARD for a in node.all_input_nodes):
             phases[node] = Phase.BACKWARD
@@ -35,6 +38,11 @@ def find_phases(graph: fx.Graph, fwd_outputs: Iterable[Any]) -> dict[fx.Node, Ph
         else:
             phases[node] = Phase.TANGENT_FREE
     return phases
+
+
+def _starts_in_forward(node: fx.Node) -> bool:
+    """Whether the node runs in the forward even if no forward output needs it."""
+    return torch_compat.must_be_in_forward(node) or (is_random(node) and not torch_compat.made_by_backward(node))
 
 
 def _ancestors(seeds: list[fx.Node]) -> set[fx.Node]:

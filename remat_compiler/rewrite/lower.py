@@ -177,8 +177,30 @@ class _Lowering:
         saved = [n for n in crossing if node_class(n) is not NodeClass.SYMBOLIC]
         symbols = [n for n in crossing if node_class(n) is NodeClass.SYMBOLIC]
         module = fx.GraphModule(self.captured.joint, self.graph)
+        forward_names = {n.name for n in self.forward_nodes}
         forward, backward_module = torch_compat.extract_modules(module, saved, symbols, self.captured.num_fwd_outputs)
+        _drop_foreign(forward, lambda name: name not in forward_names)
+        _drop_foreign(backward_module, lambda name: name in forward_names)
         return LoweredPlan(forward, backward_module)
+
+
+def _drop_foreign(module: fx.GraphModule, is_foreign: Callable[[str], bool]) -> None:
+    """Erase what belongs to the other half and is not used in this one.
+
+    torch copies into both halves what can be computed there, and relies on the removal of dead code, which keeps
+    random operators where it takes them for impure (under ``fallback_random``, say): they would draw twice.
+    """
+    unused = []
+    for node in reversed(module.graph.nodes):
+        if node.op == "call_function" and not node.users and is_foreign(node.name) and not _changes_memory(node):
+            unused.append(node.name)
+            module.graph.erase_node(node)
+    if unused:
+        module.recompile()
+
+
+def _changes_memory(node: fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
 
 
 def _to_be_stored(captured: CapturedGraph) -> set[int]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -10,7 +12,12 @@ import torch
 import torch._prims.rng_prims
 from torch import fx
 from torch._functorch import config as functorch_config
-from torch._functorch import partitioners
+from torch._functorch import compile_utils, partitioners
+from torch._functorch._aot_autograd.descriptors import (
+    InputMutationAOTOutput,
+    SubclassGetAttrAOTInput,
+    SubclassGetAttrAOTOutput,
+)
 from torch._functorch._aot_autograd.utils import _is_bwd_seed_offset
 from torch._functorch.compile_utils import fx_graph_cse
 from torch.utils.checkpoint import CheckpointPolicy
@@ -35,13 +42,30 @@ def prepare_joint(joint: fx.GraphModule) -> None:
     """Bring the joint graph to the form in which torch's own partitioner would cut it (in place)."""
     joint.graph.eliminate_dead_code()
     if functorch_config.cse:
-        joint.graph = fx_graph_cse(joint.graph)
+        with _random_kept_apart(joint.graph):
+            joint.graph = fx_graph_cse(joint.graph)
     if partitioners.has_recomputable_ops(joint):
         partitioners.cleanup_recompute_tags(joint, is_default_partition=False)
     if not functorch_config.unsafe_allow_optimization_of_collectives:
         partitioners.force_save_collectives(joint)
     partitioners.force_save_effectful_ops(joint)
     partitioners.force_save_bw_mutation_src(joint)
+
+
+@contextmanager
+def _random_kept_apart(graph: fx.Graph) -> Iterator[None]:
+    """Let torch merge no two random operators with equal arguments.
+
+    Its own list of what not to merge lacks many, attention with dropout and ``randn_like`` among them.
+    """
+    targets = [n.target for n in graph.nodes if isinstance(n.target, torch._ops.OpOverload)]
+    random = {t.overloadpacket for t in targets if torch.Tag.nondeterministic_seeded in t.tags}
+    before = list(compile_utils.rand_ops)
+    compile_utils.rand_ops.extend(random.difference(before))
+    try:
+        yield
+    finally:
+        compile_utils.rand_ops[:] = before
 
 
 def joint_outputs(joint: fx.GraphModule, num_fwd_outputs: int) -> tuple[list[Any], list[Any]]:
@@ -70,13 +94,29 @@ def must_be_in_backward(node: fx.Node) -> bool:
     return bool(partitioners._must_be_in_backward(node))
 
 
-def mutated_inputs(primals: list[fx.Node]) -> set[fx.Node]:
-    """Primals whose data AOTAutograd found to change in the forward, inside the graph or by the wrapper around it."""
-    context = torch._guards.TracingContext.try_get()
-    metadata = context.fw_metadata if context is not None else None
-    if metadata is None:
-        return set()
-    return {node for node, info in zip(primals, metadata.input_info) if info.mutates_data}
+def made_by_backward(node: fx.Node) -> bool:
+    """Whether torch traced the node while it ran the backward."""
+    return bool(partitioners._has_tag_is_backward(node))
+
+
+def mutated_inputs(joint_graph: fx.Graph) -> set[fx.Node]:
+    """Placeholders whose new data the forward returns, for the wrapper around it to copy into them.
+
+    AOTAutograd describes every input and output of the joint graph; pieces of a tensor subclass count as changed
+    together.
+    """
+    output = next(n for n in reversed(joint_graph.nodes) if n.op == "output")
+    described = (_of_whole_tensor(d) for d in output.meta.get("desc", ()))
+    changed = {d.mutated_input for d in described if isinstance(d, InputMutationAOTOutput)}
+    placeholders = [n for n in joint_graph.nodes if n.op == "placeholder"]
+    return {n for n in placeholders if _of_whole_tensor(n.meta.get("desc")) in changed}
+
+
+def _of_whole_tensor(description: Any) -> Any:
+    """The description of the tensor subclass that a described tensor is a piece of, else the description itself."""
+    while isinstance(description, (SubclassGetAttrAOTInput, SubclassGetAttrAOTOutput)):
+        description = description.base
+    return description
 
 
 def copy_module(joint: fx.GraphModule) -> fx.GraphModule:
@@ -88,7 +128,7 @@ def native_partition(
     joint: fx.GraphModule, *, num_fwd_outputs: int, static_input_indices: tuple[int, ...]
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Cut `joint` as Inductor does without a budget; `joint` may be changed."""
-    with functorch_config.patch(activation_memory_budget=1.0):
+    with functorch_config.patch(activation_memory_budget=1.0), _random_kept_apart(joint.graph):
         return partitioners.min_cut_rematerialization_partition(
             joint,
             None,

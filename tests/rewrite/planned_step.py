@@ -1,0 +1,168 @@
+"""One traced program whose forward and backward graphs can be exchanged: traced once, run under many plans."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch._functorch import config as functorch_config
+from torch._functorch.aot_autograd import aot_module_simplified
+from torch._guards import TracingContext, tracing
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from remat_compiler import torch_compat
+from remat_compiler.capture.graph import CapturedGraph, capture
+from remat_compiler.capture.mutation import protect_changed_inputs
+from remat_compiler.ir.invariants import check_graph
+from remat_compiler.ir.plan import Plan
+from remat_compiler.ir.problem import CostTable, RematProblem
+from remat_compiler.rewrite.lower import lower
+from remat_compiler.runtime.workspace import WorkspaceTable
+from remat_compiler.simulate.timeline import MemoryTimeline, simulate
+from remat_compiler.simulate.verify import verify
+
+TABLE = WorkspaceTable()
+UNLIMITED = 10**15
+
+
+class PlannedStep:
+    """A module traced by AOTAutograd, to be run under any plan by the FX interpreter.
+
+    Attributes:
+        captured: The joint graph as data; unset where nothing needs a gradient.
+        costs: Times and measured workspaces.
+    """
+
+    captured: CapturedGraph
+    costs: CostTable
+
+    def __init__(self, module: nn.Module, inputs: Sequence[Tensor]) -> None:
+        self.needs_backward = False
+        self._forward: fx.GraphModule | None = None
+        self._backward: fx.GraphModule | None = None
+        context = TracingContext(FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True))
+        with tracing(context), functorch_config.patch(force_non_lazy_backward_lowering=True):
+            self.call: Callable[..., Any] = aot_module_simplified(
+                module,  # type: ignore[arg-type]
+                inputs,
+                fw_compiler=lambda gm, _: _boxed(lambda: self._forward or gm),  # type: ignore[arg-type]
+                bw_compiler=lambda gm, _: _boxed(lambda: self._backward or gm),  # type: ignore[arg-type]
+                partition_fn=self._cut,
+                ignore_shape_env=True,
+            )
+
+    def _cut(
+        self,
+        joint: fx.GraphModule,
+        _: Sequence[object],
+        *,
+        num_fwd_outputs: int,
+        static_lifetime_input_indices: Sequence[int] | None = None,
+        **__: object,
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        torch_compat.prepare_joint(joint)
+        protect_changed_inputs(joint, num_fwd_outputs)
+        static = tuple(static_lifetime_input_indices or ())
+        self.captured = capture(joint, num_fwd_outputs=num_fwd_outputs, static_input_indices=static, fused=False)
+        check_graph(self.captured.graph)
+        self.costs = measured_workspaces(self.captured)
+        self.needs_backward = True
+        self.use(joint_order(self.captured))
+        assert self._forward is not None
+        assert self._backward is not None
+        return self._forward, self._backward
+
+    def use(self, plan: Plan) -> MemoryTimeline:
+        """Run `plan` from now on; it is verified, its peak included."""
+        timeline = simulate(self.captured.graph, self.costs, plan)
+        problem = RematProblem(self.captured.graph, self.costs, UNLIMITED)
+        assert verify(problem, plan, timeline.peak_bytes) == []
+        lowered = lower(self.captured, plan)
+        self._forward, self._backward = lowered.forward, lowered.backward
+        return timeline
+
+
+def joint_order(captured: CapturedGraph) -> Plan:
+    """The plan that runs every operator once and saves all that the backward reads."""
+    from remat_compiler.ir.graph import Phase
+
+    forward = [op.id for op in captured.graph.ops if op.phase is Phase.FORWARD]
+    rest = [op.id for op in captured.graph.ops if op.phase is not Phase.FORWARD]
+    return Plan((*forward, *rest), len(forward))
+
+
+def measured_workspaces(captured: CapturedGraph) -> CostTable:
+    """Costs with measured workspaces and a time of one nanosecond an operator."""
+    workspace = tuple(TABLE.probe(*torch_compat.fake_call(node)) for node in captured.main)
+    count = len(workspace)
+    return CostTable((1,) * count, workspace, ("test",) * count)
+
+
+def _boxed(graph: Callable[[], fx.GraphModule]) -> Callable[[list[Any]], Any]:
+    def run(arguments: list[Any]) -> Any:
+        return fx.Interpreter(graph()).boxed_run(arguments)
+
+    setattr(run, "_boxed_call", True)  # noqa: B010
+    return run
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Outcome:
+    """All that a step leaves behind.
+
+    Attributes:
+        outputs: What the forward returned.
+        gradients: One an input and parameter that requires one; `None` where it takes no part.
+        buffers: Values of the buffers afterwards.
+        random_state: State of the generator afterwards.
+    """
+
+    outputs: tuple[Tensor, ...]
+    gradients: tuple[Tensor | None, ...]
+    buffers: dict[str, Tensor]
+    random_state: Tensor
+
+    def differences(self, other: Outcome) -> list[str]:
+        """What is not equal bit for bit."""
+        found = [f"output {i}" for i, (a, b) in enumerate(zip(self.outputs, other.outputs)) if not _equal(a, b)]
+        pairs = zip(self.gradients, other.gradients)
+        found += [f"gradient {i}" for i, (a, b) in enumerate(pairs) if not _equal(a, b)]
+        found += [f"buffer {name}" for name in self.buffers if not _equal(self.buffers[name], other.buffers[name])]
+        if not torch.equal(self.random_state, other.random_state):
+            found.append("random state")
+        return found
+
+
+def _equal(a: Tensor | None, b: Tensor | None) -> bool:
+    if a is None or b is None:
+        return a is b
+    return a.shape == b.shape and a.dtype == b.dtype and torch.equal(a.nan_to_num(), b.nan_to_num())
+
+
+def run_step(
+    module: nn.Module, call: Callable[..., Any], inputs: Sequence[Tensor], buffers: dict[str, Tensor]
+) -> Outcome:
+    """Run one step from the given buffers and a fixed random state."""
+    with torch.no_grad():
+        for name, value in buffers.items():
+            module.get_buffer(name).copy_(value)
+    torch.manual_seed(1234)
+    outputs = call(*inputs)
+    gradients = backward(module, inputs, outputs)
+    return Outcome(
+        tuple(o.detach().clone() for o in outputs),
+        gradients,
+        {name: module.get_buffer(name).clone() for name in buffers},
+        torch.get_rng_state(),
+    )
+
+
+def backward(module: nn.Module, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
+    """Gradients of inputs and parameters for tangents of ones."""
+    wanted = [t for t in (*inputs, *module.parameters()) if t.requires_grad]
+    roots = [o for o in outputs if o.requires_grad]
+    return torch.autograd.grad(roots, wanted, [torch.ones_like(o) for o in roots], allow_unused=True)
