@@ -39,7 +39,7 @@ _COPY_BYTES = {"cpu": 16 * 2**20, "cuda": 256 * 2**20}
 """Beyond the caches, as the activations of a step are between forward and backward."""
 _SPECIAL_BYTES = {"cpu": 2**18, "cuda": 2**26}
 """On a CPU within the second-level cache, so that the function is timed rather than the memory."""
-_LAUNCHES = 200
+_LAUNCHES = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,20 +147,20 @@ def _product_rate(device_type: str, dtype: torch.dtype) -> float:
         factor = torch.full((extent, extent), 0.5, dtype=dtype, device=device_type)
         multiply()  # the library sets itself up
         taken_ns = elapsed_ns(multiply, device_type)
-    best = best_ns(multiply, device_type, most=5, seconds=0.005)
+    best = best_ns(multiply, device_type, most=3, seconds=0.003)
     return 2 * extent**3 / min(best, taken_ns) * 1e9
 
 
 def _copy_rate(device_type: str) -> float:
     source = torch.zeros(_COPY_BYTES[device_type], dtype=torch.uint8, device=device_type)
     target = torch.zeros_like(source)
-    return 2 * source.nbytes / best_ns(lambda: target.copy_(source), device_type, most=5, seconds=0.015) * 1e9
+    return 2 * source.nbytes / best_ns(lambda: target.copy_(source), device_type, most=4, seconds=0.012) * 1e9
 
 
 def _special_rate(device_type: str) -> float:
     values = torch.full((_SPECIAL_BYTES[device_type] // 4,), 0.5, device=device_type)
     out = torch.empty_like(values)
-    return values.numel() / best_ns(lambda: torch.erf(values, out=out), device_type, most=20, seconds=0.005) * 1e9
+    return values.numel() / best_ns(lambda: torch.erf(values, out=out), device_type, most=10, seconds=0.003) * 1e9
 
 
 def _overhead_ns(device_type: str) -> float:
@@ -172,4 +172,4 @@ def _overhead_ns(device_type: str) -> float:
         for _ in range(_LAUNCHES):
             add(value, value)
 
-    return best_ns(launch, device_type, most=10, seconds=0.005) / _LAUNCHES
+    return best_ns(launch, device_type, most=5, seconds=0.003) / _LAUNCHES

@@ -8,13 +8,14 @@ FLOPs (of products, convolutions and attention) come from torch's own FLOP count
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
-from torch.utils.flop_counter import flop_registry
+from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 from remat_compiler import torch_compat
 from remat_compiler.costs.families import family_of
@@ -46,7 +47,7 @@ class Roofline:
         seconds = self.traffic.moved_bytes(op_id) / rates.bytes_per_s
         if flops and isinstance(node.target, torch._ops.OpOverload):
             seconds += flops / rates.kernel_rate(family_of(node.target), _result(node).dtype)
-        else:
+        elif rates.special_per_s < math.inf:
             seconds += self.traffic.evaluations(op_id) / rates.special_per_s
         return round(seconds * 1e9) + (0 if self.captured.loops[op_id] else rates.overhead_ns)
 
@@ -69,26 +70,49 @@ _NO_TENSOR = torch.empty(0)
 
 def _result(node: fx.Node) -> torch.Tensor:
     """The node's first tensor, for its type and device; one of a CPU where it has none."""
-    leaves = pytree.tree_leaves(node.meta.get("val"))
+    value = node.meta.get("val")
+    leaves = value if isinstance(value, (list, tuple)) else (value,)
     return next((leaf for leaf in leaves if isinstance(leaf, torch.Tensor)), _NO_TENSOR)
 
 
 def flops_of(node: fx.Node) -> int:
     """Floating point operations of the node by torch's FLOP counter; 0 where it has no formula."""
     target = node.target
-    if not isinstance(target, torch._ops.OpOverload) or target.overloadpacket not in flop_registry:
+    formula = _FORMULAS.get(target.overloadpacket) if isinstance(target, torch._ops.OpOverload) else None
+    if formula is None:
         return 0
-    args, kwargs = pytree.tree_map_only(fx.Node, _hinted_value, (node.args, node.kwargs))
-    out = pytree.tree_map_only(torch.Tensor, _hinted_tensor, node.meta.get("val"))
-    return int(flop_registry[target.overloadpacket](*args, **kwargs, out_val=out))
+    args, kwargs = fx.map_arg((node.args, node.kwargs), _hinted_node)
+    return int(formula(*args, **kwargs, out_val=_hinted_node(node)))
 
 
-def _hinted_value(node: fx.Node) -> Any:
-    """The node's value with every size replaced by its hint, so that counting makes no guards."""
-    value = pytree.tree_map_only(torch.Tensor, _hinted_tensor, node.meta.get("val"))
+def _attention_flops(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any) -> int:
+    return int(sdpa_flop_count(query.shape, key.shape, value.shape))  # type: ignore[no-untyped-call]
+
+
+def _attention_backward_flops(
+    grad: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any
+) -> int:
+    shapes = (grad.shape, query.shape, key.shape, value.shape)
+    return int(sdpa_backward_flop_count(*shapes))  # type: ignore[no-untyped-call]
+
+
+_FORMULAS: dict[Any, Callable[..., Any]] = {
+    **flop_registry,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward_flops,
+}
+"""torch's formulas, and those of the attention kernels that it leaves out."""
+
+
+def _hinted_node(node: fx.Node) -> Any:
+    return _hinted(node.meta.get("val"))
+
+
+def _hinted(value: Any) -> Any:
+    """The value with every size replaced by its hint, so that counting makes no guards."""
+    if isinstance(value, torch.Tensor):
+        sizes = [torch_compat.size_hint(size) for size in value.shape]
+        return torch.empty(sizes, dtype=value.dtype, device="meta")
+    if isinstance(value, (list, tuple)):
+        return [_hinted(item) for item in value]
     return torch_compat.size_hint(value) if isinstance(value, torch.SymInt) else value
-
-
-def _hinted_tensor(value: torch.Tensor) -> torch.Tensor:
-    sizes = [torch_compat.size_hint(s) for s in value.shape]
-    return torch.empty(sizes, dtype=value.dtype, device="meta")

@@ -1,0 +1,86 @@
+"""Measured figures are kept between processes; a file that cannot be used is a warned miss."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+
+from remat_compiler.costs import store
+from remat_compiler.costs.store import FigureStore, shared_store
+
+
+def test_a_second_store_reads_what_the_first_kept(tmp_path: Path) -> None:
+    FigureStore("time_ns", tmp_path).add({"mm": 7})
+    assert dict(FigureStore("time_ns", tmp_path).current()) == {"mm": 7}
+    assert [path.suffix for path in tmp_path.iterdir()] == [".json"]
+
+
+def test_what_another_process_stored_first_wins(tmp_path: Path) -> None:
+    first, second = FigureStore("rates", tmp_path), FigureStore("rates", tmp_path)
+    assert not first.current()
+    assert not second.current()
+    first.add({"a": 1})
+    second.add({"a": 2, "b": 3})
+    assert dict(second.current()) == {"a": 1, "b": 3}
+    assert dict(FigureStore("rates", tmp_path).current()) == {"a": 1, "b": 3}
+
+
+def test_without_a_directory_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    kept = FigureStore("time_ns")
+    kept.add({"mm": 7})
+    assert dict(kept.current()) == {"mm": 7}
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "", "{", "[]", "\x00", '{"version": 0, "time_ns": {"mm": 7}}', '{"version": 1, "time_ns": {"mm": -7}}',
+        '{"version": 1, "time_ns": {"mm": 7.5}}', '{"version": 1, "time_ns": {"mm": true}}', '{"version": 1}',
+    ],
+)  # fmt: skip
+def test_a_broken_file_is_a_warned_miss(content: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    FigureStore("time_ns", tmp_path).add({"mm": 7})
+    (path,) = tmp_path.iterdir()
+    path.write_text(content, encoding="utf-8")
+    with caplog.at_level(logging.WARNING):
+        assert not FigureStore("time_ns", tmp_path).current()
+    assert "cannot be used" in caplog.text
+    FigureStore("time_ns", tmp_path).add({"mm": 8})
+    assert json.loads(path.read_text(encoding="utf-8"))["time_ns"] == {"mm": 8}
+
+
+def test_a_folder_that_cannot_be_written_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("", encoding="utf-8")
+    kept = FigureStore("time_ns", blocked / "below")
+    with caplog.at_level(logging.WARNING):
+        kept.add({"mm": 7})
+    assert "cannot be written" in caplog.text
+    assert dict(kept.current()) == {"mm": 7}
+
+
+def test_another_environment_is_another_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = FigureStore("time_ns", tmp_path)
+    kept.add({"mm": 7})
+    monkeypatch.setattr(store, "environment", lambda: ("another",))
+    assert not kept.current()
+    kept.add({"mm": 9})
+    assert len(list(tmp_path.iterdir())) == 2
+    monkeypatch.undo()
+    assert dict(kept.current()) == {"mm": 7}
+
+
+def test_there_is_one_store_of_a_kind_and_folder(tmp_path: Path) -> None:
+    assert shared_store("rates", tmp_path) is shared_store("rates", tmp_path)
+    assert shared_store("rates", tmp_path) is not shared_store("time_ns", tmp_path)
+
+
+def test_the_environment_names_device_versions_and_threads() -> None:
+    text = "\n".join(store.environment())
+    for word in ("torch ", "device ", "threads ", store.device_name("cpu")):
+        assert word in text
