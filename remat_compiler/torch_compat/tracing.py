@@ -12,6 +12,7 @@ import torch
 import torch._prims.rng_prims
 from torch import fx
 from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfig
+from torch._dispatch.python import no_python_dispatcher
 from torch._functorch import config as functorch_config
 from torch._inductor.output_code import CompiledFxGraph
 from torch._subclasses import fake_tensor
@@ -88,8 +89,8 @@ def callable_replaced(graph: CompiledFxGraph, replacement: Callable[[list[Any]],
 
 @contextmanager
 def outside_tracing() -> Iterator[None]:
-    """Leave the tracing context and all dispatch modes of a compilation under way."""
-    with torch._guards.tracing(None), _disable_current_modes():
+    """Leave the tracing context, all dispatch modes and the Python dispatcher of a compilation under way."""
+    with torch._guards.tracing(None), _disable_current_modes(), no_python_dispatcher():
         yield
 
 
