@@ -150,7 +150,8 @@ class RematOptions:
         on_infeasible: ``"error"`` raises `InfeasibleBudget`, ``"min"`` takes the smallest peak with a warning.
         max_slowdown: Largest time of a step relative to the step without recomputation, at least 1, or `None`
             for no limit.
-        time_limit: Seconds that planning one graph may take.
+        time_limit: Seconds that planning one graph may take, about: it is turned into an amount of work, so
+            that every run and rank makes the same plan.
     """
 
     memory_budget: MemoryBudget = field(default_factory=lambda: MemoryBudget(BudgetKind.AUTO))

@@ -29,7 +29,7 @@ from remat_compiler.simulate.verify import verify
 
 UNLIMITED_BYTES = 2**62
 """Budget where there is none."""
-SURELY_TOO_SMALL = 0.6
+SURELY_TOO_SMALL = 0.5
 """Below this fraction of the peak that saves everything, torch's own partition is not asked for: what it
 saves is what a contracted step saves, so it cannot fit, and on large graphs it takes longer than planning."""
 
@@ -81,6 +81,23 @@ class Cut:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Baseline:
+    """The step without a budget.
+
+    Attributes:
+        costs: Costs of its operators.
+        plan: Its plan.
+        timeline: Its memory.
+        is_native: Whether it is torch's own cut; else it saves all that the planned graph could save.
+    """
+
+    costs: CostTable
+    plan: Plan
+    timeline: MemoryTimeline
+    is_native: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Partition:
     """What was decided for one joint graph.
 
@@ -88,7 +105,7 @@ class Partition:
         joint: The joint graph.
         joint_nodes: Nodes of the joint graph.
         cut: The cut that is compiled.
-        native: torch's own cut, where it was asked for.
+        before: The step without a budget.
         unchanged: Whether torch's own cut is taken as it is.
         stages: Name and seconds of each stage.
     """
@@ -96,7 +113,7 @@ class Partition:
     joint: fx.GraphModule
     joint_nodes: int
     cut: Cut
-    native: Cut | None
+    before: Baseline
     unchanged: bool
     stages: tuple[tuple[str, float], ...]
 
@@ -147,12 +164,17 @@ def partition(
         captured = cutter.capture_joint()
     with cutter.stage("costs"):
         costs = cutter.costs(captured)
-    with cutter.stage("torch partition"):
-        native = cutter.native_cut() if _may_fit_natively(captured, costs, request) else None
+    before = _save_everything(captured, costs)
+    native = None
+    if _may_fit_natively(before, request):
+        with cutter.stage("torch partition"):
+            native = cutter.native_cut()
+        assert native.result.plan is not None
+        before = Baseline(native.problem.costs, native.result.plan, native.timeline, True)
     budget_bytes = _budget_bytes(request, native)
     if native is not None and native.timeline.peak_bytes <= budget_bytes and request.planner in ("auto", "min_cut"):
         cut = replace(native, problem=replace(native.problem, budget_bytes=budget_bytes))
-        return Partition(joint, joint_nodes, cut, native, True, cutter.stages)
+        return Partition(joint, joint_nodes, cut, before, True, cutter.stages)
     max_added = None if request.max_slowdown is None else int((request.max_slowdown - 1.0) * costs.step_ns)
     problem = RematProblem(captured.graph, costs, budget_bytes, max_added)
     with cutter.stage("plan"):
@@ -165,7 +187,7 @@ def partition(
     with cutter.stage("lower"):
         lowered = lower(captured, plan)
     cut = Cut(lowered.forward, lowered.backward, problem, result, simulate(problem.graph, costs, plan))
-    return Partition(joint, joint_nodes, cut, native, False, cutter.stages)
+    return Partition(joint, joint_nodes, cut, before, False, cutter.stages)
 
 
 class _Cutter:
@@ -235,14 +257,19 @@ class _Cutter:
         return cost_table(captured, workspace, self.request.cost_model, self.workspace.directory)
 
 
-def _may_fit_natively(captured: CapturedGraph, costs: CostTable, request: PartitionRequest) -> bool:
+def _save_everything(captured: CapturedGraph, costs: CostTable) -> Baseline:
+    """The step that recomputes nothing."""
+    forward = [op.id for op in captured.graph.ops if op.phase is Phase.FORWARD]
+    rest = [op.id for op in captured.graph.ops if op.phase is not Phase.FORWARD]
+    plan = Plan((*forward, *rest), len(forward))
+    return Baseline(costs, plan, simulate(captured.graph, costs, plan), False)
+
+
+def _may_fit_natively(everything: Baseline, request: PartitionRequest) -> bool:
     """Whether torch's own partition is worth its time: it may fit, or the budget is a fraction of its peak."""
     if request.fraction is not None or request.budget_bytes is None:
         return True
-    forward = [op.id for op in captured.graph.ops if op.phase is Phase.FORWARD]
-    rest = [op.id for op in captured.graph.ops if op.phase is not Phase.FORWARD]
-    everything = simulate(captured.graph, costs, Plan((*forward, *rest), len(forward))).peak_bytes
-    return request.budget_bytes >= SURELY_TOO_SMALL * everything
+    return request.budget_bytes >= SURELY_TOO_SMALL * everything.timeline.peak_bytes
 
 
 def _budget_bytes(request: PartitionRequest, native: Cut | None) -> int:

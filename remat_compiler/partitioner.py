@@ -22,6 +22,10 @@ from remat_compiler.runtime.workspace import WorkspaceTable
 from remat_compiler.version import __version__
 from remat_passes.registry import make_planner
 
+EFFORT_PER_SECOND = 3000
+"""Work that a planner with an `effort` does for each second of the option `time_limit`: limits count work, so
+that ranks and runs agree on the plan."""
+
 _collected: ContextVar[list[Partition] | None] = ContextVar("remat_partitions", default=None)
 _workspace: ContextVar[WorkspaceTable | None] = ContextVar("remat_workspace", default=None)
 
@@ -49,7 +53,7 @@ class RematPartitioner(torch_compat.CustomPartitionerFn):
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         """Forward and backward graph of the joint graph `gm`, in the convention of torch's partitioners."""
         request = self.request
-        planner = make_planner(request.planner, time_limit=request.time_limit)
+        planner = make_planner(request.planner, effort=int(EFFORT_PER_SECOND * request.time_limit))
         made = partition(
             gm,
             request,

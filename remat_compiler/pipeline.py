@@ -77,12 +77,13 @@ def compile_graph(
     store, key = PlanStore(directory), plan_key(gm, example_inputs, options)
     compiler = _Compiler(gm, example_inputs, WorkspaceTable(directory))
     stored = store.load(key)
+    known = None
     if stored is not None:
-        known = compiler.run(PartitionRequest(**stored.request))
-        if known.trains and not known.partitions:
+        known = _again(compiler, PartitionRequest(**stored.request))
+        if known is not None and known.trains and not known.partitions:
             publish(checked_reports(stored.reports, known.check), (), options)
             return known.compiled
-    attempt = _search(compiler, options, environment)
+    attempt = _search(compiler, options, environment, known)
     if attempt.trains:
         reports = make_reports(attempt.partitions, attempt.check, options)
         publish(reports, attempt.partitions, options)
@@ -90,15 +91,24 @@ def compile_graph(
     return attempt.compiled
 
 
-def _search(compiler: _Compiler, options: RematOptions, environment: Environment) -> Attempt:
-    """Try until the checked peak fits the budget and uses it, at most `MAX_TRIES` times."""
-    request = first_request(options, environment, compiler.example_inputs)
+def _again(compiler: _Compiler, request: PartitionRequest) -> Attempt | None:
+    """What an earlier compilation ended with; `None` where it is refused now."""
+    try:
+        return compiler.run(request)
+    except NoPlan:
+        return None
+
+
+def _search(compiler: _Compiler, options: RematOptions, environment: Environment, known: Attempt | None) -> Attempt:
+    """Try until the checked peak fits the budget and uses it, at most `MAX_TRIES` times; `known` is the first try."""
+    request = first_request(options, environment, compiler.example_inputs) if known is None else known.request
     tries: list[Attempt] = []
     limit: int | None = None
     refusal: NoPlan | None = None
     while len(tries) < MAX_TRIES:
         try:
-            attempt = compiler.run(request, real=not tries)
+            attempt = known or compiler.run(request, real=not tries)
+            known = None
         except NoPlan as refused:
             refusal = refused
             smallest = _smallest_request(request, refused, limit)

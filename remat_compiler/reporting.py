@@ -11,7 +11,7 @@ from remat_compiler.errors import FormatError
 from remat_compiler.options import RematOptions
 from remat_compiler.partition import Partition
 from remat_compiler.report.build import build_report
-from remat_compiler.report.curve import MemoryCurve, memory_curve
+from remat_compiler.report.curve import memory_curve
 from remat_compiler.report.dump import write_dump
 from remat_compiler.report.graph_text import graph_text
 from remat_compiler.report.plan_report import PlanReport
@@ -34,6 +34,10 @@ def _report(partition: Partition, checked: int | None, check: DryRun, options: R
     notes = []
     if partition.unchanged:
         notes.append("the step fits: torch's own partition is used as it is")
+    if not partition.before.is_native:
+        notes.append(
+            "without a budget: what the planned graph would save at most; torch's own partition was not asked for"
+        )
     if check.unknown:
         notes.append(f"the peak of what was emitted is not known: {check.unknown}")
     if check.unmeasured:
@@ -44,7 +48,7 @@ def _report(partition: Partition, checked: int | None, check: DryRun, options: R
         graph_name=f"graph{next(_number)}",
         joint_nodes=partition.joint_nodes,
         inner=options.inner,
-        before=None if partition.native is None else partition.native.timeline,
+        before=partition.before.timeline,
         checked_peak_bytes=checked,
         stages=partition.stages,
         notes=notes,
@@ -74,23 +78,17 @@ def publish(reports: Sequence[PlanReport], partitions: Sequence[Partition], opti
     if options.dump is None:
         return
     for report, partition in zip(reports, partitions):
+        before = partition.before
         write_dump(
             options.dump,
             report,
             partition.cut.problem,
             partition.cut.result,
             sources=_sources(partition),
-            before=None if partition.native is None else _curve(partition),
+            before=memory_curve(before.costs, before.plan, before.timeline),
         )
     if reports and not partitions:
         logger.warning("no graphs are dumped to %s: the compiled code came from the cache", options.dump)
-
-
-def _curve(partition: Partition) -> MemoryCurve:
-    native = partition.native
-    assert native is not None
-    assert native.result.plan is not None
-    return memory_curve(native.problem.costs, native.result.plan, native.timeline)
 
 
 def _sources(partition: Partition) -> dict[str, str]:
