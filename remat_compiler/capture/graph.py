@@ -170,7 +170,7 @@ class _Builder:
             nodes=tuple(n.name for n in nodes),
             traits=traits,
             no_recompute=reason,
-            save_policy=self._save_policy([main, *items]),
+            save_policy=self._save_policy([main, *items], reason),
             replay=replay,
             module=source.module_path(main),
             source=source.source_line(main),
@@ -189,9 +189,11 @@ class _Builder:
                 stack.extend(u for u in item.users if self.classes.get(u) is NodeClass.ITEM)
         return found
 
-    def _save_policy(self, nodes: list[fx.Node]) -> SavePolicy:
+    def _save_policy(self, nodes: list[fx.Node], no_recompute: str) -> SavePolicy:
+        """The user's demand; what must not run again may be saved even in a region that is to be recomputed."""
         policies = [operators.save_policy_of(n) for n in nodes]
-        return next((p for p in policies if p is not SavePolicy.FREE), SavePolicy.FREE)
+        policy = next((p for p in policies if p is not SavePolicy.FREE), SavePolicy.FREE)
+        return SavePolicy.FREE if no_recompute and policy is SavePolicy.MUST_NOT_SAVE else policy
 
     def _producers(self, node: fx.Node) -> tuple[frozenset[fx.Node], frozenset[fx.Node]]:
         """Nodes inlined into `node`, and the roots of the memory that it reads through them."""

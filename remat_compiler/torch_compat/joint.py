@@ -11,8 +11,8 @@ from typing import Any
 import torch
 import torch._prims.rng_prims
 from torch import fx
-from torch._functorch import config as functorch_config
 from torch._functorch import compile_utils, partitioners
+from torch._functorch import config as functorch_config
 from torch._functorch._aot_autograd.descriptors import (
     InputMutationAOTOutput,
     SubclassGetAttrAOTInput,

@@ -27,7 +27,7 @@ LARGEST = 8 * BATCH * WIDTH
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """One line of a program: `names the operation, its arguments by position, and a number that varies it.`"""
+    """One line of a program: the operation, its arguments by position, and a number that varies it."""
 
     name: str
     args: tuple[int, ...]
@@ -334,6 +334,16 @@ def without_dead_code(program: Program) -> Program:
         for i in kept
     )
     return Program(program.inputs, code, tuple(moved[o] for o in program.outputs))
+
+
+def returns_an_input(program: Program) -> bool:
+    """Whether an input that requires a gradient, or possibly a view of one, is returned."""
+    aliases = {i for i, requires_grad in enumerate(program.inputs) if requires_grad}
+    for position, instruction in enumerate(program.code, len(program.inputs)):
+        may_be_view = instruction.name in ("view", "split", "expand", "reduce")
+        if may_be_view and not aliases.isdisjoint(instruction.args):
+            aliases.add(position)
+    return not aliases.isdisjoint(program.outputs)
 
 
 def inputs_of(program: Program, seed: int) -> tuple[Tensor, ...]:

@@ -40,7 +40,7 @@ class _Drawing:
                 self._run(op)
                 if self.random.random() < self.forgetting:
                     self._forget()
-        return Plan(tuple(self.steps), boundary)
+        return _without_dead_repeats(self.graph, Plan(tuple(self.steps), boundary))
 
     def _append(self, op: Op) -> None:
         self.steps.append(op.id)
@@ -84,3 +84,18 @@ class _Drawing:
         for op in self.graph.ops:
             if op.phase is not Phase.BACKWARD and op.id in self.done and self._evicts(op):
                 self.at_hand.difference_update(op.writes)
+
+
+def _without_dead_repeats(graph: TrainingGraph, plan: Plan) -> Plan:
+    """The plan without repetitions that nobody reads: the removal of dead code would drop them."""
+    first = {op: step for step, op in reversed(list(enumerate(plan.steps)))}
+    needed: set[StorageId] = set()
+    live: list[int] = []
+    for step in reversed(range(len(plan.steps))):
+        op = graph.ops[plan.steps[step]]
+        if first[op.id] == step or not needed.isdisjoint(op.writes):
+            live.append(step)
+            needed.difference_update(op.writes)
+            needed.update(s for s in op.reads if not graph.storages[s].kept)
+    live.reverse()
+    return Plan(tuple(plan.steps[i] for i in live), sum(i < plan.boundary for i in live))

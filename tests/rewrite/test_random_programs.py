@@ -1,0 +1,113 @@
+"""Random programs under random plans: everything equals eager bit for bit, and the peak is the predicted one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from random import Random
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, assume, given, settings
+from hypothesis import strategies as st
+
+from measure import allocator_events, live_bytes
+from remat_compiler.ir.plan import Plan
+from remat_compiler.simulate.timeline import MemoryTimeline
+from rewrite.planned_step import Outcome, PlannedStep, backward, joint_order, run_step
+from rewrite.programs import ProgramModule, Program, inputs_of, programs, returns_an_input
+from rewrite.random_plans import random_plan
+
+PROGRAMS = 170
+PLANS = 6
+MEASURED = 2
+"""Plans of each program whose peak is measured; a measurement costs as much as two steps."""
+ENOUGH_PAIRS = 500
+
+
+@pytest.fixture(scope="module")
+def counted() -> Iterator[Counter[str]]:
+    """How much was tried; too few pairs mean that the programs are drawn badly."""
+    counter: Counter[str] = Counter()
+    yield counter
+    print(dict(counter))
+
+
+@settings(
+    max_examples=PROGRAMS,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    phases=[Phase.generate, Phase.shrink],
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
+@given(program=programs(), seed=st.integers(0, 2**16), change_in_graph=st.booleans())
+def test_every_plan_equals_eager(counted: Counter[str], program: Program, seed: int, change_in_graph: bool) -> None:
+    torch.manual_seed(seed)
+    module, inputs = ProgramModule(program), inputs_of(program, seed)
+    buffers = {name: value.clone() for name, value in module.named_buffers()}
+    try:
+        eager = run_step(module, module, inputs, buffers)
+    except RuntimeError as error:
+        assert "modified by an inplace operation" in str(error) or "does not require grad" in str(error)
+        assume(False)
+    step = PlannedStep(module, inputs, change_in_graph=change_in_graph)
+    assume(step.needs_backward)
+    reference: Outcome | None = None
+    for number in range(PLANS):
+        plan = random_plan(step.captured.graph, Random(seed + number)) if number else joint_order(step.captured)
+        timeline = step.use(plan)
+        outcome = run_step(module, step.call, inputs, buffers)
+        if returns_an_input(program):
+            # The engine adds the gradient of a returned input outside the graph, in another order than in eager.
+            assert outcome.close_to(eager)
+        else:
+            assert outcome.differences(eager) == []
+        reference = reference or outcome
+        assert outcome.differences(reference) == []
+        counted["pairs"] += 1
+        if number < MEASURED and plan.boundary < len(plan.steps) and step.tangents_are(module(*inputs)):
+            check_peak(step, module, inputs, plan, timeline, change_in_graph)
+            counted["peaks"] += 1
+    counted["programs"] += 1
+
+
+def check_peak(
+    step: PlannedStep,
+    module: ProgramModule,
+    inputs: tuple[torch.Tensor, ...],
+    plan: Plan,
+    timeline: MemoryTimeline,
+    change_in_graph: bool,
+) -> None:
+    """The allocator's peak is the simulator's, to the byte."""
+
+    def train() -> object:
+        outputs = step.call(*inputs)
+        return outputs, backward(module, inputs, outputs)
+
+    measured = max(live_bytes(allocator_events(train)), default=0)
+    expected = with_random_state_held(step, plan, timeline)
+    if change_in_graph:
+        assert measured == expected
+    else:
+        # The wrapper copies new values into the buffers and frees them, where the graph cannot know.
+        assert expected - sum(b.nbytes for b in module.buffers()) <= measured <= expected
+
+
+def with_random_state_held(step: PlannedStep, plan: Plan, timeline: MemoryTimeline) -> int:
+    """The simulated peak if a repeated random operator holds the state to return to, beside the one it replays."""
+    live = np.array(timeline.live_bytes)
+    done: set[int] = set()
+    for position, op_id in enumerate(plan.steps):
+        replay = step.captured.graph.ops[op_id].replay
+        if op_id in done and replay is not None:
+            live[position] += step.captured.graph.storages[replay].size_bytes
+        done.add(op_id)
+    return int(live.max())
+
+
+def test_enough_was_tried(counted: Counter[str]) -> None:
+    assert counted["pairs"] >= ENOUGH_PAIRS
+    assert counted["peaks"] >= ENOUGH_PAIRS // 5
