@@ -1,0 +1,135 @@
+"""What a user meets at the entry point: good options, bad options, graphs with nothing to plan."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import remat_compiler
+from remat_compiler.backend import remat
+from remat_compiler.errors import InfeasibleBudget, OptionError, UnknownName
+from remat_compiler.ir.plan import Decision
+
+
+@pytest.fixture(autouse=True)
+def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each test compiles anew and keeps its plans to itself."""
+    monkeypatch.setenv("REMAT_CACHE_DIR", str(tmp_path / "cache"))
+    torch._dynamo.reset()
+    remat_compiler.clear_reports()
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    layers = [layer for _ in range(6) for layer in (nn.Linear(32, 32), nn.Tanh())]
+    return nn.Sequential(*layers)
+
+
+def compiled(module: nn.Module, **options: object) -> nn.Module:
+    return torch.compile(module, backend=remat, options={"inner": "eager", **options}, dynamic=False)
+
+
+def gradients(module: nn.Module, call: object, x: torch.Tensor) -> list[torch.Tensor]:
+    module.zero_grad(set_to_none=True)
+    call(x).square().sum().backward()  # type: ignore[operator]
+    return [p.grad.clone() for p in module.parameters() if p.grad is not None]
+
+
+@pytest.mark.parametrize("bad", [0, -1, "6 GB of", float("nan"), 1.5, "", True, "-3"])
+def test_a_malformed_budget_is_named(bad: object) -> None:
+    with pytest.raises(OptionError, match="memory_budget"):
+        compiled(model(), memory_budget=bad)(torch.randn(4, 32))
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "hint"),
+    [
+        ({"memory_bugdet": 1}, OptionError, "memory_budget"),
+        ({"planner": "chain_pd"}, UnknownName, "chain_dp"),
+        ({"inner": "inductr"}, OptionError, "inductor"),
+        ({"max_slowdown": 0.5}, OptionError, "max_slowdown"),
+    ],
+)
+def test_a_slip_of_the_pen_gets_the_near_match(options: dict[str, object], error: type[Exception], hint: str) -> None:
+    with pytest.raises(error, match=hint):
+        compiled(model(), **options)(torch.randn(4, 32))
+
+
+def test_an_impossible_budget_names_the_smallest_peak_and_what_forces_it() -> None:
+    with pytest.raises(InfeasibleBudget) as refused:
+        compiled(model(), memory_budget=100)(torch.randn(64, 32))
+    assert refused.value.smallest_peak_bytes > 100
+    assert refused.value.forced_by
+
+
+def test_the_smallest_peak_that_the_error_names_is_reachable() -> None:
+    with pytest.raises(InfeasibleBudget) as refused:
+        compiled(model(), memory_budget=100, max_slowdown=None)(torch.randn(64, 32))
+    torch._dynamo.reset()
+    module = model()
+    call = compiled(module, memory_budget=refused.value.smallest_peak_bytes, max_slowdown=None)
+    call(torch.randn(64, 32)).sum().backward()
+    (report,) = remat_compiler.reports()
+    assert report.checked_peak_bytes is not None
+    assert report.checked_peak_bytes <= refused.value.smallest_peak_bytes
+
+
+def test_on_request_the_smallest_peak_is_taken_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    module, x = model(), torch.randn(64, 32)
+    expected = gradients(module, module, x)
+    with caplog.at_level(logging.WARNING, logger="remat_compiler"):
+        call = compiled(module, memory_budget=100, on_infeasible="min")
+        found = gradients(module, call, x)
+    assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+    assert any("smallest peak" in record.message for record in caplog.records)
+
+
+def test_a_budget_is_kept_and_the_gradients_are_eagers() -> None:
+    module, x = model(), torch.randn(4096, 32)
+    expected = gradients(module, module, x)
+    found = gradients(module, compiled(module, memory_budget=0.8), x)
+    assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+    (report,) = remat_compiler.reports()
+    assert report.budget_bytes is not None
+    assert report.checked_peak_bytes is not None
+    assert report.checked_peak_bytes <= report.budget_bytes < report.peak_before_bytes
+    assert any(d.decision is Decision.RECOMPUTE for d in report.decisions)
+
+
+def test_where_everything_fits_the_graphs_are_torchs_own(tmp_path: Path) -> None:
+    module = model()
+    compiled(module, memory_budget="1GiB", dump=tmp_path)(torch.randn(64, 32)).sum().backward()
+    (report,) = remat_compiler.reports()
+    assert report.planner == "min_cut"
+    assert report.added_ns == 0
+    assert (tmp_path / report.graph_name / "forward.py").is_file()
+
+
+def test_without_gradients_nothing_is_planned() -> None:
+    module, x = model(), torch.randn(4, 32)
+    with torch.no_grad():
+        assert torch.equal(compiled(module, memory_budget="1MiB")(x), module(x))
+    torch._dynamo.reset()
+    frozen = model().requires_grad_(False)
+    assert torch.equal(compiled(frozen, memory_budget="1MiB")(x), frozen(x))
+    assert remat_compiler.reports() == []
+
+
+def test_a_dump_that_cannot_be_written_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("not a folder")
+    with caplog.at_level(logging.WARNING, logger="remat_compiler"):
+        compiled(model(), memory_budget=0.8, dump=blocked)(torch.randn(64, 32)).sum().backward()
+    assert any("not written" in record.message for record in caplog.records)
+
+
+def test_a_dump_holds_everything_that_was_decided(tmp_path: Path) -> None:
+    compiled(model(), memory_budget=0.7, dump=tmp_path / "dump")(torch.randn(4096, 32)).sum().backward()
+    (folder,) = (tmp_path / "dump").iterdir()
+    expected = {"joint.py", "forward.py", "backward.py", "problem.json", "plan.json", "report.json", "memory.svg"}
+    assert expected <= {file.name for file in folder.iterdir()}
+    assert "_recompute" in (folder / "backward.py").read_text()
