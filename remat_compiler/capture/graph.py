@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -156,6 +157,7 @@ class _Builder:
             for value in items or [main]
             if self.roots.get(value) is value
         ]
+        writes += self._untaken(main)
         replay = None
         if Trait.RANDOM in traits and not reason:
             replay = self._add_replay(main)
@@ -188,6 +190,24 @@ class _Builder:
             if isinstance(item.meta.get("val"), (list, tuple)):
                 stack.extend(u for u in item.users if self.classes.get(u) is NodeClass.ITEM)
         return found
+
+    def _untaken(self, main: fx.Node) -> list[StorageId]:
+        """Storages of results that no node takes out of the tuple: they are allocated all the same, and freed at once.
+
+        Inductor leaves them out of the loops that it makes itself.
+        """
+        values = main.meta.get("val")
+        if not isinstance(values, (list, tuple)) or (self.fused and self.classes[main] is not NodeClass.KERNEL):
+            return []
+        taken = {u.args[1] for u in main.users if u.target is operator.getitem}
+        made: list[StorageId] = []
+        for position, value in enumerate(values):
+            if position not in taken and isinstance(value, torch.Tensor):
+                storage = StorageId(len(self.storages))
+                size = torch_compat.allocated_bytes(value)
+                self.storages.append(Storage(storage, f"{main.name}_{position}", size, StorageKind.TEMPORARY))
+                made.append(storage)
+        return made
 
     def _save_policy(self, nodes: list[fx.Node], no_recompute: str) -> SavePolicy:
         """The user's demand; what must not run again may be saved even in a region that is to be recomputed."""

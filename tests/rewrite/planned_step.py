@@ -39,6 +39,9 @@ class PlannedStep:
     Attributes:
         captured: The joint graph as data; unset where nothing needs a gradient.
         costs: Times and measured workspaces.
+        needs_backward: Whether a joint graph was cut.
+        forward_graph: Forward graph of the plan in use.
+        backward_graph: Backward graph of the plan in use.
     """
 
     captured: CapturedGraph
@@ -46,15 +49,15 @@ class PlannedStep:
 
     def __init__(self, module: nn.Module, inputs: Sequence[Tensor], *, change_in_graph: bool = True) -> None:
         self.needs_backward = False
-        self._forward: fx.GraphModule | None = None
-        self._backward: fx.GraphModule | None = None
+        self.forward_graph: fx.GraphModule | None = None
+        self.backward_graph: fx.GraphModule | None = None
         context = TracingContext(FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True))
         with tracing(context), functorch_config.patch(force_non_lazy_backward_lowering=True):
             self.call: Callable[..., Any] = aot_module_simplified(
                 module,  # type: ignore[arg-type]
                 inputs,
-                fw_compiler=lambda gm, _: _boxed(lambda: self._forward or gm),  # type: ignore[arg-type]
-                bw_compiler=lambda gm, _: _boxed(lambda: self._backward or gm),  # type: ignore[arg-type]
+                fw_compiler=lambda gm, _: _boxed(lambda: self.forward_graph or gm),  # type: ignore[arg-type]
+                bw_compiler=lambda gm, _: _boxed(lambda: self.backward_graph or gm),  # type: ignore[arg-type]
                 partition_fn=self._cut,
                 keep_inference_input_mutations=change_in_graph,
                 ignore_shape_env=True,
@@ -77,9 +80,9 @@ class PlannedStep:
         self.costs = measured_workspaces(self.captured)
         self.needs_backward = True
         self.use(joint_order(self.captured))
-        assert self._forward is not None
-        assert self._backward is not None
-        return self._forward, self._backward
+        assert self.forward_graph is not None
+        assert self.backward_graph is not None
+        return self.forward_graph, self.backward_graph
 
     def tangents_are(self, outputs: Sequence[Tensor]) -> bool:
         """Whether the graph takes one tangent an output, so that nothing is allocated around it."""
@@ -94,7 +97,7 @@ class PlannedStep:
         problem = RematProblem(self.captured.graph, self.costs, UNLIMITED)
         assert verify(problem, plan, timeline.peak_bytes) == []
         lowered = lower(self.captured, plan)
-        self._forward, self._backward = lowered.forward, lowered.backward
+        self.forward_graph, self.backward_graph = lowered.forward, lowered.backward
         return timeline
 
 
