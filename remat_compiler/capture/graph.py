@@ -199,7 +199,7 @@ class _Builder:
         values = main.meta.get("val")
         if not isinstance(values, (list, tuple)) or (self.fused and self.classes[main] is not NodeClass.KERNEL):
             return []
-        taken = {u.args[1] for u in main.users if u.target is operator.getitem}
+        taken = {u.args[1] for u in main.users if u.target is operator.getitem} | operators.masked_out(main)
         made: list[StorageId] = []
         for position, value in enumerate(values):
             if position not in taken and isinstance(value, torch.Tensor):

@@ -133,6 +133,17 @@ def _dropout_probability(node: fx.Node, target: torch._ops.OpOverload) -> float 
     return None
 
 
+def masked_out(node: fx.Node) -> set[int]:
+    """Positions of results that the caller told the operator not to make (``output_mask``)."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return set()
+    for position, argument in enumerate(node.target._schema.arguments):
+        if argument.name in ("output_mask", "grad_input_mask"):
+            mask: Any = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
+            return {i for i, wanted in enumerate(mask or ()) if not wanted}
+    return set()
+
+
 def traits_of(node: fx.Node) -> frozenset[Trait]:
     """Restrictions on `node` that follow from its operator."""
     target = node.target

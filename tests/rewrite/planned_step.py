@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from random import Random
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch._dynamo.backends.common import aot_autograd
 from torch._functorch import config as functorch_config
 from torch._functorch.aot_autograd import aot_module_simplified
 from torch._guards import TracingContext, tracing
@@ -26,6 +28,7 @@ from remat_compiler.rewrite.lower import lower
 from remat_compiler.runtime.workspace import WorkspaceTable
 from remat_compiler.simulate.timeline import MemoryTimeline, simulate
 from remat_compiler.simulate.verify import verify
+from rewrite.random_plans import random_plan
 
 TABLE = WorkspaceTable()
 UNLIMITED = 10**15
@@ -47,21 +50,29 @@ class PlannedStep:
     captured: CapturedGraph
     costs: CostTable
 
-    def __init__(self, module: nn.Module, inputs: Sequence[Tensor], *, change_in_graph: bool = True) -> None:
+    def __init__(
+        self, module: nn.Module, inputs: Sequence[Tensor], *, change_in_graph: bool = True, dynamo: bool = False
+    ) -> None:
+        """Trace `module`; with `dynamo`, as `torch.compile` does, which is slower, but knows checkpoint regions."""
         self.needs_backward = False
         self.forward_graph: fx.GraphModule | None = None
         self.backward_graph: fx.GraphModule | None = None
-        context = TracingContext(FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True))
-        with tracing(context), functorch_config.patch(force_non_lazy_backward_lowering=True):
-            self.call: Callable[..., Any] = aot_module_simplified(
-                module,  # type: ignore[arg-type]
-                inputs,
-                fw_compiler=lambda gm, _: _boxed(lambda: self.forward_graph or gm),  # type: ignore[arg-type]
-                bw_compiler=lambda gm, _: _boxed(lambda: self.backward_graph or gm),  # type: ignore[arg-type]
-                partition_fn=self._cut,
-                keep_inference_input_mutations=change_in_graph,
-                ignore_shape_env=True,
-            )
+        compilers: dict[str, Any] = {
+            "fw_compiler": lambda gm, _: _boxed(lambda: self.forward_graph or gm),
+            "bw_compiler": lambda gm, _: _boxed(lambda: self.backward_graph or gm),
+            "partition_fn": self._cut,
+            "keep_inference_input_mutations": change_in_graph,
+        }
+        self.call: Callable[..., Any]
+        with functorch_config.patch(force_non_lazy_backward_lowering=True, enable_autograd_cache=False):
+            if dynamo:
+                torch._dynamo.reset()
+                self.call = torch.compile(module, backend=aot_autograd(**compilers), dynamic=False)
+                self.call(*inputs)
+                return
+            context = TracingContext(FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True))
+            with tracing(context):
+                self.call = aot_module_simplified(module, inputs, ignore_shape_env=True, **compilers)  # type: ignore[arg-type]
 
     def _cut(
         self,
@@ -79,7 +90,7 @@ class PlannedStep:
         check_graph(self.captured.graph)
         self.costs = measured_workspaces(self.captured)
         self.needs_backward = True
-        self.use(joint_order(self.captured))
+        self.use(random_plan(self.captured.graph, Random(0)))
         assert self.forward_graph is not None
         assert self.backward_graph is not None
         return self.forward_graph, self.backward_graph

@@ -19,8 +19,8 @@ from rewrite.planned_step import Outcome, PlannedStep, backward, joint_order, ru
 from rewrite.programs import ProgramModule, Program, inputs_of, programs, returns_an_input
 from rewrite.random_plans import random_plan
 
-PROGRAMS = 130
-PLANS = 6
+PROGRAMS = 120
+PLANS = 5
 MEASURED = 2
 """Plans of each program whose peak is measured; a measurement costs as much as two steps."""
 ENOUGH_PAIRS = 500

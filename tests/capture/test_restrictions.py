@@ -1,0 +1,151 @@
+"""What a plan may not do with an operator, and the reason that people are shown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from remat_compiler.ir.graph import Op, Phase, SavePolicy
+from remat_compiler.ir.problem import RematProblem
+from remat_compiler.simulate.verify import Rule, verify
+from rewrite.planned_step import UNLIMITED, PlannedStep, joint_order, run_step
+from rewrite.random_plans import random_plan
+
+
+@torch.library.custom_op("remat_tests::triple", mutates_args=())
+def triple(x: Tensor) -> Tensor:
+    return x * 3
+
+
+@triple.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+triple.register_autograd(lambda ctx, grad: grad * 3)
+
+
+class Calls(nn.Module):
+    """Runs a function between two products."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+        self.weight = nn.Parameter(torch.randn(8, 8) / 3)
+
+    def forward(self, x: Tensor) -> tuple[Tensor]:
+        return (torch.tanh(self.function(torch.sin(x @ self.weight)) @ self.weight),)
+
+
+def traced(function: Callable[[Tensor], Tensor]) -> tuple[nn.Module, PlannedStep, tuple[Tensor]]:
+    module, inputs = Calls(function), (torch.randn(4, 8, requires_grad=True),)
+    return module, PlannedStep(module, inputs, dynamo=True), inputs
+
+
+def found(step: PlannedStep, name: str) -> Op:
+    return next(op for op in step.captured.graph.ops if name in op.target)
+
+
+def test_a_custom_operator_is_not_repeated_and_says_why() -> None:
+    module, step, inputs = traced(lambda x: triple(x).sin())
+    assert "not known to be free of side effects" in found(step, "triple").no_recompute
+    _check_random_plans(module, step, inputs)
+
+
+def test_a_custom_operator_in_a_checkpoint_region_is_saved() -> None:
+    """The region cannot be recomputed as the user asks, so its custom operator's result crosses."""
+    module, step, inputs = traced(
+        lambda x: checkpoint(lambda y: triple(y).sin().cos(), x, use_reentrant=False)  # type: ignore[no-any-return]
+    )
+    assert found(step, "triple").save_policy is not SavePolicy.MUST_NOT_SAVE
+    _check_random_plans(module, step, inputs)
+
+
+@pytest.fixture
+def ranks() -> Iterator[None]:
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)  # type: ignore[no-untyped-call]
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("ranks")
+def test_collectives_run_once() -> None:
+    import torch.distributed._functional_collectives as collectives
+
+    module, step, inputs = traced(lambda x: collectives.all_reduce(x, "sum", [0, 1]).sin())
+    reduced = [op for op in step.captured.graph.ops if "_c10d_functional" in op.target]
+    assert reduced
+    assert all("communicates between ranks" in op.no_recompute for op in reduced)
+    for seed in range(8):
+        plan = random_plan(step.captured.graph, Random(seed))
+        assert all(plan.steps.count(op.id) == 1 for op in reduced)
+        step.use(plan)
+        run_step(module, step.call, inputs, {})
+
+
+def test_sizes_that_depend_on_data_are_not_repeated() -> None:
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        from end_to_end.compiling import compiled_and_eager
+
+        class Selects(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.weight = nn.Parameter(torch.randn(8))
+
+            def forward(self, x: Tensor) -> Tensor:
+                return (torch.masked_select(torch.sin(x), x > 0) * self.weight.sum()).tanh().sum()
+
+        compiled_and_eager(Selects(), (torch.randn(4, 8),), memory_budget="min")
+
+
+def test_a_checkpoint_region_is_not_saved() -> None:
+    module, step, inputs = traced(
+        lambda x: checkpoint(lambda y: torch.exp(torch.sin(y)).cos(), x, use_reentrant=False)  # type: ignore[no-any-return]
+    )
+    exp = found(step, "aten.exp")
+    assert exp.save_policy is SavePolicy.MUST_NOT_SAVE
+    saved = verify(RematProblem(step.captured.graph, step.costs, UNLIMITED), joint_order(step.captured))
+    assert Rule.SAVED in {violation.rule for violation in saved}
+    _check_random_plans(module, step, inputs)
+
+
+@pytest.mark.parametrize("policy", [CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_RECOMPUTE])
+def test_a_selective_policy_is_followed(policy: CheckpointPolicy) -> None:
+    def choose(_: Any, op: Any, *__: Any, **___: Any) -> CheckpointPolicy:
+        return policy if op is torch.ops.aten.exp.default else CheckpointPolicy.MUST_RECOMPUTE
+
+    contexts = partial(create_selective_checkpoint_contexts, choose)
+
+    def region(x: Tensor) -> Tensor:
+        out: Tensor = checkpoint(
+            lambda y: torch.exp(torch.sin(y)).cos() * y, x, use_reentrant=False, context_fn=contexts
+        )
+        return out
+
+    module, step, inputs = traced(region)
+    expected = SavePolicy.MUST_SAVE if policy is CheckpointPolicy.MUST_SAVE else SavePolicy.MUST_NOT_SAVE
+    assert found(step, "aten.exp").save_policy is expected
+    _check_random_plans(module, step, inputs)
+    if expected is SavePolicy.MUST_SAVE:
+        plan = random_plan(step.captured.graph, Random(0))
+        assert plan.steps.count(found(step, "aten.exp").id) == 1
+
+
+def _check_random_plans(module: nn.Module, step: PlannedStep, inputs: tuple[Tensor]) -> None:
+    """Random plans are valid and equal eager."""
+    eager = run_step(module, module, inputs, {})
+    forward = [op for op in step.captured.graph.ops if op.phase is Phase.FORWARD]
+    for seed in range(8):
+        plan = random_plan(step.captured.graph, Random(seed))
+        assert all(op.may_recompute or plan.steps.count(op.id) == 1 for op in forward)
+        step.use(plan)
+        assert run_step(module, step.call, inputs, {}).differences(eager) == []
