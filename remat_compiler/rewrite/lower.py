@@ -20,8 +20,9 @@ from torch import fx
 
 from remat_compiler import torch_compat
 from remat_compiler.capture.graph import CapturedGraph
-from remat_compiler.capture.operators import NodeClass, is_concatenation, node_class
+from remat_compiler.capture.operators import NodeClass, has_tensor, is_concatenation, node_class
 from remat_compiler.capture.storages import readers
+from remat_compiler.ir.graph import SavePolicy
 from remat_compiler.ir.plan import Plan
 from remat_compiler.rewrite.replay import ReplayedRandom
 
@@ -174,8 +175,8 @@ class _Lowering:
         read = {a for n in backward for a in n.all_input_nodes}
         read |= {o for o in outputs[self.captured.num_fwd_outputs :] if isinstance(o, fx.Node)}
         crossing = [n for n in self.graph.nodes if n in read and n in self.forward_nodes and n.op != "get_attr"]
-        saved = [n for n in crossing if node_class(n) is not NodeClass.SYMBOLIC]
-        symbols = [n for n in crossing if node_class(n) is NodeClass.SYMBOLIC]
+        saved = [n for n in crossing if has_tensor(n)]
+        symbols = [n for n in crossing if not has_tensor(n)]
         module = fx.GraphModule(self.captured.joint, self.graph)
         forward_names = {n.name for n in self.forward_nodes}
         forward, backward_module = torch_compat.extract_modules(module, saved, symbols, self.captured.num_fwd_outputs)
@@ -207,13 +208,17 @@ def _to_be_stored(captured: CapturedGraph) -> set[int]:
     """Loops whose result the plan wants in memory of its own, where Inductor would do otherwise.
 
     Inductor would inline them into their readers, unless a kernel reads them, or make them a part of the
-    memory of a concatenation that reads them.
+    memory of a concatenation that reads them.  What must be saved is an output of the forward, and so in memory;
+    besides, Inductor would take a copy of a changed input for the input itself once another operator stands between
+    it and the output.
     """
     if not captured.fused:
         return set()
     found = set()
     for op_id, main in enumerate(captured.main):
         if node_class(main) is not NodeClass.POINTWISE or not isinstance(main.meta.get("val"), torch.Tensor):
+            continue
+        if captured.graph.ops[op_id].save_policy is SavePolicy.MUST_SAVE:
             continue
         found_readers = readers(main, captured.roots)
         kernel_reads = any(node_class(r) is NodeClass.KERNEL for r in found_readers)
