@@ -27,7 +27,7 @@ from torch._inductor import config as inductor_config
 from demo_runs import Runs, Size, Variant, say
 from demo_table import failures, picture, table
 
-FULL = Size(layers=4, hidden=256, batch=8, length=128, steps=5, rounds=9)
+FULL = Size(layers=4, hidden=256, batch=8, length=128, steps=5, rounds=7)
 SHORT = Size(layers=2, hidden=128, batch=8, length=64, steps=3, rounds=15)
 
 

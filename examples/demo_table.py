@@ -118,8 +118,12 @@ def _yes(holds: bool) -> str:
 
 
 _WIDTH, _TOP, _ROW = 1080, 104, 42
-_NAMES, _PEAKS, _TIMES, _PANEL = 24, 250, 680, 300
+_NAMES, _PEAKS, _TIMES, _PANEL = 24, 250, 680, 280
 _BAR = 20
+_LEGEND = (
+    "Peaks as the allocator saw them, red: the budget, grey: not compiled by remat.  "
+    "Medians of interleaved steps, ratios within a round."
+)
 
 
 def picture(outcomes: Sequence[Outcome], title: str) -> str:
@@ -128,7 +132,7 @@ def picture(outcomes: Sequence[Outcome], title: str) -> str:
     slowest = max([one.step_ns for one in outcomes] + [1])
     body = [
         svg.text(_NAMES, 34, title, size=17, weight="bold"),
-        svg.text(_NAMES, 54, "Peak as the allocator saw it; median time of a step, runs interleaved.", fill=svg.FAINT),
+        svg.text(_NAMES, 54, _LEGEND, fill=svg.FAINT),
         svg.text(_PEAKS, _TOP - 14, "peak of a step", weight="bold"),
         svg.text(_TIMES, _TOP - 14, "time of a step", weight="bold"),
     ]
