@@ -17,12 +17,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from measure import measure_step, train_step
-from zoo import build, names
 
 import remat_compiler
+from measure import measure_step, train_step
 from remat_compiler.backend import remat
 from remat_compiler.errors import InfeasibleBudget
+from zoo import build, names
 
 
 @dataclass(frozen=True)
@@ -81,16 +81,18 @@ def remat_backend(gm: torch.fx.GraphModule, inputs: list[object], **keywords: ob
     return remat(gm, inputs, **keywords)  # type: ignore[arg-type]
 
 
-HEADER = f"{'model':15} {'inner':8} {'asked':>6} {'budget':>9} {'estimate':>9} {'checked':>9} {'measured':>9}  kept  off B   used  added"
+COLUMNS = ("budget", "estimate", "checked", "measured")
+HEADER = f"{'model':15} {'inner':8} {'asked':>6} {' '.join(f'{c:>9}' for c in COLUMNS)}  kept  off B   used  added"
 
 
 def line(row: Row) -> str:
     """The row as text, sizes in MB."""
     mb = [f"{b / 1e6:9.3f}" for b in (row.budget_bytes, row.estimated_bytes, row.checked_bytes, row.measured_bytes)]
     used = row.measured_bytes / row.budget_bytes if row.budget_bytes else 0.0
+    off = row.measured_bytes - row.checked_bytes
     return (
         f"{row.model:15} {row.inner:8} {row.asked:>6} {' '.join(mb)}  {'yes ' if row.kept else 'NO  '} "
-        f"{row.measured_bytes - row.checked_bytes:6d} {used:6.3f} {row.added_percent:5.1f} %  {row.planner}, {row.seconds:.0f} s"
+        f"{off:6d} {used:6.3f} {row.added_percent:5.1f} %  {row.planner}, {row.seconds:.0f} s"
     )
 
 

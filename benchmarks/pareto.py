@@ -1,0 +1,161 @@
+"""Peak against step time: remat, Inductor's own partition, PyTorch's knob and per-block checkpoints, in one run.
+
+    python benchmarks/pareto.py --models gpt2 --knob 0.5 0.2 --fractions 0.7 0.5 --plot pareto.svg --json pareto.json
+
+Peaks are measured at the allocator, times interleaved (one step of each in turn) and given as ratios to Inductor
+without a budget.  At every point of the knob, and at the checkpoints' peak, remat gets the *measured peak* as its
+budget in bytes, so each row of a rival has a row of remat beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import gc
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch._functorch import config as functorch_config
+from torch.utils.checkpoint import checkpoint
+
+from measure import TrainStep, measure_step, step_times, train_step
+from remat_compiler.backend import remat
+from remat_compiler.errors import RematError
+from zoo import build, names
+
+
+@dataclass(frozen=True)
+class Row:
+    """One way to run a model."""
+
+    model: str
+    way: str
+    budget_bytes: int
+    peak_bytes: int
+    time_ratio: float
+    cpu_ratio: float
+
+
+def backend(gm: Any, inputs: Any, **keywords: Any) -> Any:
+    """remat without its entry point, so that this runs without an installation."""
+    return remat(gm, inputs, **keywords)
+
+
+def compiled(name: str, compile_: Callable[[nn.Module], Any]) -> TrainStep:
+    """A step of a fresh copy of the model, compiled and run once."""
+    torch._dynamo.reset()
+    gc.collect()
+    model = build(name)
+    step = train_step(compile_(model.module), model.inputs)
+    step()
+    return step
+
+
+def with_remat(budget: int, inner: str) -> Callable[[nn.Module], Any]:
+    """Compile under a byte budget."""
+    options = {"memory_budget": budget, "inner": inner, "max_slowdown": None}
+    return lambda module: torch.compile(module, backend=backend, options=options, dynamic=False)
+
+
+def with_torch(module: nn.Module) -> Any:
+    """Compile with Inductor as it is."""
+    return torch.compile(module, dynamic=False)
+
+
+def with_checkpoints(module: nn.Module) -> Any:
+    """Checkpoint each block of the longest module list, then compile with Inductor."""
+    lists = [m for m in module.modules() if isinstance(m, (nn.ModuleList, nn.Sequential))]
+    for block in max(lists, key=len) if lists else []:
+        block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)  # type: ignore[method-assign]
+    return with_torch(module)
+
+
+def run(name: str, arguments: argparse.Namespace) -> list[Row]:
+    """All ways to run one model."""
+    steps: dict[str, TrainStep] = {}
+    budgets: dict[str, int] = {}
+    peaks: dict[str, int] = {}
+
+    def add(way: str, make: Callable[[nn.Module], Any], budget: int = 0) -> None:
+        try:
+            steps[way] = compiled(name, make)
+        except RematError as refused:
+            print(f"  {way}: {refused}", flush=True)
+            return
+        budgets[way] = budget
+        peaks[way] = measure_step(steps[way]).peak_bytes
+        print(f"  {way:28} {peaks[way] / 1e6:9.3f} MB", flush=True)
+
+    add("inductor", with_torch)
+    for knob in arguments.knob:
+        with functorch_config.patch(activation_memory_budget=knob):
+            add(f"knob {knob}", with_torch)
+    if arguments.checkpoint:
+        add("checkpointed blocks", with_checkpoints)
+    for rival in list(peaks)[1:]:
+        add(f"remat at {rival}", with_remat(peaks[rival], "inductor"), peaks[rival])
+    for fraction in arguments.fractions:
+        budget = int(fraction * peaks["inductor"])
+        add(f"remat {fraction}", with_remat(budget, "inductor"), budget)
+    times = step_times(steps, arguments.rounds)
+    return [Row(name, way, budgets[way], peaks[way], times[way].wall_ratio, times[way].cpu_ratio) for way in steps]
+
+
+def plot(rows: list[Row], path: Path) -> None:
+    """Peak against time of every way."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    models = sorted({r.model for r in rows})
+    figure, axes = pyplot.subplots(1, len(models), figsize=(6 * len(models), 4.5), squeeze=False)
+    for axis, model in zip(axes[0], models):
+        for kind, marker in (("remat", "o"), ("knob", "s"), ("checkpointed", "^"), ("inductor", "D")):
+            chosen = sorted(
+                (r for r in rows if r.model == model and r.way.startswith(kind)), key=lambda r: r.peak_bytes
+            )
+            line = "-" if kind in ("remat", "knob") else ""
+            axis.plot(
+                [r.peak_bytes / 1e6 for r in chosen], [r.cpu_ratio for r in chosen], line, marker=marker, label=kind
+            )
+        axis.set(title=model, xlabel="measured peak (MB)", ylabel="CPU time of a step (Inductor = 1)")
+        axis.grid(alpha=0.3)
+        axis.legend()
+    figure.tight_layout()
+    figure.savefig(path)
+
+
+def main() -> None:
+    """Run the chosen models."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--models", nargs="*", default=["gpt2"], choices=list(names()))
+    parser.add_argument("--knob", nargs="*", type=float, default=[0.8, 0.5, 0.2])
+    parser.add_argument("--fractions", nargs="*", type=float, default=[0.6, 0.5])
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--no-checkpoint", dest="checkpoint", action="store_false")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--plot", type=Path)
+    arguments = parser.parse_args()
+    rows: list[Row] = []
+    for name in arguments.models:
+        print(name, flush=True)
+        found = run(name, arguments)
+        rows += found
+        print(f"  {'way':28} {'budget MB':>10} {'peak MB':>9} {'CPU x':>7} {'wall x':>7}")
+        for r in found:
+            sizes = f"{r.budget_bytes / 1e6:10.3f} {r.peak_bytes / 1e6:9.3f}"
+            print(f"  {r.way:28} {sizes} {r.cpu_ratio:7.3f} {r.time_ratio:7.3f}")
+    if arguments.json:
+        arguments.json.write_text(json.dumps([asdict(r) for r in rows], indent=1))
+    if arguments.plot:
+        plot(rows, arguments.plot)
+
+
+if __name__ == "__main__":
+    main()
