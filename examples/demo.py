@@ -28,7 +28,7 @@ from demo_runs import Runs, Size, Variant, say
 from demo_table import failures, picture, table
 
 FULL = Size(layers=4, hidden=256, batch=8, length=128, steps=5, rounds=7)
-SHORT = Size(layers=2, hidden=128, batch=8, length=64, steps=3, rounds=15)
+SHORT = Size(layers=2, hidden=128, batch=8, length=64, steps=3, rounds=9)
 
 
 def run_full(size: Size, output: Path) -> Runs:
