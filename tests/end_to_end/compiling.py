@@ -46,9 +46,7 @@ def compiled_and_eager(
             torch.testing.assert_close(b, a, rtol=tolerance, atol=tolerance)
 
 
-def _step(
-    model: nn.Module, call: Any, inputs: Sequence[Tensor], precision: torch.dtype | None
-) -> tuple[Tensor, ...]:
+def _step(model: nn.Module, call: Any, inputs: Sequence[Tensor], precision: torch.dtype | None) -> tuple[Tensor, ...]:
     model.zero_grad(set_to_none=True)
     context: AbstractContextManager[Any] = torch.autocast("cpu", dtype=precision) if precision else nullcontext()
     with context:

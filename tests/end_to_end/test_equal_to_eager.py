@@ -89,9 +89,7 @@ def test_inductor_draws_the_same_numbers_at_every_budget() -> None:
 
 
 def test_autocast() -> None:
-    compiled_and_eager(
-        Net(0.1), (torch.randn(8, 16),), memory_budget="min", precision=torch.bfloat16, tolerance=2e-2
-    )
+    compiled_and_eager(Net(0.1), (torch.randn(8, 16),), memory_budget="min", precision=torch.bfloat16, tolerance=2e-2)
 
 
 def test_channels_last() -> None:

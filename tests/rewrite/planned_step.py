@@ -96,7 +96,13 @@ class PlannedStep:
         return self.forward_graph, self.backward_graph
 
     def tangents_are(self, outputs: Sequence[Tensor]) -> bool:
-        """Whether the graph takes one tangent an output, so that nothing is allocated around it."""
+        """Whether the graph takes one tangent an output, so that nothing is allocated around it.
+
+        Also that it has no ``aten.copy`` into a view: the size that torch's fake tensors give its result depends on
+        what their cache has seen before.
+        """
+        if any(op.target == "aten.copy.default" for op in self.captured.graph.ops):
+            return False
         tangents = [s.size_bytes for s in self.captured.graph.storages if s.kind is StorageKind.TANGENT]
         differentiable = [o for o in outputs if o.requires_grad]
         own = {o.untyped_storage().data_ptr() for o in outputs}

@@ -19,7 +19,7 @@ from rewrite.planned_step import Outcome, PlannedStep, backward, joint_order, ru
 from rewrite.programs import ProgramModule, Program, inputs_of, programs, returns_an_input
 from rewrite.random_plans import random_plan
 
-PROGRAMS = 120
+PROGRAMS = 110
 PLANS = 5
 MEASURED = 2
 """Plans of each program whose peak is measured; a measurement costs as much as two steps."""
@@ -110,4 +110,4 @@ def with_random_state_held(step: PlannedStep, plan: Plan, timeline: MemoryTimeli
 
 def test_enough_was_tried(counted: Counter[str]) -> None:
     assert counted["pairs"] >= ENOUGH_PAIRS
-    assert counted["peaks"] >= ENOUGH_PAIRS // 5
+    assert counted["peaks"] >= ENOUGH_PAIRS // 8
