@@ -74,14 +74,14 @@ class Row:
 def joint_of(layers: int) -> tuple[fx.GraphModule, dict[str, Any]]:
     """The joint graph of a GPT-2-like model, after Inductor's joint passes."""
     torch._dynamo.reset()
-    model = gpt2_of_depth(layers)
+    module, inputs_by_name = gpt2_of_depth(layers)
     probe = _Probe()
 
     def backend(gm: fx.GraphModule, inputs: Any) -> Any:
         return compile_fx(gm, inputs, config_patches={"custom_partitioner_fn": probe, "force_disable_caches": True})
 
     with contextlib.suppress(_Stop):
-        torch.compile(model.module, backend=backend, dynamic=False)(**model.inputs)
+        torch.compile(module, backend=backend, dynamic=False)(**inputs_by_name)
     assert probe.joint is not None
     return probe.joint, probe.keywords
 
@@ -106,7 +106,9 @@ def run(layers: int, inner: str, fraction: float) -> Row:
     with functorch_config.patch(activation_memory_budget=0.5):
         min_cut_rematerialization_partition(copy, None, **keywords)
     torch_s = time.perf_counter() - start
-    request = PartitionRequest(budget, planner="auto", cost_model="nominal", inner=inner, max_slowdown=None)
+    request = PartitionRequest(
+        budget, take_smallest=True, planner="auto", cost_model="nominal", inner=inner, max_slowdown=None
+    )
     made = partition(
         torch_compat.copy_module(joint),
         request,
@@ -132,7 +134,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--layers", nargs="*", type=int, default=[6, 12, 24, 48, 96, 120])
     parser.add_argument("--inner", default="inductor", choices=["eager", "inductor"])
-    parser.add_argument("--fraction", type=float, default=0.3, help="budget between what is kept and everything saved")
+    parser.add_argument("--fraction", type=float, default=0.5, help="budget between what is kept and everything saved")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     run(1, arguments.inner, arguments.fraction)  # compiled loops and torch's lazy imports are not what is timed
