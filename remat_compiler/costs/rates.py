@@ -73,6 +73,11 @@ NOMINAL = Rates({"float32": 50e9}, {}, bytes_per_s=10e9, special_per_s=math.inf,
 """Rates of one CPU core, to compare plans between machines."""
 
 
+LEAST_CREDIBLE = 0.2
+"""A float32 product below this fraction of the nominal rate was timed on a machine busy with something else;
+such figures are not kept."""
+
+
 def rates_of(device_type: str, directory: Path | None) -> Rates:
     """Rates of the current device of the type: from the store, else calibrated now.
 
@@ -86,10 +91,14 @@ def rates_of(device_type: str, directory: Path | None) -> Rates:
     figures = store.current()
     if any(f"{device_type} {name}" not in figures for name in _FIGURES):
         try:
-            store.add(calibrate(device_type))
+            measured = calibrate(device_type)
         except RuntimeError as error:
             log.warning("the %s cannot be calibrated (%s); nominal rates stand for it", device_type, error)
             return NOMINAL
+        if measured[f"{device_type} flops_per_s float32"] < LEAST_CREDIBLE * NOMINAL.flops_per_s["float32"]:
+            log.warning("the %s is too busy to be calibrated; nominal rates stand for it this time", device_type)
+            return NOMINAL
+        store.add(measured)
     rates = {name: figures[f"{device_type} {name}"] for name in _FIGURES}
     return Rates(
         flops_per_s={type_name(t): rates[f"flops_per_s {type_name(t)}"] for t in PRODUCT_TYPES},
