@@ -63,16 +63,14 @@ def test_a_custom_operator_is_not_repeated_and_says_why() -> None:
 
 def test_a_custom_operator_in_a_checkpoint_region_is_saved() -> None:
     """The region cannot be recomputed as the user asks, so its custom operator's result crosses."""
-    module, step, inputs = traced(
-        lambda x: checkpoint(lambda y: triple(y).sin().cos(), x, use_reentrant=False)  # type: ignore[no-any-return]
-    )
+    module, step, inputs = traced(lambda x: checkpoint(lambda y: triple(y).sin().cos(), x, use_reentrant=False))
     assert found(step, "triple").save_policy is not SavePolicy.MUST_NOT_SAVE
     _check_random_plans(module, step, inputs)
 
 
 @pytest.fixture
 def ranks() -> Iterator[None]:
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)  # type: ignore[no-untyped-call]
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
     yield
     dist.destroy_process_group()
 
@@ -108,9 +106,7 @@ def test_sizes_that_depend_on_data_are_not_repeated() -> None:
 
 
 def test_a_checkpoint_region_is_not_saved() -> None:
-    module, step, inputs = traced(
-        lambda x: checkpoint(lambda y: torch.exp(torch.sin(y)).cos(), x, use_reentrant=False)  # type: ignore[no-any-return]
-    )
+    module, step, inputs = traced(lambda x: checkpoint(lambda y: torch.exp(torch.sin(y)).cos(), x, use_reentrant=False))
     exp = found(step, "aten.exp")
     assert exp.save_policy is SavePolicy.MUST_NOT_SAVE
     saved = verify(RematProblem(step.captured.graph, step.costs, UNLIMITED), joint_order(step.captured))

@@ -200,7 +200,7 @@ def _view(m: ProgramModule, _: Tensor, knob: int, a: Tensor) -> Tensor:
 
 
 def _split(m: ProgramModule, _: Tensor, knob: int, a: Tensor) -> Tensor:
-    first, second = a.chunk(2, -1) if knob % 2 else a.split(a.shape[-1] // 2, -1)
+    first, second = a.chunk(2, -1) if knob % 2 else torch.tensor_split(a, 2, -1)
     return first if knob % 4 < 2 else first * second
 
 
@@ -301,7 +301,7 @@ def _random_instruction(random: Random, shapes: Sequence[torch.Size]) -> Instruc
     operation = OPERATIONS[name]
     first = max(0, len(shapes) - 1 - random.choice((0, 0, 0, 1, 2, 3, 5)))
     if operation.arity == 1:
-        args = [(first,)] if operation.fits(shapes[first]) else []
+        args: list[tuple[int, ...]] = [(first,)] if operation.fits(shapes[first]) else []
     else:
         args = [(first, i) for i in range(len(shapes)) if operation.fits(shapes[first], shapes[i])]
     return Instruction(name, random.choice(args), random.randrange(24)) if args else None

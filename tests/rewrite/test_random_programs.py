@@ -9,14 +9,14 @@ from random import Random
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, Phase, assume, given, settings
+from hypothesis import HealthCheck, Phase, assume, given, reject, settings
 from hypothesis import strategies as st
 
 from measure import allocator_events, live_bytes
 from remat_compiler.ir.plan import Plan
 from remat_compiler.simulate.timeline import MemoryTimeline
 from rewrite.planned_step import Outcome, PlannedStep, backward, joint_order, run_step
-from rewrite.programs import ProgramModule, Program, inputs_of, programs, returns_an_input
+from rewrite.programs import Program, ProgramModule, inputs_of, programs, returns_an_input
 from rewrite.random_plans import random_plan
 
 PROGRAMS = 110
@@ -50,8 +50,10 @@ def test_every_plan_equals_eager(counted: Counter[str], program: Program, seed: 
     try:
         eager = run_step(module, module, inputs, buffers)
     except RuntimeError as error:
-        assert "modified by an inplace operation" in str(error) or "does not require grad" in str(error)
-        assume(False)
+        # autograd refuses some programs, and those in which nothing needs a gradient
+        if "modified by an inplace operation" not in str(error) and "does not require grad" not in str(error):
+            raise
+        reject()
     step = PlannedStep(module, inputs, change_in_graph=change_in_graph)
     assume(step.needs_backward)
     reference: Outcome | None = None

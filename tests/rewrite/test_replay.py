@@ -97,7 +97,7 @@ class DrawsInBackward(torch.autograd.Function):
         return x * 2
 
     @staticmethod
-    def backward(ctx: torch.autograd.function.FunctionCtx, grad: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(ctx: torch.autograd.function.FunctionCtx, grad: Tensor) -> Tensor:
         (x,) = ctx.saved_tensors  # type: ignore[attr-defined]
         return grad * torch.rand_like(x)
 
