@@ -179,7 +179,7 @@ def partition(
     problem = RematProblem(captured.graph, costs, budget_bytes, max_added)
     with cutter.stage("plan"):
         result = plan_with(problem)
-    problem, plan = _accepted(problem, result, request)
+    problem, result, plan = _accepted(problem, result, request)
     with cutter.stage("verify"):
         violations = verify(problem, plan, result.peak_bytes) if request.verify else []
         if violations:
@@ -281,12 +281,15 @@ def _budget_bytes(request: PartitionRequest, native: Cut | None) -> int:
     return int(request.fraction * native.timeline.peak_bytes)
 
 
-def _accepted(problem: RematProblem, result: PlanResult, request: PartitionRequest) -> tuple[RematProblem, Plan]:
+def _accepted(
+    problem: RematProblem, result: PlanResult, request: PartitionRequest
+) -> tuple[RematProblem, PlanResult, Plan]:
     """The plan to apply, and the problem that it answers (with the budget raised where that is allowed)."""
     if result.plan is None:
         raise NoPlan(problem, result)
     if result.status in (PlanStatus.OPTIMAL, PlanStatus.FEASIBLE):
-        return problem, result.plan
+        return problem, result, result.plan
     if not request.take_smallest:
         raise NoPlan(problem, result)
-    return replace(problem, budget_bytes=result.peak_bytes), result.plan
+    raised = replace(problem, budget_bytes=result.peak_bytes)
+    return raised, replace(result, status=PlanStatus.FEASIBLE), result.plan

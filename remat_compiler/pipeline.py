@@ -75,19 +75,20 @@ def compile_graph(
     """
     directory = None if environment.disable_cache else environment.cache_dir
     store, key = PlanStore(directory), plan_key(gm, example_inputs, options)
-    compiler = _Compiler(gm, example_inputs, WorkspaceTable(directory))
     stored = store.load(key)
+    compiler = _Compiler(gm, example_inputs, WorkspaceTable(directory), reported=stored is not None)
     known = None
     if stored is not None:
         known = _again(compiler, PartitionRequest(**stored.request))
         if known is not None and known.trains and not known.partitions:
             publish(checked_reports(stored.reports, known.check), (), options)
             return known.compiled
-    attempt = _search(compiler, options, environment, known)
+    limit = None if stored is None or known is None else stored.limit_bytes
+    attempt, limit = _search(compiler, options, environment, known, limit)
     if attempt.trains:
-        reports = make_reports(attempt.partitions, attempt.check, options)
+        reports = make_reports(attempt.partitions, attempt.check, options, limit)
         publish(reports, attempt.partitions, options)
-        store.save(key, StoredPlan(asdict(attempt.request), tuple(r.to_json() for r in reports)))
+        store.save(key, StoredPlan(asdict(attempt.request), limit, tuple(r.to_json() for r in reports)))
     return attempt.compiled
 
 
@@ -99,11 +100,27 @@ def _again(compiler: _Compiler, request: PartitionRequest) -> Attempt | None:
         return None
 
 
-def _search(compiler: _Compiler, options: RematOptions, environment: Environment, known: Attempt | None) -> Attempt:
-    """Try until the checked peak fits the budget and uses it, at most `MAX_TRIES` times; `known` is the first try."""
+def _search(
+    compiler: _Compiler,
+    options: RematOptions,
+    environment: Environment,
+    known: Attempt | None,
+    limit: int | None,
+) -> tuple[Attempt, int | None]:
+    """Try until the checked peak fits the budget and uses it, at most `MAX_TRIES` times.
+
+    Args:
+        compiler: Compiles the graph.
+        options: What the user asked for.
+        environment: The process's settings.
+        known: What an earlier compilation ended with: the first try.
+        limit: The budget in bytes, where it is known already.
+
+    Returns:
+        The try to keep, and the budget in bytes (`None` for none).
+    """
     request = first_request(options, environment, compiler.example_inputs) if known is None else known.request
     tries: list[Attempt] = []
-    limit: int | None = None
     refusal: NoPlan | None = None
     while len(tries) < MAX_TRIES:
         try:
@@ -126,19 +143,33 @@ def _search(compiler: _Compiler, options: RematOptions, environment: Environment
     best = best_of(tries, limit)
     if best is None or over_budget(best.check, limit):
         best = _when_nothing_fits(best, refusal, limit, options)
-    return best if best.real else compiler.run(best.request)
+    return (best if best.real else compiler.run(best.request)), limit
 
 
 class _Compiler:
     """Compiles copies of one Dynamo graph."""
 
-    def __init__(self, gm: fx.GraphModule, example_inputs: Sequence[Any], workspace: WorkspaceTable) -> None:
+    def __init__(
+        self, gm: fx.GraphModule, example_inputs: Sequence[Any], workspace: WorkspaceTable, reported: bool
+    ) -> None:
         self.gm = gm
+        self.reported = reported
         self.example_inputs = example_inputs
         self.workspace = workspace
 
     def run(self, request: PartitionRequest, real: bool = True) -> Attempt:
-        """Compile and check; `NoPlan` when the planner refuses."""
+        """Compile and check; `NoPlan` when the planner refuses.
+
+        Where a cache has the compiled code and nothing is known of its plan, it is planned again; the
+        compiled kernels still come from the cache.
+        """
+        attempt = self._run(request, real)
+        if self.reported or not attempt.trains or attempt.partitions:
+            return attempt
+        with torch_compat.partitioner_always_runs():
+            return self._run(request, real)
+
+    def _run(self, request: PartitionRequest, real: bool) -> Attempt:
         on_inductor = request.inner == "inductor"
         inner = torch_compat.compile_with_inductor if on_inductor else torch_compat.compile_with_interpreter
         real = real or not on_inductor

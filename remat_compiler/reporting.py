@@ -24,10 +24,13 @@ logger = logging.getLogger(__name__)
 _number = itertools.count()
 
 
-def make_reports(partitions: Sequence[Partition], check: DryRun, options: RematOptions) -> list[PlanReport]:
-    """A report for each joint graph; the checked peak belongs to a step of one joint graph."""
+def make_reports(
+    partitions: Sequence[Partition], check: DryRun, options: RematOptions, limit_bytes: int | None
+) -> list[PlanReport]:
+    """A report for each joint graph; the checked peak and the user's budget belong to a step of one joint graph."""
     checked = None if check.unknown or len(partitions) != 1 else check.peak_bytes
-    return [_report(partition, checked, check, options) for partition in partitions]
+    reports = [_report(partition, checked, check, options) for partition in partitions]
+    return [replace(report, budget_bytes=limit_bytes) for report in reports] if len(reports) == 1 else reports
 
 
 def _report(partition: Partition, checked: int | None, check: DryRun, options: RematOptions) -> PlanReport:

@@ -50,10 +50,12 @@ class StoredPlan:
 
     Attributes:
         request: Fields of the final `PartitionRequest`.
+        limit_bytes: The user's budget in bytes; `None` for none.
         reports: JSON text of the report of each joint graph.
     """
 
     request: Mapping[str, Any]
+    limit_bytes: int | None
     reports: tuple[str, ...]
 
 
@@ -72,7 +74,9 @@ class PlanStore:
             record = json.loads(path.read_text(encoding="utf-8"))
             if record["format_version"] != FORMAT_VERSION:
                 return None
-            return StoredPlan(dict(record["request"]), tuple(str(r) for r in record["reports"]))
+            limit = record["limit_bytes"]
+            reports = tuple(str(r) for r in record["reports"])
+            return StoredPlan(dict(record["request"]), None if limit is None else int(limit), reports)
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -83,7 +87,7 @@ class PlanStore:
         """Write the entry of `key`; a folder that cannot be written is one warning."""
         if self._directory is None:
             return
-        record = {"format_version": FORMAT_VERSION, "request": dict(plan.request), "reports": list(plan.reports)}
+        record = {"format_version": FORMAT_VERSION, **asdict(plan)}
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
             descriptor, name = tempfile.mkstemp(dir=self._directory, suffix=".tmp")

@@ -9,6 +9,7 @@ from remat_compiler.torch_compat.backends import (
     compile_with_interpreter,
     free_device_bytes,
     inductor_fingerprint,
+    partitioner_always_runs,
     shown_to_user,
 )
 from remat_compiler.torch_compat.inductor import (
@@ -100,6 +101,7 @@ __all__ = [
     "fake_call",
     "fake_view",
     "free_device_bytes",
+    "partitioner_always_runs",
     "fusible_ops",
     "has_unbacked_shape",
     "inductor_fingerprint",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ import torch._prims.rng_prims
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import ShortenTraceback
+from torch._functorch import config as functorch_config
 from torch._inductor import config as inductor_config
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
 
@@ -27,6 +29,12 @@ def _interpret(gm: fx.GraphModule, example_inputs: Any) -> Callable[[list[Any]],
 
     run._boxed_call = True  # type: ignore[attr-defined]
     return run
+
+
+def partitioner_always_runs() -> AbstractContextManager[None]:
+    """Within the block no joint graph is skipped because AOTAutograd's cache has what was made of it."""
+    context: AbstractContextManager[None] = functorch_config.patch(enable_autograd_cache=False)
+    return context
 
 
 def free_device_bytes(example_inputs: Any) -> int | None:
