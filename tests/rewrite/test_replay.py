@@ -69,9 +69,18 @@ def test_a_random_operator_may_run_again_and_again(kind: type[nn.Module], width:
     assert run_step(module, step.call, inputs, {}).differences(run_step(module, module, inputs, {})) == []
 
 
+class TwoNoises(nn.Module):
+    """Two equal calls, which torch's merging of equal nodes takes for one."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor]:
+        return (x * torch.randn_like(x) + torch.randn_like(x) * x.sin(),)
+
+
 def test_equal_random_operators_are_not_merged() -> None:
-    step, _ = prepared(Attending(), 8)
+    module = TwoNoises()
+    step, inputs = prepared(module, 8)
     assert sum(Trait.RANDOM in op.traits for op in step.captured.graph.ops) == 2
+    assert run_step(module, step.call, inputs, {}).differences(run_step(module, module, inputs, {})) == []
 
 
 def test_unused_random_operators_do_not_move_into_the_other_half() -> None:
@@ -112,6 +121,33 @@ def test_noise_of_the_backward_is_drawn_in_the_backward() -> None:
     step, inputs = prepared(module, 4)
     random = [op for op in step.captured.graph.ops if Trait.RANDOM in op.traits]
     assert [op.phase for op in random] == [Phase.FORWARD, Phase.BACKWARD]
+    assert run_step(module, step.call, inputs, {}).differences(run_step(module, module, inputs, {})) == []
+
+
+class ScalesGradient(torch.autograd.Function):
+    """Needs its second argument in the backward alone."""
+
+    @staticmethod
+    def forward(ctx: torch.autograd.function.FunctionCtx, x: Tensor, mask: Tensor) -> Tensor:
+        ctx.save_for_backward(mask)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: torch.autograd.function.FunctionCtx, grad: Tensor) -> tuple[Tensor, None]:
+        (mask,) = ctx.saved_tensors  # type: ignore[attr-defined]
+        return grad * mask, None
+
+
+class DrawsForTheBackward(nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor]:
+        masked = ScalesGradient.apply(x * 3, torch.rand_like(x))  # type: ignore[no-untyped-call]
+        return (F.dropout(masked, 0.5),)
+
+
+def test_noise_that_only_the_backward_needs_is_drawn_where_the_program_draws_it() -> None:
+    module = DrawsForTheBackward()
+    step, inputs = prepared(module, 4)
+    assert {op.phase for op in step.captured.graph.ops if Trait.RANDOM in op.traits} == {Phase.FORWARD}
     assert run_step(module, step.call, inputs, {}).differences(run_step(module, module, inputs, {})) == []
 
 
