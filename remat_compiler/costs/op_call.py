@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch._ops import HigherOrderOperator, OpOverload
+from torch.utils._pytree import tree_map_only
 
 from remat_compiler import torch_compat
 
@@ -76,8 +77,10 @@ class OpCall:
             if _allocates_results_only(func):
                 return None
             if torch.Tag.pointwise in func.tags and _one_dtype((args, kwargs, result)):
-                # A pointwise operator on mixed types makes converted copies of its inputs on a CPU.
-                return None
+                # A pointwise operator on mixed types makes converted copies of its inputs on a CPU; on one
+                # type it makes at most tensors of the numbers among its operands, whatever the shapes.
+                numbers = any(isinstance(value, (int, float)) for value in args)
+                return OpCall.any(func, *tree_map_only(torch.Tensor, _one_element, (args, kwargs))) if numbers else None
         return OpCall.any(func, args, kwargs)
 
     @staticmethod
@@ -127,6 +130,11 @@ def _leaves(value: Any, kind: type) -> Iterator[Any]:
 @cache
 def _allocates_results_only(func: OpOverload) -> bool:
     return func.is_view or func._schema.name.split("::")[-1] in _NO_WORKSPACE
+
+
+def _one_element(tensor: torch.Tensor) -> TensorSpec:
+    """A tensor of the same kind with one element."""
+    return TensorSpec((1,), (1,), tensor.dtype, tensor.device.type)
 
 
 def _one_dtype(values: Any) -> bool:
