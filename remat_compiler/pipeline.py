@@ -143,7 +143,11 @@ def _search(
     best = best_of(tries, limit)
     if best is None or over_budget(best.check, limit):
         best = _when_nothing_fits(best, refusal, limit, options)
-    return (best if best.real else compiler.run(best.request)), limit
+    if not best.real:
+        best = compiler.run(best.request)
+        if over_budget(best.check, limit):
+            best = _when_nothing_fits(best, refusal, limit, options)
+    return best, limit
 
 
 class _Compiler:

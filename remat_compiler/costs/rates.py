@@ -73,6 +73,8 @@ NOMINAL = Rates({"float32": 50e9}, {}, bytes_per_s=10e9, special_per_s=math.inf,
 """Rates of one CPU core, to compare plans between machines."""
 
 
+_busy: set[str] = set()
+"""Devices that were too busy: a process keeps to one set of rates, so that planning again gives the same plan."""
 LEAST_CREDIBLE = 0.2
 """A float32 product below this fraction of the nominal rate was timed on a machine busy with something else;
 such figures are not kept."""
@@ -85,7 +87,7 @@ def rates_of(device_type: str, directory: Path | None) -> Rates:
         device_type: Type of the device; the nominal rates stand for one that cannot be timed.
         directory: Where figures are kept between processes; `None` keeps them for this process only.
     """
-    if device_type not in DEVICE_TYPES:
+    if device_type not in DEVICE_TYPES or device_type in _busy:
         return NOMINAL
     store = shared_store("rates", directory)
     figures = store.current()
@@ -96,7 +98,8 @@ def rates_of(device_type: str, directory: Path | None) -> Rates:
             log.warning("the %s cannot be calibrated (%s); nominal rates stand for it", device_type, error)
             return NOMINAL
         if measured[f"{device_type} flops_per_s float32"] < LEAST_CREDIBLE * NOMINAL.flops_per_s["float32"]:
-            log.warning("the %s is too busy to be calibrated; nominal rates stand for it this time", device_type)
+            log.warning("the %s is too busy to be calibrated; nominal rates stand for it in this process", device_type)
+            _busy.add(device_type)
             return NOMINAL
         store.add(measured)
     rates = {name: figures[f"{device_type} {name}"] for name in _FIGURES}

@@ -39,9 +39,12 @@ def test_figures_of_a_busy_device_are_not_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, figures: dict[str, int], caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(rates, "calibrate", lambda _: {**figures, "cpu flops_per_s float32": 10**9})
+    monkeypatch.setattr(rates, "_busy", set())
     shared_store.cache_clear()
     with caplog.at_level(logging.WARNING):
         assert rates_of("cpu", tmp_path) is NOMINAL
+    monkeypatch.setattr(rates, "calibrate", lambda _: figures)
+    assert rates_of("cpu", tmp_path) is NOMINAL
     assert not list(tmp_path.iterdir())
     assert "busy" in caplog.text
 
