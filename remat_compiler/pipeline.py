@@ -79,7 +79,7 @@ def compile_graph(
     compiler = _Compiler(gm, example_inputs, WorkspaceTable(directory), reported=stored is not None)
     known = None
     if stored is not None:
-        known = _again(compiler, PartitionRequest(**stored.request))
+        known = _again(compiler, stored)
         if known is not None and known.trains and not known.partitions:
             publish(checked_reports(stored.reports, known.check), (), options)
             return known.compiled
@@ -92,8 +92,13 @@ def compile_graph(
     return attempt.compiled
 
 
-def _again(compiler: _Compiler, request: PartitionRequest) -> Attempt | None:
-    """What an earlier compilation ended with; `None` where it is refused now."""
+def _again(compiler: _Compiler, stored: StoredPlan) -> Attempt | None:
+    """What an earlier compilation ended with; `None` where it is refused now, or the stored request is broken."""
+    try:
+        request = PartitionRequest(**stored.request)
+    except TypeError as error:
+        logger.warning("ignored a stored plan whose request cannot be read (%s); it is planned again", error)
+        return None
     try:
         return compiler.run(request)
     except NoPlan:

@@ -133,3 +133,16 @@ def test_a_dump_holds_everything_that_was_decided(tmp_path: Path) -> None:
     expected = {"joint.py", "forward.py", "backward.py", "problem.json", "plan.json", "report.json", "memory.svg"}
     assert expected <= {file.name for file in folder.iterdir()}
     assert "_recompute" in (folder / "backward.py").read_text()
+
+
+def test_a_stored_plan_with_a_broken_request_is_planned_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    x = torch.randn(64, 32)
+    compiled(model(), memory_budget="1GiB")(x).sum().backward()
+    (stored,) = (tmp_path / "cache" / "plans").iterdir()
+    stored.write_text(stored.read_text().replace('"planner"', '"plannner"', 1))
+    torch._dynamo.reset()
+    remat_compiler.clear_reports()
+    with caplog.at_level(logging.WARNING, logger="remat_compiler"):
+        compiled(model(), memory_budget="1GiB")(x).sum().backward()
+    assert len(remat_compiler.reports()) == 1
+    assert "planned again" in caplog.text
