@@ -213,6 +213,8 @@ def _random_op(b: ProblemBuilder, rng: Random, phase: Phase, reads: list[Storage
     policy = SavePolicy.FREE
     if phase is not Phase.BACKWARD and not pinned and rng.random() < 0.25:
         policy = rng.choice([SavePolicy.MUST_SAVE, SavePolicy.MUST_NOT_SAVE])
+    # Capture makes no tangent-free operator random: noise stays in the part that draws it.
+    random = rng.random() < 0.15 and not pinned and phase is not Phase.TANGENT_FREE
     return b.run(
         phase,
         reads,
@@ -221,7 +223,7 @@ def _random_op(b: ProblemBuilder, rng: Random, phase: Phase, reads: list[Storage
         workspace=rng.choice([0, 0, rng.randrange(100)]),
         no_recompute="collective" if pinned else "",
         save_policy=policy,
-        replay_bytes=rng.randrange(20) if rng.random() < 0.15 and not pinned else None,
+        replay_bytes=rng.randrange(20) if random else None,
     )
 
 

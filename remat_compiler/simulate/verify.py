@@ -2,6 +2,11 @@
 
 It executes the plan over dictionaries, one step at a time, and reports the first rule that each step
 breaks.  It runs on every plan before the plan is applied.
+
+Operators with effects (all that have a trait) keep the order and the number that the program gives them: each runs,
+and for the first time behind those of its phase that the graph has before it.  A repetition is no effect where it
+replays a random state; all others are refused.  Tangent-free operators may stand in either part of the plan, so only
+their number is checked; capture makes none of them random or mutating.
 """
 
 from __future__ import annotations
@@ -9,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from remat_compiler.ir.graph import KEPT_KINDS, RESIDENT_KINDS, Op, Phase, SavePolicy, StorageKind
+from remat_compiler.ir.graph import KEPT_KINDS, RESIDENT_KINDS, Op, Phase, SavePolicy, StorageKind, Trait
 from remat_compiler.ir.plan import Plan
 from remat_compiler.ir.problem import RematProblem
 
@@ -23,6 +28,9 @@ class Rule(str, Enum):
     FORWARD_MISSING = "an operator that the forward outputs need does not run in the forward"
     NOT_MADE = "a step reads a storage that no earlier step made"
     RECOMPUTE = "an operator that may not be recomputed runs twice"
+    MUST_SAVE = "an operator whose results must be saved runs twice"
+    EFFECT_ORDER = "an operator with effects runs behind one that the program runs later"
+    EFFECT_MISSING = "an operator with effects never runs"
     MISSING_OUTPUT = "a gradient or output is never made"
     SAVED = "a storage crosses the boundary although it must not be saved"
     BUDGET = "the peak exceeds the budget"
@@ -57,11 +65,20 @@ def verify(problem: RematProblem, plan: Plan, claimed_peak_bytes: int | None = N
         found.append(Violation(Rule.BUDGET, step, f"{peak} bytes, budget {problem.budget_bytes}"))
     if claimed_peak_bytes is not None and claimed_peak_bytes != peak:
         found.append(Violation(Rule.CLAIM, step, f"claimed {claimed_peak_bytes} bytes, found {peak}"))
+    return found + _check_policies(problem, plan, saved)
+
+
+def _check_policies(problem: RematProblem, plan: Plan, saved: set[int]) -> list[Violation]:
+    """What the user's checkpoints demand: `saved` are the storages alive across the boundary."""
+    found: list[Violation] = []
     for op in problem.graph.ops:
         if op.save_policy is SavePolicy.MUST_NOT_SAVE:
-            for storage in op.writes:
-                if storage in saved and problem.graph.storages[storage].kind not in KEPT_KINDS:
-                    found.append(Violation(Rule.SAVED, plan.boundary, problem.graph.storages[storage].name))
+            crossing = [problem.graph.storages[storage] for storage in op.writes if storage in saved]
+            found += [Violation(Rule.SAVED, plan.boundary, s.name) for s in crossing if s.kind not in KEPT_KINDS]
+        if op.save_policy is SavePolicy.MUST_SAVE:
+            # What runs once is read from its first execution, and so kept from there to its last reader.
+            again = [step for step, op_id in enumerate(plan.steps) if op_id == op.id][1:]
+            found += [Violation(Rule.MUST_SAVE, step, op.name) for step in again]
     return found
 
 
@@ -86,8 +103,8 @@ def _check_structure(problem: RematProblem, plan: Plan) -> list[Violation]:
         for storage in op.reads:
             if storage not in made:
                 found.append(Violation(Rule.NOT_MADE, step, f"{op.name} reads {graph.storages[storage].name}"))
-        if op_id in done and op.no_recompute:
-            found.append(Violation(Rule.RECOMPUTE, step, f"{op.name}: {op.no_recompute}"))
+        if op_id in done:
+            found += _bad_repetition(op, step)
         done.add(op_id)
         made.update(op.writes)
     if plan.boundary == len(plan.steps):
@@ -98,6 +115,34 @@ def _check_structure(problem: RematProblem, plan: Plan) -> list[Violation]:
     for op in graph.ops:
         if op.phase is Phase.BACKWARD and op.id not in done and not op.writes:
             found.append(Violation(Rule.MISSING_OUTPUT, len(plan.steps), op.name))
+        if op.traits and op.phase is not Phase.FORWARD and op.id not in done:
+            found.append(Violation(Rule.EFFECT_MISSING, len(plan.steps), op.name))
+    return found + _check_effect_order(graph.ops, plan)
+
+
+def _bad_repetition(op: Op, step: int) -> list[Violation]:
+    """Why `op` may not run again at `step`."""
+    if op.no_recompute:
+        return [Violation(Rule.RECOMPUTE, step, f"{op.name}: {op.no_recompute}")]
+    replays = op.traits == {Trait.RANDOM} and op.replay is not None
+    if op.traits and not replays:
+        effects = ", ".join(sorted(trait.value for trait in op.traits))
+        return [Violation(Rule.RECOMPUTE, step, f"{op.name}: {effects}, and replays no random state")]
+    return []
+
+
+def _check_effect_order(ops: tuple[Op, ...], plan: Plan) -> list[Violation]:
+    """First executions of operators with effects that stand behind one with a larger id, each part by itself."""
+    found: list[Violation] = []
+    for phase in (Phase.FORWARD, Phase.BACKWARD):
+        ran: list[int] = []
+        for step, op_id in enumerate(plan.steps):
+            op = ops[op_id]
+            if op.phase is not phase or not op.traits or op_id in ran:
+                continue
+            if ran and max(ran) > op_id:
+                found.append(Violation(Rule.EFFECT_ORDER, step, f"{op.name} behind {ops[max(ran)].name}"))
+            ran.append(op_id)
     return found
 
 

@@ -65,7 +65,7 @@ class _Drawing:
         """Now and then, make something again although it is still there."""
         if self.random.random() < 0.05:
             op = self.graph.ops[self.random.choice(self.steps)]
-            if op.may_recompute and op is not latest:
+            if op.may_recompute and op.save_policy is not SavePolicy.MUST_SAVE and op is not latest:
                 self._append(op)
 
     def _is_demanded(self, op: Op) -> bool:

@@ -16,7 +16,7 @@ from remat_compiler.ir.problem import RematProblem
 from remat_compiler.simulate.timeline import simulate
 from remat_compiler.simulate.verify import Rule, verify
 
-IGNORING_TAGS = {Rule.SAVED}
+IGNORING_TAGS = {Rule.SAVED, Rule.MUST_SAVE}
 """Random plans do not heed the user's tags."""
 
 
