@@ -93,6 +93,9 @@ def live_at_peak(problem: RematProblem, result: PlanResult, timeline: MemoryTime
         tangents = (s for s in graph.storages if s.kind is StorageKind.TANGENT)
         live += [LiveStorage(s.name, s.size_bytes, s.kind, Origin()) for s in tangents]
     op = graph.ops[result.plan.steps[step]]
+    if op.replay is not None and op.id in result.plan.steps[:step]:
+        state = graph.storages[op.replay]
+        live.append(LiveStorage(f"{state.name}_returned", state.size_bytes, StorageKind.TEMPORARY, origin_of(op)))
     workspace = problem.costs.workspace_bytes[op.id]
     if workspace:
         live.append(LiveStorage("workspace", workspace, StorageKind.TEMPORARY, origin_of(op)))

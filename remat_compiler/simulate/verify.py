@@ -216,6 +216,8 @@ def _walk_forward(
             del alive[storage]
         double = sum(counted[s] for s in made if s in alive or s in held)
         extra = tangents if step >= plan.boundary else 0
+        if replay is not None and first_write[replay] < step:
+            extra += counted[replay]  # the state that the generator returns to afterwards
         fresh = {s: counted[s] for s in made}
         live = sum(alive.values()) + sum(counted[s] for s in held)
         live += double + sum(b for s, b in fresh.items() if s not in alive and s not in held)

@@ -6,14 +6,12 @@ from collections import Counter
 from collections.abc import Iterator
 from random import Random
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, Phase, assume, given, reject, settings
 from hypothesis import strategies as st
 
 from measure import allocator_events, live_bytes
-from remat_compiler.ir.plan import Plan
 from remat_compiler.simulate.timeline import MemoryTimeline
 from rewrite.planned_step import Outcome, PlannedStep, backward, joint_order, run_step
 from rewrite.programs import Program, ProgramModule, inputs_of, programs, returns_an_input
@@ -70,7 +68,7 @@ def test_every_plan_equals_eager(counted: Counter[str], program: Program, seed: 
         assert outcome.differences(reference) == []
         counted["pairs"] += 1
         if number < MEASURED and plan.boundary < len(plan.steps) and step.tangents_are(module(*inputs)):
-            check_peak(step, module, inputs, plan, timeline, change_in_graph)
+            check_peak(step, module, inputs, timeline, change_in_graph)
             counted["peaks"] += 1
     counted["programs"] += 1
 
@@ -79,7 +77,6 @@ def check_peak(
     step: PlannedStep,
     module: ProgramModule,
     inputs: tuple[torch.Tensor, ...],
-    plan: Plan,
     timeline: MemoryTimeline,
     change_in_graph: bool,
 ) -> None:
@@ -90,24 +87,12 @@ def check_peak(
         return outputs, backward(module, inputs, outputs)
 
     measured = max(live_bytes(allocator_events(train)), default=0)
-    expected = with_random_state_held(step, plan, timeline)
+    expected = timeline.peak_bytes
     if change_in_graph:
         assert measured == expected
     else:
         # The wrapper copies new values into the buffers and frees them, where the graph cannot know.
         assert expected - sum(b.nbytes for b in module.buffers()) <= measured <= expected
-
-
-def with_random_state_held(step: PlannedStep, plan: Plan, timeline: MemoryTimeline) -> int:
-    """The simulated peak if a repeated random operator holds the state to return to, beside the one it replays."""
-    live = np.array(timeline.live_bytes)
-    done: set[int] = set()
-    for position, op_id in enumerate(plan.steps):
-        replay = step.captured.graph.ops[op_id].replay
-        if op_id in done and replay is not None:
-            live[position] += step.captured.graph.storages[replay].size_bytes
-        done.add(op_id)
-    return int(live.max())
 
 
 def test_enough_was_tried(counted: Counter[str]) -> None:

@@ -148,7 +148,10 @@ def live_bytes(g: Arrays, steps: IntArray, boundary: int, start: IntArray, event
     total = 0
     for p in range(n):
         total += live[p]
-        live[p] = total + g.ops[steps[p], WORKSPACE]
+        op = steps[p]
+        live[p] = total + g.ops[op, WORKSPACE]
+        if g.ops[op, REPLAY] >= 0 and first[op] <= p:
+            live[p] += g.storages[g.ops[op, REPLAY], SIZE]  # the state that the generator returns to
     return live[:n]
 
 
