@@ -18,8 +18,13 @@ from torch._inductor.custom_graph_pass import CustomPartitionerFn
 
 
 def compile_with_interpreter(gm: fx.GraphModule, example_inputs: Any, partitioner: CustomPartitionerFn) -> Any:
-    """Compile Dynamo's graph with an FX interpreter that frees every value at its last use."""
-    backend = aot_autograd(fw_compiler=_interpret, bw_compiler=_interpret, partition_fn=partitioner)
+    """Compile Dynamo's graph with an FX interpreter that frees every value at its last use.
+
+    Buffers are changed within the graph: what the wrapper around it changes is not planned, so not predicted.
+    """
+    backend = aot_autograd(
+        fw_compiler=_interpret, bw_compiler=_interpret, partition_fn=partitioner, keep_inference_input_mutations=True
+    )
     return backend(gm, example_inputs)
 
 
