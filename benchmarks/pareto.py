@@ -21,12 +21,16 @@ from typing import Any
 import torch
 from torch import nn
 from torch._functorch import config as functorch_config
+from torch._inductor.compile_fx import compile_fx
 from torch.utils.checkpoint import checkpoint
 
 from measure import TrainStep, measure_step, step_times, train_step
 from remat_compiler.backend import remat
 from remat_compiler.errors import RematError
 from zoo import build, names
+
+MOST_WAYS = 256
+"""How often Dynamo may compile one model."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +51,10 @@ def backend(gm: Any, inputs: Any, **keywords: Any) -> Any:
 
 
 def compiled(name: str, compile_: Callable[[nn.Module], Any]) -> TrainStep:
-    """A step of a fresh copy of the model, compiled and run once."""
-    torch._dynamo.reset()
+    """A step of a fresh copy of the model, compiled and run once.
+
+    Dynamo keeps every way's code until the end: forgetting one would have it compiled anew when it is timed.
+    """
     gc.collect()
     model = build(name)
     step = train_step(compile_(model.module), model.inputs)
@@ -63,8 +69,8 @@ def with_remat(budget: int, inner: str) -> Callable[[nn.Module], Any]:
 
 
 def with_torch(module: nn.Module) -> Any:
-    """Compile with Inductor as it is."""
-    return torch.compile(module, dynamic=False)
+    """Compile with Inductor as it is, as a backend of its own: Dynamo would share code between equal ones."""
+    return torch.compile(module, backend=lambda gm, inputs: compile_fx(gm, inputs), dynamic=False)
 
 
 def with_checkpoints(module: nn.Module) -> Any:
@@ -102,7 +108,8 @@ def run(name: str, arguments: argparse.Namespace) -> list[Row]:
     for fraction in arguments.fractions:
         budget = int(fraction * peaks["inductor"])
         add(f"remat {fraction}", with_remat(budget, "inductor"), budget)
-    times = step_times(steps, arguments.rounds)
+    with torch.compiler.set_stance("fail_on_recompile"):
+        times = step_times(steps, arguments.rounds)
     return [Row(name, way, budgets[way], peaks[way], times[way].wall_ratio, times[way].cpu_ratio) for way in steps]
 
 
@@ -145,7 +152,9 @@ def main() -> None:
     rows: list[Row] = []
     for name in arguments.models:
         print(name, flush=True)
-        found = run(name, arguments)
+        torch._dynamo.reset()
+        with torch._dynamo.config.patch(recompile_limit=MOST_WAYS):
+            found = run(name, arguments)
         rows += found
         print(f"  {'way':28} {'budget MB':>10} {'peak MB':>9} {'CPU x':>7} {'wall x':>7}")
         for r in found:
