@@ -34,7 +34,7 @@ def capture_pair(
         *_mapped_outputs(backward, in_backward),
     ]
     merged.output(tuple(outputs))
-    module = fx.GraphModule(forward, merged)
+    module = torch_compat.new_module(forward, merged)
     crossing = [n for n in _mapped_outputs(forward, in_forward) if isinstance(n, fx.Node)]
     captured = capture(
         module,

@@ -177,7 +177,7 @@ class _Lowering:
         crossing = [n for n in self.graph.nodes if n in read and n in self.forward_nodes and n.op != "get_attr"]
         saved = [n for n in crossing if has_tensor(n)]
         symbols = [n for n in crossing if not has_tensor(n)]
-        module = fx.GraphModule(self.captured.joint, self.graph)
+        module = torch_compat.new_module(self.captured.joint, self.graph)
         forward_names = {n.name for n in self.forward_nodes}
         forward, backward_module = torch_compat.extract_modules(module, saved, symbols, self.captured.num_fwd_outputs)
         _drop_foreign(forward, lambda name: name not in forward_names)

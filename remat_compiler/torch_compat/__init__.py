@@ -24,7 +24,6 @@ from remat_compiler.torch_compat.joint import (
     MUST_SAVE,
     RECOMPUTE_SUFFIX,
     callable_builtin,
-    copy_module,
     extract_modules,
     fusible_ops,
     is_backward_seed_offset,
@@ -38,6 +37,7 @@ from remat_compiler.torch_compat.joint import (
     native_partition,
     prepare_joint,
 )
+from remat_compiler.torch_compat.modules import copy_module, new_module, without_code
 from remat_compiler.torch_compat.operators import (
     can_replay,
     has_unbacked_shape,
@@ -118,6 +118,7 @@ __all__ = [
     "mutated_inputs",
     "native_partition",
     "new_fake",
+    "new_module",
     "outside_tracing",
     "prepare_joint",
     "profiler_is_running",
@@ -130,4 +131,5 @@ __all__ = [
     "size_hint",
     "stored",
     "symbol_hint",
+    "without_code",
 ]

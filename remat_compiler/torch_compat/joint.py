@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -21,6 +20,8 @@ from torch._functorch._aot_autograd.descriptors import (
 from torch._functorch._aot_autograd.utils import _is_bwd_seed_offset
 from torch._functorch.compile_utils import fx_graph_cse
 from torch.utils.checkpoint import CheckpointPolicy
+
+from remat_compiler.torch_compat.modules import new_module, without_code
 
 MUST_SAVE = CheckpointPolicy.MUST_SAVE
 RECOMPUTE_SUFFIX = "_recompute"
@@ -119,23 +120,42 @@ def _of_whole_tensor(description: Any) -> Any:
     return description
 
 
-def copy_module(joint: fx.GraphModule) -> fx.GraphModule:
-    """A graph module with the same nodes, which may be changed without changing `joint`."""
-    return fx.GraphModule(joint, copy.deepcopy(joint.graph))
-
-
 def native_partition(
     joint: fx.GraphModule, *, num_fwd_outputs: int, static_input_indices: tuple[int, ...]
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """Cut `joint` as Inductor does without a budget; `joint` may be changed."""
-    with functorch_config.patch(activation_memory_budget=1.0), _random_kept_apart(joint.graph):
-        return partitioners.min_cut_rematerialization_partition(
+    """Cut a prepared joint graph as Inductor does without a budget; `joint` stays as it is."""
+    settings = functorch_config.patch(activation_memory_budget=1.0, cse=False)  # what is prepared has no duplicates
+    with settings, _tags_kept(joint.graph), without_code():
+        modules = partitioners.min_cut_rematerialization_partition(
             joint,
             None,
             compiler="inductor",
             num_fwd_outputs=num_fwd_outputs,
             static_lifetime_input_indices=list(static_input_indices),
         )
+        return _separated(modules)
+
+
+@contextmanager
+def _tags_kept(graph: fx.Graph) -> Iterator[None]:
+    """Put back the checkpoint tags that torch's partitioner changes: doing so twice would demand more."""
+    before = [(node, node.meta["recompute"]) for node in graph.nodes if "recompute" in node.meta]
+    try:
+        yield
+    finally:
+        for node in graph.nodes:
+            node.meta.pop("recompute", None)
+        for node, tag in before:
+            node.meta["recompute"] = tag
+
+
+def _separated(modules: tuple[fx.GraphModule, fx.GraphModule]) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """The modules made callable; their placeholders no longer share their notes with those of the joint graph."""
+    for module in modules:
+        for node in module.graph.find_nodes(op="placeholder"):
+            node.meta = dict(node.meta)
+    forward, backward = modules
+    return new_module(forward, forward.graph), new_module(backward, backward.graph)
 
 
 def extract_modules(
@@ -148,14 +168,16 @@ def extract_modules(
     """Split an ordered joint graph at the saved values; both halves keep the order of the joint graph."""
     opaque = [n for n in saved_values if is_opaque(n)]
     keywords: dict[str, Any] = {"saved_opaque_nodes": opaque} if opaque else {}
-    return partitioners._extract_fwd_bwd_modules(
-        joint,
-        [n for n in saved_values if not is_opaque(n)],
-        saved_sym_nodes=saved_sym_nodes,
-        num_fwd_outputs=num_fwd_outputs,
-        static_lifetime_input_nodes=static_lifetime_input_nodes,
-        **keywords,
-    )
+    with without_code():
+        forward, backward = partitioners._extract_fwd_bwd_modules(
+            joint,
+            [n for n in saved_values if not is_opaque(n)],
+            saved_sym_nodes=saved_sym_nodes,
+            num_fwd_outputs=num_fwd_outputs,
+            static_lifetime_input_nodes=static_lifetime_input_nodes,
+            **keywords,
+        )
+    return new_module(forward, forward.graph), new_module(backward, backward.graph)
 
 
 def is_opaque(node: fx.Node) -> bool:
