@@ -25,7 +25,7 @@ from remat_compiler.costs.op_call import tensors_in
 from remat_compiler.runtime.fake_inputs import counted_device_type, make_fake_inputs
 from remat_compiler.runtime.storage_tracker import Moment, StorageLife, StorageTracker
 from remat_compiler.runtime.workspace import WorkspaceTable
-from remat_compiler.runtime.wrapper_capture import CapturedGraph, DryRunUnsupported, make_twin
+from remat_compiler.runtime.wrapper_capture import DryRunUnsupported, EmittedGraph, make_twin
 
 log = logging.getLogger(__name__)
 
@@ -95,7 +95,7 @@ class DryRun:
 def dry_run(
     compiled: Callable[..., Any],
     example_inputs: Sequence[Any],
-    graphs: Sequence[CapturedGraph] = (),
+    graphs: Sequence[EmittedGraph] = (),
     workspace: WorkspaceTable | None = None,
     gradients_exist: bool = False,
 ) -> DryRun:
@@ -130,7 +130,7 @@ def dry_run(
 class _FakeStep:
     """One training step on fake tensors, and what the tracker saw of it."""
 
-    def __init__(self, example_inputs: Sequence[Any], graphs: Sequence[CapturedGraph], gradients_exist: bool) -> None:
+    def __init__(self, example_inputs: Sequence[Any], graphs: Sequence[EmittedGraph], gradients_exist: bool) -> None:
         device_type = counted_device_type(example_inputs)
         if device_type == "cuda" and not torch.cuda.is_available():
             raise DryRunUnsupported("autograd on fake CUDA tensors needs a CUDA build of torch and a device")

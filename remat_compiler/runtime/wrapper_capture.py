@@ -26,7 +26,7 @@ class DryRunUnsupported(Exception):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class CapturedGraph:
+class EmittedGraph:
     """One graph that Inductor compiled or took from a cache.
 
     Attributes:
@@ -58,7 +58,7 @@ class GraphRecorder:
     """
 
     def __init__(self) -> None:
-        self.graphs: list[CapturedGraph] = []
+        self.graphs: list[EmittedGraph] = []
         self._thread = 0
         self._config = torch_compat.compile_backward_at_once()
 
@@ -75,12 +75,12 @@ class GraphRecorder:
         self._config.__exit__(kind, error, trace)
 
     @property
-    def forward(self) -> tuple[CapturedGraph, ...]:
+    def forward(self) -> tuple[EmittedGraph, ...]:
         """Graphs of the forward (or of inference)."""
         return tuple(graph for graph in self.graphs if not graph.is_backward)
 
     @property
-    def backward(self) -> tuple[CapturedGraph, ...]:
+    def backward(self) -> tuple[EmittedGraph, ...]:
         """Graphs of the backward."""
         return tuple(graph for graph in self.graphs if graph.is_backward)
 
@@ -89,7 +89,7 @@ class GraphRecorder:
             return
         runner = getattr(owner.current_callable, "__self__", None)
         self.graphs.append(
-            CapturedGraph(
+            EmittedGraph(
                 owner=owner,
                 call=owner.current_callable,
                 partitions=tuple(getattr(runner, "partitions", ())),
@@ -132,7 +132,7 @@ class StepObserver(Protocol):
         """A view of the storage of `base`; `offset` counts elements from the start of the storage."""
 
 
-def make_twin(graph: CapturedGraph, observer: StepObserver) -> Callable[[list[Any]], Any]:
+def make_twin(graph: EmittedGraph, observer: StepObserver) -> Callable[[list[Any]], Any]:
     """The wrapper of `graph` with kernels left out, to be called under a fake tensor mode.
 
     Args:
