@@ -26,7 +26,7 @@ from remat_compiler.graph_key import plan_key
 from remat_compiler.options import BudgetKind, Environment, MemoryBudget, RematOptions, format_bytes
 from remat_compiler.partition import NoPlan, Partition, PartitionRequest
 from remat_compiler.partitioner import RematPartitioner, collect
-from remat_compiler.report.progress import progress
+from remat_compiler.progress import progress
 from remat_compiler.reporting import checked_reports, make_reports, publish
 from remat_compiler.runtime.dry_run import DryRun, dry_run
 from remat_compiler.runtime.plan_store import PlanStore, StoredPlan

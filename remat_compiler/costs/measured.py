@@ -17,11 +17,11 @@ import torch
 from remat_compiler import torch_compat
 from remat_compiler.costs.clock import DEVICE_TYPES, best_ns
 from remat_compiler.costs.op_call import OpCall
-from remat_compiler.costs.progress import Progress
 from remat_compiler.costs.roofline import Roofline
 from remat_compiler.costs.store import device_name, shared_store
 from remat_compiler.costs.traffic import CapturedOps
 from remat_compiler.ir.graph import Trait
+from remat_compiler.progress import progress
 
 log = logging.getLogger(__name__)
 
@@ -79,14 +79,14 @@ def _resolve(calls: Mapping[int, OpCall], estimates: list[int], directory: Path 
             missing[call.key] = call
             weight[call.key] = weight.get(call.key, 0) + estimates[op_id]
     fresh: dict[str, int] = {}
-    progress = Progress("timing operators", len(missing))
     try:
-        for key in sorted(missing, key=lambda key: (-weight[key], key)):
-            if progress.seconds > MEASURING_SECONDS:
-                log.warning("%d of %d operators are not timed yet", len(missing) - len(fresh), len(missing))
-                break
-            fresh[key] = time_call(missing[key])
-            progress.show(len(fresh))
+        with progress("timing operators", len(missing)) as bar:
+            for key in sorted(missing, key=lambda key: (-weight[key], key)):
+                if bar.seconds > MEASURING_SECONDS:
+                    log.warning("%d of %d operators are not timed yet", len(missing) - len(fresh), len(missing))
+                    break
+                fresh[key] = time_call(missing[key])
+                bar.advance()
     finally:
         if fresh:
             store.add(fresh)

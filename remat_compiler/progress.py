@@ -1,0 +1,96 @@
+"""Tell a person what takes long: at a terminal on one line that is rewritten, elsewhere in the log.
+
+    with progress("timing operators", len(calls)) as bar:
+        for call in calls:
+            time_it(call)
+            bar.advance()
+
+What ends within two seconds says nothing.  Blocks nest; only the innermost is shown.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+logger = logging.getLogger(__name__)
+
+QUIET_SECONDS = 2.0
+"""Nothing is said before; the log hears nothing more often."""
+REDRAW_SECONDS = 1.0
+"""How often the line on a terminal is written anew."""
+
+_ERASE_LINE = "\r\033[K"
+
+
+class Progress:
+    """How far a block is.
+
+    Attributes:
+        what: What runs.
+        total: How often it advances, or `None` where that is not known.
+        done: How often it has.
+    """
+
+    def __init__(self, what: str, total: int | None) -> None:
+        self.what = what
+        self.total = total
+        self.done = 0
+        self._start = self._logged = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        """Time since the start."""
+        return time.monotonic() - self._start
+
+    def advance(self) -> None:
+        """One more of the total is done."""
+        self.done += 1
+        now = time.monotonic()
+        if now - self._logged >= QUIET_SECONDS and not sys.stderr.isatty():
+            self._logged = now
+            text = str(self)  # as it is now: a handler may format later
+            logger.info("%s", text)
+
+    def __str__(self) -> str:
+        count = "" if self.total is None else f" {self.done} of {self.total},"
+        return f"{self.what},{count} {self.seconds:.0f} s"
+
+
+_running: list[Progress] = []
+"""Blocks under way, the innermost last."""
+
+
+@contextmanager
+def progress(what: str, total: int | None = None) -> Iterator[Progress]:
+    """Show `what` while the block runs; it may `advance` what is yielded, `total` times."""
+    shown = Progress(what, total)
+    _running.append(shown)
+    done = threading.Event()
+    thread = threading.Thread(target=_show, args=(shown, done), daemon=True) if sys.stderr.isatty() else None
+    if thread is not None:
+        thread.start()
+    try:
+        yield shown
+    finally:
+        done.set()
+        if thread is not None:
+            thread.join()
+        _running.remove(shown)
+
+
+def _show(shown: Progress, done: threading.Event) -> None:
+    """Rewrite the line until `done` is set."""
+    wait = QUIET_SECONDS
+    while not done.wait(wait):
+        if _running[-1:] == [shown]:
+            sys.stderr.write(f"{_ERASE_LINE}remat: {shown} ")
+            sys.stderr.flush()
+            wait = REDRAW_SECONDS
+    if wait == REDRAW_SECONDS:
+        sys.stderr.write(_ERASE_LINE)
+        sys.stderr.flush()
