@@ -11,27 +11,57 @@ import torch
 from torch import fx
 
 from remat_compiler import torch_compat
+from remat_compiler.costs.op_call import tensors_in
+from remat_compiler.costs.store import environment
 from remat_compiler.options import RematOptions
 from remat_compiler.runtime.plan_store import PlanKey
 from remat_compiler.version import __version__
 
 
-def plan_key(gm: fx.GraphModule, example_inputs: Sequence[Any], options: RematOptions) -> PlanKey:
-    """Key of compiling `gm` on inputs like `example_inputs` with `options`; where plans are dumped does not count."""
+def plan_key(
+    gm: fx.GraphModule, example_inputs: Sequence[Any], options: RematOptions, budget_bytes: int | None, costs: str
+) -> PlanKey:
+    """Key of compiling `gm` on inputs like `example_inputs` with `options`; where plans are dumped does not count.
+
+    Args:
+        gm: Dynamo's graph.
+        example_inputs: Its inputs.
+        options: What the user asked for.
+        budget_bytes: The budget in bytes here and now (``"auto"`` depends on what the device has left), if known.
+        costs: What decides the operators' times, see `costs.table.cost_identity`.
+    """
     settings = {name: value for name, value in asdict(options).items() if name != "dump"}
     return PlanKey(
         graph=_digest(gm, example_inputs),
         options=repr(settings),
-        inner_settings=repr((torch.get_num_threads(), torch_compat.inductor_fingerprint())),
+        budget=repr(budget_bytes),
+        costs=costs,
+        inner_settings=repr((environment(), _modes(), torch_compat.inductor_fingerprint())),
         versions=repr((__version__, torch.__version__)),
     )
 
 
+def device_types(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> set[str]:
+    """Types of the devices that the graph computes on, as far as Dynamo knows them."""
+    values = [*example_inputs, *(node.meta.get("example_value") for node in gm.graph.nodes)]
+    return {tensor.device.type for tensor in tensors_in(values)} or {"cpu"}
+
+
 def _digest(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> str:
-    text = hashlib.sha256(gm.code.encode())
+    text = hashlib.sha256()
+    for name, module in gm.named_modules():
+        # The code of a graph names the bodies of its checkpoint regions, and does not show them.
+        if isinstance(module, fx.GraphModule):
+            text.update(f"{name}\n{module.code}\n".encode())
     for value in example_inputs:
         text.update(repr(_describe(value)).encode())
     return text.hexdigest()
+
+
+def _modes() -> tuple[object, ...]:
+    """Modes around the call that decide what is traced, and that Dynamo's graph does not show."""
+    autocast = [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")]
+    return (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast)
 
 
 def _describe(value: Any) -> Any:

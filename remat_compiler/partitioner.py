@@ -43,10 +43,17 @@ def collect(workspace: WorkspaceTable) -> Iterator[list[Partition]]:
 
 
 class RematPartitioner(torch_compat.CustomPartitionerFn):
-    """Cuts every joint graph of one compilation by one request."""
+    """Cuts every joint graph of one compilation by one request.
 
-    def __init__(self, request: PartitionRequest) -> None:
+    Args:
+        request: What to aim for.
+        costs: What decides the operators' times besides the graph, see `costs.table.cost_identity`: a plan made under
+            other rates is still valid, but need not be the best.
+    """
+
+    def __init__(self, request: PartitionRequest, costs: str) -> None:
         self.request = request
+        self.costs = costs
 
     def __call__(
         self, gm: fx.GraphModule, joint_inputs: Sequence[object], **keywords: Any
@@ -70,6 +77,6 @@ class RematPartitioner(torch_compat.CustomPartitionerFn):
         return made.cut.forward, made.cut.backward
 
     def uuid(self) -> str:
-        """Names the request and the versions that turn it into a plan."""
-        text = repr((self.request, __version__, torch.__version__))
+        """Names the request, and the costs and versions that turn it into a plan."""
+        text = repr((self.request, self.costs, __version__, torch.__version__))
         return hashlib.sha256(text.encode()).hexdigest()

@@ -21,8 +21,9 @@ from torch import fx
 
 from remat_compiler import torch_compat
 from remat_compiler.adjust import adjusted, best_of, limit_bytes, over_budget
+from remat_compiler.costs.table import cost_identity
 from remat_compiler.errors import InfeasibleBudget
-from remat_compiler.graph_key import plan_key
+from remat_compiler.graph_key import device_types, plan_key
 from remat_compiler.options import BudgetKind, Environment, MemoryBudget, RematOptions, format_bytes
 from remat_compiler.partition import NoPlan, Partition, PartitionRequest
 from remat_compiler.partitioner import RematPartitioner, collect
@@ -74,9 +75,11 @@ def compile_graph(
         InfeasibleBudget: No plan fits, and the options do not say to take the smallest peak.
     """
     directory = None if environment.disable_cache else environment.cache_dir
-    store, key = PlanStore(directory), plan_key(gm, example_inputs, options)
+    first = first_request(options, environment, example_inputs)
+    costs = cost_identity(options.cost_model, device_types(gm, example_inputs), directory)
+    store, key = PlanStore(directory), plan_key(gm, example_inputs, options, first.budget_bytes, costs)
     stored = store.load(key)
-    compiler = _Compiler(gm, example_inputs, WorkspaceTable(directory), reported=stored is not None)
+    compiler = _Compiler(gm, example_inputs, WorkspaceTable(directory), costs, reported=stored is not None)
     known = None
     if stored is not None:
         known = _again(compiler, stored)
@@ -84,7 +87,7 @@ def compile_graph(
             publish(checked_reports(stored.reports, known.check), (), options)
             return known.compiled
     limit = None if stored is None or known is None else stored.limit_bytes
-    attempt, limit = _search(compiler, options, environment, known, limit)
+    attempt, limit = _search(compiler, options, first if known is None else known.request, known, limit)
     if attempt.trains:
         reports = make_reports(attempt.partitions, attempt.check, options, limit)
         publish(reports, attempt.partitions, options)
@@ -108,7 +111,7 @@ def _again(compiler: _Compiler, stored: StoredPlan) -> Attempt | None:
 def _search(
     compiler: _Compiler,
     options: RematOptions,
-    environment: Environment,
+    request: PartitionRequest,
     known: Attempt | None,
     limit: int | None,
 ) -> tuple[Attempt, int | None]:
@@ -117,14 +120,13 @@ def _search(
     Args:
         compiler: Compiles the graph.
         options: What the user asked for.
-        environment: The process's settings.
+        request: What to aim for at first.
         known: What an earlier compilation ended with: the first try.
         limit: The budget in bytes, where it is known already.
 
     Returns:
         The try to keep, and the budget in bytes (`None` for none).
     """
-    request = first_request(options, environment, compiler.example_inputs) if known is None else known.request
     tries: list[Attempt] = []
     refusal: NoPlan | None = None
     while len(tries) < MAX_TRIES:
@@ -159,9 +161,15 @@ class _Compiler:
     """Compiles copies of one Dynamo graph."""
 
     def __init__(
-        self, gm: fx.GraphModule, example_inputs: Sequence[Any], workspace: WorkspaceTable, reported: bool
+        self,
+        gm: fx.GraphModule,
+        example_inputs: Sequence[Any],
+        workspace: WorkspaceTable,
+        costs: str,
+        reported: bool,
     ) -> None:
         self.gm = gm
+        self.costs = costs
         self.reported = reported
         self.example_inputs = example_inputs
         self.workspace = workspace
@@ -187,7 +195,7 @@ class _Compiler:
         what = f"planning and {'compiling' if real else 'generating code'}"
         with progress(what), limited, collect(self.workspace) as partitions, GraphRecorder() as recorder:
             gm = torch_compat.copy_module(self.gm)
-            compiled = inner(gm, self.example_inputs, RematPartitioner(request))
+            compiled = inner(gm, self.example_inputs, RematPartitioner(request, self.costs))
         compiled_at = time.perf_counter()
         trains = bool(partitions or recorder.backward)
         check = DryRun(unknown="no backward")

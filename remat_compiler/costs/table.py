@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from remat_compiler.costs.measured import measured_times
-from remat_compiler.costs.rates import NOMINAL
+from remat_compiler.costs.rates import NOMINAL, rates_of
 from remat_compiler.costs.roofline import Roofline
 from remat_compiler.costs.traffic import CapturedOps
 from remat_compiler.ir.problem import CostTable
@@ -29,3 +30,19 @@ def cost_table(
         ops = range(len(captured.main))
         times, provenance = [roofline.time_ns(op) for op in ops], [roofline.provenance(op) for op in ops]
     return CostTable(tuple(times), workspace_bytes, tuple(provenance))
+
+
+def cost_identity(cost_model: str, device_types: Iterable[str], directory: Path | None) -> str:
+    """Text that is equal where the same graph gets the same times: a plan is the best one only under these.
+
+    Calibrates what is not known yet.  Times of single operators (``measured``) are not named: each is made once and
+    kept beside the rates.
+
+    Args:
+        cost_model: One of `options.COST_MODELS`.
+        device_types: Devices that the graph computes on.
+        directory: Where rates are kept, as in `cost_table`.
+    """
+    if cost_model == "nominal":
+        return repr((cost_model, NOMINAL))
+    return repr((cost_model, [(kind, rates_of(kind, directory)) for kind in sorted(set(device_types))]))

@@ -29,12 +29,16 @@ class PlanKey:
     Attributes:
         graph: Digest of Dynamo's graph and of its inputs' shapes, strides, types and devices.
         options: The options of the compilation, printed.
+        budget: What the options' budget is in bytes here and now, where that is known before planning.
+        costs: What decides the operators' times, see `costs.table.cost_identity`.
         inner_settings: Settings of the inner compiler that change what it emits, such as the thread count.
         versions: Versions of this project and of torch.
     """
 
     graph: str
     options: str
+    budget: str
+    costs: str
     inner_settings: str
     versions: str
 

@@ -62,6 +62,19 @@ def test_a_second_process_hits_with_its_report_and_another_budget_misses(folder:
     assert other[0] < first[0]  # type: ignore[operator]
 
 
+def test_code_planned_under_other_rates_is_planned_again(folder: Path) -> None:
+    (first,) = run(folder, 0.9)
+    (store,) = (folder / "plans").glob("rates-*.json")
+    before = store.read_text(encoding="utf-8")
+    record = json.loads(before)
+    record["rates"]["cpu bytes_per_s"] *= 2
+    store.write_text(json.dumps(record), encoding="utf-8")
+    (other,) = run(folder, 0.9)
+    store.write_text(before, encoding="utf-8")
+    assert not other[2]
+    assert run(folder, 0.9) == [[first[0], first[1], True]]
+
+
 def test_compiled_code_whose_plan_was_lost_is_planned_again(folder: Path) -> None:
     run(folder, 0.9)
     (found,) = run(folder, 0.9, plans="elsewhere")
