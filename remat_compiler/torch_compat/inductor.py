@@ -23,25 +23,33 @@ from torch._inductor.virtualized import V
 
 _KEEP_PLANNED_MEMORY: dict[str, Any] = {"allow_buffer_reuse": False, "reorder_for_peak_memory": False}
 """Inductor's settings under which what it emits allocates and frees as the planned graphs say."""
-_KEEP_PLANNED_MEMORY_ON_CPU: dict[str, Any] = {"layout_optimization": False}
-"""The same for a CPU: channels-last copies of all convolution weights would be made first and saved."""
+_PLAIN_LAYOUT: dict[str, Any] = {"layout_optimization": False}
+"""The same where convolutions must run without copies of their weights in channels-last order."""
 _planned = threading.local()
 
 
-def keep_planned_memory(gm: fx.GraphModule) -> None:
-    """Let the rest of `compile_with_inductor` keep to the planned memory of `gm`."""
+def keep_planned_memory(free_layout: bool) -> None:
+    """Let the rest of `compile_with_inductor` keep to the planned memory.
+
+    Args:
+        free_layout: Whether Inductor may choose how convolutions lie in memory.
+    """
     _planned.active = True
-    values = (n.meta.get("val") for n in gm.graph.nodes if n.op == "placeholder")
-    on_cpu = all(v.device.type == "cpu" for v in values if isinstance(v, torch.Tensor))
-    for name, value in {**_KEEP_PLANNED_MEMORY, **(_KEEP_PLANNED_MEMORY_ON_CPU if on_cpu else {})}.items():
+    for name, value in {**_KEEP_PLANNED_MEMORY, **({} if free_layout else _PLAIN_LAYOUT)}.items():
         setattr(inductor_config, name, value)
+
+
+def has_convolutions(gm: fx.GraphModule) -> bool:
+    """Whether Dynamo's graph has a convolution, whose layout Inductor would choose."""
+    names = (getattr(n.target, "__name__", "") for n in gm.graph.nodes if n.op == "call_function")
+    return any(name.startswith("conv") for name in names)
 
 
 def compile_with_inductor(gm: fx.GraphModule, example_inputs: Any, partitioner: CustomPartitionerFn) -> Any:
     """Compile Dynamo's graph with Inductor, cutting joint graphs with `partitioner`; `gm` may be changed."""
     _guard_product_fusion()
     # The partitioner may change settings on the way; leaving the block restores them.
-    changed = [*_KEEP_PLANNED_MEMORY, *_KEEP_PLANNED_MEMORY_ON_CPU]
+    changed = [*_KEEP_PLANNED_MEMORY, *_PLAIN_LAYOUT]
     with inductor_config.patch({name: getattr(inductor_config, name) for name in changed}):
         try:
             with V.set_choices_handler(_planned_choices(cast("Hashable", type(V.choices)))()):
@@ -80,14 +88,15 @@ STORE = torch.ops.prims.inductor_force_stride_order
 """An operator that only says how its argument lies in memory, and so that it lies there."""
 
 
-def stored(graph: fx.Graph, node: fx.Node) -> fx.Node:
-    """`node`, which Inductor writes to memory where it stands rather than inlining it into its readers."""
+def stored(node: fx.Node) -> tuple[Any, tuple[Any, ...]]:
+    """Target and arguments of a node that makes Inductor write `node` to memory where it stands.
+
+    It would inline it into its readers otherwise.  No target where it writes it anyway.
+    """
     value = node.meta["val"]
     if value.numel() == 1:
-        return node
-    new = graph.call_function(STORE.default, (node, list(value.stride())))
-    new.meta = dict(node.meta)
-    return new
+        return None, ()
+    return STORE.default, (node, list(value.stride()))
 
 
 @contextmanager

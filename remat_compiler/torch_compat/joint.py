@@ -156,31 +156,3 @@ def _separated(modules: tuple[fx.GraphModule, fx.GraphModule]) -> tuple[fx.Graph
             node.meta = dict(node.meta)
     forward, backward = modules
     return new_module(forward, forward.graph), new_module(backward, backward.graph)
-
-
-def extract_modules(
-    joint: fx.GraphModule,
-    saved_values: list[fx.Node],
-    saved_sym_nodes: list[fx.Node],
-    num_fwd_outputs: int,
-    static_lifetime_input_nodes: Any = None,
-) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """Split an ordered joint graph at the saved values; both halves keep the order of the joint graph."""
-    opaque = [n for n in saved_values if is_opaque(n)]
-    keywords: dict[str, Any] = {"saved_opaque_nodes": opaque} if opaque else {}
-    with without_code():
-        forward, backward = partitioners._extract_fwd_bwd_modules(
-            joint,
-            [n for n in saved_values if not is_opaque(n)],
-            saved_sym_nodes=saved_sym_nodes,
-            num_fwd_outputs=num_fwd_outputs,
-            static_lifetime_input_nodes=static_lifetime_input_nodes,
-            **keywords,
-        )
-    return new_module(forward, forward.graph), new_module(backward, backward.graph)
-
-
-def is_opaque(node: fx.Node) -> bool:
-    """Whether the node's value is an opaque object (torch 2.12 and later)."""
-    check = getattr(partitioners, "is_opaque_node", None)
-    return bool(check(node)) if check is not None else False

@@ -1,0 +1,167 @@
+"""The calling convention of a forward and a backward graph: the order of inputs and outputs, and what torch notes.
+
+torch's own extraction decides it while it splits a joint graph, of which it makes three copies.  Here both graphs
+exist already, so it is shown an *outline* of their joint graph, in which one node stands for the whole backward:
+
+    inputs ─► each value that is returned or saved ─► backward ─► each gradient
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch._prims.rng_prims
+from torch import fx
+from torch._functorch import partitioners
+from torch._inductor import config as inductor_config
+
+from remat_compiler.torch_compat.modules import new_module, without_code
+
+_QUANTIZATION = "activation_quantization_aten_pass"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Halves:
+    """A forward and a backward graph that have no outputs yet.
+
+    Attributes:
+        joint: What both were made from.
+        forward: Forward graph.
+        backward: Backward graph, with a placeholder for each value of the forward that it reads.
+        crossing: Those values and their placeholders.
+        symbols: Nodes of the forward that hold no tensor: sizes and what is computed from them.
+        forward_outputs: What the forward returns to its caller: nodes of `forward`, or constants.
+        backward_outputs: What the backward returns: nodes of `backward`, or constants.
+    """
+
+    joint: fx.GraphModule
+    forward: fx.Graph
+    backward: fx.Graph
+    crossing: dict[fx.Node, fx.Node]
+    symbols: frozenset[fx.Node]
+    forward_outputs: tuple[Any, ...]
+    backward_outputs: tuple[Any, ...]
+
+
+def finished_modules(halves: Halves) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """Modules of `halves` in the convention of AOTAutograd's partitioners; the graphs get their outputs."""
+    saved = _without_dead_code(halves)
+    outline = _Outline(halves, saved)
+    tensors = [n for n in saved if n not in halves.symbols and not is_opaque(n)]
+    opaque = [outline.of[n] for n in saved if is_opaque(n)]
+    keywords: dict[str, Any] = {"saved_opaque_nodes": opaque} if opaque else {}
+    options = inductor_config.post_grad_fusion_options
+    settings = {"post_grad_fusion_options": {k: v for k, v in options.items() if k != _QUANTIZATION}}
+    with inductor_config.patch(settings), without_code():
+        forward, backward = partitioners._extract_fwd_bwd_modules(
+            new_module(halves.joint, outline.graph),
+            [outline.of[n] for n in tensors],
+            saved_sym_nodes=[outline.of[n] for n in saved if n in halves.symbols],
+            num_fwd_outputs=len(halves.forward_outputs),
+            **keywords,
+        )
+    _adopt(halves.forward, forward.graph)
+    _adopt(halves.backward, backward.graph)
+    notes = next(n.meta for n in backward.graph.nodes if n.target is outline.backward.target)
+    for node in halves.backward.nodes:
+        if node.op in ("call_function", "get_attr"):
+            node.meta.update(notes)
+    modules = new_module(halves.joint, halves.forward), new_module(halves.joint, halves.backward)
+    if _QUANTIZATION in options:
+        partitioners.enable_activation_quantization(tensors, *modules, None, len(halves.forward_outputs))
+    return modules
+
+
+def is_opaque(node: fx.Node) -> bool:
+    """Whether the node's value is an opaque object (torch 2.12 and later)."""
+    check = getattr(partitioners, "is_opaque_node", None)
+    return bool(check(node)) if check is not None else False
+
+
+class _Outline:
+    """The joint graph that torch is shown.
+
+    Attributes:
+        graph: The graph.
+        of: The node that stands for a node of the forward, or for an input or output of the backward.
+        backward: The node that stands for the backward; one that is no dead code, whatever the backward returns.
+    """
+
+    def __init__(self, halves: Halves, saved: list[fx.Node]) -> None:
+        self.graph = fx.Graph()
+        self.of: dict[fx.Node, fx.Node] = {}
+        shown = {*saved, *_nodes(halves.forward_outputs), *halves.symbols}
+        for node in halves.forward.nodes:
+            if node.op == "placeholder" or node in shown:
+                self._show(node, ())
+        for node, placeholder in halves.crossing.items():
+            self.of[placeholder] = self.of[node]
+        for node in halves.backward.find_nodes(op="placeholder"):
+            if node not in self.of:
+                self._show(node, ())
+        read = [self.of[n] for n in (*saved, *halves.backward.find_nodes(op="placeholder"))]
+        self.backward = self.graph.call_function(torch._assert, tuple(dict.fromkeys(read)))
+        for node in _nodes(halves.backward_outputs):
+            if node not in self.of:
+                self._show(node, (self.backward,))
+        outputs = (*halves.forward_outputs, *halves.backward_outputs)
+        shown_outputs = tuple(self.of[o] if isinstance(o, fx.Node) else o for o in outputs)
+        self.graph.output(shown_outputs).meta = dict(halves.joint.graph.output_node().meta)
+
+    def _show(self, node: fx.Node, args: tuple[fx.Node, ...]) -> None:
+        is_input = node.op == "placeholder"
+        op, target = ("placeholder", node.target) if is_input else ("call_function", _value_of)
+        self.of[node] = self.graph.create_node(op, target, args, {}, node.name)
+        self.of[node].meta = dict(node.meta)
+
+
+def _value_of(*_: object) -> None:
+    """Target of a node that stands for a value."""
+
+
+def _nodes(values: Iterable[Any]) -> list[fx.Node]:
+    return [v for v in values if isinstance(v, fx.Node)]
+
+
+def _without_dead_code(halves: Halves) -> list[fx.Node]:
+    """Erase what nothing needs; what crosses, in the order of the forward."""
+    outputs = _nodes(halves.backward_outputs)
+    _erase_dead(halves.backward, outputs)
+    for node, placeholder in list(halves.crossing.items()):
+        if not placeholder.users and placeholder not in outputs:
+            halves.backward.erase_node(placeholder)
+            del halves.crossing[node]
+    saved = sorted(halves.crossing)
+    _erase_dead(halves.forward, [*_nodes(halves.forward_outputs), *saved])
+    return saved
+
+
+def _erase_dead(graph: fx.Graph, outputs: Iterable[fx.Node]) -> None:
+    """Erase what no output needs; as in torch, random operators stay only where Inductor falls back to torch's own."""
+    needed = set(outputs)
+    impure_random = torch._guards.TracingContext.try_get() is None or inductor_config.fallback_random
+    for node in reversed(graph.nodes):
+        if not node.users and node not in needed and not node.is_impure(impure_random):
+            graph.erase_node(node)
+
+
+def _adopt(graph: fx.Graph, convention: fx.Graph) -> None:
+    """Give `graph` the inputs, outputs and notes of `convention`, whose nodes have the same names."""
+    named = {node.name: node for node in graph.nodes}
+    before = None
+    for like in convention.find_nodes(op="placeholder"):
+        node = named.get(like.name) or graph.placeholder(like.name)
+        node.meta = dict(like.meta)
+        if before is not None:
+            before.append(node)
+        elif node.prev.op != "root":
+            next(iter(graph.nodes)).prepend(node)
+        before = named[like.name] = node
+    wanted = convention.output_node()
+    returned: Any = wanted.args[0]
+    outputs = tuple(named[o.name] if isinstance(o, fx.Node) else o for o in returned)
+    graph.output(outputs).meta = dict(wanted.meta)
+    graph.lint()
