@@ -49,6 +49,8 @@ class PartitionRequest:
         max_slowdown: Largest time of the step, relative to no recomputation; `None` for no limit.
         time_limit: Seconds that planning may take.
         verify: Level of checking, see `options.Environment`.
+        free_layout: Whether the inner compiler may choose how convolutions lie in memory, which is mostly faster
+            and needs copies of their weights.
     """
 
     budget_bytes: int | None
@@ -60,6 +62,7 @@ class PartitionRequest:
     max_slowdown: float | None = 2.0
     time_limit: float = 2.0
     verify: int = 1
+    free_layout: bool = True
 
 
 @dataclass(frozen=True, slots=True, eq=False)

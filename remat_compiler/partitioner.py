@@ -70,7 +70,7 @@ class RematPartitioner(torch_compat.CustomPartitionerFn):
             workspace=_workspace.get() or WorkspaceTable(),
         )
         if request.inner == "inductor" and not made.unchanged:
-            torch_compat.keep_planned_memory(gm)
+            torch_compat.keep_planned_memory(request.free_layout)
         collected = _collected.get()
         if collected is not None:
             collected.append(made)

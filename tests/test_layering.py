@@ -26,7 +26,7 @@ TIERS: tuple[frozenset[str], ...] = (
     frozenset({"torch_compat"}),
     frozenset({"costs", "simulate"}),
     frozenset({"capture", "rewrite", "runtime", "report"}),
-    frozenset({"partition", "partitioner", "adjust", "graph_key", "reporting", "pipeline"}),
+    frozenset({"partition", "partitioner", "adjust", "graph_key", "reporting", "search", "pipeline"}),
     frozenset({"backend", "cli"}),
 )
 """Files and folders of remat_compiler, lowest first; each may import the tiers below it."""
@@ -37,7 +37,9 @@ NEIGHBOURS = frozenset(
         ("partitioner", "partition"),
         ("adjust", "partition"),
         ("reporting", "partition"),
-        *(("pipeline", name) for name in ("adjust", "graph_key", "partition", "partitioner", "reporting")),
+        ("search", "partition"),
+        ("search", "adjust"),
+        *(("pipeline", name) for name in ("graph_key", "partition", "partitioner", "reporting", "search")),
     }
 )
 """Imports within a tier: importer and imported."""

@@ -1,0 +1,182 @@
+"""Which requests to compile for one graph until its checked peak fits the budget and uses it.
+
+    request ─► compile ─► dry run ─► fits, and uses the budget ─► keep
+                  ▲           │
+                  └───────────┘ over the budget: plan for less; far below it: plan for more
+
+The first compilation is a real one, since it is nearly always the last.  Further tries only generate code, which is
+enough for the dry run, and the one that is kept is then compiled.
+
+Convolutions are tried twice: first laid out as the inner compiler likes, which is faster and takes copies of their
+weights, then, where those do not fit, or only at the price of much recomputation, as the program has them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from remat_compiler.adjust import added_ns, adjusted, best_of, limit_bytes, over_budget
+from remat_compiler.errors import InfeasibleBudget
+from remat_compiler.options import RematOptions, format_bytes
+from remat_compiler.partition import NoPlan, Partition, PartitionRequest
+from remat_compiler.runtime.dry_run import DryRun
+from remat_compiler.simulate.floor import peak_floor
+from remat_compiler.simulate.timeline import simulate
+
+logger = logging.getLogger(__name__)
+
+MAX_TRIES = 4
+"""How often a graph is planned at most, for each layout, until its checked peak fits and uses the budget."""
+NEARLY_FITS = 1.08
+"""A smallest peak up to this factor above the budget is emitted and checked before it is refused: what
+Inductor emits may peak below what the simulator says."""
+LAYOUT_GAIN = 0.05
+"""Fraction of the step that may be recomputed more for the sake of the inner compiler's own layout."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Attempt:
+    """One try at a graph.
+
+    Attributes:
+        request: What was aimed for.
+        compiled: The callable; it cannot be executed when `real` is false.
+        real: Whether kernels were compiled.
+        trains: Whether there is a backward.
+        partitions: What was decided; empty without a backward, and when a compiler's cache was hit.
+        check: The dry run of what was emitted.
+    """
+
+    request: PartitionRequest
+    compiled: Callable[..., Any]
+    real: bool
+    trains: bool
+    partitions: tuple[Partition, ...]
+    check: DryRun
+
+
+class Compile(Protocol):
+    """Compiles and checks; raises `NoPlan` when the planner refuses."""
+
+    def __call__(self, request: PartitionRequest, real: bool = True) -> Attempt:
+        """One try; where `real` is false, kernels are not compiled."""
+        ...
+
+
+class Search:
+    """The tries at one graph.
+
+    Args:
+        compile_: Compiles it.
+        options: What the user asked for.
+        chooses_layout: Whether the inner compiler may lay out operators otherwise than the program does.
+    """
+
+    def __init__(self, compile_: Compile, options: RematOptions, *, chooses_layout: bool) -> None:
+        self.compile = compile_
+        self.options = options
+        self.chooses_layout = chooses_layout and options.inner == "inductor"
+        self.limit: int | None = None
+        self.refusal: NoPlan | None = None
+
+    def run(self, request: PartitionRequest, known: Attempt | None, limit: int | None) -> tuple[Attempt, int | None]:
+        """The try to keep, and the budget in bytes (`None` for none).
+
+        Args:
+            request: What to aim for at first.
+            known: What an earlier compilation ended with: the first try.
+            limit: The budget in bytes, where it is known already.
+
+        Raises:
+            InfeasibleBudget: Nothing fits, and the options do not say to take the smallest peak.
+        """
+        self.limit = limit
+        tries = self._tries(request, known)
+        if request.free_layout and self.chooses_layout and self._layout_costs(tries):
+            tries += self._tries(replace(request, free_layout=False), None)
+        best = best_of(tries, self.limit)
+        if best is None or over_budget(best.check, self.limit):
+            best = self._when_nothing_fits(best)
+        if not best.real:
+            best = self.compile(best.request)
+            if over_budget(best.check, self.limit):
+                best = self._when_nothing_fits(best)
+        return best, self.limit
+
+    def _tries(self, request: PartitionRequest, known: Attempt | None) -> list[Attempt]:
+        """Tries in one layout, at most `MAX_TRIES`, until one fits and uses the budget."""
+        tries: list[Attempt] = []
+        trial = self.chooses_layout and request.free_layout
+        while len(tries) < MAX_TRIES:
+            try:
+                attempt = known or self.compile(request, real=not tries and not trial)
+                known = None
+            except NoPlan as refused:
+                self.refusal = refused
+                smallest = None if trial else self._smallest_request(request, refused)
+                if smallest is None:
+                    break
+                request = smallest
+                continue
+            tries.append(attempt)
+            if self.limit is None:
+                self.limit = limit_bytes(self.options.memory_budget, attempt.partitions)
+            following = adjusted(request, attempt.partitions, attempt.check, self.limit)
+            if following is None:
+                break
+            request = following
+        return tries
+
+    def _layout_costs(self, tries: Sequence[Attempt]) -> bool:
+        """Whether the inner compiler's layout does not fit, or fits only by recomputing much more."""
+        best = best_of(tries, self.limit)
+        if best is None or over_budget(best.check, self.limit):
+            return True
+        more_ns = added_ns(best.partitions) - added_ns(tries[0].partitions)
+        return more_ns > LAYOUT_GAIN * sum(p.cut.problem.costs.step_ns for p in best.partitions)
+
+    def _smallest_request(self, request: PartitionRequest, refused: NoPlan) -> PartitionRequest | None:
+        """The request for the smallest peak, where what is emitted may still fit; `None` where that is hopeless."""
+        budget_bytes = refused.problem.budget_bytes if self.limit is None else self.limit
+        hopeful = request.inner == "inductor" and refused.result.peak_bytes <= NEARLY_FITS * budget_bytes
+        if request.take_smallest or refused.result.plan is None or not hopeful:
+            return None
+        return replace(request, budget_bytes=refused.result.peak_bytes, fraction=None, take_smallest=True)
+
+    def _when_nothing_fits(self, best: Attempt | None) -> Attempt:
+        """The smallest peak with a warning, where the options allow that; else the error."""
+        if best is not None and self.limit is not None and self.options.on_infeasible == "min":
+            logger.warning(
+                "no plan fits memory_budget=%d bytes; training goes on at the smallest peak found, %s",
+                self.limit,
+                format_bytes(best.check.peak_bytes),
+            )
+            return best
+        refusal = self.refusal
+        if best is None or (refusal is not None and refusal.result.peak_bytes < best.check.peak_bytes):
+            assert refusal is not None
+            raise infeasible(refusal, self.options, self.limit) from refusal
+        assert self.limit is not None
+        peak = best.check.timeline[best.check.peak_index]
+        raise InfeasibleBudget(self.limit, best.check.peak_bytes, peak.label, peak.text, _reason(self.options))
+
+
+def infeasible(refusal: NoPlan, options: RematOptions, limit: int | None) -> InfeasibleBudget:
+    """The error that tells the user the smallest reachable peak, and what forces it."""
+    problem, result = refusal.problem, refusal.result
+    graph, plan = problem.graph, result.plan
+    if plan is None:
+        floor = peak_floor(graph, problem.costs)
+        smallest, forced = floor.peak_bytes, None if floor.op is None else graph.ops[floor.op]
+    else:
+        timeline = simulate(graph, problem.costs, plan)
+        smallest, forced = timeline.peak_bytes, graph.ops[plan.steps[timeline.peak_step]]
+    name, source = ("", "") if forced is None else (forced.name, forced.source)
+    return InfeasibleBudget(problem.budget_bytes if limit is None else limit, smallest, name, source, _reason(options))
+
+
+def _reason(options: RematOptions) -> str:
+    return "" if options.max_slowdown is None else f"max_slowdown={options.max_slowdown}"
