@@ -52,6 +52,11 @@ def added_ns(partitions: Sequence[Partition]) -> int:
     return sum(p.cut.timeline.added_ns for p in partitions)
 
 
+def planned_bytes(partitions: Sequence[Partition]) -> int:
+    """Peak that the simulator foresees."""
+    return sum(p.cut.timeline.peak_bytes for p in partitions)
+
+
 def best_of(tries: Sequence[C], limit: int | None) -> C | None:
     """The try to keep: one that fits before one that does not; of those that fit the fastest, else the smallest."""
 
@@ -75,7 +80,7 @@ def adjusted(
     over = check.peak_bytes > limit
     if not over and (check.peak_bytes >= USED_ENOUGH * limit or added_ns(partitions) == 0):
         return None
-    planned = sum(p.cut.timeline.peak_bytes for p in partitions)
+    planned = planned_bytes(partitions)
     aim = limit - (check.peak_bytes - planned) - (int(MARGIN * limit) if over else 0)
     aimed = sum(p.cut.problem.budget_bytes for p in partitions)
     if aim <= 0 or aim == aimed or (over and aim >= planned):

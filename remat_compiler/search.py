@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from remat_compiler.adjust import added_ns, adjusted, best_of, limit_bytes, over_budget
+from remat_compiler.adjust import added_ns, adjusted, best_of, limit_bytes, over_budget, planned_bytes
 from remat_compiler.errors import InfeasibleBudget
 from remat_compiler.options import RematOptions, format_bytes
 from remat_compiler.partition import NoPlan, Partition, PartitionRequest
@@ -156,7 +156,7 @@ class Search:
             )
             return best
         refusal = self.refusal
-        if best is None or (refusal is not None and refusal.result.peak_bytes < best.check.peak_bytes):
+        if best is None or (refusal is not None and refusal.result.peak_bytes < planned_bytes(best.partitions)):
             assert refusal is not None
             raise infeasible(refusal, self.options, self.limit) from refusal
         assert self.limit is not None

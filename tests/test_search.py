@@ -1,0 +1,128 @@
+"""Which tries are made for a graph and which one is kept, on a made-up compiler whose peaks are known."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from builders import chain, with_budget
+from remat_compiler.errors import InfeasibleBudget
+from remat_compiler.ir.graph import Phase
+from remat_compiler.ir.plan import Plan, PlanResult, PlanStatus
+from remat_compiler.options import RematOptions
+from remat_compiler.partition import NoPlan, Partition, PartitionRequest
+from remat_compiler.runtime.dry_run import DryRun
+from remat_compiler.search import MAX_TRIES, Attempt, Search
+
+STEP_NS = 1000
+
+
+@dataclass
+class MadeUpCompiler:
+    """Plans use their whole budget; what is emitted takes `layout_bytes` more in the compiler's own layout.
+
+    Attributes:
+        layout_bytes: Bytes of copies in the compiler's own layout.
+        other_bytes: Bytes by which every estimate is low.
+        floor_bytes: Smallest peak of any plan.
+        ns_per_byte: Time that each byte below 1,000 adds.
+        requests: What was asked for, and whether for real.
+    """
+
+    layout_bytes: int
+    other_bytes: int = 0
+    floor_bytes: int = 0
+    ns_per_byte: float = 0.1
+    requests: list[tuple[PartitionRequest, bool]] = field(default_factory=list)
+
+    def __call__(self, request: PartitionRequest, real: bool = True) -> Attempt:
+        self.requests.append((request, real))
+        assert request.budget_bytes is not None
+        if request.budget_bytes < self.floor_bytes:
+            raise refusal(request.budget_bytes, self.floor_bytes)
+        timeline = SimpleNamespace(
+            peak_bytes=request.budget_bytes, added_ns=int(self.ns_per_byte * (1000 - request.budget_bytes))
+        )
+        problem = SimpleNamespace(budget_bytes=request.budget_bytes, costs=SimpleNamespace(step_ns=STEP_NS))
+        partition = cast("Partition", SimpleNamespace(cut=SimpleNamespace(timeline=timeline, problem=problem)))
+        emitted = request.budget_bytes + self.other_bytes + (self.layout_bytes if request.free_layout else 0)
+        point = SimpleNamespace(label="aten.convolution", text="x = conv(y)")
+        check = cast("DryRun", SimpleNamespace(unknown="", peak_bytes=emitted, peak_index=0, timeline=(point,)))
+        return Attempt(request, lambda: None, real, True, (partition,), check)
+
+
+def refusal(budget_bytes: int, smallest_bytes: int) -> NoPlan:
+    """A planner that found nothing below `smallest_bytes`."""
+    problem = with_budget(chain(2), budget_bytes)
+    steps = tuple(op.id for op in problem.graph.ops)
+    plan = Plan(steps, sum(op.phase is Phase.FORWARD for op in problem.graph.ops))
+    return NoPlan(problem, PlanResult(PlanStatus.INFEASIBLE, "made up", plan, smallest_bytes))
+
+
+def options_of(**options: Any) -> RematOptions:
+    """Options as the user gives them."""
+    return RematOptions.parse(options, check_planner=lambda name: name)
+
+
+def searched(compiler: MadeUpCompiler, budget: int, *, convolutions: bool = True, **options: Any) -> Attempt:
+    """The kept try under a budget in bytes."""
+    search = Search(compiler, options_of(memory_budget=budget, **options), chooses_layout=convolutions)
+    kept, limit = search.run(PartitionRequest(budget), None, None)
+    assert limit == budget
+    return kept
+
+
+def test_copies_that_cost_little_recomputation_keep_the_compilers_layout() -> None:
+    kept = searched(MadeUpCompiler(layout_bytes=20), 900)
+    assert kept.request.free_layout
+    assert kept.check.peak_bytes <= 900
+    assert kept.real
+
+
+def test_copies_that_cost_much_recomputation_are_avoided() -> None:
+    kept = searched(MadeUpCompiler(layout_bytes=20, ns_per_byte=10.0), 900)
+    assert not kept.request.free_layout
+    assert kept.check.peak_bytes <= 900
+
+
+def test_copies_that_leave_no_plan_are_avoided() -> None:
+    kept = searched(MadeUpCompiler(layout_bytes=500, floor_bytes=600), 900)
+    assert not kept.request.free_layout
+    assert kept.check.peak_bytes <= 900
+
+
+def test_without_convolutions_the_first_try_is_compiled_and_kept() -> None:
+    compiler = MadeUpCompiler(layout_bytes=0)
+    kept = searched(compiler, 900, convolutions=False)
+    assert [real for _, real in compiler.requests] == [True]
+    assert kept.request == compiler.requests[0][0]
+
+
+def test_kernels_are_compiled_once_where_the_layout_is_chosen() -> None:
+    compiler = MadeUpCompiler(layout_bytes=20)
+    searched(compiler, 900)
+    assert [real for _, real in compiler.requests].count(True) == 1
+    assert len(compiler.requests) <= 2 * MAX_TRIES + 1
+
+
+def test_the_error_names_the_users_budget_and_the_smallest_peak_of_both_layouts() -> None:
+    with pytest.raises(InfeasibleBudget) as error:
+        searched(MadeUpCompiler(layout_bytes=50, other_bytes=60, floor_bytes=880), 900)
+    assert error.value.budget_bytes == 900
+    assert error.value.smallest_peak_bytes == 880 + 60
+
+
+def test_on_request_the_smallest_peak_is_kept_though_it_is_over_the_budget() -> None:
+    compiler = MadeUpCompiler(layout_bytes=0, floor_bytes=0)
+
+    def stubborn(request: PartitionRequest, real: bool = True) -> Attempt:
+        made = compiler(request, real)
+        made.check.peak_bytes = 950  # type: ignore[misc]
+        return made
+
+    options = options_of(memory_budget=900, on_infeasible="min")
+    kept, _ = Search(stubborn, options, chooses_layout=False).run(PartitionRequest(900), None, None)
+    assert kept.check.peak_bytes == 950
