@@ -7,6 +7,9 @@
 The first compilation is a real one, since it is nearly always the last.  Further tries only generate code, which is
 enough for the dry run, and the one that is kept is then compiled.
 
+Where the planner finds nothing within the budget, the smallest peak that it found is emitted and checked before it is
+refused: what is emitted may peak below what the simulator says, and the error names bytes that can be relied on.
+
 Convolutions are tried twice: first laid out as the inner compiler likes, which is faster and takes copies of their
 weights, then, where those do not fit, or only at the price of much recomputation, as the program has them.
 """
@@ -30,9 +33,6 @@ logger = logging.getLogger(__name__)
 
 MAX_TRIES = 4
 """How often a graph is planned at most, for each layout, until its checked peak fits and uses the budget."""
-NEARLY_FITS = 1.08
-"""A smallest peak up to this factor above the budget is emitted and checked before it is refused: what
-Inductor emits may peak below what the simulator says."""
 LAYOUT_GAIN = 0.05
 """Fraction of the step that may be recomputed more for the sake of the inner compiler's own layout."""
 
@@ -110,16 +110,17 @@ class Search:
         """Tries in one layout, at most `MAX_TRIES`, until one fits and uses the budget."""
         tries: list[Attempt] = []
         trial = self.chooses_layout and request.free_layout
+        likely = not trial
         while len(tries) < MAX_TRIES:
             try:
-                attempt = known or self.compile(request, real=not tries and not trial)
+                attempt = known or self.compile(request, real=likely and not tries)
                 known = None
             except NoPlan as refused:
-                self.refusal = refused
-                smallest = None if trial else self._smallest_request(request, refused)
-                if smallest is None:
+                self.refusal, likely = refused, False
+                if trial or request.take_smallest or refused.result.plan is None:
                     break
-                request = smallest
+                smallest_bytes = refused.result.peak_bytes
+                request = replace(request, budget_bytes=smallest_bytes, fraction=None, take_smallest=True)
                 continue
             tries.append(attempt)
             if self.limit is None:
@@ -137,14 +138,6 @@ class Search:
             return True
         more_ns = added_ns(best.partitions) - added_ns(tries[0].partitions)
         return more_ns > LAYOUT_GAIN * sum(p.cut.problem.costs.step_ns for p in best.partitions)
-
-    def _smallest_request(self, request: PartitionRequest, refused: NoPlan) -> PartitionRequest | None:
-        """The request for the smallest peak, where what is emitted may still fit; `None` where that is hopeless."""
-        budget_bytes = refused.problem.budget_bytes if self.limit is None else self.limit
-        hopeful = request.inner == "inductor" and refused.result.peak_bytes <= NEARLY_FITS * budget_bytes
-        if request.take_smallest or refused.result.plan is None or not hopeful:
-            return None
-        return replace(request, budget_bytes=refused.result.peak_bytes, fraction=None, take_smallest=True)
 
     def _when_nothing_fits(self, best: Attempt | None) -> Attempt:
         """The smallest peak with a warning, where the options allow that; else the error."""
