@@ -6,6 +6,7 @@ check what a rewrite produced against the plan that it was made from.
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any
 
 from torch import fx
@@ -34,7 +35,7 @@ def capture_pair(
         *_mapped_outputs(backward, in_backward),
     ]
     merged.output(tuple(outputs))
-    module = torch_compat.new_module(forward, merged)
+    module = torch_compat.new_module({**_attributes(forward), **_attributes(backward)}, merged)
     crossing = [n for n in _mapped_outputs(forward, in_forward) if isinstance(n, fx.Node)]
     captured = capture(
         module,
@@ -63,6 +64,11 @@ def _append(graph: fx.Graph, module: fx.GraphModule, saved: dict[str, fx.Node]) 
         else:
             copies[node] = graph.node_copy(node, lambda n: copies[n])
     return {node.name: copy for node, copy in copies.items()}
+
+
+def _attributes(module: fx.GraphModule) -> dict[str, Any]:
+    """Constants and subgraphs that the module's graph names; each half has only its own."""
+    return {str(n.target): attrgetter(str(n.target))(module) for n in module.graph.nodes if n.op == "get_attr"}
 
 
 def _mapped_outputs(module: fx.GraphModule, copies: dict[str, fx.Node]) -> list[Any]:

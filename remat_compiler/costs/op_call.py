@@ -74,7 +74,7 @@ class OpCall:
     def of(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> OpCall | None:
         """The call, or None when it is plain that it allocates nothing but `result`."""
         if isinstance(func, OpOverload):
-            if _allocates_results_only(func):
+            if _allocates_results_only(func) or not any(True for _ in tensors_in((args, kwargs, result))):
                 return None
             if torch.Tag.pointwise in func.tags and _one_dtype((args, kwargs, result)):
                 # A pointwise operator on mixed types makes converted copies of its inputs on a CPU; on one

@@ -21,6 +21,8 @@ from torch._inductor.custom_graph_pass import CustomPartitionerFn as CustomParti
 from torch._inductor.fx_passes import post_grad
 from torch._inductor.virtualized import V
 
+from remat_compiler.torch_compat.sizes import size_hint
+
 _KEEP_PLANNED_MEMORY: dict[str, Any] = {"allow_buffer_reuse": False, "reorder_for_peak_memory": False}
 """Inductor's settings under which what it emits allocates and frees as the planned graphs say."""
 _PLAIN_LAYOUT: dict[str, Any] = {"layout_optimization": False}
@@ -94,7 +96,7 @@ def stored(node: fx.Node) -> tuple[Any, tuple[Any, ...]]:
     It would inline it into its readers otherwise.  No target where it writes it anyway.
     """
     value = node.meta["val"]
-    if value.numel() == 1:
+    if size_hint(value.numel()) == 1:
         return None, ()
     return STORE.default, (node, list(value.stride()))
 
