@@ -81,7 +81,7 @@ class _Builder:
         self.fused = fused
         self.classes = {n: operators.node_class(n) for n in joint.graph.nodes if n.op != "output"}
         self.order = {n: i for i, n in enumerate(self.classes)}
-        self.roots = find_roots(joint.graph)
+        self.roots = find_roots(joint.graph, self.classes)
         fwd, bwd = torch_compat.joint_outputs(joint, num_fwd_outputs)
         self.fwd_outputs = [n for n in fwd if isinstance(n, fx.Node)]
         self.bwd_outputs = [n for n in bwd if isinstance(n, fx.Node)]
@@ -90,6 +90,7 @@ class _Builder:
         self.storage: dict[fx.Node, StorageId] = {}
         self.storages: list[Storage] = []
         self.inlined: dict[fx.Node, tuple[frozenset[fx.Node], frozenset[fx.Node]]] = {}
+        self.outputs = {self.roots[o] for o in self.fwd_outputs if o in self.roots}
         self.gradients = {self.roots[o] for o in self.bwd_outputs if o in self.roots}
 
     def build(self, in_memory: tuple[fx.Node, ...]) -> CapturedGraph:
@@ -247,7 +248,7 @@ class _Builder:
         return isinstance(node.meta.get("val"), (list, tuple)) and self.roots.get(node) is node
 
     def _kind_of(self, root: fx.Node) -> StorageKind:
-        if any(self.roots.get(o) is root for o in self.fwd_outputs):
+        if root in self.outputs:
             return StorageKind.OUTPUT
         if root in self.gradients:
             return StorageKind.GRADIENT

@@ -15,6 +15,7 @@ import torch
 from torch import fx
 
 from remat_compiler import torch_compat
+from remat_compiler.capture.operators import is_mutable
 from remat_compiler.capture.phases import find_phases
 from remat_compiler.capture.storages import find_roots
 from remat_compiler.ir.graph import Phase
@@ -24,13 +25,12 @@ _COPY = torch.ops.aten.copy_.default
 
 def changed_inputs(graph: fx.Graph) -> set[fx.Node]:
     """Placeholders whose memory the forward, or the wrapper around it, changes in place."""
-    placeholders = [n for n in graph.nodes if n.op == "placeholder"]
     changed = torch_compat.mutated_inputs(graph)
-    roots = find_roots(graph)
-    for node in graph.nodes:
-        target = node.target
-        if node.op == "call_function" and isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable:
-            changed |= {roots[a] for a in _written(node, target) if roots.get(a) in placeholders}
+    written = [a for node in graph.nodes if node.op == "call_function" for a in _written(node)]
+    if written:
+        roots = find_roots(graph)
+        owners = {roots[a] for a in written if a in roots}
+        changed |= {n for n in owners if n.op == "placeholder"}
     return changed
 
 
@@ -78,8 +78,11 @@ def _insert_copy(graph: fx.Graph, placeholder: fx.Node) -> None:
     )
 
 
-def _written(node: fx.Node, target: torch._ops.OpOverload) -> list[fx.Node]:
+def _written(node: fx.Node) -> list[fx.Node]:
     """Arguments that the node changes in place."""
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload) or not is_mutable(target):
+        return []
     found = []
     for argument, value in zip(target._schema.arguments, node.args):
         if argument.alias_info is not None and argument.alias_info.is_write and isinstance(value, fx.Node):

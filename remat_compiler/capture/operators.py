@@ -92,6 +92,12 @@ def _is_elementwise_extremum(target: torch._ops.OpOverload) -> bool:
 
 
 @cache
+def is_mutable(target: torch._ops.OpOverload) -> bool:
+    """Whether the operator changes an argument in place."""
+    return bool(target._schema.is_mutable)
+
+
+@cache
 def is_view(target: torch._ops.OpOverload) -> bool:
     """Whether the results share the memory of an argument."""
     if target._schema.is_mutable:
@@ -117,11 +123,15 @@ def has_tensor(node: fx.Node) -> bool:
 def is_random(node: fx.Node) -> bool:
     """Whether executing the node draws from a generator, so that a second execution gives other values."""
     target = node.target
-    if not isinstance(target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in target.tags:
-        return False
-    if target is _prims.inductor_random.default:
+    if not isinstance(target, torch._ops.OpOverload) or not _may_draw(target):
         return False
     return _dropout_probability(node, target) != 0.0
+
+
+@cache
+def _may_draw(target: torch._ops.OpOverload) -> bool:
+    """Whether the operator draws from a generator, depending on its arguments."""
+    return torch.Tag.nondeterministic_seeded in target.tags and target is not _prims.inductor_random.default
 
 
 def _dropout_probability(node: fx.Node, target: torch._ops.OpOverload) -> float | None:

@@ -7,20 +7,28 @@ views, in-place operators and items of views.  Aliasing is read from the operato
 from __future__ import annotations
 
 import operator
+from collections.abc import Mapping
 
 import torch
 from torch import fx
 
 from remat_compiler import torch_compat
-from remat_compiler.capture.operators import NodeClass, is_view, node_class
+from remat_compiler.capture.operators import NodeClass, is_mutable, is_view, node_class
 
 
-def find_roots(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
-    """Root of every node that holds a tensor; items of a multi-output kernel are their own roots."""
+def find_roots(graph: fx.Graph, classes: Mapping[fx.Node, NodeClass] | None = None) -> dict[fx.Node, fx.Node]:
+    """Root of every node that holds a tensor; items of a multi-output kernel are their own roots.
+
+    Args:
+        graph: The graph.
+        classes: Class of every node but the output, where it is known.
+    """
     roots: dict[fx.Node, fx.Node] = {}
     for node in graph.nodes:
-        kind = node_class(node)
-        if kind in (NodeClass.SYMBOLIC,) or node.op == "output":
+        if node.op == "output":
+            continue
+        kind = node_class(node) if classes is None else classes[node]
+        if kind is NodeClass.SYMBOLIC:
             continue
         aliased = _aliased_argument(node, kind, roots)
         roots[node] = roots.get(aliased, aliased) if aliased is not None else node
@@ -45,8 +53,10 @@ def _aliased_argument(node: fx.Node, kind: NodeClass, roots: dict[fx.Node, fx.No
 def _writes_first_argument(node: fx.Node) -> bool:
     """Whether the node returns its first argument after changing it in place."""
     target = node.target
-    if not isinstance(target, torch._ops.OpOverload) or not target._schema.is_mutable:
-        return False
+    return isinstance(target, torch._ops.OpOverload) and is_mutable(target) and _changes_first(target)
+
+
+def _changes_first(target: torch._ops.OpOverload) -> bool:
     first = target._schema.arguments[0].alias_info
     return first is not None and first.is_write
 
@@ -65,9 +75,10 @@ def readers(node: fx.Node, roots: dict[fx.Node, fx.Node]) -> list[fx.Node]:
     stack = list(node.users)
     while stack:
         user = stack.pop()
-        if user.op == "output" or node_class(user) is NodeClass.SYMBOLIC:
+        root = roots.get(user)  # none for outputs and computations of sizes
+        if root is None:
             continue
-        if user is not node and roots.get(user) is roots.get(node):
+        if user is not node and root is roots.get(node):
             stack.extend(user.users)
         else:
             found.append(user)

@@ -10,18 +10,18 @@ from typing import Any
 import torch
 import torch._prims.rng_prims
 from torch import fx
-from torch._functorch import compile_utils, partitioners
 from torch._functorch import config as functorch_config
+from torch._functorch import partitioners
 from torch._functorch._aot_autograd.descriptors import (
     InputMutationAOTOutput,
     SubclassGetAttrAOTInput,
     SubclassGetAttrAOTOutput,
 )
 from torch._functorch._aot_autograd.utils import _is_bwd_seed_offset
-from torch._functorch.compile_utils import fx_graph_cse
 from torch.utils.checkpoint import CheckpointPolicy
 
-from remat_compiler.torch_compat.modules import new_module, without_code
+from remat_compiler.torch_compat.duplicates import merge_duplicates
+from remat_compiler.torch_compat.modules import erase_dead_code, new_module, without_code
 
 MUST_SAVE = CheckpointPolicy.MUST_SAVE
 RECOMPUTE_SUFFIX = "_recompute"
@@ -41,32 +41,16 @@ def callable_builtin(op: Any) -> bool:
 
 def prepare_joint(joint: fx.GraphModule) -> None:
     """Bring the joint graph to the form in which torch's own partitioner would cut it (in place)."""
-    joint.graph.eliminate_dead_code()
+    erase_dead_code(joint.graph)
     if functorch_config.cse:
-        with _random_kept_apart(joint.graph):
-            joint.graph = fx_graph_cse(joint.graph)
+        merge_duplicates(joint.graph)
     if partitioners.has_recomputable_ops(joint):
         partitioners.cleanup_recompute_tags(joint, is_default_partition=False)
     if not functorch_config.unsafe_allow_optimization_of_collectives:
         partitioners.force_save_collectives(joint)
     partitioners.force_save_effectful_ops(joint)
     partitioners.force_save_bw_mutation_src(joint)
-
-
-@contextmanager
-def _random_kept_apart(graph: fx.Graph) -> Iterator[None]:
-    """Let torch merge no two random operators with equal arguments.
-
-    Its own list of what not to merge lacks many, attention with dropout and ``randn_like`` among them.
-    """
-    targets = [n.target for n in graph.nodes if isinstance(n.target, torch._ops.OpOverload)]
-    random = {t.overloadpacket for t in targets if torch.Tag.nondeterministic_seeded in t.tags}
-    before = list(compile_utils.rand_ops)
-    compile_utils.rand_ops.extend(random.difference(before))
-    try:
-        yield
-    finally:
-        compile_utils.rand_ops[:] = before
+    joint.recompile()
 
 
 def joint_outputs(joint: fx.GraphModule, num_fwd_outputs: int) -> tuple[list[Any], list[Any]]:

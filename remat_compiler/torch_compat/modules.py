@@ -1,4 +1,4 @@
-"""Graph modules without Python code.
+"""Graph modules without Python code, and graphs without dead code.
 
 A `fx.GraphModule` writes and compiles Python code each time that it gets a graph, which takes longer than making the
 graph.  Nobody runs that code here: Inductor and the interpreter read the graph.  So modules are made that write
@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import fx
+from torch._inductor import config as inductor_config
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
 _patch_lock = threading.RLock()
@@ -21,14 +23,32 @@ _quiet_threads: dict[int, int] = {}
 _original_recompile: Any = None
 
 
-def new_module(root: fx.GraphModule, graph: fx.Graph) -> fx.GraphModule:
-    """A module of `graph` with the attributes of `root` that it names; it writes Python code on demand."""
+def new_module(root: fx.GraphModule | dict[str, Any], graph: fx.Graph) -> fx.GraphModule:
+    """A module of `graph` with the attributes of `root`, by name, that it names; it writes Python code on demand."""
     return _LazyGraphModule(root, graph)
 
 
 def copy_module(module: fx.GraphModule) -> fx.GraphModule:
     """A graph module with the same nodes, which may be changed without changing `module`."""
     return new_module(module, copy.deepcopy(module.graph))
+
+
+def erase_dead_code(graph: fx.Graph, outputs: Iterable[fx.Node] = ()) -> None:
+    """Erase what neither the graph's output nor `outputs` need, with torch's notion of side effects.
+
+    torch's own pass looks at every node rather than at those without users; it is left the bodies of higher-order
+    operators.
+    """
+    owner = graph.owning_module
+    if owner is not None and any(isinstance(child, fx.GraphModule) for child in owner.children()):
+        graph.eliminate_dead_code()
+        return
+    needed = set(outputs)
+    # Random operators change the generator; Inductor does not draw from it unless told to.
+    impure_random = torch._guards.TracingContext.try_get() is None or inductor_config.fallback_random
+    for node in reversed(graph.nodes):
+        if not node.users and node not in needed and not node.is_impure(impure_random):
+            graph.erase_node(node)
 
 
 @contextmanager

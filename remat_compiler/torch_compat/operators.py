@@ -31,7 +31,8 @@ def has_unbacked_shape(node: fx.Node) -> bool:
 
     value = node.meta.get("val")
     leaves = value if isinstance(value, (list, tuple)) else [value]
-    return any(isinstance(v, torch.Tensor) and bool(free_unbacked_symbols(v)) for v in leaves)
+    symbolic = [v for v in leaves if isinstance(v, torch.Tensor) and v._has_symbolic_sizes_strides]
+    return any(bool(free_unbacked_symbols(v)) for v in symbolic)
 
 
 def save_policy(node: fx.Node) -> SavePolicy:

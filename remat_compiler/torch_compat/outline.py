@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch._prims.rng_prims
 from torch import fx
 from torch._functorch import partitioners
 from torch._inductor import config as inductor_config
 
-from remat_compiler.torch_compat.modules import new_module, without_code
+from remat_compiler.torch_compat.modules import erase_dead_code, new_module, without_code
 
 _QUANTIZATION = "activation_quantization_aten_pass"
 
@@ -129,23 +128,14 @@ def _nodes(values: Iterable[Any]) -> list[fx.Node]:
 def _without_dead_code(halves: Halves) -> list[fx.Node]:
     """Erase what nothing needs; what crosses, in the order of the forward."""
     outputs = _nodes(halves.backward_outputs)
-    _erase_dead(halves.backward, outputs)
+    erase_dead_code(halves.backward, outputs)
     for node, placeholder in list(halves.crossing.items()):
         if not placeholder.users and placeholder not in outputs:
             halves.backward.erase_node(placeholder)
             del halves.crossing[node]
     saved = sorted(halves.crossing)
-    _erase_dead(halves.forward, [*_nodes(halves.forward_outputs), *saved])
+    erase_dead_code(halves.forward, [*_nodes(halves.forward_outputs), *saved])
     return saved
-
-
-def _erase_dead(graph: fx.Graph, outputs: Iterable[fx.Node]) -> None:
-    """Erase what no output needs; as in torch, random operators stay only where Inductor falls back to torch's own."""
-    needed = set(outputs)
-    impure_random = torch._guards.TracingContext.try_get() is None or inductor_config.fallback_random
-    for node in reversed(graph.nodes):
-        if not node.users and node not in needed and not node.is_impure(impure_random):
-            graph.erase_node(node)
 
 
 def _adopt(graph: fx.Graph, convention: fx.Graph) -> None:
