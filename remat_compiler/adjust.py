@@ -81,6 +81,9 @@ def adjusted(
     if not over and (check.peak_bytes >= USED_ENOUGH * limit or added_ns(partitions) == 0):
         return None
     planned = planned_bytes(partitions)
+    if over and request.budget_bytes is not None and planned > request.budget_bytes:
+        # The smallest peak was taken: there is nothing less to aim for.
+        return None
     aim = limit - (check.peak_bytes - planned) - (int(MARGIN * limit) if over else 0)
     aimed = sum(p.cut.problem.budget_bytes for p in partitions)
     if aim <= 0 or aim == aimed or (over and aim >= planned):

@@ -117,7 +117,7 @@ class Search:
                 known = None
             except NoPlan as refused:
                 self.refusal, likely = refused, False
-                if trial or request.take_smallest or refused.result.plan is None:
+                if request.take_smallest or refused.result.plan is None:
                     break
                 smallest_bytes = refused.result.peak_bytes
                 request = replace(request, budget_bytes=smallest_bytes, fraction=None, take_smallest=True)
