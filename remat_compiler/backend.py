@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 from torch import fx
 
 from remat_compiler import torch_compat
 from remat_compiler.errors import RematError
-from remat_compiler.options import Environment, RematOptions
+from remat_compiler.options import Environment, MemoryBudget, RematOptions, format_bytes
 from remat_compiler.pipeline import compile_graph
 from remat_passes.registry import planner_class
+
+logger = logging.getLogger(__name__)
 
 
 def remat(
@@ -27,6 +31,19 @@ def remat(
     try:
         environment = Environment.read()
         checked = RematOptions.parse(options, check_planner=planner_class, environment=environment)
+        _warn_beyond_device(checked.memory_budget, torch_compat.total_device_bytes(example_inputs))
         return compile_graph(gm, example_inputs, checked, environment)
     except RematError as error:
         raise torch_compat.shown_to_user(error) from error
+
+
+@cache
+def _warn_beyond_device(budget: MemoryBudget, device_bytes: int | None) -> None:
+    """Say once that the budget is more than the device has: it cannot keep a step from running out of memory."""
+    if device_bytes is not None and budget.limit_bytes > device_bytes:
+        logger.warning(
+            "memory_budget=%s is more than the %s that the device has, so a step within it may still run out of "
+            'memory; name fewer bytes, or "auto" for what is left',
+            budget,
+            format_bytes(device_bytes),
+        )

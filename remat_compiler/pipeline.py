@@ -9,18 +9,21 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from torch import fx
 
 from remat_compiler import torch_compat
 from remat_compiler.costs.table import cost_identity
+from remat_compiler.errors import FormatError
 from remat_compiler.graph_key import device_types, plan_key
+from remat_compiler.ir.codec import decode
 from remat_compiler.options import BudgetKind, Environment, MemoryBudget, RematOptions
 from remat_compiler.partition import NoPlan, PartitionRequest
 from remat_compiler.partitioner import RematPartitioner, collect
 from remat_compiler.progress import progress
+from remat_compiler.report.plan_report import PlanReport
 from remat_compiler.reporting import checked_reports, make_reports, publish
 from remat_compiler.runtime.dry_run import DryRun, dry_run
 from remat_compiler.runtime.plan_store import PlanStore, StoredPlan
@@ -43,15 +46,15 @@ def compile_graph(
     first = first_request(options, environment, example_inputs)
     costs = cost_identity(options.cost_model, device_types(gm, example_inputs), directory)
     store, key = PlanStore(directory), plan_key(gm, example_inputs, options, first.budget_bytes, costs)
-    stored = store.load(key)
-    compiler = _Compiler(gm, example_inputs, WorkspaceTable(directory), costs, reported=stored is not None)
+    earlier = _earlier(store.load(key))
+    compiler = _Compiler(gm, example_inputs, WorkspaceTable(directory), costs, reported=earlier is not None)
     known = None
-    if stored is not None:
-        known = _again(compiler, stored)
+    if earlier is not None:
+        known = _again(compiler, earlier.request)
         if known is not None and known.trains and not known.partitions:
-            publish(checked_reports(stored.reports, known.check), (), options)
+            publish(checked_reports(earlier.reports, known.check), (), options)
             return known.compiled
-    limit = None if stored is None or known is None else stored.limit_bytes
+    limit = None if earlier is None or known is None else earlier.limit_bytes
     search = Search(compiler.run, options, chooses_layout=torch_compat.has_convolutions(gm))
     attempt, limit = search.run(first if known is None else known.request, known, limit)
     if attempt.trains:
@@ -61,13 +64,35 @@ def compile_graph(
     return attempt.compiled
 
 
-def _again(compiler: _Compiler, stored: StoredPlan) -> Attempt | None:
-    """What an earlier compilation ended with; `None` where it is refused now, or the stored request is broken."""
-    try:
-        request = PartitionRequest(**stored.request)
-    except TypeError as error:
-        logger.warning("ignored a stored plan whose request cannot be read (%s); it is planned again", error)
+@dataclass(frozen=True, slots=True)
+class Earlier:
+    """What an earlier compilation of the graph ended with.
+
+    Attributes:
+        request: The last request.
+        limit_bytes: The user's budget in bytes; `None` for none.
+        reports: The report of each joint graph.
+    """
+
+    request: PartitionRequest
+    limit_bytes: int | None
+    reports: tuple[PlanReport, ...]
+
+
+def _earlier(stored: StoredPlan | None) -> Earlier | None:
+    """A stored plan as data; `None`, with a warning, where it cannot be read."""
+    if stored is None:
         return None
+    try:
+        request = decode(PartitionRequest, stored.request, "$.request")
+        return Earlier(request, stored.limit_bytes, tuple(PlanReport.from_json(text) for text in stored.reports))
+    except FormatError as error:
+        logger.warning("ignored a stored plan that cannot be read (%s); it is planned again", error)
+        return None
+
+
+def _again(compiler: _Compiler, request: PartitionRequest) -> Attempt | None:
+    """What comes of the last request of an earlier compilation; `None` where it is refused now."""
     try:
         return compiler.run(request)
     except NoPlan:

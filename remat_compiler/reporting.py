@@ -7,7 +7,6 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
-from remat_compiler.errors import FormatError
 from remat_compiler.options import RematOptions
 from remat_compiler.partition import Partition
 from remat_compiler.report.build import build_report
@@ -58,15 +57,10 @@ def _report(partition: Partition, checked: int | None, check: DryRun, options: R
     )
 
 
-def checked_reports(stored: Sequence[str], check: DryRun) -> list[PlanReport]:
+def checked_reports(stored: Sequence[PlanReport], check: DryRun) -> list[PlanReport]:
     """Reports of a graph that a compiler's cache had, with this process's check."""
     reports = []
-    for text in stored:
-        try:
-            report = PlanReport.from_json(text)
-        except FormatError as error:
-            logger.warning("ignored a stored report: %s", error)
-            continue
+    for report in stored:
         checked = report.checked_peak_bytes if check.unknown else check.peak_bytes
         notes = (*report.notes, "compiled code and plan come from the cache")
         reports.append(replace(report, graph_name=f"graph{next(_number)}", checked_peak_bytes=checked, notes=notes))

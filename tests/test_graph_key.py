@@ -43,6 +43,7 @@ OTHER_REQUEST: dict[str, object] = {
     "max_slowdown": None,
     "time_limit": 3.0,
     "verify": 2,
+    "free_layout": False,
 }
 REQUEST = PartitionRequest(budget_bytes=7)
 

@@ -11,6 +11,7 @@ from remat_compiler.torch_compat.backends import (
     inductor_fingerprint,
     partitioner_always_runs,
     shown_to_user,
+    total_device_bytes,
 )
 from remat_compiler.torch_compat.inductor import (
     STORE,
@@ -132,5 +133,6 @@ __all__ = [
     "size_hint",
     "stored",
     "symbol_hint",
+    "total_device_bytes",
     "without_code",
 ]

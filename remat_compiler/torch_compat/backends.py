@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import math
+import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -56,6 +58,15 @@ def free_device_bytes(example_inputs: Any) -> int | None:
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         free.append(int(unused + cached - DEVICE_RESERVE * total))
     return _rounded_down(max(min(free), 1))
+
+
+def total_device_bytes(example_inputs: Any) -> int | None:
+    """Memory of the device that the inputs lie on, in use or not: of the smallest accelerator, else of the machine."""
+    devices = {x.device for x in example_inputs if isinstance(x, torch.Tensor) and x.device.type == "cuda"}
+    if devices:
+        return min(int(torch.cuda.mem_get_info(device)[1]) for device in devices)
+    names = ("SC_PAGE_SIZE", "SC_PHYS_PAGES")
+    return math.prod(map(os.sysconf, names)) if all(name in os.sysconf_names for name in names) else None
 
 
 def _rounded_down(count: int) -> int:
