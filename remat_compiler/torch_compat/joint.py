@@ -21,6 +21,7 @@ from torch._functorch._aot_autograd.utils import _is_bwd_seed_offset
 from torch.utils.checkpoint import CheckpointPolicy
 
 from remat_compiler.torch_compat.duplicates import merge_duplicates
+from remat_compiler.torch_compat.mincut import quick_partitioning
 from remat_compiler.torch_compat.modules import erase_dead_code, new_module, without_code
 
 MUST_SAVE = CheckpointPolicy.MUST_SAVE
@@ -109,7 +110,7 @@ def native_partition(
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Cut a prepared joint graph as Inductor does without a budget; `joint` stays as it is."""
     settings = functorch_config.patch(activation_memory_budget=1.0, cse=False)  # what is prepared has no duplicates
-    with settings, _tags_kept(joint.graph), without_code():
+    with settings, _tags_kept(joint.graph), without_code(), quick_partitioning():
         modules = partitioners.min_cut_rematerialization_partition(
             joint,
             None,
