@@ -71,14 +71,16 @@ def verify(problem: RematProblem, plan: Plan, claimed_peak_bytes: int | None = N
 def _check_policies(problem: RematProblem, plan: Plan, saved: set[int]) -> list[Violation]:
     """What the user's checkpoints demand: `saved` are the storages alive across the boundary."""
     found: list[Violation] = []
+    executions: dict[int, list[int]] = {}
+    for step, op_id in enumerate(plan.steps):
+        executions.setdefault(op_id, []).append(step)
     for op in problem.graph.ops:
         if op.save_policy is SavePolicy.MUST_NOT_SAVE:
             crossing = [problem.graph.storages[storage] for storage in op.writes if storage in saved]
             found += [Violation(Rule.SAVED, plan.boundary, s.name) for s in crossing if s.kind not in KEPT_KINDS]
         if op.save_policy is SavePolicy.MUST_SAVE:
             # What runs once is read from its first execution, and so kept from there to its last reader.
-            again = [step for step, op_id in enumerate(plan.steps) if op_id == op.id][1:]
-            found += [Violation(Rule.MUST_SAVE, step, op.name) for step in again]
+            found += [Violation(Rule.MUST_SAVE, step, op.name) for step in executions.get(op.id, [])[1:]]
     return found
 
 
@@ -135,14 +137,16 @@ def _check_effect_order(ops: tuple[Op, ...], plan: Plan) -> list[Violation]:
     """First executions of operators with effects that stand behind one with a larger id, each part by itself."""
     found: list[Violation] = []
     for phase in (Phase.FORWARD, Phase.BACKWARD):
-        ran: list[int] = []
+        ran: set[int] = set()
+        latest = -1
         for step, op_id in enumerate(plan.steps):
             op = ops[op_id]
             if op.phase is not phase or not op.traits or op_id in ran:
                 continue
-            if ran and max(ran) > op_id:
-                found.append(Violation(Rule.EFFECT_ORDER, step, f"{op.name} behind {ops[max(ran)].name}"))
-            ran.append(op_id)
+            if latest > op_id:
+                found.append(Violation(Rule.EFFECT_ORDER, step, f"{op.name} behind {ops[latest].name}"))
+            ran.add(op_id)
+            latest = max(latest, op_id)
     return found
 
 
@@ -155,41 +159,33 @@ def _missing_forward(ops: tuple[Op, ...], done: set[int], step: int) -> list[Vio
 
 def _replay(problem: RematProblem, plan: Plan) -> tuple[int, int, set[int]]:
     """Peak bytes, the step that reaches it, and the storages alive across the boundary."""
-    graph, costs = problem.graph, problem.costs
-    steps = plan.steps
+    graph, steps = problem.graph, plan.steps
     reads: list[list[int]] = []
+    first_write: dict[int, int] = {}
     executed: set[int] = set()
-    for op_id in steps:
+    for step, op_id in enumerate(steps):
         op = graph.ops[op_id]
         replay = [op.replay] if op.replay is not None and op_id in executed else []
         reads.append([*op.reads, *replay])
         executed.add(op_id)
-    # Walk backwards: what is still needed after each step.
-    needed_after: list[set[int]] = [set() for _ in steps]
-    needed: set[int] = set()
-    first_write: dict[int, int] = {}
-    for step, op_id in enumerate(steps):
-        for storage in graph.ops[op_id].writes:
+        for storage in op.writes if op.replay is None else (*op.writes, op.replay):
             first_write.setdefault(storage, step)
-        replay_storage = graph.ops[op_id].replay
-        if replay_storage is not None:
-            first_write.setdefault(replay_storage, step)
+    # Walk backwards: what each step is the last to need, of what it reads and makes.
+    needed: set[int] = set()
+    last_needed: list[list[int]] = [[] for _ in steps]
     for step in range(len(steps) - 1, -1, -1):
-        needed_after[step] = set(needed)
         op = graph.ops[steps[step]]
-        needed -= set(op.writes)
+        made: list[int] = list(op.writes)
         if op.replay is not None and first_write[op.replay] == step:
-            needed.discard(op.replay)
-        needed |= set(reads[step])
-    return _walk_forward(problem, plan, needed_after, first_write, costs.workspace_bytes)
+            made.append(op.replay)
+        last_needed[step] = [s for s in (*reads[step], *made) if s not in needed]
+        needed.difference_update(made)
+        needed.update(reads[step])
+    return _walk_forward(problem, plan, last_needed, first_write)
 
 
 def _walk_forward(
-    problem: RematProblem,
-    plan: Plan,
-    needed_after: list[set[int]],
-    first_write: dict[int, int],
-    workspace_bytes: tuple[int, ...],
+    problem: RematProblem, plan: Plan, last_needed: list[list[int]], first_write: dict[int, int]
 ) -> tuple[int, int, set[int]]:
     """Allocate and free step by step; see `_replay`."""
     graph = problem.graph
@@ -198,38 +194,36 @@ def _walk_forward(
     }
     kept = {s.id for s in graph.storages if s.kind in KEPT_KINDS}
     tangents = sum(s.size_bytes for s in graph.storages if s.kind is StorageKind.TANGENT)
-    alive: dict[int, int] = {}
+    alive: set[int] = set()
     held: set[int] = set()
     saved: set[int] = set()
+    standing = 0  # bytes of what is alive or held
     peak, peak_step = 0, 0
     for step, op_id in enumerate(plan.steps):
         if step == plan.boundary:
-            saved = set(alive) | held
+            saved = alive | held
         op = graph.ops[op_id]
         made: list[int] = [s for s in op.writes if s in counted]
         replay = op.replay
-        if replay is not None and first_write[replay] == step and replay in needed_after[step]:
+        if replay is not None and first_write[replay] == step and replay not in last_needed[step]:
             made.append(replay)
         # An instance about to be replaced is still read by this step if the step names it.
-        stale = [s for s in made if s in alive and s not in op.reads]
-        for storage in stale:
-            del alive[storage]
-        double = sum(counted[s] for s in made if s in alive or s in held)
+        for storage in made:
+            if storage in alive and storage not in op.reads:
+                alive.remove(storage)
+                standing -= counted[storage]
         extra = tangents if step >= plan.boundary else 0
         if replay is not None and first_write[replay] < step:
             extra += counted[replay]  # the state that the generator returns to afterwards
-        fresh = {s: counted[s] for s in made}
-        live = sum(alive.values()) + sum(counted[s] for s in held)
-        live += double + sum(b for s, b in fresh.items() if s not in alive and s not in held)
-        live += extra + workspace_bytes[op_id]
+        live = standing + sum(counted[s] for s in made) + extra + problem.costs.workspace_bytes[op_id]
         if live > peak:
             peak, peak_step = live, step
         for storage in made:
-            if storage in kept:
-                held.add(storage)
-            else:
-                alive[storage] = counted[storage]
-        for storage in list(alive):
-            if storage not in needed_after[step]:
-                del alive[storage]
+            if storage not in alive and storage not in held:
+                standing += counted[storage]
+            (held if storage in kept else alive).add(storage)
+        for storage in last_needed[step]:
+            if storage in alive:
+                alive.remove(storage)
+                standing -= counted[storage]
     return peak, peak_step, saved
