@@ -120,9 +120,13 @@ def plot(rows: list[Row], path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    models = sorted({r.model for r in rows})
-    figure, axes = pyplot.subplots(1, len(models), figsize=(6 * len(models), 4.5), squeeze=False)
-    for axis, model in zip(axes[0], models):
+    models = list(dict.fromkeys(r.model for r in rows))
+    columns = min(len(models), 5)
+    lines = -(-len(models) // columns)
+    figure, axes = pyplot.subplots(lines, columns, figsize=(4.2 * columns, 3.6 * lines), squeeze=False)
+    for axis in axes.flat[len(models) :]:
+        axis.set_visible(False)
+    for axis, model in zip(axes.flat, models):
         for kind, marker in (("remat", "o"), ("knob", "s"), ("checkpointed", "^"), ("inductor", "D")):
             chosen = sorted(
                 (r for r in rows if r.model == model and r.way.startswith(kind)), key=lambda r: r.peak_bytes
@@ -133,9 +137,9 @@ def plot(rows: list[Row], path: Path) -> None:
             )
         axis.set(title=model, xlabel="measured peak (MB)", ylabel="CPU time of a step (Inductor = 1)")
         axis.grid(alpha=0.3)
-        axis.legend()
+    axes.flat[0].legend()
     figure.tight_layout()
-    figure.savefig(path)
+    figure.savefig(path, dpi=70)
 
 
 def main() -> None:
