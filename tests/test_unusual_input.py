@@ -140,6 +140,7 @@ def test_the_report_says_why_a_peak_is_not_known(kind: type[nn.Module]) -> None:
 def test_inductor_trains_steps_that_depend_on_data(kind: type[nn.Module]) -> None:
     with torch._dynamo.config.patch(CAPTURES):
         check_equal(kind(), torch.randn(64, 32), 1e-5, inner="inductor", memory_budget="min")
+    assert remat_compiler.reports()
 
 
 class Counts(nn.Module):

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch._functorch import config as functorch_config
 
+import remat_compiler
 from remat_compiler.backend import remat
 
 
@@ -21,7 +22,7 @@ def compile_with(model: nn.Module, dynamic: bool = False, **options: Any) -> Any
     return torch.compile(model, backend=partial(remat, options=given), dynamic=dynamic)
 
 
-def compiled_and_eager(
+def differences_from_eager(
     model: nn.Module,
     inputs: Sequence[Tensor],
     *,
@@ -30,9 +31,14 @@ def compiled_and_eager(
     precision: torch.dtype | None = None,
     dynamic: bool = False,
     **options: Any,
-) -> None:
-    """Several steps of the model in eager and compiled: loss, gradients, buffers and random state are equal."""
+) -> list[str]:
+    """What several steps of the compiled model leave behind otherwise than in eager, random state included.
+
+    Raises:
+        AssertionError: The backend was not asked to plan anything.
+    """
     state = {name: value.clone() for name, value in model.state_dict().items()}
+    remat_compiler.clear_reports()
     with functorch_config.patch(enable_autograd_cache=False):
         compiled = compile_with(model, dynamic, **options)
         results = []
@@ -40,16 +46,26 @@ def compiled_and_eager(
             model.load_state_dict(state)
             torch.manual_seed(7)
             results.append([_step(model, call, inputs, precision) for _ in range(steps)])
-            results[-1].append((*(b.clone() for b in model.buffers()), torch.get_rng_state()))
-    for eager, planned in zip(*results):
-        for a, b in zip(eager, planned):
-            torch.testing.assert_close(b, a, rtol=tolerance, atol=tolerance)
+            results[-1].append({**{n: b.clone() for n, b in model.named_buffers()}, "state": torch.get_rng_state()})
+    assert remat_compiler.reports(), "nothing was planned"
+    return [
+        f"step {number}: {name}"
+        for number, (eager, planned) in enumerate(zip(*results))
+        for name in sorted({*eager, *planned})
+        if name not in eager or name not in planned or not _close(eager[name], planned[name], tolerance)
+    ]
 
 
-def _step(model: nn.Module, call: Any, inputs: Sequence[Tensor], precision: torch.dtype | None) -> tuple[Tensor, ...]:
+def _close(eager: Tensor, planned: Tensor, tolerance: float) -> bool:
+    same_kind = eager.shape == planned.shape and eager.dtype == planned.dtype
+    return same_kind and torch.allclose(planned, eager, rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
+def _step(model: nn.Module, call: Any, inputs: Sequence[Tensor], precision: torch.dtype | None) -> dict[str, Tensor]:
     model.zero_grad(set_to_none=True)
     context: AbstractContextManager[Any] = torch.autocast("cpu", dtype=precision) if precision else nullcontext()
     with context:
         loss = call(*inputs)
     loss.backward()
-    return (loss.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None))
+    gradients = {f"gradient of {n}": p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+    return {"loss": loss.detach(), **gradients}

@@ -52,7 +52,7 @@ def check(planner: Planner, problem: RematProblem) -> PlanResult:
 def test_library(name: str, instance: str, fraction: float) -> None:
     problem = referenced(LIBRARY[instance])
     budget = int(fraction * SaveAll().plan(problem).peak_bytes)
-    check(planner_class(name)(), with_budget(problem, budget))
+    assert check(planner_class(name)(), with_budget(problem, budget)).plan is not None
 
 
 @pytest.mark.parametrize("name", planner_names())
@@ -61,4 +61,4 @@ def test_library(name: str, instance: str, fraction: float) -> None:
 def test_random_problems(name: str, problem: RematProblem, fraction: float) -> None:
     problem = referenced(problem)
     budget = int(fraction * SaveAll().plan(problem).peak_bytes)
-    check(planner_class(name)(), with_budget(problem, budget))
+    assert check(planner_class(name)(), with_budget(problem, budget)).plan is not None
