@@ -160,7 +160,7 @@ def partition(
         PlanRejected: The verifier refused the plan.
     """
     cutter = _Cutter(joint, request, num_fwd_outputs, static_input_indices, workspace)
-    with _collection_paused():
+    with _collection_paused(), torch_compat.copying_nodes():
         return _partition(cutter, plan_with)
 
 

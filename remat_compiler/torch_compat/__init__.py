@@ -37,7 +37,7 @@ from remat_compiler.torch_compat.joint import (
     native_partition,
     prepare_joint,
 )
-from remat_compiler.torch_compat.modules import copy_module, new_module, without_code
+from remat_compiler.torch_compat.modules import copy_module, copying_nodes, new_module
 from remat_compiler.torch_compat.operators import (
     can_replay,
     has_unbacked_shape,
@@ -98,6 +98,7 @@ __all__ = [
     "compile_with_inductor",
     "compile_with_interpreter",
     "copy_module",
+    "copying_nodes",
     "corrected_fake_result",
     "fake_call",
     "fake_view",
@@ -134,5 +135,4 @@ __all__ = [
     "stored",
     "symbol_hint",
     "total_device_bytes",
-    "without_code",
 ]

@@ -11,6 +11,7 @@ flow (Ford and Fulkerson, *Flows in Networks*, 1962, corollary 5.2 read from the
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import pairwise
@@ -23,6 +24,7 @@ Vertex = Hashable
 Arcs = dict[Vertex, dict[Vertex, Any]]
 Cut = tuple[Any, tuple[set[Vertex], set[Vertex]]]
 
+_one_at_a_time = threading.RLock()
 LARGEST_PART = 2_000
 """Vertices of a part that shortest augmenting paths solve quickly; networkx takes networks with a larger one."""
 
@@ -30,14 +32,26 @@ LARGEST_PART = 2_000
 @contextmanager
 def quick_partitioning() -> Iterator[None]:
     """Within the block, torch's partitioner finds minimum cuts by parts and extracts no graph twice."""
-    original_cut, original_extraction = networkx.minimum_cut, partitioners._extract_graph_with_inputs_outputs
-    networkx.minimum_cut = lambda graph, source, sink: minimum_cut(graph, source, sink, otherwise=original_cut)
-    partitioners._extract_graph_with_inputs_outputs = _remembering(original_extraction)
-    try:
-        yield
-    finally:
-        networkx.minimum_cut = original_cut
-        partitioners._extract_graph_with_inputs_outputs = original_extraction
+    with _one_at_a_time:
+        original_cut, original_extraction = networkx.minimum_cut, partitioners._extract_graph_with_inputs_outputs
+        networkx.minimum_cut = _cutting(original_cut)
+        partitioners._extract_graph_with_inputs_outputs = _remembering(original_extraction)
+        try:
+            yield
+        finally:
+            networkx.minimum_cut = original_cut
+            partitioners._extract_graph_with_inputs_outputs = original_extraction
+
+
+def _cutting(original: Callable[..., Cut]) -> Callable[..., Cut]:
+    """`minimum_cut` in the place of networkx's, which answers what is asked otherwise than torch asks."""
+
+    def cut(graph: Any, source: Vertex, sink: Vertex, *rest: Any, **keywords: Any) -> Cut:
+        if rest or keywords:
+            return original(graph, source, sink, *rest, **keywords)
+        return minimum_cut(graph, source, sink, otherwise=original)
+
+    return cut
 
 
 def _remembering(extract: Callable[..., Any]) -> Callable[..., Any]:

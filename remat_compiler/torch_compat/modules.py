@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import threading
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,10 +18,12 @@ import torch
 from torch import fx
 from torch._inductor import config as inductor_config
 from torch.fx._lazy_graph_module import _LazyGraphModule
+from torch.utils import _pytree as pytree
 
 _patch_lock = threading.RLock()
-_quiet_threads: dict[int, int] = {}
+_quiet_threads: Counter[int] = Counter()
 _original_recompile: Any = None
+_copying = 0
 
 
 def new_module(root: fx.GraphModule | dict[str, Any], graph: fx.Graph) -> fx.GraphModule:
@@ -69,7 +72,7 @@ def without_code() -> Iterator[None]:
 def _enter(thread: int) -> None:
     global _original_recompile
     with _patch_lock:
-        _quiet_threads[thread] = _quiet_threads.get(thread, 0) + 1
+        _quiet_threads[thread] += 1
         if _original_recompile is None:
             original = _original_recompile = fx.GraphModule.recompile
 
@@ -85,6 +88,38 @@ def _leave(thread: int) -> None:
         _quiet_threads[thread] -= 1
         if not _quiet_threads[thread]:
             del _quiet_threads[thread]
-        if not _quiet_threads and _original_recompile is not None:
+        if not _quiet_threads:
             fx.GraphModule.recompile = _original_recompile  # type: ignore[method-assign]
             _original_recompile = None
+
+
+class _Unsearched:
+    """`torch.utils._pytree` that finds no leaves when asked to go through them one by one."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(pytree, name)
+
+    def tree_iter(self, _: Any) -> tuple[Any, ...]:
+        """No leaves."""
+        return ()
+
+
+@contextmanager
+def copying_nodes() -> Iterator[None]:
+    """Within the block, arguments of new nodes are not searched for symbolic numbers.
+
+    Since 2.13 torch warns of those whenever a node is made, which is half of the time of making one.  Where nodes are
+    copied, it warned of the originals.
+    """
+    global _copying
+    with _patch_lock:
+        _copying += 1
+        if hasattr(fx.graph, "pytree"):
+            fx.graph.pytree = _Unsearched()
+    try:
+        yield
+    finally:
+        with _patch_lock:
+            _copying -= 1
+            if not _copying and hasattr(fx.graph, "pytree"):
+                fx.graph.pytree = pytree
