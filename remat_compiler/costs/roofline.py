@@ -9,7 +9,7 @@ FLOPs (of products, convolutions and attention) come from torch's own FLOP count
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +38,13 @@ class Roofline:
         self.traffic = Traffic(captured)
         self._fixed = rates
         self._by_device: dict[str, Rates] = {}
+        self._flops: dict[Hashable, int] = {}
 
     def time_ns(self, op_id: int) -> int:
         """Time of the operator, in nanoseconds."""
         rates = self.rates(op_id)
         node = self.captured.main[op_id]
-        flops = flops_of(node)
+        flops = self._flops_of(node)
         seconds = self.traffic.moved_bytes(op_id) / rates.bytes_per_s
         if flops and isinstance(node.target, torch._ops.OpOverload):
             seconds += flops / rates.kernel_rate(family_of(node.target), _result(node).dtype)
@@ -54,6 +55,16 @@ class Roofline:
     def provenance(self, op_id: int) -> str:
         """Where `time_ns` comes from."""
         return f"roofline:{self.rates(op_id).name}"
+
+    def _flops_of(self, node: fx.Node) -> int:
+        """`flops_of`, once for equal calls: layers repeat, and a formula takes longer than to recognise them."""
+        if _formula(node) is None:
+            return 0
+        key = (node.target, _sizes(node.args), tuple(node.kwargs), _sizes(tuple(node.kwargs.values())), _sizes(node))
+        found = self._flops.get(key)
+        if found is None:
+            found = self._flops[key] = flops_of(node)
+        return found
 
     def rates(self, op_id: int) -> Rates:
         """Rates of the operator's device."""
@@ -77,12 +88,27 @@ def _result(node: fx.Node) -> torch.Tensor:
 
 def flops_of(node: fx.Node) -> int:
     """Floating point operations of the node by torch's FLOP counter; 0 where it has no formula."""
-    target = node.target
-    formula = _FORMULAS.get(target.overloadpacket) if isinstance(target, torch._ops.OpOverload) else None
+    formula = _formula(node)
     if formula is None:
         return 0
     args, kwargs = fx.map_arg((node.args, node.kwargs), _hinted_node)
     return int(formula(*args, **kwargs, out_val=_hinted_node(node)))
+
+
+def _formula(node: fx.Node) -> Callable[..., Any] | None:
+    target = node.target
+    return _FORMULAS.get(target.overloadpacket) if isinstance(target, torch._ops.OpOverload) else None
+
+
+def _sizes(value: Any) -> Hashable:
+    """All that a formula can see of arguments: sizes of tensors, and numbers."""
+    if isinstance(value, fx.Node):
+        value = value.meta.get("val")
+    if isinstance(value, torch.Tensor):
+        return tuple(map(torch_compat.size_hint, value.shape))
+    if isinstance(value, (list, tuple)):
+        return tuple(map(_sizes, value))
+    return torch_compat.size_hint(value) if isinstance(value, torch.SymInt) else str(value)
 
 
 def _attention_flops(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any) -> int:
