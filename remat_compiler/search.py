@@ -117,6 +117,9 @@ class Search:
                 known = None
             except NoPlan as refused:
                 self.refusal, likely = refused, False
+                if self.limit is None:
+                    # What follows is asked for more than the user allows, and would be taken for the budget.
+                    self.limit = refused.problem.budget_bytes
                 if request.take_smallest or refused.result.plan is None:
                     break
                 smallest_bytes = refused.result.peak_bytes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -113,6 +113,20 @@ def test_the_error_names_the_users_budget_and_the_smallest_peak_of_both_layouts(
         searched(MadeUpCompiler(layout_bytes=50, other_bytes=60, floor_bytes=880), 900)
     assert error.value.budget_bytes == 900
     assert error.value.smallest_peak_bytes == 880 + 60
+
+
+def test_a_refused_fraction_is_not_kept_by_raising_it() -> None:
+    compiler = MadeUpCompiler(layout_bytes=0, floor_bytes=880)
+
+    def of_a_peak_of_1000(request: PartitionRequest, real: bool = True) -> Attempt:
+        fraction = request.fraction
+        return compiler(request if fraction is None else replace(request, budget_bytes=int(fraction * 1000)), real)
+
+    search = Search(of_a_peak_of_1000, options_of(memory_budget=0.5), chooses_layout=False)
+    with pytest.raises(InfeasibleBudget) as error:
+        search.run(PartitionRequest(None, fraction=0.5), None, None)
+    assert error.value.budget_bytes == 500
+    assert error.value.smallest_peak_bytes == 880
 
 
 def test_on_request_the_smallest_peak_is_kept_though_it_is_over_the_budget() -> None:
