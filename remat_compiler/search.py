@@ -94,6 +94,8 @@ class Search:
             InfeasibleBudget: Nothing fits, and the options do not say to take the smallest peak.
         """
         self.limit = limit
+        if known is None and request.fraction is not None and request.inner == "inductor":
+            request = self._in_bytes(request, request.fraction)
         tries = self._tries(request, known)
         if request.free_layout and self.chooses_layout and self._layout_costs(tries):
             tries += self._tries(replace(request, free_layout=False), None)
@@ -105,6 +107,15 @@ class Search:
             if over_budget(best.check, self.limit):
                 best = self._when_nothing_fits(best)
         return best, self.limit
+
+    def _in_bytes(self, request: PartitionRequest, fraction: float) -> PartitionRequest:
+        """The request in bytes: the step without a budget is emitted and checked, since estimates are not exact."""
+        unlimited = replace(request, fraction=None, budget_bytes=None, planner="auto")
+        native = self.compile(unlimited, real=False)
+        if not native.trains or native.check.unknown:
+            return request
+        self.limit = int(fraction * native.check.peak_bytes)
+        return unlimited if fraction == 1.0 else replace(request, fraction=None, budget_bytes=self.limit)
 
     def _tries(self, request: PartitionRequest, known: Attempt | None) -> list[Attempt]:
         """Tries in one layout, at most `MAX_TRIES`, until one fits and uses the budget."""

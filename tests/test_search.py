@@ -29,6 +29,7 @@ class MadeUpCompiler:
         other_bytes: Bytes by which every estimate is low.
         floor_bytes: Smallest peak of any plan.
         ns_per_byte: Time that each byte below 1,000 adds.
+        native_bytes: What the step takes without a budget.
         requests: What was asked for, and whether for real.
     """
 
@@ -36,10 +37,13 @@ class MadeUpCompiler:
     other_bytes: int = 0
     floor_bytes: int = 0
     ns_per_byte: float = 0.1
+    native_bytes: int = 1000
     requests: list[tuple[PartitionRequest, bool]] = field(default_factory=list)
 
     def __call__(self, request: PartitionRequest, real: bool = True) -> Attempt:
         self.requests.append((request, real))
+        if request.budget_bytes is None:
+            request = replace(request, budget_bytes=self.native_bytes)
         assert request.budget_bytes is not None
         if request.budget_bytes < self.floor_bytes:
             raise refusal(request.budget_bytes, self.floor_bytes)
@@ -115,14 +119,26 @@ def test_the_error_names_the_users_budget_and_the_smallest_peak_of_both_layouts(
     assert error.value.smallest_peak_bytes == 880 + 60
 
 
+def test_a_fraction_is_one_of_what_the_step_takes_without_a_budget() -> None:
+    compiler = MadeUpCompiler(layout_bytes=0, other_bytes=200)
+    search = Search(compiler, options_of(memory_budget=0.5), chooses_layout=False)
+    kept, limit = search.run(PartitionRequest(None, fraction=0.5), None, None)
+    assert limit == 600
+    assert kept.check.peak_bytes <= 600
+
+
+def test_the_whole_peak_is_the_step_without_a_budget() -> None:
+    compiler = MadeUpCompiler(layout_bytes=0, other_bytes=200)
+    search = Search(compiler, options_of(memory_budget=1.0), chooses_layout=False)
+    kept, limit = search.run(PartitionRequest(None, fraction=1.0), None, None)
+    assert [request.budget_bytes for request, _ in compiler.requests] == [None, None]
+    assert kept.check.peak_bytes == limit == 1200
+
+
 def test_a_refused_fraction_is_not_kept_by_raising_it() -> None:
-    compiler = MadeUpCompiler(layout_bytes=0, floor_bytes=880)
-
-    def of_a_peak_of_1000(request: PartitionRequest, real: bool = True) -> Attempt:
-        fraction = request.fraction
-        return compiler(request if fraction is None else replace(request, budget_bytes=int(fraction * 1000)), real)
-
-    search = Search(of_a_peak_of_1000, options_of(memory_budget=0.5), chooses_layout=False)
+    search = Search(
+        MadeUpCompiler(layout_bytes=0, floor_bytes=880), options_of(memory_budget=0.5), chooses_layout=False
+    )
     with pytest.raises(InfeasibleBudget) as error:
         search.run(PartitionRequest(None, fraction=0.5), None, None)
     assert error.value.budget_bytes == 500
