@@ -3,8 +3,9 @@
 The FX interpreter gives memory to the result of every operator that is not a view.  Inductor fuses: a
 pointwise value lives in registers unless something forces it into memory.  The model used here:
 
-- kernels (matrix products, convolutions, attention, fallbacks), reductions and random operators
-  materialise their results, and kernels need their arguments in memory;
+- kernels (matrix products, convolutions, attention, fallbacks), reductions, poolings, scatters and random
+  operators materialise their results, and kernels and poolings need their arguments in memory; a reduction of
+  a few elements is written out as pointwise arithmetic;
 - a pointwise value that no kernel reads and that is no output is inlined into each of its readers, as
   long as those stand before the next kernel (a fused loop cannot span a kernel);
 - where a reader stands behind the next kernel, or in the other phase, inlining keeps alive what the value
@@ -20,7 +21,7 @@ from collections.abc import Iterable
 
 from torch import fx
 
-from remat_compiler.capture.operators import NodeClass, is_random, save_policy_of
+from remat_compiler.capture.operators import NodeClass, is_pooling, is_random, save_policy_of
 from remat_compiler.capture.storages import readers, storage_bytes
 from remat_compiler.ir.graph import Phase, SavePolicy
 
@@ -97,7 +98,7 @@ class _Fusion:
         if is_random_value(node) or node in self.forced or save_policy_of(node) is SavePolicy.MUST_SAVE:
             return True
         found = self._readers(node)
-        if any(self.classes[r] is NodeClass.KERNEL for r in found):
+        if any(self.classes[r] is NodeClass.KERNEL or is_pooling(r) for r in found):
             return True
         self._set_inlined(node)
         frontier = [f for f in self.frontier[node] if self.classes[f] is not NodeClass.INPUT]
@@ -108,7 +109,7 @@ class _Fusion:
         kept_alive = sum(storage_bytes(f) for f in frontier)
         if kept_alive <= FRONTIER_SLACK * storage_bytes(node):
             return False
-        return not all(self._read_late_anyway(f, node) for f in frontier)
+        return not all(self._read_late_anyway(f, node, found) for f in frontier)
 
     def _readers(self, node: fx.Node) -> list[fx.Node]:
         return readers(node, self.roots)
@@ -118,9 +119,13 @@ class _Fusion:
         phases = (self.phases[node] is Phase.FORWARD, self.phases[reader] is Phase.FORWARD)
         return self.segment[node] != self.segment[reader] or phases[0] != phases[1]
 
-    def _read_late_anyway(self, frontier: fx.Node, node: fx.Node) -> bool:
-        """Whether the backward reads `frontier` otherwise than through `node`."""
-        return any(r is not node and self.phases[r] is Phase.BACKWARD for r in self._readers(frontier))
+    def _read_late_anyway(self, frontier: fx.Node, node: fx.Node, found: list[fx.Node]) -> bool:
+        """Whether the backward reads `frontier` otherwise than through `node`, no earlier than `found` read that."""
+        late = (r for r in self._readers(frontier) if r is not node and self.phases[r] is Phase.BACKWARD)
+        if self.phases[node] is not Phase.BACKWARD:
+            return any(True for _ in late)
+        last = max(self.segment[r] for r in found)
+        return any(self.segment[r] >= last for r in late)
 
 
 def _segments(classes: dict[fx.Node, NodeClass]) -> dict[fx.Node, int]:

@@ -46,6 +46,20 @@ _REDUCTIONS = frozenset(
         _aten.native_layer_norm, _aten.native_group_norm,
     }
 )  # fmt: skip
+_POOLINGS = frozenset(
+    {
+        _prims._low_memory_max_pool_with_offsets, _aten.max_pool2d_with_indices_backward, _aten.avg_pool2d,
+        _aten.avg_pool2d_backward, _aten.avg_pool3d, _aten.avg_pool3d_backward, _aten._adaptive_avg_pool2d,
+    }
+)  # fmt: skip
+_SCATTERS = frozenset(
+    {
+        _aten.scatter, _aten.scatter_add, _aten.scatter_reduce, _aten.index_put, _aten._unsafe_index_put,
+        _aten.index_add, _aten._unsafe_masked_index_put_accumulate,
+    }
+)  # fmt: skip
+UNROLLED_BELOW = 8
+"""A reduction over fewer elements is written out as pointwise arithmetic (``unroll_reductions_threshold``)."""
 _POINTWISE = frozenset(
     {
         _aten.embedding, _aten.cat, _aten.constant_pad_nd, _aten.index, _aten.index_select, _aten.gather,
@@ -68,8 +82,24 @@ def node_class(node: fx.Node) -> NodeClass:
     if node.target is operator.getitem:
         return NodeClass.ITEM
     if isinstance(node.target, torch._ops.OpOverload):
-        return _overload_class(node.target)
+        return NodeClass.POINTWISE if _is_unrolled(node, node.target) else _overload_class(node.target)
     return NodeClass.KERNEL
+
+
+def _is_unrolled(node: fx.Node, target: torch._ops.OpOverload) -> bool:
+    """Whether the node reduces a few elements to each element of its one result."""
+    if target.overloadpacket not in _REDUCTIONS or _is_elementwise_extremum(target):
+        return False
+    value, argument = node.meta.get("val"), node.args[0]
+    if not isinstance(value, torch.Tensor) or not isinstance(argument, fx.Node):
+        return False
+    results = torch_compat.size_hint(value.numel())
+    return results > 1 and torch_compat.size_hint(argument.meta["val"].numel()) < UNROLLED_BELOW * results
+
+
+def is_pooling(node: fx.Node) -> bool:
+    """Whether the node is a loop over windows: its arguments are in memory, its results may be inlined."""
+    return isinstance(node.target, torch._ops.OpOverload) and node.target.overloadpacket in _POOLINGS
 
 
 @cache
@@ -79,7 +109,7 @@ def _overload_class(target: torch._ops.OpOverload) -> NodeClass:
         return NodeClass.VIEW
     if target._schema.is_mutable:
         return NodeClass.KERNEL
-    if packet in _REDUCTIONS and not _is_elementwise_extremum(target):
+    if packet in _REDUCTIONS | _POOLINGS | _SCATTERS and not _is_elementwise_extremum(target):
         return NodeClass.REDUCTION
     if packet in _POINTWISE or torch.Tag.pointwise in target.tags or packet in torch_compat.fusible_ops():
         return NodeClass.POINTWISE

@@ -19,9 +19,7 @@ from torch import fx
 
 from remat_compiler import torch_compat
 from remat_compiler.capture.graph import CapturedGraph
-from remat_compiler.capture.operators import NodeClass, has_tensor, is_concatenation, node_class
-from remat_compiler.capture.storages import readers
-from remat_compiler.ir.graph import SavePolicy
+from remat_compiler.capture.operators import NodeClass, has_tensor, is_pooling, node_class
 from remat_compiler.ir.plan import Plan
 from remat_compiler.rewrite.emission import Emission, finished
 from remat_compiler.rewrite.replay import ReplayedRandom
@@ -90,7 +88,7 @@ class _Lowering:
                 self.emitted[node] = execution + 1
             elif node in owned:
                 local[node] = self._copy(node, local)
-                if op_id in self.stored:
+                if op_id in self.stored and isinstance(node.meta.get("val"), torch.Tensor):
                     local[node] = self._stored(local[node])
             else:
                 local[node] = self._emit_inlined(node, local)
@@ -108,7 +106,7 @@ class _Lowering:
         target, args = torch_compat.stored(node)
         if target is None:
             return node
-        return self.out.node(target, args, {}, name="inductor_force_stride_order_default", meta=node.meta)
+        return self.out.node(target, args, {}, name="store", meta=node.meta)
 
     def _emit_inlined(self, node: fx.Node, local: dict[fx.Node, fx.Node]) -> fx.Node:
         """Emit a view or an inlined pointwise node once for each set of arguments within a fused region."""
@@ -174,23 +172,12 @@ def _only_for_backward(node: fx.Node) -> bool:
 
 
 def _to_be_stored(captured: CapturedGraph) -> set[int]:
-    """Loops whose result the plan wants in memory of its own, where Inductor would do otherwise.
+    """Loops whose results Inductor would inline into their readers, or write later than the plan says.
 
-    Inductor would inline them into their readers, unless a kernel reads them, or make them a part of the
-    memory of a concatenation that reads them.  What must be saved is an output of the forward, and so in memory;
-    besides, Inductor would take a copy of a changed input for the input itself once another operator stands between
-    it and the output.
+    It writes a pointwise value where the first kernel that reads it stands, or at the end of the graph for an
+    output, and holds until then what the value is computed from; and it may make it a part of the memory of a
+    concatenation that reads it.
     """
     if not captured.fused:
         return set()
-    found = set()
-    for op_id, main in enumerate(captured.main):
-        if node_class(main) is not NodeClass.POINTWISE or not isinstance(main.meta.get("val"), torch.Tensor):
-            continue
-        if captured.graph.ops[op_id].save_policy is SavePolicy.MUST_SAVE:
-            continue
-        found_readers = readers(main, captured.roots)
-        kernel_reads = any(node_class(r) is NodeClass.KERNEL for r in found_readers)
-        if not kernel_reads or any(is_concatenation(r) for r in found_readers):
-            found.add(op_id)
-    return found
+    return {i for i, n in enumerate(captured.main) if node_class(n) is NodeClass.POINTWISE or is_pooling(n)}

@@ -16,12 +16,14 @@ from torch._functorch import partitioners
 from torch._inductor import config as inductor_config
 from torch._inductor.async_compile import AsyncCompile
 from torch._inductor.choices import InductorChoices
+from torch._inductor.codegen.cpp import CppScheduling
 from torch._inductor.compile_fx import compile_fx
 from torch._inductor.custom_graph_pass import CustomPartitionerFn as CustomPartitionerFn
 from torch._inductor.fx_passes import post_grad
 from torch._inductor.virtualized import V
 
-from remat_compiler.torch_compat.sizes import size_hint
+from remat_compiler.torch_compat.store import STORE as STORE
+from remat_compiler.torch_compat.store import stored as stored
 
 _KEEP_PLANNED_MEMORY: dict[str, Any] = {"allow_buffer_reuse": False, "reorder_for_peak_memory": False}
 """Inductor's settings under which what it emits allocates and frees as the planned graphs say."""
@@ -50,6 +52,7 @@ def has_convolutions(gm: fx.GraphModule) -> bool:
 def compile_with_inductor(gm: fx.GraphModule, example_inputs: Any, partitioner: CustomPartitionerFn) -> Any:
     """Compile Dynamo's graph with Inductor, cutting joint graphs with `partitioner`; `gm` may be changed."""
     _guard_product_fusion()
+    _guard_kernel_groups()
     # The partitioner may change settings on the way; leaving the block restores them.
     changed = [*_KEEP_PLANNED_MEMORY, *_PLAIN_LAYOUT]
     with inductor_config.patch({name: getattr(inductor_config, name) for name in changed}):
@@ -86,21 +89,6 @@ def _kernel_between(scheduler: Any, node1: Any, node2: Any) -> bool:
     return bisect.bisect_left(orders, first) != bisect.bisect_right(orders, last)
 
 
-STORE = torch.ops.prims.inductor_force_stride_order
-"""An operator that only says how its argument lies in memory, and so that it lies there."""
-
-
-def stored(node: fx.Node) -> tuple[Any, tuple[Any, ...]]:
-    """Target and arguments of a node that makes Inductor write `node` to memory where it stands.
-
-    It would inline it into its readers otherwise.  No target where it writes it anyway.
-    """
-    value = node.meta["val"]
-    if size_hint(value.numel()) == 1:
-        return None, ()
-    return STORE.default, (node, list(value.stride()))
-
-
 @contextmanager
 def code_generation_only() -> Iterator[None]:
     """Let Inductor emit wrappers without compiling kernels; what is made serves dry runs and is in no cache."""
@@ -119,6 +107,22 @@ def code_generation_only() -> Iterator[None]:
 
 def _no_kernel(*_: object, **__: object) -> None:
     raise RuntimeError("a step whose kernels were not compiled was executed")
+
+
+@cache
+def _guard_kernel_groups() -> None:
+    """Let a planned graph free on a CPU what dies in a loop before the next loop allocates.
+
+    Inductor puts all loops between two kernels into one C++ function, allocates all their results before it and
+    frees what they read after it.
+    """
+    original: Callable[[Any], bool] = CppScheduling.ready_to_flush
+
+    def ready_to_flush(self: Any) -> bool:
+        frees = getattr(_planned, "active", False) and bool(self.scheduler.buffer_names_to_free)
+        return frees or original(self)
+
+    CppScheduling.ready_to_flush = ready_to_flush  # type: ignore[method-assign]
 
 
 @cache

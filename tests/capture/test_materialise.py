@@ -1,0 +1,121 @@
+"""What the simulator says of a contracted graph is what Inductor's emitted code allocates: never much less."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+
+from remat_compiler import torch_compat
+from remat_compiler.partition import PartitionRequest
+from remat_compiler.partitioner import RematPartitioner, collect
+from remat_compiler.runtime.dry_run import dry_run
+from remat_compiler.runtime.workspace import WorkspaceTable
+from remat_compiler.runtime.wrapper_capture import GraphRecorder
+
+TABLE = WorkspaceTable()
+SMALL_BYTES = 4096
+"""Scalars and flags of kernels, which are no storages of the contracted graph."""
+LOWEST, HIGHEST = 0.995, 1.6
+"""The estimate over what is emitted; it may be high, since Inductor writes over values that die."""
+
+
+class Pooled(nn.Module):
+    """Values pooled by small windows early, and read again late."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(4, 16, 3, padding=1), nn.Conv2d(24, 4, 3, padding=1)
+        self.deep = nn.Sequential(*(nn.Conv2d(16, 16, 3, padding=1) for _ in range(3)))
+        self.up = nn.ConvTranspose2d(16, 8, 2, stride=2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.first(x))
+        deep = self.up(torch.relu(self.deep(F.max_pool2d(x, 2))))
+        y: Tensor = self.last(torch.cat([x, deep], 1))
+        return y.square().mean()
+
+
+class SharedBias(nn.Module):
+    """Attention in single operators; a bias that all layers and the four sequences share gets one gradient."""
+
+    def __init__(self, width: int = 32, layers: int = 3, length: int = 64) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(width, 3 * width) for _ in range(layers)])
+        self.bias = nn.Parameter(torch.randn(1, length, length))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            q, k, v = layer(x).chunk(3, -1)
+            x = x + torch.softmax(q @ k.transpose(-1, -2) + self.bias, -1) @ v
+        return x.square().mean()
+
+
+class TwoReaders(nn.Module):
+    """Pointwise values that a product reads behind other products."""
+
+    def __init__(self, width: int = 64) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(width, width) for _ in range(6)])
+        self.scale, self.mix = nn.Parameter(torch.ones(width)), nn.Parameter(torch.randn(width, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        skip = torch.tanh(x * self.scale) + x.sin()
+        for layer in self.layers:
+            x = F.gelu(layer(x)) * self.scale
+        return (skip @ self.mix + x).square().mean()
+
+
+class Looked(nn.Module):
+    """Rows looked up; the gradient of the table is scattered into zeros."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(300, 32), nn.Linear(32, 300)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = self.table(x.long())
+        return F.cross_entropy(self.head(torch.tanh(rows)).flatten(0, 1), x.long().flatten())
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
+    "pooled": (Pooled, lambda: torch.randn(2, 4, 32, 32)),
+    "shared bias": (SharedBias, lambda: torch.randn(4, 64, 32)),
+    "two readers": (TwoReaders, lambda: torch.randn(256, 64)),
+    "looked up": (Looked, lambda: torch.randint(300, (4, 64)).float()),
+}
+
+
+def estimated_and_emitted(model: nn.Module, inputs: Sequence[Tensor], request: PartitionRequest) -> tuple[int, int]:
+    """Peak of the plan that answers `request`, and of the code that Inductor makes of it."""
+    found: list[tuple[int, int]] = []
+
+    def backend(gm: fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
+        with torch_compat.code_generation_only(), collect(TABLE) as partitions, GraphRecorder() as recorder:
+            compiled = torch_compat.compile_with_inductor(gm, example_inputs, RematPartitioner(request, ""))
+        check = dry_run(compiled, example_inputs, recorder.graphs, TABLE)
+        assert not check.unknown
+        found.append((sum(p.cut.timeline.peak_bytes for p in partitions), check.peak_bytes))
+        return gm.forward
+
+    torch._dynamo.reset()
+    torch.compile(model, backend=backend, dynamic=False)(*inputs)
+    (pair,) = found
+    return pair
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("share", [0.75, 0.0])
+def test_the_first_estimate_is_not_low(name: str, share: float) -> None:
+    make, draw = MODELS[name]
+    torch.manual_seed(0)
+    model, x = make(), draw()
+    plain = PartitionRequest(None, max_slowdown=None, free_layout=False)
+    everything, _ = estimated_and_emitted(model, (x,), plain)
+    asked = PartitionRequest(int(share * everything), take_smallest=True, max_slowdown=None, free_layout=False)
+    estimate, emitted = estimated_and_emitted(model, (x,), asked)
+    assert LOWEST * emitted - SMALL_BYTES <= estimate <= HIGHEST * emitted
