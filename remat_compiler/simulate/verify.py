@@ -31,6 +31,7 @@ class Rule(str, Enum):
     MUST_SAVE = "an operator whose results must be saved runs twice"
     EFFECT_ORDER = "an operator with effects runs behind one that the program runs later"
     EFFECT_MISSING = "an operator with effects never runs"
+    CHANGED = "an operator reads memory on the other side of one that changes it"
     MISSING_OUTPUT = "a gradient or output is never made"
     SAVED = "a storage crosses the boundary although it must not be saved"
     BUDGET = "the peak exceeds the budget"
@@ -119,7 +120,7 @@ def _check_structure(problem: RematProblem, plan: Plan) -> list[Violation]:
             found.append(Violation(Rule.MISSING_OUTPUT, len(plan.steps), op.name))
         if op.traits and op.phase is not Phase.FORWARD and op.id not in done:
             found.append(Violation(Rule.EFFECT_MISSING, len(plan.steps), op.name))
-    return found + _check_effect_order(graph.ops, plan)
+    return found + _check_effect_order(graph.ops, plan) + _check_changes(graph.ops, plan)
 
 
 def _bad_repetition(op: Op, step: int) -> list[Violation]:
@@ -147,6 +148,27 @@ def _check_effect_order(ops: tuple[Op, ...], plan: Plan) -> list[Violation]:
                 found.append(Violation(Rule.EFFECT_ORDER, step, f"{op.name} behind {ops[latest].name}"))
             ran.add(op_id)
             latest = max(latest, op_id)
+    return found
+
+
+def _check_changes(ops: tuple[Op, ...], plan: Plan) -> list[Violation]:
+    """Operators that first run on the wrong side of one of their phase that changes what they read."""
+    found: list[Violation] = []
+    first: dict[int, int] = {}
+    for step, op_id in enumerate(plan.steps):
+        first.setdefault(op_id, step)
+    readers: dict[int, list[Op]] = {}
+    for op in ops:
+        for storage in op.reads:
+            readers.setdefault(storage, []).append(op)
+    for change in ops:
+        if Trait.MUTATING not in change.traits or change.id not in first:
+            continue
+        for op in (op for storage in change.reads for op in readers[storage]):
+            if op.phase is not change.phase or op.id not in first or op.id == change.id:
+                continue
+            if (op.id < change.id) != (first[op.id] < first[change.id]):
+                found.append(Violation(Rule.CHANGED, first[op.id], f"{op.name} and {change.name}"))
     return found
 
 
