@@ -14,9 +14,11 @@ from remat_compiler.ir.problem import RematProblem
 from remat_passes.planning.block_dp import UNITS, expand, fill_tables, instructions
 from remat_passes.planning.gap_greedy import relieve
 from remat_passes.planning.local_search import HOIST_STEPS, forget, hoist
+from remat_passes.planning.order_backward import freedom_of, reorder
 from remat_passes.planning.profile import Arrays, IntArray, arrays_of, find_live, measure
 from remat_passes.planning.segments import Segments, cut_into_segments
 from remat_passes.planning.sequence import Order, Placement, StepIndex, baseline_order, recompute
+from remat_passes.planning.staged_order import staged_orders
 from remat_passes.planning.trim import trim
 
 GREEDY_SETTINGS = ((0.5, 1), (1.0, 1), (0.15, 1), (0.5, 2), (0.06, 1), (0.15, 0))
@@ -28,6 +30,8 @@ MEMORY_FACTORS = (0.85, 0.9, 0.95, 0.98, 1.0, 1.02, 1.05, 1.1, 1.2)
 PATIENCE = 12
 """Rounds without a lower peak after which gap greedy gives up."""
 MAX_ROUNDS = 4_000
+MAX_REORDERINGS = 8
+"""Times that gap greedy goes on after the backward was reordered."""
 MAX_PASSES = 50
 MAX_IDLE = 250
 """Neighbours without improvement after which the local search stops."""
@@ -66,6 +70,7 @@ class Search:
     Attributes:
         g: The problem as arrays.
         index: The same as lists.
+        freedom: How each operator may move, see `order_backward`.
         budget: Bytes.
         limit_ns: Longest time of a plan.
         once: Time of executing every operator once, in ns.
@@ -76,6 +81,7 @@ class Search:
 
     g: Arrays
     index: StepIndex
+    freedom: IntArray
     budget: int
     limit_ns: int
     once: int
@@ -90,6 +96,7 @@ class Search:
         return Search(
             g=arrays_of(problem),
             index=StepIndex.of(problem.graph),
+            freedom=freedom_of(problem.graph),
             budget=problem.budget_bytes,
             limit_ns=(1 << 62) if cap is None else problem.costs.step_ns + cap,
             once=problem.costs.step_ns,
@@ -100,9 +107,16 @@ class Search:
     def run(self) -> Entry:
         """The best entry found: within the time limit, within the budget, of least time, of lowest peak."""
         orders = [baseline_order(self.index, placement) for placement in Placement]
-        bases = [self._base(order) for order in orders]
+        bases = self._different([self._base(order) for order in orders])
         self._keep(bases)
         if not self.solved:
+            reordered = list(self._reordered(bases))
+            self._keep(reordered)
+            bases += reordered
+        if not self.solved:
+            staged = staged_orders(self.g, self.index, self.freedom)
+            bases = self._different([*bases, *(self._base(order) for order in staged)])
+            self._keep([self._fit(base, self.budget, *GREEDY_SETTINGS[0]) for base in bases])
             self._keep(list(self._block_seeds(orders[0], bases[0])))
             self._keep(list(self._greedy_seeds(bases)))
             self._improve()
@@ -139,7 +153,19 @@ class Search:
 
     def _fit(self, entry: Entry, target: int, share: float, width: int, noise: float = 0.0) -> Entry:
         """`entry` relieved to `target` bytes, or as low as it gets, then trimmed."""
-        steps, boundary, peak = entry.steps, entry.boundary, entry.peak
+        new = self._relieve(entry.steps, entry.boundary, target, share, width, noise)
+        for _ in range(MAX_REORDERINGS):
+            if new.peak <= target or self.solved:
+                break
+            steps, lower = self._reorder(new.steps, new.boundary, target, new.peak)
+            if not lower:
+                break
+            new = self._relieve(steps, new.boundary, target, share, width, noise)
+        return new
+
+    def _relieve(self, steps: IntArray, boundary: int, target: int, share: float, width: int, noise: float) -> Entry:
+        """`_fit` with the backward as it stands."""
+        peak = 0
         for _ in range(8):
             seed = self.draw.randrange(1 << 30)
             args = (share, width, noise, seed, PATIENCE, MAX_ROUNDS)
@@ -153,6 +179,19 @@ class Search:
                 break
         return self._trim(steps, boundary, max(target, int(peak)))
 
+    def _reorder(self, steps: IntArray, boundary: int, target: int, peak: int) -> tuple[IntArray, bool]:
+        """`steps` with the backward in an order of lower peak, and whether it is lower than `peak`."""
+        better, work = reorder(self.g, self.freedom, steps, boundary, target)
+        self.work_left -= work
+        return better, int(measure(self.g, better, boundary)[0]) < peak
+
+    def _reordered(self, entries: list[Entry]) -> Iterator[Entry]:
+        """Those of `entries` that peak lower in another order of the backward, in that order."""
+        for entry in entries:
+            steps, lower = self._reorder(entry.steps, entry.boundary, self.budget, entry.peak)
+            if lower:
+                yield self._entry(steps, entry.boundary)
+
     def _trim(self, steps: IntArray, boundary: int, target: int) -> Entry:
         """What `trim` leaves of a sequence."""
         steps, boundary, passes = trim(self.g, steps, boundary, target, MAX_PASSES)
@@ -162,7 +201,7 @@ class Search:
     def _greedy_seeds(self, bases: list[Entry]) -> Iterator[Entry]:
         """Gap greedy in several settings."""
         enough = self.work_left // 2
-        for share, width in GREEDY_SETTINGS:
+        for share, width in GREEDY_SETTINGS[1:]:
             for base in bases:
                 if self.work_left > enough:
                     yield self._fit(base, self.budget, share, width)
@@ -250,6 +289,13 @@ class Search:
             return True
         slack = 1.0 + self.draw.random() ** 4 * TOLERANCE
         return not new.barred and new.peak <= self.budget and new.time - self.once <= (old.time - self.once) * slack
+
+    def _different(self, entries: list[Entry]) -> list[Entry]:
+        """`entries` without those of the steps of an earlier one."""
+        found: dict[tuple[bytes, int], Entry] = {}
+        for entry in entries:
+            found.setdefault((entry.steps.tobytes(), entry.boundary), entry)
+        return list(found.values())
 
     def _distinct(self) -> list[Entry]:
         """Entries of the pool that differ in peak or time."""

@@ -114,13 +114,13 @@ def baseline_order(index: StepIndex, placement: Placement) -> Order:
 
     Tangent-free operators that nobody reads are left out, or run last where they are demanded.
     """
+    lazy = lazy_order(index, [i for i, phase in enumerate(index.phase) if phase is Phase.BACKWARD])
     if placement is Placement.LAZY:
-        return _lazy_order(index)
+        return lazy
     last = max((i for i, phase in enumerate(index.phase) if phase is Phase.FORWARD), default=-1)
     early = _placed_early(index, last)
     forward = tuple(i for i in range(last + 1) if index.phase[i] is Phase.FORWARD or early[i])
-    lazy = _lazy_order(index).backward
-    needed = set(lazy)
+    needed = set(lazy.backward)
     ahead = set(forward)
     backward = (i for i in range(len(index.phase)) if i not in ahead and i in needed)
     return Order(forward, tuple(backward))
@@ -136,13 +136,14 @@ def _placed_early(index: StepIndex, last: int) -> list[bool]:
     return early
 
 
-def _lazy_order(index: StepIndex) -> Order:
-    """Tangent-free operators just before the first operator that reads their results."""
+def lazy_order(index: StepIndex, tasks: Sequence[int]) -> Order:
+    """The forward, then `tasks`, with other tangent-free operators just before the first that reads their results."""
     placed = [phase is not Phase.TANGENT_FREE for phase in index.phase]
+    for i in tasks:
+        placed[i] = True
     backward: list[int] = []
-    for i, phase in enumerate(index.phase):
-        if phase is Phase.BACKWARD:
-            backward += [*_unplaced(index, index.reads[i], placed), i]
+    for i in tasks:
+        backward += [*_unplaced(index, index.reads[i], placed), i]
     for i, phase in enumerate(index.phase):
         if phase is Phase.TANGENT_FREE and index.demanded[i] and not placed[i]:
             backward += [*_unplaced(index, index.reads[i], placed), i]
