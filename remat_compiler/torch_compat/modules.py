@@ -24,6 +24,7 @@ _patch_lock = threading.RLock()
 _quiet_threads: Counter[int] = Counter()
 _original_recompile: Any = None
 _copying = 0
+_eliminate_dead_code = fx.Graph.eliminate_dead_code
 
 
 def new_module(root: fx.GraphModule | dict[str, Any], graph: fx.Graph) -> fx.GraphModule:
@@ -36,22 +37,26 @@ def copy_module(module: fx.GraphModule) -> fx.GraphModule:
     return new_module(module, copy.deepcopy(module.graph))
 
 
-def erase_dead_code(graph: fx.Graph, outputs: Iterable[fx.Node] = ()) -> None:
+def erase_dead_code(graph: fx.Graph, outputs: Iterable[fx.Node] = ()) -> bool:
     """Erase what neither the graph's output nor `outputs` need, with torch's notion of side effects.
 
     torch's own pass looks at every node rather than at those without users; it is left the bodies of higher-order
     operators.
+
+    Returns:
+        Whether there was anything to erase.
     """
     owner = graph.owning_module
     if owner is not None and any(isinstance(child, fx.GraphModule) for child in owner.children()):
-        graph.eliminate_dead_code()
-        return
+        return _eliminate_dead_code(graph)
+    count = len(graph.nodes)
     needed = set(outputs)
     # Random operators change the generator; Inductor does not draw from it unless told to.
     impure_random = torch._guards.TracingContext.try_get() is None or inductor_config.fallback_random
     for node in reversed(graph.nodes):
         if not node.users and node not in needed and not node.is_impure(impure_random):
             graph.erase_node(node)
+    return len(graph.nodes) < count
 
 
 @contextmanager

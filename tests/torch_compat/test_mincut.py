@@ -7,6 +7,7 @@ from random import Random
 
 import networkx
 import pytest
+from torch import fx
 
 from remat_compiler.torch_compat import mincut
 from remat_compiler.torch_compat.mincut import minimum_cut
@@ -64,7 +65,8 @@ def test_fractions_and_large_parts_go_to_networkx(monkeypatch: pytest.MonkeyPatc
 
 
 def test_what_is_patched_is_put_back() -> None:
-    before = networkx.minimum_cut
+    before = networkx.minimum_cut, fx.Graph.eliminate_dead_code
     with mincut.quick_partitioning():
-        assert networkx.minimum_cut is not before
-    assert networkx.minimum_cut is before
+        assert networkx.minimum_cut is not before[0]
+        assert fx.Graph.eliminate_dead_code is not before[1]
+    assert (networkx.minimum_cut, fx.Graph.eliminate_dead_code) == before
