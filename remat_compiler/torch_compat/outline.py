@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any
 
 import torch
@@ -71,7 +72,10 @@ def finished_modules(halves: Halves) -> tuple[fx.GraphModule, fx.GraphModule]:
             node.meta.update(notes)
     modules = new_module(halves.joint, halves.forward), new_module(halves.joint, halves.backward)
     if _QUANTIZATION in options:
-        partitioners.enable_activation_quantization(tensors, *modules, None, len(halves.forward_outputs))
+        quantize: Any = partitioners.enable_activation_quantization
+        count = {"num_fwd_outputs": len(halves.forward_outputs)}
+        known = count if "num_fwd_outputs" in signature(quantize).parameters else {}  # not in every version
+        quantize(tensors, *modules, **known)
     return modules
 
 

@@ -1,0 +1,147 @@
+"""Graphs that were taken apart get back the inputs, outputs and notes that torch's own partitioner gave them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, fx, nn
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+from remat_compiler import torch_compat
+from remat_compiler.capture.operators import has_tensor
+
+
+class Stop(BaseException):
+    """Ends a compilation once the joint graph is there."""
+
+
+class Dense(nn.Module):
+    """Several outputs, one of them an input of the backward as well; a buffer that the forward changes."""
+
+    calls: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 6, bias=False)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        self.calls.add_(1)
+        hidden = torch.tanh(self.first(x))
+        return hidden, torch.softmax(self.second(hidden) * self.calls, -1).sum(0)
+
+
+class Sized(nn.Module):
+    """Sizes of the input take part in the computation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(6, 6))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, int]:
+        length = x.shape[0]
+        return (x @ self.weight).view(2, -1).cumsum(1) / length, length
+
+
+def joint_graph(module: nn.Module, inputs: Sequence[Tensor], dynamic: bool) -> tuple[fx.GraphModule, dict[str, Any]]:
+    """The joint graph of `module`, and what a partitioner is told of it."""
+    found: list[Any] = []
+
+    def stop(joint: fx.GraphModule, _: object, **keywords: Any) -> Any:
+        found.extend((joint, keywords))
+        raise Stop
+
+    def ignore(gm: fx.GraphModule, _: object) -> Callable[..., Any]:
+        return gm.forward
+
+    torch._dynamo.reset()
+    backend = aot_autograd(fw_compiler=ignore, bw_compiler=ignore, partition_fn=stop)
+    with contextlib.suppress(Stop):
+        torch.compile(module, backend=backend, dynamic=dynamic)(*inputs)
+    return found[0], found[1]
+
+
+def taken_apart(graph: fx.Graph, draw: Random) -> tuple[fx.Graph, dict[str, fx.Node]]:
+    """A copy without output and notes, tangents first, and inputs of the backward in any order; nodes by name."""
+    apart = fx.Graph()
+    named: dict[str, fx.Node] = {}
+    inputs = graph.find_nodes(op="placeholder")
+    tangents = [n for n in inputs if torch_compat.is_tangent(n)]
+    if tangents:
+        inputs = [*tangents, *draw.sample([n for n in inputs if n not in tangents], len(inputs) - len(tangents))]
+    for node in (*inputs, *(n for n in graph.nodes if n.op not in ("placeholder", "output"))):
+        named[node.name] = apart.node_copy(node, lambda n: named[n.name])
+        if tangents:
+            named[node.name].meta.pop("autograd_backward", None)
+    return apart, named
+
+
+def returned(graph: fx.Graph) -> list[Any]:
+    values: Any = graph.output_node().args[0]
+    return list(values)
+
+
+def convention(graph: fx.Graph) -> list[object]:
+    """All that AOTAutograd goes by."""
+    output = graph.output_node()
+    return [
+        [(n.name, n.meta["val"], sorted(n.meta)) for n in graph.find_nodes(op="placeholder")],
+        [str(value) for value in returned(graph)],
+        output.meta.get("desc"),
+        output.meta.get("output_stack_traces"),
+        [(n.format_node(), n.meta.get("autograd_backward")) for n in graph.nodes if n.op == "call_function"],
+    ]
+
+
+@pytest.mark.parametrize(("module", "dynamic"), [(Dense(), False), (Dense(), True), (Sized(), True)])
+@pytest.mark.parametrize("seed", range(3))
+def test_the_convention_is_torchs(module: nn.Module, dynamic: bool, seed: int) -> None:
+    joint, keywords = joint_graph(module, [torch.randn(4, 6)], dynamic)
+    torch_compat.prepare_joint(joint)
+    expected = min_cut_rematerialization_partition(torch_compat.copy_module(joint), None, **keywords)
+    draw = Random(seed)
+    (forward, in_forward), (backward, in_backward) = (taken_apart(m.graph, draw) for m in expected)
+    own = [n for n in backward.find_nodes(op="placeholder") if n.name in in_forward]
+    count = keywords["num_fwd_outputs"]
+    halves = torch_compat.Halves(
+        joint=joint,
+        forward=forward,
+        backward=backward,
+        crossing={in_forward[n.name]: n for n in draw.sample(own, len(own))},
+        symbols=frozenset(n for n in forward.nodes if not has_tensor(n)),
+        forward_outputs=tuple(_in(in_forward, returned(expected[0].graph)[:count])),
+        backward_outputs=tuple(_in(in_backward, returned(expected[1].graph))),
+    )
+    modules = torch_compat.finished_modules(halves)
+    assert [convention(m.graph) for m in modules] == [convention(m.graph) for m in expected]
+
+
+def _in(named: dict[str, fx.Node], values: Sequence[Any]) -> list[Any]:
+    return [named[v.name] if isinstance(v, fx.Node) else v for v in values]
+
+
+def test_what_nothing_reads_is_not_saved() -> None:
+    joint, keywords = joint_graph(Dense(), [torch.randn(4, 6)], False)
+    expected = min_cut_rematerialization_partition(torch_compat.copy_module(joint), None, **keywords)
+    (forward, in_forward), (backward, in_backward) = (taken_apart(m.graph, Random(0)) for m in expected)
+    crossing = {in_forward[n.name]: n for n in backward.find_nodes(op="placeholder") if n.name in in_forward}
+    unread = next(n for n in forward.nodes if n.op == "call_function" and n not in crossing)
+    crossing[unread] = backward.placeholder("unread")
+    count = keywords["num_fwd_outputs"]
+    halves = torch_compat.Halves(
+        joint,
+        forward,
+        backward,
+        crossing,
+        frozenset(),
+        tuple(_in(in_forward, returned(expected[0].graph)[:count])),
+        tuple(_in(in_backward, returned(expected[1].graph))),
+    )
+    _, made = torch_compat.finished_modules(halves)
+    assert "unread" not in [n.name for n in made.graph.nodes]
