@@ -28,11 +28,13 @@ class Auto:
         effort: Work allowed for each operator of the graph; the search stops there.  The default plans 1,000
             operators in about half a second.
         seed: Start of the random numbers of the local search.
+        reorders: Whether the backward may run in another order than the graph's.
     """
 
     name: ClassVar[str] = "auto"
     effort: int = 6_000
     seed: int = 1
+    reorders: bool = True
 
     def plan(self, problem: RematProblem) -> PlanResult:
         """Answer `problem`; see `Planner.plan`.  A reference partition that fits is returned unchanged."""
@@ -67,7 +69,7 @@ class Auto:
 
     def _search(self, problem: RematProblem, budget: int, share: int = 1) -> Search:
         """A search for `budget` with a part of the effort."""
-        return Search.of(replace(problem, budget_bytes=budget), self.effort // share, self.seed)
+        return Search.of(replace(problem, budget_bytes=budget), self.effort // share, self.seed, self.reorders)
 
     def _within_time(self, problem: RematProblem, lowest: Search) -> list[Entry]:
         """Entries of low peaks within `max_added_ns`, by halving the range of budgets; none where no limit binds."""

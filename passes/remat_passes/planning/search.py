@@ -76,6 +76,7 @@ class Search:
         once: Time of executing every operator once, in ns.
         work_left: Work that may still be done, in steps visited.
         draw: The random numbers of the local search.
+        reorders: Whether the backward may run in another order than the graph's.
         pool: Entries found, best first.
     """
 
@@ -87,10 +88,11 @@ class Search:
     once: int
     work_left: int
     draw: random.Random
+    reorders: bool = True
     pool: list[Entry] = field(default_factory=list)
 
     @staticmethod
-    def of(problem: RematProblem, effort: int, seed: int) -> Search:
+    def of(problem: RematProblem, effort: int, seed: int, reorders: bool = True) -> Search:
         """The search for `problem` with `effort` an operator."""
         cap = problem.max_added_ns
         return Search(
@@ -102,6 +104,7 @@ class Search:
             once=problem.costs.step_ns,
             work_left=effort * (len(problem.graph.ops) + 600),
             draw=random.Random(seed),
+            reorders=reorders,
         )
 
     def run(self) -> Entry:
@@ -114,7 +117,7 @@ class Search:
             self._keep(reordered)
             bases += reordered
         if not self.solved:
-            staged = staged_orders(self.g, self.index, self.freedom)
+            staged = staged_orders(self.g, self.index, self.freedom) if self.reorders else []
             bases = self._different([*bases, *(self._base(order) for order in staged)])
             self._keep([self._fit(base, self.budget, *GREEDY_SETTINGS[0]) for base in bases])
             self._keep(list(self._block_seeds(orders[0], bases[0])))
@@ -181,6 +184,8 @@ class Search:
 
     def _reorder(self, steps: IntArray, boundary: int, target: int, peak: int) -> tuple[IntArray, bool]:
         """`steps` with the backward in an order of lower peak, and whether it is lower than `peak`."""
+        if not self.reorders:
+            return steps, False
         better, work = reorder(self.g, self.freedom, steps, boundary, target)
         self.work_left -= work
         return better, int(measure(self.g, better, boundary)[0]) < peak
