@@ -51,6 +51,8 @@ class PartitionRequest:
         verify: Level of checking, see `options.Environment`.
         free_layout: Whether the inner compiler may choose how convolutions lie in memory, which is mostly faster
             and needs copies of their weights.
+        between_bytes: Bytes that other graphs of the step take between the forward and the backward, beside what the
+            forward saves.
     """
 
     budget_bytes: int | None
@@ -63,6 +65,7 @@ class PartitionRequest:
     time_limit: float = 2.0
     verify: int = 1
     free_layout: bool = True
+    between_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -183,7 +186,7 @@ def _partition(cutter: _Cutter, plan_with: Callable[[RematProblem], PlanResult])
         assert native.result.plan is not None
         before = Baseline(native.problem.costs, native.result.plan, native.timeline, True)
     budget_bytes = _budget_bytes(request, native)
-    if native is not None and native.timeline.peak_bytes <= budget_bytes and request.planner in ("auto", "min_cut"):
+    if native is not None and _fits(native, request, budget_bytes) and request.planner in ("auto", "min_cut"):
         cut = replace(native, problem=replace(native.problem, budget_bytes=budget_bytes))
         return Partition(joint, joint_nodes, cut, before, True, cutter.stages)
     max_added = None if request.max_slowdown is None else int((request.max_slowdown - 1.0) * costs.step_ns)
@@ -297,6 +300,12 @@ def _may_fit_natively(everything: Baseline, request: PartitionRequest) -> bool:
     if request.fraction is not None or request.budget_bytes is None:
         return True
     return request.budget_bytes >= SURELY_TOO_SMALL * everything.timeline.peak_bytes
+
+
+def _fits(native: Cut, request: PartitionRequest, budget_bytes: int) -> bool:
+    """Whether torch's own partition stays within the budget, with what runs between its forward and its backward."""
+    between_bytes = native.timeline.saved_bytes + request.between_bytes if request.between_bytes else 0
+    return max(native.timeline.peak_bytes, between_bytes) <= budget_bytes
 
 
 def _budget_bytes(request: PartitionRequest, native: Cut | None) -> int:

@@ -19,6 +19,7 @@ from torch import fx
 from remat_compiler import torch_compat
 from remat_compiler.partition import Partition, PartitionRequest, partition
 from remat_compiler.runtime.workspace import WorkspaceTable
+from remat_compiler.simulate.interlude import planned_around
 from remat_compiler.version import __version__
 from remat_passes.registry import make_planner
 
@@ -71,7 +72,7 @@ class RematPartitioner(torch_compat.CustomPartitionerFn):
             request,
             num_fwd_outputs=keywords["num_fwd_outputs"],
             static_input_indices=tuple(keywords.get("static_lifetime_input_indices") or ()),
-            plan_with=planner.plan,
+            plan_with=lambda problem: planned_around(problem, request.between_bytes, planner.plan),
             workspace=_workspace.get() or WorkspaceTable(),
         )
         if request.inner == "inductor" and not made.unchanged:

@@ -9,27 +9,25 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
 from typing import Any
 
 from torch import fx
 
 from remat_compiler import torch_compat
 from remat_compiler.costs.table import cost_identity
-from remat_compiler.errors import FormatError
 from remat_compiler.graph_key import device_types, plan_key
-from remat_compiler.ir.codec import decode
 from remat_compiler.options import BudgetKind, Environment, MemoryBudget, RematOptions
+from remat_compiler.outcome import PART_ONLY, Outcome, earlier_outcome
 from remat_compiler.partition import NoPlan, PartitionRequest
 from remat_compiler.partitioner import RematPartitioner, collect
+from remat_compiler.planned_graph import PlannedGraph, Recipe
 from remat_compiler.progress import progress
-from remat_compiler.report.plan_report import PlanReport
-from remat_compiler.reporting import checked_reports, make_reports, publish
 from remat_compiler.runtime.dry_run import DryRun, dry_run
-from remat_compiler.runtime.plan_store import PlanStore, StoredPlan
+from remat_compiler.runtime.plan_store import PlanStore
 from remat_compiler.runtime.workspace import WorkspaceTable
 from remat_compiler.runtime.wrapper_capture import GraphRecorder
 from remat_compiler.search import Attempt, Search
+from remat_compiler.several_graphs import decide, first_request_of_several, has_fixed_sizes
 
 logger = logging.getLogger(__name__)
 
@@ -46,49 +44,35 @@ def compile_graph(
     first = first_request(options, environment, example_inputs)
     costs = cost_identity(options.cost_model, device_types(gm, example_inputs), directory)
     store, key = PlanStore(directory), plan_key(gm, example_inputs, options, first.budget_bytes, costs)
-    earlier = _earlier(store.load(key))
+    earlier = earlier_outcome(store.load(key))
     compiler = _Compiler(gm, example_inputs, WorkspaceTable(directory), costs, reported=earlier is not None)
-    known = None
-    if earlier is not None:
-        known = _again(compiler, earlier.request)
-        if known is not None and known.trains and not known.partitions:
-            publish(checked_reports(earlier.reports, known.check), (), options)
-            return known.compiled
-    limit = None if earlier is None or known is None else earlier.limit_bytes
-    search = Search(compiler.run, options, chooses_layout=torch_compat.has_convolutions(gm))
-    attempt, limit = search.run(first if known is None else known.request, known, limit)
-    if attempt.trains:
-        reports = make_reports(attempt.partitions, attempt.check, options, limit)
-        publish(reports, attempt.partitions, options)
-        store.save(key, StoredPlan(asdict(attempt.request), limit, tuple(r.to_json() for r in reports)))
-    return attempt.compiled
+    chooses_layout = torch_compat.has_convolutions(gm)
 
+    def search(known: Attempt | None = None, limit: int | None = None) -> tuple[Attempt, int | None]:
+        made = Search(compiler.run, options, chooses_layout=chooses_layout)
+        return made.run(first if known is None else known.request, known, limit)
 
-@dataclass(frozen=True, slots=True)
-class Earlier:
-    """What an earlier compilation of the graph ended with.
-
-    Attributes:
-        request: The last request.
-        limit_bytes: The user's budget in bytes; `None` for none.
-        reports: The report of each joint graph.
-    """
-
-    request: PartitionRequest
-    limit_bytes: int | None
-    reports: tuple[PlanReport, ...]
-
-
-def _earlier(stored: StoredPlan | None) -> Earlier | None:
-    """A stored plan as data; `None`, with a warning, where it cannot be read."""
-    if stored is None:
-        return None
-    try:
-        request = decode(PartitionRequest, stored.request, "$.request")
-        return Earlier(request, stored.limit_bytes, tuple(PlanReport.from_json(text) for text in stored.reports))
-    except FormatError as error:
-        logger.warning("ignored a stored plan that cannot be read (%s); it is planned again", error)
-        return None
+    outcome = Outcome(options, store, key)
+    known = None if earlier is None else _again(compiler, earlier.request)
+    context = torch_compat.saved_compilation() if has_fixed_sizes(example_inputs) else None
+    anew = known is None and context is not None
+    part = first_request_of_several(gm, options, first) if anew else None
+    if earlier is not None and known is not None and known.trains and not known.partitions:
+        attempt = known
+        outcome.take_over(known, earlier)
+    elif part is not None:
+        attempt = compiler.run(part)
+        outcome.keep(attempt, part.budget_bytes, PART_ONLY, final=False)
+    else:
+        attempt, limit = search(known, None if earlier is None or known is None else earlier.limit_bytes)
+        outcome.keep(attempt, limit)
+    if not attempt.trains:
+        return attempt.compiled
+    recipe = None if context is None else Recipe(compiler.run, search, context)
+    whole = None if options.memory_budget.kind is BudgetKind.MIN else first.budget_bytes
+    return PlannedGraph(
+        attempt, options, whole, outcome.keep, recipe, decide, example_inputs, has_part=part is not None
+    )
 
 
 def _again(compiler: _Compiler, request: PartitionRequest) -> Attempt | None:

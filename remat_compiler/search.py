@@ -87,7 +87,7 @@ class Search:
 
         Args:
             request: What to aim for at first.
-            known: What an earlier compilation ended with: the first try.
+            known: What an earlier compilation ended with: the first try, and the last one where it still fits.
             limit: The budget in bytes, where it is known already.
 
         Raises:
@@ -123,6 +123,7 @@ class Search:
         trial = self.chooses_layout and request.free_layout
         likely = not trial
         while len(tries) < MAX_TRIES:
+            settled = known is not None
             try:
                 attempt = known or self.compile(request, real=likely and not tries)
                 known = None
@@ -140,7 +141,7 @@ class Search:
             if self.limit is None:
                 self.limit = limit_bytes(self.options.memory_budget, attempt.partitions)
             following = adjusted(request, attempt.partitions, attempt.check, self.limit)
-            if following is None:
+            if following is None or (settled and not over_budget(attempt.check, self.limit)):
                 break
             request = following
         return tries

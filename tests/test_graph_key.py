@@ -44,6 +44,7 @@ OTHER_REQUEST: dict[str, object] = {
     "time_limit": 3.0,
     "verify": 2,
     "free_layout": False,
+    "between_bytes": 9,
 }
 REQUEST = PartitionRequest(budget_bytes=7)
 

@@ -26,7 +26,8 @@ TIERS: tuple[frozenset[str], ...] = (
     frozenset({"torch_compat"}),
     frozenset({"costs", "simulate"}),
     frozenset({"capture", "rewrite", "runtime", "report"}),
-    frozenset({"partition", "partitioner", "adjust", "graph_key", "reporting", "search", "pipeline"}),
+    frozenset({"partition", "partitioner", "adjust", "graph_key", "reporting", "search", "shares"})
+    | frozenset({"outcome", "planned_graph", "several_graphs", "pipeline"}),
     frozenset({"backend", "cli"}),
 )
 """Files and folders of remat_compiler, lowest first; each may import the tiers below it."""
@@ -39,7 +40,11 @@ NEIGHBOURS = frozenset(
         ("reporting", "partition"),
         ("search", "partition"),
         ("search", "adjust"),
+        *(("planned_graph", name) for name in ("partition", "search")),
+        *(("several_graphs", name) for name in ("partition", "partitioner", "planned_graph", "search", "shares")),
         *(("pipeline", name) for name in ("graph_key", "partition", "partitioner", "reporting", "search")),
+        *(("pipeline", name) for name in ("outcome", "planned_graph", "several_graphs")),
+        *(("outcome", name) for name in ("partition", "reporting", "search")),
     }
 )
 """Imports within a tier: importer and imported."""

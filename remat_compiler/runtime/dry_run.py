@@ -26,6 +26,7 @@ from remat_compiler.runtime.fake_inputs import counted_device_type, make_fake_in
 from remat_compiler.runtime.storage_tracker import Moment, StorageLife, StorageTracker
 from remat_compiler.runtime.workspace import WorkspaceTable
 from remat_compiler.runtime.wrapper_capture import DryRunUnsupported, EmittedGraph, make_twin
+from remat_compiler.simulate.whole_step import GraphMemory
 
 log = logging.getLogger(__name__)
 
@@ -90,6 +91,16 @@ class DryRun:
     resident_bytes: int = 0
     unmeasured: tuple[str, ...] = ()
     unknown: str = ""
+
+    @property
+    def memory(self) -> GraphMemory | None:
+        """What a step of several graphs needs to know of this one; `None` where nothing is known."""
+        if self.unknown:
+            return None
+        heights = {"forward": self.boundary_bytes, "backward": self.final_bytes}
+        for sample in self.timeline:
+            heights[sample.phase] = max(heights[sample.phase], sample.live_bytes + sample.workspace_bytes)
+        return GraphMemory(heights["forward"], self.boundary_bytes, heights["backward"], self.final_bytes)
 
 
 def dry_run(

@@ -64,7 +64,9 @@ from remat_compiler.torch_compat.tracing import (
     add_post_compile_listener,
     callable_replaced,
     compile_backward_at_once,
+    compiled_backward,
     corrected_fake_result,
+    ends_at_graph_break,
     fake_call,
     fake_view,
     memory_deltas,
@@ -72,6 +74,7 @@ from remat_compiler.torch_compat.tracing import (
     outside_tracing,
     profiler_is_running,
     remove_post_compile_listener,
+    saved_compilation,
 )
 
 __all__ = [
@@ -96,10 +99,12 @@ __all__ = [
     "code_generation_only",
     "compile_backward_at_once",
     "compile_with_inductor",
+    "compiled_backward",
     "compile_with_interpreter",
     "copy_module",
     "copying_nodes",
     "corrected_fake_result",
+    "ends_at_graph_break",
     "fake_call",
     "fake_view",
     "finished_modules",
@@ -130,6 +135,7 @@ __all__ = [
     "run_and_save_rng_state",
     "run_with_rng_state",
     "save_policy",
+    "saved_compilation",
     "shown_to_user",
     "size_hint",
     "stored",

@@ -1,0 +1,124 @@
+"""The peak of a step that runs several graphs, one after another, from what is known of each by itself.
+
+    forward A   forward B   backward B   backward A
+    ─────────   held A ──────────────►
+                            left by B ───────────►
+
+While a graph runs, what the others hold is alive beside it: saved values and outputs of those whose backward is still
+to come, gradients and outputs of those whose backward is over.  What graphs hand to each other counts once: an output
+is an input, so resident, to the graph behind; the gradient of that input is the tangent of the graph in front.
+
+What happens between the graphs is not known, nor when the caller lets go of an output, so this is an upper bound of
+the graphs' own part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from remat_compiler.ir.graph import TrainingGraph
+from remat_compiler.simulate.timeline import MemoryTimeline
+
+
+@dataclass(frozen=True, slots=True)
+class GraphMemory:
+    """Memory of one graph by itself.
+
+    Attributes:
+        forward_bytes: Most bytes alive while its forward runs.
+        held_bytes: Bytes alive between its forward and its backward: saved values and outputs.
+        backward_bytes: Most bytes alive while its backward runs, tangents included.
+        left_bytes: Bytes alive after its backward: gradients and outputs.
+    """
+
+    forward_bytes: int
+    held_bytes: int
+    backward_bytes: int
+    left_bytes: int
+
+    @property
+    def peak_bytes(self) -> int:
+        """Peak of the graph by itself."""
+        return max(self.forward_bytes, self.backward_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """The gradient of an input that other differentiable operators made.
+
+    Attributes:
+        size_bytes: Its bytes.
+        to: The call whose output that input is, for which the gradient is a tangent; `None` where no graph made it.
+    """
+
+    size_bytes: int
+    to: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One forward call.
+
+    Attributes:
+        graph: Which graph; the same one may be called several times.
+        passed: Gradients that its backward hands back.
+    """
+
+    graph: int
+    passed: tuple[Passed, ...] = ()
+
+
+class Turn(str, Enum):
+    """What happens to a call."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    DROPPED = "dropped"
+    """Its outputs are let go without a backward."""
+
+
+def whole_step_peak(graphs: Sequence[GraphMemory], calls: Sequence[Call], turns: Sequence[tuple[Turn, int]]) -> int:
+    """Most bytes alive over a step.
+
+    Args:
+        graphs: The graphs.
+        calls: The calls in order.
+        turns: What happens, and to which call; what is not dropped and has no backward here runs it at the end, the
+            last call first.
+    """
+    held: dict[int, int] = {}
+    left: dict[int, int] = {}
+    waiting: list[Passed] = []
+    peak = 0
+    for turn, call in (*turns, *_missing_backwards(calls, turns)):
+        graph, memory = calls[call].graph, graphs[calls[call].graph]
+        held.pop(call, None)
+        # Gradients that this call waits for are among its tangents.
+        waiting = [passed for passed in waiting if passed.to != call]
+        beside = sum(held.values()) + sum(left.values()) + sum(passed.size_bytes for passed in waiting)
+        if turn is Turn.FORWARD:
+            peak = max(peak, beside + memory.forward_bytes)
+            held[call] = memory.held_bytes
+        elif turn is Turn.BACKWARD:
+            peak = max(peak, beside + memory.backward_bytes)
+            left[graph] = max(memory.left_bytes - sum(passed.size_bytes for passed in calls[call].passed), 0)
+            waiting += [passed for passed in calls[call].passed if passed.to in held]
+    return peak
+
+
+def _missing_backwards(calls: Sequence[Call], turns: Sequence[tuple[Turn, int]]) -> list[tuple[Turn, int]]:
+    ended = {call for turn, call in turns if turn is not Turn.FORWARD}
+    return [(Turn.BACKWARD, call) for call in reversed(range(len(calls))) if call not in ended]
+
+
+def memory_of(graph: TrainingGraph, timeline: MemoryTimeline) -> GraphMemory:
+    """What the simulator says of one graph."""
+    live, boundary = timeline.live_bytes, timeline.boundary
+    return GraphMemory(
+        forward_bytes=int(live[:boundary].max(initial=0)),
+        held_bytes=timeline.saved_bytes,
+        backward_bytes=int(live[boundary:].max(initial=0)),
+        left_bytes=sum(storage.size_bytes for storage in graph.storages if storage.kept),
+    )
