@@ -1,0 +1,1 @@
+"""Exact planning: mixed-integer programs and the solvers behind them; no torch."""

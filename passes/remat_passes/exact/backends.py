@@ -1,0 +1,184 @@
+"""CBC and HiGHS as PuLP runs them, each with what PuLP leaves out: bounds, nodes, node limits and warm starts."""
+
+from __future__ import annotations
+
+import math
+import re
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pulp
+from pulp.apis.core import PulpSolverError
+
+
+class BrokenSolver(Exception):
+    """A solver is missing, broke, or wrote nonsense."""
+
+
+@dataclass(frozen=True, slots=True)
+class SolverOptions:
+    """How to solve.
+
+    Attributes:
+        solver: ``cbc`` or ``highs``; the other one replaces it where it gives no answer.
+        time_limit_s: Wall-clock seconds for one solver; `None` for no limit, 0 ends at once.
+        node_limit: Nodes of the branch-and-bound tree; `None` for no limit.  Plans that must agree between runs
+            are limited by nodes, not by seconds.
+        gap: Relative gap between objective and bound at which to stop.
+        threads: Threads of the solver; more than one is not deterministic.
+        seed: Start of the solver's random numbers.
+        warm_start: A solution to begin with, by name of variable; those not named are 0.
+        integer_tolerance: How far from a whole number an integer may be returned.
+    """
+
+    solver: str = "cbc"
+    time_limit_s: float | None = 20.0
+    node_limit: int | None = None
+    gap: float = 0.0
+    threads: int = 1
+    seed: int = 1
+    warm_start: Mapping[str, float] = field(default_factory=dict)
+    integer_tolerance: float = 1e-5
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a solver wrote, unchecked; the constant of the objective is left out of `bound`.
+
+    Attributes:
+        optimal: It says that its solution is optimal within the gap.
+        infeasible: It says that there is no solution.
+        values: Its solution by name of variable, if any.
+        bound: Its lower bound of the objective.
+        nodes: Nodes that it visited.
+    """
+
+    optimal: bool = False
+    infeasible: bool = False
+    values: Mapping[str, float] | None = None
+    bound: float = -math.inf
+    nodes: int = 0
+
+
+def run_cbc(model: pulp.LpProblem, options: SolverOptions) -> Answer:
+    """Minimise `model` with the CBC that PuLP carries, or else with the ``cbc`` of the path.
+
+    Raises:
+        BrokenSolver: There is none, it broke, or its log cannot be understood.
+    """
+    with tempfile.TemporaryDirectory(prefix="remat-cbc-") as folder:
+        log = Path(folder) / "log.txt"
+        solver = pulp.COIN_CMD(
+            # The class that knows the path warns when it is made; its attribute does not.
+            path=getattr(getattr(pulp, "PULP_CBC_CMD", None), "pulp_cbc_path", None),
+            msg=False,
+            timeLimit=options.time_limit_s,
+            gapRel=options.gap,
+            threads=options.threads,
+            maxNodes=options.node_limit,
+            warmStart=bool(options.warm_start),
+            options=[f"randomSeed {options.seed}", f"randomCbcSeed {options.seed}"],
+            logPath=str(log),
+        )
+        solver.tmpDir = folder
+        if not solver.available():
+            raise BrokenSolver("CBC is not there; PuLP comes with it for common platforms")
+        for variable in model.variables():
+            variable.varValue = options.warm_start.get(variable.name, 0.0) if options.warm_start else None
+        try:
+            model.solve(solver)
+        except (PulpSolverError, OSError, ValueError, IndexError) as error:
+            raise BrokenSolver(f"{type(error).__name__}: {error}") from error
+        return read_cbc_log(log.read_text(encoding="utf-8", errors="replace"), _values(model))
+
+
+def read_cbc_log(log: str, values: Mapping[str, float]) -> Answer:
+    """What the log of CBC says; `values` are used if it found any."""
+    if re.search(r"^(Result - )?(Linear relaxation|Problem)( is| proven)? infeasible", log, re.MULTILINE):
+        return Answer(infeasible=True)
+    if re.search(r"^(Presolve determined|Pre-processing says).*infeasible", log, re.MULTILINE | re.IGNORECASE):
+        return Answer(infeasible=True)
+    result = re.search(r"^Result - (.*)$", log, re.MULTILINE)
+    linear = re.search(r"^Optimal objective +(\S+)", log, re.MULTILINE)
+    if result is None and linear is None:
+        raise BrokenSolver(f"the log of CBC has no result: {log[-200:]!r}")
+    optimal = result is None or result.group(1).startswith("Optimal")
+    objective = (
+        _number(r"^Objective value: +(\S+)", log) if result is not None else _number(r"^Optimal obj\S* +(\S+)", log)
+    )
+    bound = _number(r"^Lower bound: +(\S+)", log)
+    if bound is None:
+        bound = objective if optimal and objective is not None else -math.inf
+    nodes = _number(r"^Enumerated nodes: +(\S+)", log)
+    return Answer(optimal, False, None if objective is None else values, bound, int(nodes or 0))
+
+
+def _number(pattern: str, log: str) -> float | None:
+    """The number that `pattern` captures, where it occurs."""
+    found = re.search(pattern, log, re.MULTILINE)
+    return None if found is None else float(found.group(1))
+
+
+def run_highs(model: pulp.LpProblem, options: SolverOptions) -> Answer:
+    """Minimise `model` with HiGHS.
+
+    Raises:
+        BrokenSolver: highspy is not installed, or it broke.
+    """
+    try:
+        import highspy  # an extra of this project
+    except ImportError as error:
+        raise BrokenSolver("highspy is not installed; install remat-compiler[highs]") from error
+    limits: dict[str, Any] = {} if options.node_limit is None else {"mip_max_nodes": options.node_limit}
+    solver = pulp.HiGHS(
+        msg=False,
+        gapRel=options.gap,
+        threads=options.threads,
+        timeLimit=options.time_limit_s,
+        random_seed=options.seed,
+        **limits,
+    )
+    if model.objective is None:
+        model.setObjective(pulp.LpAffineExpression())
+    try:
+        solver.createAndConfigureSolver(model)
+        solver.buildSolverModel(model)
+        highs = model.solverModel
+        if options.warm_start:
+            start = highspy.HighsSolution()
+            start.col_value = [options.warm_start.get(v.name, 0.0) for v in model.variables()]
+            highs.setSolution(start)
+        highs.run()
+    except (PulpSolverError, RuntimeError, ValueError, TypeError) as error:
+        raise BrokenSolver(f"{type(error).__name__}: {error}") from error
+    return _highs_answer(model, highspy)
+
+
+def _highs_answer(model: pulp.LpProblem, highspy: Any) -> Answer:
+    """What HiGHS knows after its run."""
+    highs = model.solverModel
+    status, info = highs.getModelStatus(), highs.getInfo()
+    kinds = highspy.HighsModelStatus
+    if status == kinds.kInfeasible:
+        return Answer(infeasible=True)
+    if status in (kinds.kLoadError, kinds.kModelError, kinds.kPresolveError, kinds.kSolveError, kinds.kPostsolveError):
+        raise BrokenSolver(f"HiGHS ended with {highs.modelStatusToString(status)}")
+    if status in (kinds.kUnbounded, kinds.kUnboundedOrInfeasible):
+        raise BrokenSolver("HiGHS says that the model is unbounded")
+    whole = any(v.cat == pulp.LpInteger for v in model.variables())
+    optimal = status == kinds.kOptimal
+    found = info.primal_solution_status == 2  # feasible, in the numbering of HiGHS
+    values = dict(zip((v.name for v in model.variables()), highs.getSolution().col_value)) if found else None
+    if whole:
+        bound = float(info.mip_dual_bound)
+    else:
+        bound = float(info.objective_function_value) if optimal else -math.inf
+    return Answer(optimal, False, values, bound, max(0, int(info.mip_node_count)))
+
+
+def _values(model: pulp.LpProblem) -> dict[str, float]:
+    """Value of each variable that has one."""
+    return {v.name: float(v.varValue) for v in model.variables() if v.varValue is not None}

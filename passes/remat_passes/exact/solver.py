@@ -1,0 +1,179 @@
+"""Solve a PuLP model with CBC or HiGHS, and say what was proven.
+
+Both solvers stand behind one function, `solve`, with one set of outcomes.  Nothing they write is believed unchecked:
+integers are rounded within a tolerance, every row is evaluated again, and a bound above the objective is refused.
+A solver that is missing, breaks or writes nonsense is replaced by the other one, which is logged and told in
+`Solution.stats`; after that the answer is FAILED with the reason.
+
+CBC (https://github.com/coin-or/Cbc) comes with PuLP and runs as a process; its proven bound stands in its log alone.
+HiGHS (https://highs.dev) is the package ``highspy``, the extra ``highs`` of this project.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from types import MappingProxyType
+
+import pulp
+
+from remat_passes.exact.backends import Answer, BrokenSolver, SolverOptions, run_cbc, run_highs
+
+logger = logging.getLogger(__name__)
+
+SOLVERS: Mapping[str, Callable[[pulp.LpProblem, SolverOptions], Answer]] = MappingProxyType(
+    {"cbc": run_cbc, "highs": run_highs}
+)
+"""Solvers by name, in the order in which they replace each other."""
+
+ROW_TOLERANCE = 1e-6
+"""By how much a row may be violated, relative to its largest coefficient."""
+
+
+class SolveStatus(str, Enum):
+    """How a solver ended."""
+
+    OPTIMAL = "optimal"
+    """The solution is proven within the gap that was asked for."""
+    FEASIBLE = "feasible"
+    """A limit was reached; there is a solution."""
+    INFEASIBLE = "infeasible"
+    """Proven: there is no solution."""
+    TIMED_OUT = "timed_out"
+    """A limit was reached before any solution was found."""
+    FAILED = "failed"
+    """No solver gave an answer that holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Solution:
+    """What is known of a model after `solve`.
+
+    Attributes:
+        status: How the solver ended.
+        objective: Objective of `values`, evaluated here; `None` without a solution.
+        bound: Proven lower bound of the objective of every solution; minus infinity where nothing is proven, plus
+            infinity where there is proven to be no solution.
+        values: Value of each variable by name, integers rounded; empty without a solution.
+        solver: Solver that gave the answer; empty where none did.
+        seconds: Wall-clock seconds of all solvers together.
+        nodes: Nodes of the branch-and-bound tree.
+        stats: ``fallbacks``, how many solvers were replaced, and ``reason``, why, where there were any.
+    """
+
+    status: SolveStatus
+    objective: float | None = None
+    bound: float = -math.inf
+    values: Mapping[str, float] = field(default_factory=dict)
+    solver: str = ""
+    seconds: float = 0.0
+    nodes: int = 0
+    stats: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def found(self) -> bool:
+        """Whether there are values."""
+        return self.objective is not None
+
+
+def solve(model: pulp.LpProblem, options: SolverOptions | None = None) -> Solution:
+    """Minimise `model`, with whatever solver gives an answer that holds.
+
+    Args:
+        model: Its values are overwritten.  Names of variables must be unique.
+        options: Which solver, and its limits.
+
+    Raises:
+        ValueError: The model maximises, or `options` names no solver.
+    """
+    options = options or SolverOptions()
+    if model.sense != pulp.LpMinimize:
+        raise ValueError("got a model that maximises; negate its objective and minimise")
+    if options.solver not in SOLVERS:
+        raise ValueError(f"got the solver {options.solver!r}; known are {', '.join(SOLVERS)}")
+    if options.time_limit_s is not None and options.time_limit_s <= 0:
+        return Solution(SolveStatus.TIMED_OUT, stats=(("reason", "the time limit is 0 s"),))
+    started = time.perf_counter()
+    reasons: list[str] = []
+    for name in [options.solver, *(other for other in SOLVERS if other != options.solver)]:
+        try:
+            answer = SOLVERS[name](model, options)
+            solution = _checked(model, options, name, answer)
+        except BrokenSolver as error:
+            logger.warning("solver %s gave no answer: %s", name, error)
+            reasons.append(f"{name}: {error}")
+            continue
+        return _with(solution, time.perf_counter() - started, reasons)
+    return _with(Solution(SolveStatus.FAILED), time.perf_counter() - started, reasons)
+
+
+def _with(solution: Solution, seconds: float, reasons: list[str]) -> Solution:
+    """`solution` with what is known only at the end."""
+    stats = (("fallbacks", str(len(reasons))), ("reason", "; ".join(reasons))) if reasons else ()
+    return Solution(
+        solution.status,
+        solution.objective,
+        solution.bound,
+        solution.values,
+        solution.solver,
+        seconds,
+        solution.nodes,
+        stats,
+    )
+
+
+def _checked(model: pulp.LpProblem, options: SolverOptions, name: str, answer: Answer) -> Solution:
+    """`answer` in our terms; raises `BrokenSolver` where it does not hold."""
+    if answer.infeasible:
+        return Solution(SolveStatus.INFEASIBLE, bound=math.inf, solver=name, nodes=answer.nodes)
+    constant = 0.0 if model.objective is None else float(model.objective.constant)
+    bound = answer.bound + constant
+    if math.isnan(bound):
+        raise BrokenSolver("its bound is no number")
+    if answer.values is None:
+        return Solution(SolveStatus.TIMED_OUT, bound=bound, solver=name, nodes=answer.nodes)
+    values = _rounded(model, answer.values, options.integer_tolerance)
+    _check_rows(model, values)
+    objective = constant + sum(c * values[v.name] for v, c in (model.objective or {}).items())
+    slack = 1e-6 * max(1.0, abs(objective))
+    if answer.optimal and math.isinf(bound):
+        bound = objective
+    if bound > objective + slack:
+        raise BrokenSolver(f"its bound {bound} is above its own objective {objective}")
+    bound = min(bound, objective)
+    proven = objective - bound <= max(slack, options.gap * abs(objective))
+    status = SolveStatus.OPTIMAL if proven else SolveStatus.FEASIBLE
+    return Solution(status, objective, bound, values, name, nodes=answer.nodes)
+
+
+def _rounded(model: pulp.LpProblem, values: Mapping[str, float], tolerance: float) -> dict[str, float]:
+    """`values` with integers made whole and bounds kept; what is further off than `tolerance` is refused."""
+    rounded: dict[str, float] = {}
+    for variable in model.variables():
+        value = values.get(variable.name)
+        if value is None or not math.isfinite(value):
+            raise BrokenSolver(f"it gave {variable.name} the value {value}")
+        near = float(round(value)) if variable.cat == pulp.LpInteger else value
+        low = -math.inf if variable.lowBound is None else variable.lowBound
+        high = math.inf if variable.upBound is None else variable.upBound
+        near = min(max(near, low), high)
+        if abs(near - value) > tolerance:
+            raise BrokenSolver(f"it gave {variable.name} the value {value}, which is no whole number within its bounds")
+        rounded[variable.name] = near
+    return rounded
+
+
+def _check_rows(model: pulp.LpProblem, values: Mapping[str, float]) -> None:
+    """Raise `BrokenSolver` unless `values` satisfy every row."""
+    for name, row in model.constraints.items():
+        total, largest = float(row.constant), 1.0
+        for variable, coefficient in row.items():
+            total += coefficient * values[variable.name]
+            largest = max(largest, abs(coefficient))
+        over = abs(total) if row.sense == pulp.LpConstraintEQ else -row.sense * total
+        if over > ROW_TOLERANCE * largest * max(1, len(row)):
+            raise BrokenSolver(f"its solution violates the row {name} by {over}")
