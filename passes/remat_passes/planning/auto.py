@@ -13,8 +13,9 @@ from typing import ClassVar
 
 from remat_compiler.ir.plan import PlanResult
 from remat_compiler.ir.problem import RematProblem
+from remat_passes.planning.entry import Entry
 from remat_passes.planning.interface import Candidate, choose
-from remat_passes.planning.search import Entry, Search
+from remat_passes.planning.search import Search
 
 HALVINGS = 8
 """Budgets tried to find the lowest peak within a time limit."""
@@ -32,7 +33,7 @@ class Auto:
     """
 
     name: ClassVar[str] = "auto"
-    effort: int = 6_000
+    effort: int = 12_000
     seed: int = 1
     reorders: bool = True
 

@@ -37,41 +37,10 @@ SHORTEST_LIST = 64
 """Candidates that a round looks at in any case, and ..."""
 LIST_COVER = 6
 """... how many times over the rest must cover what the round is to free."""
+ENOUGH = 2.0
+"""Candidates are ranked until the best cover this many times what a round is to free."""
 MAX_CONE = 400
 """Largest number of operators that one eviction may repeat, unless the value must not be saved."""
-
-IMPOSSIBLE, AT_HAND, ALIVE, AGAIN, ACROSS = range(5)
-"""How an input is come by: it does not exist yet; kept, or may live on; alive anyway; made again; lives on across
-the peak because it cannot be made again."""
-
-
-@inner
-def replaces_later(g: Arrays, scene: Scene, storage: int, step: int) -> bool:
-    """Whether an instance made at `step` may live on and save the next repetition of its operator."""
-    k = next_event(scene.start, scene.events, storage, step)
-    end = scene.start[storage + 1]
-    last = step
-    while k < end and scene.events[k] & 1 == 0:
-        last = scene.events[k] >> 1
-        k += 1
-    return k < end and fits(scene, last + 1, (scene.events[k] >> 1) - 1, g.storages[storage, SIZE])
-
-
-@inner
-def find_input(g: Arrays, scene: Scene, storage: int, step: int, peak: int) -> int:
-    """How an operator that runs just before `step` comes by `storage`: one of the constants above."""
-    if g.storages[storage, KEPT]:
-        return AT_HAND
-    k = next_event(scene.start, scene.events, storage, step)
-    if k == scene.start[storage]:
-        return IMPOSSIBLE
-    before = scene.events[k - 1] >> 1
-    if not (g.storages[storage, MUST_NOT_SAVE] and before < scene.boundary <= step):
-        if k < scene.start[storage + 1] and scene.events[k] & 1 == 0:
-            return ALIVE
-        if not before < peak < step and fits(scene, before + 1, step - 1, g.storages[storage, SIZE]):
-            return AT_HAND
-    return AGAIN if g.ops[g.storages[storage, PRODUCER], REPEATABLE] else ACROSS
 
 
 @inner
@@ -83,6 +52,7 @@ def find_cone(
     peak: int,
     seen: IntArray,
     stamp: int,
+    most_ns: float,
     cone: IntArray,
     base: IntArray,
 ) -> tuple[int, int, int, int]:
@@ -96,43 +66,64 @@ def find_cone(
         peak: The step that must be relieved.
         seen: Scratch, by operator: `stamp` for operators in the cone.
         stamp: A number not in `seen` yet.
+        most_ns: Time above which it is not worth while.
         cone: Receives the operators, as found.
         base: Receives the events before which the inputs at hand live, to be kept alive.
 
     Returns:
         Numbers of operators (-1: impossible) and of base events, time in ns, and bytes that live on across `peak`.
     """
-    cone[0] = g.storages[storage, PRODUCER]
+    # Plain arrays: taking them from a tuple costs more, each time, than what is done with them here.
+    ops, storages, items = g.ops, g.storages, g.items
+    start, events, live, blocks = scene.start, scene.events, scene.live, scene.blocks
+    cone[0] = storages[storage, PRODUCER]
     seen[cone[0]] = stamp
     count, done, bases, time, crossing = 1, 0, 0, 0, 0
-    if g.ops[cone[0], MOVABLE] and next_event(scene.start, scene.events, storage, step) == scene.start[storage] + 1:
-        time = -g.ops[cone[0], TIME]  # nothing reads its first execution, which then takes place here
+    if ops[cone[0], MOVABLE] and next_event(start, events, storage, step) == start[storage] + 1:
+        time = -ops[cone[0], TIME]  # nothing reads its first execution, which then takes place here
     while done < count:
         op = cone[done]
         done += 1
-        if not g.ops[op, REPEATABLE]:
+        if not ops[op, REPEATABLE]:
             return -1, 0, 0, 0
-        paid = True
-        for i in range(g.ops[op, WRITES], g.ops[op, END]):
-            if replaces_later(g, scene, g.items[i], step):
-                paid = False
-        if paid:
-            time += g.ops[op, TIME]
-        for i in range(g.ops[op, READS], g.ops[op, WRITES]):
-            x = g.items[i]
-            way = find_input(g, scene, x, step, peak)
-            if way == IMPOSSIBLE or (way == ALIVE and bases == len(base)):
-                return -1, 0, 0, 0
-            if way == ACROSS:
-                crossing += g.storages[x, SIZE]
-            elif way == ALIVE:
-                base[bases] = next_event(scene.start, scene.events, x, step)
-                bases += 1
-            elif way == AGAIN and seen[g.storages[x, PRODUCER]] != stamp:
+        replaces = False  # whether a result may live on and save the next repetition of `op`
+        for i in range(ops[op, WRITES], ops[op, END]):
+            s = items[i]
+            k, last = next_event(start, events, s, step), step
+            while k < start[s + 1] and events[k] & 1 == 0:
+                last = events[k] >> 1
+                k += 1
+            if k < start[s + 1]:
+                limit = scene.budget - storages[s, SIZE]
+                replaces = replaces or fits(live, blocks, limit, last + 1, (events[k] >> 1) - 1)
+        time += 0 if replaces else ops[op, TIME]
+        if time > most_ns:
+            return -1, 0, 0, 0
+        for i in range(ops[op, READS], ops[op, WRITES]):
+            s = items[i]
+            if storages[s, KEPT]:
+                continue
+            k = next_event(start, events, s, step)
+            if k == start[s]:
+                return -1, 0, 0, 0  # it does not exist yet
+            before, maker = events[k - 1] >> 1, storages[s, PRODUCER]
+            if not (storages[s, MUST_NOT_SAVE] and before < scene.boundary <= step):
+                if k < start[s + 1] and events[k] & 1 == 0:
+                    if bases == len(base):
+                        return -1, 0, 0, 0
+                    base[bases] = k
+                    bases += 1
+                    continue
+                limit = scene.budget - storages[s, SIZE]
+                if not before < peak < step and fits(live, blocks, limit, before + 1, step - 1):
+                    continue  # it may live on
+            if not ops[maker, REPEATABLE]:
+                crossing += storages[s, SIZE]  # it lives on across the peak
+            elif seen[maker] != stamp:
                 if count == len(cone):
                     return -1, 0, 0, 0
-                cone[count] = g.storages[x, PRODUCER]
-                seen[cone[count]] = stamp
+                cone[count] = maker
+                seen[maker] = stamp
                 count += 1
     return count, bases, time, crossing
 
@@ -146,21 +137,22 @@ def find_candidates(
     Returns:
         Storages, the events (reads) that end the gaps, their weights in scores, and the state of the generator.
     """
-    over = np.zeros(len(scene.live) + 1, np.int64)
-    for p in range(len(scene.live)):
-        over[p + 1] = over[p] + (1 if scene.live[p] > scene.budget else 0)
-    most = len(g.storages)
+    ops, storages, start, events, live = g.ops, g.storages, scene.start, scene.events, scene.live
+    over = np.zeros(len(live) + 1, np.int64)
+    for p in range(len(live)):
+        over[p + 1] = over[p] + (1 if live[p] > scene.budget else 0)
+    most = len(storages)
     values, found, weights = np.empty(most, np.int64), np.empty(most, np.int64), np.empty(most, np.float64)
     count = 0
     for s in range(most):
-        if g.storages[s, KEPT] or not g.ops[g.storages[s, PRODUCER], REPEATABLE]:
+        if storages[s, KEPT] or not ops[storages[s, PRODUCER], REPEATABLE]:
             continue
-        if g.storages[s, MUST_NOT_SAVE] == 0 if forced else g.storages[s, SIZE] == 0:
+        if storages[s, MUST_NOT_SAVE] == 0 if forced else storages[s, SIZE] == 0:
             continue
-        k = next_event(scene.start, scene.events, s, scene.boundary if forced else peak)
-        if k == scene.start[s] or k == scene.start[s + 1] or scene.events[k] & 1:
+        k = next_event(start, events, s, scene.boundary if forced else peak)
+        if k == start[s] or k == start[s + 1] or events[k] & 1:
             continue
-        before, step = scene.events[k - 1] >> 1, scene.events[k] >> 1
+        before, step = events[k - 1] >> 1, events[k] >> 1
         if not forced and (step == peak or before == peak):
             continue
         weight = float(over[step] - over[before + 1])
@@ -219,14 +211,33 @@ def choose_evictions(
     cone_rows, base_rows = np.zeros(count + 1, np.int64), np.zeros(count + 1, np.int64)
     cones, bases = np.empty(1024, np.int64), np.empty(1024, np.int64)
     scores, gains = np.empty(count, np.float64), np.empty(count, np.int64)
+    ranked, num_ranked, ranked_gain, worst = np.empty(count, np.int64), 0, 0, 0.0
+    need = np.inf if forced else ENOUGH * share * excess
     work = len(scene.live)
     for c in range(count):
         s, step = values[c], scene.events[candidates[c]] >> 1
-        size, num_base, time, crossing = find_cone(g, scene, s, step, peak, seen, c + 1, cone, base)
+        promise = weights[c] * min(g.storages[s, SIZE], excess)
+        most_ns = np.inf if ranked_gain < need else promise / worst
+        size, num_base, time, crossing = find_cone(g, scene, s, step, peak, seen, c + 1, most_ns, cone, base)
         work += 4 * (abs(size) + num_base)
         gains[c] = g.storages[s, SIZE] - crossing
         if size < 0 or (gains[c] <= 0 and not forced):
             size, num_base, gains[c] = 0, 0, 0
+        elif not forced:
+            # Keep the best that cover what is needed, best first; what scores less than the last is not wanted.
+            score = weights[c] * min(gains[c], excess) / max(time, 1)
+            k = num_ranked
+            while k > 0 and -scores[ranked[k - 1]] < score:
+                ranked[k] = ranked[k - 1]
+                k -= 1
+            ranked[k] = c
+            scores[c] = -score
+            num_ranked += 1
+            ranked_gain += gains[c]
+            while num_ranked > 1 and ranked_gain - gains[ranked[num_ranked - 1]] >= need:
+                num_ranked -= 1
+                ranked_gain -= gains[ranked[num_ranked]]
+            worst = -scores[ranked[num_ranked - 1]]
         cones = append(cones, cone_rows[c], cone, size)
         bases = append(bases, base_rows[c], base, num_base)
         cone_rows[c + 1], base_rows[c + 1] = cone_rows[c] + size, base_rows[c] + num_base
@@ -294,7 +305,7 @@ def relieve(
     noise: float,
     seed: int,
     patience: int,
-    max_rounds: int,
+    most_ns: int,
 ) -> tuple[IntArray, int, int, int]:
     """Evict until the peak is at most `budget`.
 
@@ -308,14 +319,14 @@ def relieve(
         noise: Largest relative change of a score, drawn from `seed`.
         seed: State of the generator.
         patience: Rounds without a lower peak after which to give up.
-        max_rounds: Rounds at most.
+        most_ns: Time of the sequence above which to give up.
 
     Returns:
         The sequence of the lowest peak seen, its boundary, that peak, and the work done (about steps visited).
     """
     best, best_boundary, best_peak = steps, boundary, np.int64(9223372036854775807)
     stalled, work = 0, 0
-    for _ in range(max_rounds):
+    while True:
         scene = scene_of(g, steps, boundary, budget)
         forced = saves_forbidden(g, scene.start, scene.events, scene.boundary)
         peak = 0
@@ -326,7 +337,10 @@ def relieve(
             stalled += 1
             if scene.live[peak] < best_peak:
                 best, best_boundary, best_peak, stalled = steps, boundary, scene.live[peak], 0
-            if best_peak <= budget or stalled > patience:
+            time = 0
+            for p in range(len(steps)):
+                time += g.ops[steps[p], TIME]
+            if best_peak <= budget or stalled > patience or time > most_ns:
                 break
         inserts, seed, effort = choose_evictions(g, scene, peak, forced, share, width, noise, seed)
         work += effort

@@ -49,9 +49,8 @@ def scene_of(g: Arrays, steps: IntArray, boundary: int, budget: int) -> Scene:
 
 
 @inner
-def fits(scene: Scene, low: int, high: int, size: int) -> bool:
-    """Whether `size` more bytes fit at every step from `low` to `high` inclusive."""
-    limit = scene.budget - size
+def fits(live: IntArray, blocks: IntArray, limit: int, low: int, high: int) -> bool:
+    """Whether live bytes are at most `limit` at every step from `low` to `high` inclusive; see `Scene`."""
     largest = 0
     first, after = (low + (1 << BLOCK_BITS) - 1) >> BLOCK_BITS, (high + 1) >> BLOCK_BITS
     if first >= after:
@@ -60,11 +59,13 @@ def fits(scene: Scene, low: int, high: int, size: int) -> bool:
         level = 0
         while 2 << level <= after - first:
             level += 1
-        largest = max(scene.blocks[level, first], scene.blocks[level, after - (1 << level)])
+        largest = max(blocks[level, first], blocks[level, after - (1 << level)])
     if largest > limit:
         return False
     for p in range(low, min(first << BLOCK_BITS, high + 1)):
-        largest = max(largest, scene.live[p])
-    for p in range(after << BLOCK_BITS, high + 1):
-        largest = max(largest, scene.live[p])
-    return bool(largest <= limit)
+        if live[p] > limit:
+            return False
+    for p in range(after << BLOCK_BITS, high + 1):  # noqa: SIM110
+        if live[p] > limit:
+            return False
+    return True

@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from remat_compiler.ir.graph import OpId
-from remat_compiler.ir.plan import Plan
 from remat_compiler.ir.problem import RematProblem
 from remat_passes.planning.block_dp import UNITS, expand, fill_tables, instructions
+from remat_passes.planning.climb import Climber
+from remat_passes.planning.entry import Entry
 from remat_passes.planning.gap_greedy import relieve
 from remat_passes.planning.local_search import HOIST_STEPS, forget, hoist
 from remat_passes.planning.order_backward import freedom_of, reorder
 from remat_passes.planning.profile import Arrays, IntArray, arrays_of, find_live, measure
-from remat_passes.planning.segments import Segments, cut_into_segments
+from remat_passes.planning.segments import Flow, Segments
 from remat_passes.planning.sequence import Order, Placement, StepIndex, baseline_order, recompute
 from remat_passes.planning.staged_order import staged_orders
 from remat_passes.planning.trim import trim
@@ -43,24 +43,6 @@ FINALIST_TURNS = 60
 """Turns that all finalists share; only the best one goes on."""
 FINALISTS = 2
 """Sequences that the local search improves."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Entry:
-    """A sequence with its exact peak in bytes and its time in ns.
-
-    `barred` sequences take too long, or save what must not be saved.
-    """
-
-    steps: IntArray
-    boundary: int
-    peak: int
-    time: int
-    barred: bool
-
-    def plan(self) -> Plan:
-        """The sequence as a plan."""
-        return Plan(tuple(map(OpId, self.steps.tolist())), self.boundary)
 
 
 @dataclass(slots=True, eq=False)
@@ -143,8 +125,7 @@ class Search:
         return self._entry(np.array(plan.steps, np.int64), plan.boundary)
 
     def _entry(self, steps: IntArray, boundary: int) -> Entry:
-        peak, time, forbidden = measure(self.g, steps, boundary)
-        return Entry(steps, int(boundary), int(peak), int(time), bool(forbidden or time > self.limit_ns))
+        return Entry.of(self.g, steps, boundary, self.limit_ns)
 
     def _rank(self, entry: Entry) -> tuple[bool, int, int, int]:
         """Smaller is better: not barred, within the budget, fast, low."""
@@ -171,7 +152,7 @@ class Search:
         peak = 0
         for _ in range(8):
             seed = self.draw.randrange(1 << 30)
-            args = (share, width, noise, seed, PATIENCE, MAX_ROUNDS)
+            args = (share, width, noise, seed, PATIENCE, 1 << 62)
             steps, boundary, peak, work = relieve(self.g, steps, boundary, target, *args)
             self.work_left -= int(work)
             if peak <= target:
@@ -214,10 +195,12 @@ class Search:
     def _block_seeds(self, order: Order, base: Entry) -> Iterator[Entry]:
         """Plans of the block DP, those over the budget finished by gap greedy."""
         live = find_live(self.g, base.steps, base.boundary)
-        times = self.g.ops[:, 3].tolist()
+        if not order.forward:
+            return
+        flow = Flow(self.g, np.array(order.forward, np.int64), np.array(order.backward, np.int64), live)
         seen = set()
         for wanted in SEGMENT_COUNTS:
-            segments = cut_into_segments(self.index, order, times, live, wanted)
+            segments = flow.cut(wanted)
             if segments.count in seen or segments.count < 2:
                 continue
             seen.add(segments.count)
@@ -270,6 +253,11 @@ class Search:
 
     def _improve(self) -> None:
         """Local search on the best entries: forget some repetitions, fit again, keep what is not worse."""
+        if self.solved:
+            climber = Climber(self.g, self.budget, self.limit_ns, self.once, self.draw)
+            best, self.work_left = climber.run(self.pool[0], self.work_left)
+            self._keep([best])
+            return
         current = self._distinct()[:FINALISTS]
         best = current[0]
         turn, idle = 0, 0

@@ -6,6 +6,9 @@
 *Stage* of a step of the backward: the largest segment of which it or a later step reads a value; it never rises,
 so encoder memory, masks and other values that are read late do not disturb it.  *Held at k*: values of segments
 before `k` that segments or stages from `k` on read.
+
+Values of next to no bytes are left out, as if they were always saved: a scalar made at the end of the forward and
+read by the whole backward would put all of it into one stage.
 """
 
 from __future__ import annotations
@@ -14,11 +17,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from remat_passes.planning.profile import IntArray
-from remat_passes.planning.sequence import Order, StepIndex
+from remat_passes.planning.profile import END, KEPT, PRODUCER, READS, REPEATABLE, SIZE, TIME, WRITES, Arrays, IntArray
+from remat_passes.planning.segment_options import options_of
 
-OPTION_SHARES = (0.0, 0.15, 0.3, 0.45, 0.6, 0.75, 0.9, 1.0)
-"""Shares of the bytes of a segment's own values that its options do not save."""
+NEGLIGIBLE = 10_000
+"""Values smaller than the peak by this factor are left out."""
+NARROWEST, WIDEST = 0.5, 1.7
+"""Bytes made in a segment, relative to equal segments."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,8 +43,8 @@ class Segments:
         option_bytes: ``[i, o]``: bytes that option `o` of segment `i` saves beyond what is held.
         option_ns: Time to make again what option `o` does not save.
         option_peak: Bytes that stage `i` needs beyond what is held at `i`, the backward's own state included.
-        dropped: ``[i, storage]`` of an option is true where the storage is not saved.
         run_peak: ``[i, o]``: bytes that running segment `i` needs beyond what is held at `i`.
+        rank: The first option of its segment that does not save each storage.
         state: Bytes of the backward's own state at the start of each stage.
     """
 
@@ -74,199 +79,112 @@ def find_cuts(sizes: IntArray, crossing: IntArray, count: int) -> IntArray:
     n = len(sizes)
     while cuts[-1] < n and made[-1] - made[cuts[-1]] > 1.3 * target:
         base = made[cuts[-1]]
-        low = max(int(np.searchsorted(made, base + 0.3 * target)), cuts[-1] + 1)
-        high = min(int(np.searchsorted(made, base + 3.0 * target, side="right")), n)
-        if high <= low:
-            high = low + 1
+        low = max(int(np.searchsorted(made, base + NARROWEST * target)), cuts[-1] + 1)
+        high = max(min(int(np.searchsorted(made, base + WIDEST * target, side="right")), n), low + 1)
         if low >= n:
             break
         window = np.arange(low, high)
-        off = np.abs(made[window] - base - target) / target
-        cuts.append(int(window[np.argmin((crossing[window] + 1) * (1.0 + 0.15 * off))]))
+        off = (made[window] - base - target) / target
+        cuts.append(int(window[np.argmin((crossing[window] + 1) * (1.0 + 0.5 * off * off))]))
     return np.array([*cuts, n], np.int64)
 
 
-class _Builder:
-    """The quantities of `Segments`, one after another."""
-
-    def __init__(self, index: StepIndex, order: Order, times: list[int], own: IntArray, wanted: int) -> None:
-        self.index, self.times, self.own = index, times, own
-        self.forward, self.backward = order.forward, order.backward
-        self.read_by_backward = {s for op in order.backward for s in index.reads[op]}
-        place = {op: t for t, op in enumerate(self.forward)}
-        count = len(index.producer)
-        self.managed = [p in place and not index.pinned[p] and not index.kept[s] for s, p in enumerate(index.producer)]
-        last_read = np.full(count, -1, np.int64)
-        for t, op in enumerate(self.forward):
-            for s in index.reads[op]:
-                last_read[s] = t
-        n = len(self.forward)
-        sizes, delta = np.zeros(n, np.int64), np.zeros(n + 2, np.int64)
-        for t, op in enumerate(self.forward):
-            for s in index.writes[op]:
-                if self.managed[s]:
-                    sizes[t] += index.size_bytes[s]
-                    if last_read[s] > t:
-                        delta[t + 1] += index.size_bytes[s]
-                        delta[last_read[s] + 1] -= index.size_bytes[s]
-        self.cuts = find_cuts(sizes, np.cumsum(delta)[: n + 1], wanted)
-        self.count = len(self.cuts) - 1
-        which = np.searchsorted(self.cuts, np.arange(n), side="right") - 1
-        self.segment = np.full(count, -1, np.int64)
-        for t, op in enumerate(self.forward):
-            for s in index.writes[op]:
-                if self.managed[s]:
-                    self.segment[s] = which[t]
-        self.last = np.full(count, -1, np.int64)
-        for t, op in enumerate(self.forward):
-            for s in index.reads[op]:
-                self.last[s] = max(self.last[s], which[t])
-        self._find_stages()
-
-    def _find_stages(self) -> None:
-        stage, top = np.full(len(self.backward), -1, np.int64), -1
-        for p in range(len(self.backward) - 1, -1, -1):
-            for s in self.index.reads[self.backward[p]]:
-                top = max(top, int(self.segment[s]))
-            stage[p] = top
-        self.stage = stage
-        for p, op in enumerate(self.backward):
-            for s in self.index.reads[op]:
-                self.last[s] = max(self.last[s], stage[p])
-        # stages[k + 1] .. stages[k]: descending stage, so count the positions of larger or equal stage.
-        self.stages = np.array([int((stage >= k).sum()) for k in range(self.count + 1)], np.int64)
-
-    def build(self) -> Segments:
-        """All of it."""
-        k = self.count
-        run_ns = np.zeros(k, np.int64)
-        for i in range(k):
-            run_ns[i] = sum(self.times[op] for op in self.forward[self.cuts[i] : self.cuts[i + 1]])
-        held = np.zeros((k + 1, k + 1), np.int64)
-        for s, i in enumerate(self.segment.tolist()):
-            if i >= 0 and self.last[s] > i:
-                held[: i + 1, i + 1 : self.last[s] + 1] += self.index.size_bytes[s]
-        shape = (k, len(OPTION_SHARES))
-        values = [np.zeros(shape, np.int64) for _ in range(4)]
-        rank = np.zeros(len(self.segment), np.int64)
-        spans: dict[int, list[int]] = {}
-        for p, op in enumerate(self.backward):
-            for s in self.index.reads[op]:
-                if self.segment[s] >= 0:
-                    spans.setdefault(s, [p, p])[1] = p
-        by_segment: list[list[int]] = [[] for _ in range(k)]
-        for s in spans:
-            by_segment[self.segment[s]].append(s)
-        for i in range(k):
-            self._options(i, sorted(by_segment[i]), spans, rank, values)
-        starts = np.minimum(self.stages[1:], len(self.backward) - 1)
-        return Segments(
-            count=k,
-            forward=np.array(self.forward, np.int64),
-            backward=np.array(self.backward, np.int64),
-            cuts=self.cuts,
-            stages=self.stages,
-            segment=self.segment,
-            last=self.last,
-            run_ns=run_ns,
-            held=held,
-            option_bytes=values[0],
-            option_ns=values[1],
-            option_peak=values[2],
-            run_peak=values[3],
-            rank=rank,
-            state=self.own[len(self.forward) + starts],
-        )
-
-    def _options(
-        self, i: int, read: list[int], spans: dict[int, list[int]], rank: IntArray, values: list[IntArray]
-    ) -> None:
-        """Fill row `i`: evict the segment's own values in the order of most bytes for the least time."""
-        index = self.index
-        own = [s for s in read if self.last[s] <= i]
-        cost = {s: max(sum(self.times[op] for op in self._closure(i, {s})), 1) for s in own}
-        own.sort(key=lambda s: (-index.size_bytes[s] / cost[s], s))
-        total = sum(index.size_bytes[s] for s in own)
-        dropped: set[int] = set()
-        gone, at = 0, 0
-        low, high = int(self.stages[i + 1]), int(self.stages[i])
-        for o, share in enumerate(OPTION_SHARES):
-            while at < len(own) and gone < share * total:
-                rank[own[at]] = o
-                dropped.add(own[at])
-                gone += index.size_bytes[own[at]]
-                at += 1
-            values[0][i, o] = total - gone
-            values[1][i, o] = sum(self.times[op] for op in self._closure(i, dropped))
-            delta = np.zeros(high - low + 1, np.int64)
-            for s in read:
-                first, end = spans[s]
-                if end < low:
-                    continue
-                delta[(max(first, low) - low) if s in dropped else 0] += index.size_bytes[s]
-                delta[min(end, high - 1) + 1 - low] -= index.size_bytes[s]
-            need = np.cumsum(delta)[:-1] + self.own[len(self.forward) + low : len(self.forward) + high]
-            values[2][i, o] = int(need.max()) if high > low else 0
-            values[3][i, o] = self._run_peak(i, dropped, set(read))
-        for s in own[at:]:
-            rank[s] = len(OPTION_SHARES)
-
-    def _run_peak(self, i: int, dropped: set[int], read: set[int]) -> int:
-        """Bytes made in segment `i` that are alive at once while it runs."""
-        index = self.index
-        ops = self.forward[self.cuts[i] : self.cuts[i + 1]]
-        end = {}
-        for t, op in enumerate(ops):
-            for s in index.reads[op]:
-                end[s] = t
-        delta = np.zeros(len(ops) + 1, np.int64)
-        for t, op in enumerate(ops):
-            for s in index.writes[op]:
-                if self.segment[s] == i:
-                    stays = self.last[s] > i or (s in read and s not in dropped)
-                    delta[t] += index.size_bytes[s]
-                    delta[len(ops) if stays else end.get(s, t) + 1] -= index.size_bytes[s]
-        return int(np.cumsum(delta)[:-1].max()) if len(ops) else 0
-
-    def _closure(self, i: int, dropped: set[int]) -> list[int]:
-        """Operators of segment `i` that make `dropped` again from what is saved or held."""
-        index = self.index
-        found: set[int] = set()
-        stack = list(dropped)
-        while stack:
-            op = index.producer[stack.pop()]
-            if op in found:
-                continue
-            found.add(op)
-            stack += [
-                s
-                for s in index.reads[op]
-                if self.segment[s] == i and self.last[s] <= i and (s in dropped or s not in self.read_by_backward)
-            ]
-        return sorted(found)
-
-
-def cut_into_segments(index: StepIndex, order: Order, times: list[int], live: IntArray, wanted: int) -> Segments:
-    """`order` in about `wanted` segments.
+class Flow:
+    """What all segmentations of one order share.
 
     Args:
-        index: The graph.
-        order: Each operator once.
-        times: Time of each operator in ns.
-        live: Live bytes of the plan that runs `order` and saves everything.
-        wanted: Number of segments.
+        g: The problem.
+        forward: Operators of the forward, in order.
+        backward: Operators of the backward, in order.
+        live: Live bytes of the plan that runs both and saves everything.
     """
-    builder = _Builder(index, order, times, live.copy(), wanted)
-    n = len(live)
-    made = {s: t for t, op in enumerate(order.forward) for s in index.writes[op]}
-    end = dict(made)
-    for t, op in enumerate((*order.forward, *order.backward)):
-        for s in index.reads[op]:
-            end[s] = t
-    delta = np.zeros(n + 1, np.int64)
-    for s, t in made.items():
-        if builder.managed[s]:
-            delta[t] += index.size_bytes[s]
-            delta[end[s] + 1] -= index.size_bytes[s]
-    builder.own -= np.cumsum(delta)[:n]
-    return builder.build()
+
+    def __init__(self, g: Arrays, forward: IntArray, backward: IntArray, live: IntArray) -> None:
+        self.g, self.forward, self.backward = g, forward, backward
+        n, count = len(forward), len(g.storages)
+        made_at, made = _operands(g, forward, WRITES, END)
+        size = g.storages[:, SIZE]
+        free = (g.ops[g.storages[made, PRODUCER], REPEATABLE] == 1) & (g.storages[made, KEPT] == 0)
+        free &= size[made] * NEGLIGIBLE > live.max(initial=0)
+        made_at, made = made_at[free], made[free]
+        self.maker_at = np.full(count, -1, np.int64)
+        self.maker_at[made] = made_at
+        managed = self.maker_at >= 0
+        read_at, read = _operands(g, forward, READS, WRITES)
+        self.forward_reads = read_at[managed[read]], read[managed[read]]
+        read_at, read = _operands(g, backward, READS, WRITES)
+        self.backward_reads = read_at[managed[read]], read[managed[read]]
+        last = np.full(count, -1, np.int64)
+        np.maximum.at(last, self.forward_reads[1], self.forward_reads[0])
+        self.sizes = np.bincount(made_at, size[made], n).astype(np.int64)
+        crosses = last[made] > made_at
+        delta = np.zeros(n + 2, np.int64)
+        np.add.at(delta, made_at[crosses] + 1, size[made[crosses]])
+        np.subtract.at(delta, last[made[crosses]] + 1, size[made[crosses]])
+        self.crossing = np.cumsum(delta)[: n + 1]
+        self.first_read, self.last_read = np.full(count, len(backward), np.int64), np.full(count, -1, np.int64)
+        np.minimum.at(self.first_read, self.backward_reads[1], self.backward_reads[0])
+        np.maximum.at(self.last_read, self.backward_reads[1], self.backward_reads[0])
+        end = np.maximum(last[made], made_at)
+        end = np.maximum(end, np.where(self.last_read[made] >= 0, n + self.last_read[made], 0))
+        delta = np.zeros(len(live) + 1, np.int64)
+        np.add.at(delta, made_at, size[made])
+        np.subtract.at(delta, end + 1, size[made])
+        self.own = live - np.cumsum(delta)[: len(live)]
+
+    def cut(self, wanted: int) -> Segments:
+        """The forward in about `wanted` segments."""
+        g, n = self.g, len(self.forward)
+        cuts = find_cuts(self.sizes, self.crossing, wanted)
+        k = len(cuts) - 1
+        which = np.searchsorted(cuts, np.arange(n), side="right") - 1
+        segment = np.where(self.maker_at >= 0, which[self.maker_at], -1)
+        last = np.full(len(g.storages), -1, np.int64)
+        np.maximum.at(last, self.forward_reads[1], which[self.forward_reads[0]])
+        stage = np.full(len(self.backward), -1, np.int64)
+        np.maximum.at(stage, self.backward_reads[0], segment[self.backward_reads[1]])
+        stage = np.maximum.accumulate(stage[::-1])[::-1]
+        np.maximum.at(last, self.backward_reads[1], stage[self.backward_reads[0]])
+        # stages[k + 1] .. stages[k]: descending stage, so count the positions of larger or equal stage.
+        stages = np.array([np.count_nonzero(stage >= i) for i in range(k + 1)], np.int64)
+        options = options_of(
+            g, self.forward, cuts, stages, segment, last, self.first_read, self.last_read, self.own[n:]
+        )
+        spent = np.concatenate([[0], np.cumsum(g.ops[self.forward, TIME])])
+        own = np.append(self.own[n:], 0)
+        return Segments(
+            count=k,
+            forward=self.forward,
+            backward=self.backward,
+            cuts=cuts,
+            stages=stages,
+            segment=segment,
+            last=last,
+            run_ns=np.diff(spent[cuts]),
+            held=_held(k, segment, last, g.storages[:, SIZE]),
+            option_bytes=options[0],
+            option_ns=options[1],
+            option_peak=options[2],
+            run_peak=options[3],
+            rank=options[4],
+            state=own[np.minimum(stages[1:], max(len(self.backward) - 1, 0))],
+        )
+
+
+def _operands(g: Arrays, order: IntArray, begin: int, end: int) -> tuple[IntArray, IntArray]:
+    """Positions, and the storages in columns `begin` to `end` of the operators there."""
+    low, count = g.ops[order, begin], g.ops[order, end] - g.ops[order, begin]
+    offset = np.arange(int(count.sum())) - np.repeat(np.cumsum(count) - count, count)
+    return np.repeat(np.arange(len(order)), count), g.items[np.repeat(low, count) + offset]
+
+
+def _held(count: int, segment: IntArray, last: IntArray, size: IntArray) -> IntArray:
+    """``[i, k]``: bytes of segments from `i` on and before `k` that are read from `k` on."""
+    corners = np.zeros((count + 2, count + 2), np.int64)
+    stays = (segment >= 0) & (last > segment)
+    low, high, size = segment[stays] + 1, last[stays] + 1, size[stays]
+    np.add.at(corners[0], low, size)
+    np.subtract.at(corners[0], high, size)
+    np.subtract.at(corners, (low, low), size)
+    np.add.at(corners, (low, high), size)
+    return np.cumsum(np.cumsum(corners, axis=0), axis=1)[: count + 1, : count + 1]
