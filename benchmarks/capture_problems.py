@@ -29,7 +29,7 @@ from remat_compiler.ir.problem import RematProblem
 from remat_compiler.options import COST_MODELS
 from remat_compiler.partition import PartitionRequest, partition
 from remat_compiler.runtime.workspace import WorkspaceTable
-from zoo import build, names
+from zoo import ZooModel, build, names
 
 FORMS = ("interpreter", "decomposed", "kernels")
 
@@ -70,11 +70,11 @@ class _Probe(torch_compat.CustomPartitionerFn):
         """Nothing may be served from a cache."""
 
 
-def capture(name: str, form: str, cost_model: str, workspace: WorkspaceTable) -> RematProblem:
-    """The problem of the zoo's model `name`.
+def capture(model: ZooModel, form: str, cost_model: str, workspace: WorkspaceTable) -> RematProblem:
+    """The problem of `model`.
 
     Args:
-        name: Name in the zoo; its step must be one graph.
+        model: A model whose step is one graph.
         form: What is one operator, one of `FORMS`.
         cost_model: One of `options.COST_MODELS`.
         workspace: Measured workspaces, filled as needed.
@@ -90,13 +90,12 @@ def capture(name: str, form: str, cost_model: str, workspace: WorkspaceTable) ->
     def backend(gm: fx.GraphModule, inputs: Any) -> Any:
         return compile_with(gm, inputs, probe)
 
-    model = build(name)
     with torch_compat.partitioner_always_runs():
         try:
             torch.compile(model.module, backend=backend, dynamic=False)(**model.inputs)
         except _Captured as captured:
             return captured.problem
-    raise RuntimeError(f"no joint graph was made of {name}; a model of the zoo must give one")
+    raise RuntimeError(f"no joint graph was made of {model.name}; a model of the zoo must give one")
 
 
 def main() -> None:
@@ -110,7 +109,7 @@ def main() -> None:
     options.problems.mkdir(parents=True, exist_ok=True)
     workspace = WorkspaceTable()
     for name in options.models:
-        problem = capture(name, options.form, options.cost_model, workspace)
+        problem = capture(build(name), options.form, options.cost_model, workspace)
         (options.problems / f"{name}.json").write_text(dumps(problem), encoding="utf-8")
         print(f"{name}: {len(problem.graph.ops)} operators, {problem.costs.step_ns / 1e6:.1f} ms a step", flush=True)
 

@@ -1,0 +1,75 @@
+"""Make the instances that planners are compared on: ``benchmarks/instances/NAME.json.gz``.
+
+    python benchmarks/make_instances.py --generated [chain_uniform ...]
+    python benchmarks/make_instances.py --captured [mlp lstm ...] [--sizes small] [--forms decomposed kernels]
+
+Captured instances are named ``MODEL_SIZE_FORM``, generated ones ``FAMILY_SIZE``; see `instance_models` and
+`generated_instances`.  Times are nominal, so that they are the same on every machine; workspaces of captured ones are
+measured where this runs.  Graph nodes and source lines are left out, since no planner reads them.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+
+from remat_compiler.ir.problem import RematProblem
+from remat_compiler.ir.problem_file import read_problem, without_sources, write_problem
+
+INSTANCES = Path(__file__).parent / "instances"
+"""The folder of all instances."""
+SUFFIX = ".json.gz"
+
+
+def instance_paths(pattern: str = "*", folder: Path = INSTANCES) -> list[Path]:
+    """Files of the instances whose name matches the glob `pattern`, sorted."""
+    return sorted(folder.glob(pattern + SUFFIX))
+
+
+def instance_name(path: Path) -> str:
+    """Name of the instance in the file `path`."""
+    return path.name.removesuffix(SUFFIX)
+
+
+def instances(pattern: str = "*", folder: Path = INSTANCES) -> Iterator[tuple[str, RematProblem]]:
+    """Name and problem of the instances whose name matches `pattern`; the budget of each is one byte."""
+    for path in instance_paths(pattern, folder):
+        yield instance_name(path), read_problem(path)
+
+
+def _write(folder: Path, name: str, problem: RematProblem) -> None:
+    path = folder / f"{name}{SUFFIX}"
+    write_problem(path, without_sources(problem))
+    print(f"{name}: {len(problem.graph.ops)} operators, {path.stat().st_size} bytes", flush=True)
+
+
+def _capture(options: argparse.Namespace) -> None:
+    # torch and transformers are loaded only where models are captured.
+    from capture_problems import capture
+    from instance_models import MODELS, model_of
+    from remat_compiler.runtime.workspace import WorkspaceTable
+
+    workspace = WorkspaceTable()
+    for name in options.captured or MODELS:
+        for size in options.sizes:
+            for form in options.forms:
+                problem = capture(model_of(name, size), form, "nominal", workspace)
+                _write(options.folder, f"{name}_{size}_{form}", problem)
+
+
+def main() -> None:
+    """Write the chosen instances."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--captured", nargs="*", help="models; all where none is named")
+    parser.add_argument("--sizes", nargs="*", default=["small", "medium", "full"])
+    parser.add_argument("--forms", nargs="*", default=["interpreter", "decomposed", "kernels"])
+    parser.add_argument("--folder", type=Path, default=INSTANCES)
+    options = parser.parse_args()
+    options.folder.mkdir(parents=True, exist_ok=True)
+    if options.captured is not None:
+        _capture(options)
+
+
+if __name__ == "__main__":
+    main()
