@@ -68,7 +68,10 @@ def compile_graph(
         outcome.keep(attempt, limit)
     if not attempt.trains:
         return attempt.compiled
-    recipe = None if context is None else Recipe(compiler.run, search, context)
+    recipe = None
+    if context is not None:
+        compiler.example_inputs = torch_compat.fake_twins(example_inputs)
+        recipe = Recipe(compiler.run, search, context)
     whole = None if options.memory_budget.kind is BudgetKind.MIN else first.budget_bytes
     return PlannedGraph(
         attempt, options, whole, outcome.keep, recipe, decide, example_inputs, has_part=part is not None

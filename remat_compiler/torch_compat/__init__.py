@@ -13,6 +13,12 @@ from remat_compiler.torch_compat.backends import (
     shown_to_user,
     total_device_bytes,
 )
+from remat_compiler.torch_compat.compile_again import (
+    compiled_backward,
+    ends_at_graph_break,
+    fake_twins,
+    saved_compilation,
+)
 from remat_compiler.torch_compat.inductor import (
     STORE,
     CustomPartitionerFn,
@@ -64,9 +70,7 @@ from remat_compiler.torch_compat.tracing import (
     add_post_compile_listener,
     callable_replaced,
     compile_backward_at_once,
-    compiled_backward,
     corrected_fake_result,
-    ends_at_graph_break,
     fake_call,
     fake_view,
     memory_deltas,
@@ -74,7 +78,6 @@ from remat_compiler.torch_compat.tracing import (
     outside_tracing,
     profiler_is_running,
     remove_post_compile_listener,
-    saved_compilation,
 )
 
 __all__ = [
@@ -106,6 +109,7 @@ __all__ = [
     "corrected_fake_result",
     "ends_at_graph_break",
     "fake_call",
+    "fake_twins",
     "fake_view",
     "finished_modules",
     "free_device_bytes",

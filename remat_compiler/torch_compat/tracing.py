@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import threading
 from collections.abc import Callable, Iterator
@@ -86,43 +85,6 @@ def callable_replaced(graph: CompiledFxGraph, replacement: Callable[[list[Any]],
     finally:
         graph.current_callable = call
         graph._compile_context = compile_context
-
-
-def compiled_backward(outputs: Any) -> Any:
-    """Autograd's node of the compiled graph that made `outputs`; `None` where autograd does not follow it.
-
-    The node holds what the forward saved.  Outputs that are views have one or two nodes of their own in front of it.
-    """
-    values = outputs if isinstance(outputs, (list, tuple)) else [outputs]
-    nodes = [value.grad_fn for value in values if isinstance(value, torch.Tensor) and value.grad_fn is not None]
-    for _ in range(3):
-        kind: Any = torch.autograd.function.BackwardCFunction
-        found = next((node for node in nodes if isinstance(node, kind)), None)
-        if found is not None:
-            return found
-        nodes = [before for node in nodes for before, _ in node.next_functions if before is not None]
-    return None
-
-
-def saved_compilation() -> Callable[[], AbstractContextManager[None]] | None:
-    """What Dynamo's compilation under way knows, to compile the same graph again later; `None` outside of one."""
-    context, compilation = torch._guards.TracingContext.try_get(), torch._guards.CompileContext.try_get()
-    if context is None:
-        return None
-
-    @contextmanager
-    def again() -> Iterator[None]:
-        # A copy, since compiling writes into it.
-        with torch._guards.compile_context(compilation), torch._guards.tracing(copy.copy(context)):
-            yield
-
-    return again
-
-
-def ends_at_graph_break(gm: fx.GraphModule) -> bool:
-    """Whether Dynamo ended the graph before the user's function did, so that the step goes on behind it."""
-    reason = getattr(gm, "compile_subgraph_reason", None)
-    return bool(reason is not None and reason.graph_break)
 
 
 @contextmanager

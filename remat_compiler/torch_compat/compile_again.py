@@ -1,0 +1,73 @@
+"""What compiling a graph again takes after Dynamo is done with it, and what tells that its step goes on elsewhere."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensor
+
+STATIC_INPUT = "_dynamo_static_input_type"
+"""Dynamo's mark of parameters and buffers."""
+
+
+def compiled_backward(outputs: Any) -> Any:
+    """Autograd's node of the compiled graph that made `outputs`; `None` where autograd does not follow it.
+
+    The node holds what the forward saved.  Outputs that are views have one or two nodes of their own in front of it.
+    """
+    values = outputs if isinstance(outputs, (list, tuple)) else [outputs]
+    nodes = [value.grad_fn for value in values if isinstance(value, torch.Tensor) and value.grad_fn is not None]
+    for _ in range(3):
+        kind: Any = torch.autograd.function.BackwardCFunction
+        found = next((node for node in nodes if isinstance(node, kind)), None)
+        if found is not None:
+            return found
+        nodes = [before for node in nodes for before, _ in node.next_functions if before is not None]
+    return None
+
+
+def saved_compilation() -> Callable[[], AbstractContextManager[None]] | None:
+    """What Dynamo's compilation under way knows, to compile the same graph again later; `None` outside of one."""
+    context, compilation = torch._guards.TracingContext.try_get(), torch._guards.CompileContext.try_get()
+    if context is None:
+        return None
+
+    @contextmanager
+    def again() -> Iterator[None]:
+        # A copy, since compiling writes into it.
+        with torch._guards.compile_context(compilation), torch._guards.tracing(copy.copy(context)):
+            yield
+
+    return again
+
+
+def fake_twins(inputs: Iterable[Any]) -> list[Any]:
+    """`inputs` of the compilation under way without their data, all sizes fixed, to compile the same graph again.
+
+    What Dynamo knew of real tensors lasts no longer than its compilation, and they would stay alive.
+    """
+    context = torch._guards.TracingContext.get()
+    mode = context.fake_mode
+    if mode is None:
+        return list(inputs)
+    twins: list[Any] = []
+    for value in inputs:
+        twin = value
+        if isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor):
+            twin = mode.from_tensor(value, static_shapes=True)
+            kind = getattr(value, STATIC_INPUT, None)
+            if kind is not None:
+                setattr(twin, STATIC_INPUT, kind)
+        twins.append(twin)
+    return twins
+
+
+def ends_at_graph_break(gm: fx.GraphModule) -> bool:
+    """Whether Dynamo ended the graph before the user's function did, so that the step goes on behind it."""
+    reason = getattr(gm, "compile_subgraph_reason", None)
+    return bool(reason is not None and reason.graph_break)
