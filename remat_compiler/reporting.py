@@ -17,6 +17,7 @@ from remat_compiler.report.plan_report import PlanReport
 from remat_compiler.report.store import add_report
 from remat_compiler.report.summary import one_line
 from remat_compiler.runtime.dry_run import DryRun
+from remat_passes.bounds.lower_bound import with_bound
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +47,7 @@ def _report(partition: Partition, checked: int | None, check: DryRun, options: R
         notes.append(f"the workspace of these operators is not known: {', '.join(check.unmeasured)}")
     return build_report(
         partition.cut.problem,
-        partition.cut.result,
+        with_bound(partition.cut.result, partition.cut.problem),
         graph_name=f"graph{next(_number)}",
         joint_nodes=partition.joint_nodes,
         inner=options.inner,

@@ -52,11 +52,14 @@ NEIGHBOURS = frozenset(
 PASSES_MAY_IMPORT = {
     "planning": frozenset({"errors", "ir", "simulate", "costs"}),
     "exact": frozenset({"errors", "ir", "simulate"}),
+    "bounds": frozenset({"ir", "simulate"}),
     "rewriting": frozenset({"errors", "options", "ir", "simulate", "costs", "rewrite", "torch_compat"}),
     "registry": frozenset({"errors"}),
 }
 MAY_IMPORT_PASSES = TIERS[-1] | TIERS[-2]
-REGISTRY_SIDE = frozenset({"remat_passes.registry", "remat_passes.planning.interface"})
+REGISTRY_SIDE = frozenset(
+    {"remat_passes.registry", "remat_passes.planning.interface", "remat_passes.bounds.lower_bound"}
+)
 WITHOUT_TORCH = ("remat_compiler.errors", "remat_compiler.options", "remat_compiler.ir", "remat_compiler.simulate")
 PRIVATE_BUT_TYPES = frozenset({"torch._ops"})
 """Classes of operators that torch names in no public module; needed in annotations and isinstance."""

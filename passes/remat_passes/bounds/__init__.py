@@ -1,0 +1,1 @@
+"""Lower bounds of the added time: what no plan can beat."""

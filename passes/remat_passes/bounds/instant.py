@@ -1,0 +1,91 @@
+"""An instant: one operator runs for the first time, and what every plan of a class must hold then.
+
+At that step the operators fall in three: those that surely ran before (*done*), those that surely did not
+(*ahead*, the operator itself included), and those of which the plan decides (*free*):
+
+    joint           first executions follow the graph; only tangent-free operators may be free
+    any_backward    those of the forward do; of the backward, only what the operator depends on is done, and only
+                    what depends on it ahead
+    any             the same in the forward
+
+A narrower class has bounds at least as high, which hold for its plans alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+import numpy.typing as npt
+
+from remat_compiler.ir.graph import Phase
+from remat_passes.bounds.step_graph import StepGraph
+
+
+class OrderClass(str, Enum):
+    """Which plans a bound holds for."""
+
+    JOINT = "joint"
+    """Plans that first execute the forward, and then the backward, in the graph's order."""
+    ANY_BACKWARD = "any_backward"
+    """Plans that first execute the forward in the graph's order."""
+    ANY = "any"
+    """All valid plans."""
+
+
+DONE, AHEAD, FREE = range(3)
+"""Whether an operator ran before an instant."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Instant:
+    """The first execution of one operator.
+
+    Attributes:
+        op: The operator.
+        state: DONE, AHEAD or FREE for each operator; AHEAD for those that are not live.
+        held_bytes: Bytes alive in any case: tangents, kept storages of what is done, and all that `op` itself reads,
+            makes and allocates.
+        present: Storages that `op` reads: alive in any case, and part of `held_bytes`.
+    """
+
+    op: int
+    state: npt.NDArray[np.int8]
+    held_bytes: int
+    present: frozenset[int]
+
+    @staticmethod
+    def of(graph: StepGraph, op: int, order: OrderClass) -> Instant:
+        """The instant of `op`, a live operator of the forward or the backward."""
+        state = _states(graph, op, order)
+        present = frozenset(graph.reads[op])
+        held = graph.tangent_bytes if graph.phase[op] is Phase.BACKWARD else 0
+        held += graph.workspace_bytes[op] + graph.written_bytes[op] + sum(graph.size_bytes[s] for s in present)
+        held += sum(graph.kept_bytes[i] for i in np.flatnonzero(state == DONE).tolist())
+        return Instant(op, state, held, present)
+
+
+def _states(graph: StepGraph, op: int, order: OrderClass) -> npt.NDArray[np.int8]:
+    """What is done, ahead or free when `op` first runs."""
+    n = len(graph.live)
+    state = np.full(n, FREE, np.int8)
+    forward_instant = graph.phase[op] is Phase.FORWARD
+    ordered = {Phase.FORWARD} if order is OrderClass.ANY_BACKWARD else set()
+    ordered = {Phase.FORWARD, Phase.BACKWARD} if order is OrderClass.JOINT else ordered
+    for i in range(n):
+        phase = graph.phase[i]
+        if not graph.live[i] or i == op or (forward_instant and phase is Phase.BACKWARD):
+            state[i] = AHEAD
+        elif phase is Phase.FORWARD and not forward_instant:
+            state[i] = DONE
+        elif phase in ordered:
+            state[i] = DONE if i < op else AHEAD
+    for i in range(n):
+        if state[i] == FREE and any(state[p] == AHEAD for p in graph.earlier[i]):
+            state[i] = AHEAD
+    for i in range(n - 1, -1, -1):
+        if state[i] == DONE or i == op:
+            for p in graph.earlier[i]:
+                state[p] = DONE
+    return state

@@ -1,0 +1,68 @@
+"""The one-instant integer program on the network of an instant, solved by branch and bound.
+
+The Lagrangian bound of `relaxed` lies below the optimum of the program by what its single capacity row cuts off.
+With one binary for each node (1 on the source's side) and one variable for each priced arc,
+
+    minimise    sum of time_ns * y
+    cut         y_(t,h) >= z_t - z_h            for each arc from t to h
+    infinite    z_t <= z_h                      for each arc that may not be cut
+    capacity    sum of size_bytes * y <= room
+
+The dual bound that the solver proves is a bound of the added time, whether or not it finishes.
+"""
+
+from __future__ import annotations
+
+import math
+
+import pulp
+
+from remat_passes.bounds.network import Network
+from remat_passes.exact.backends import SolverOptions
+from remat_passes.exact.solver import Solution, SolveStatus, solve
+from remat_passes.planning.separator import SINK, SOURCE
+
+SAFETY = 1e-6
+"""Relative share of a floating-point bound that is given up, more than the solvers' tolerances."""
+
+
+def integer_bound_ns(network: Network, room: int, options: SolverOptions) -> int | None:
+    """Proven bound of the added time, in ns; `None` where the solver proved that no plan fits."""
+    solution = solve(cut_program(network, room), options)
+    if solution.status is SolveStatus.INFEASIBLE:
+        return None
+    return proven_ns(solution)
+
+
+def proven_ns(solution: Solution) -> int:
+    """The bound of `solution`, an objective in microseconds, in whole ns and on the safe side of rounding."""
+    if not math.isfinite(solution.bound):
+        return 0
+    return max(0, math.ceil(solution.bound * 1000 * (1 - SAFETY) - 1))
+
+
+def cut_program(network: Network, room: int) -> pulp.LpProblem:
+    """The program of the module docstring, in microseconds and thousands of bytes."""
+    model = pulp.LpProblem("one_instant", pulp.LpMinimize)
+    side: dict[int, pulp.LpVariable | int] = {SOURCE: 1, SINK: 0}
+    for node in range(2, network.nodes):
+        side[node] = pulp.LpVariable(f"z{node}", cat=pulp.LpBinary)
+    objective: list[tuple[pulp.LpVariable, float]] = []
+    held: list[tuple[pulp.LpVariable, float]] = []
+    rows = zip(*(column.tolist() for column in (network.tail, network.head, network.time_ns, network.size_bytes)))
+    for number, ((tail, head, time_ns, size), infinite) in enumerate(zip(rows, network.infinite.tolist())):
+        if infinite:
+            model += side[tail] <= side[head]
+            continue
+        if head == SINK:
+            cut = side[tail]
+        else:
+            cut = pulp.LpVariable(f"y{number}", 0, 1)
+            model += cut >= side[tail] - side[head]
+        if time_ns:
+            objective.append((cut, time_ns / 1000))
+        if size:
+            held.append((cut, size / 1000))
+    model += pulp.LpAffineExpression(objective)
+    model += pulp.LpAffineExpression(held) <= room / 1000
+    return model

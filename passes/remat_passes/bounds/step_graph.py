@@ -1,0 +1,111 @@
+"""A problem as the bounds see it: only what must run, and which results are alive by choice.
+
+Whatever a plan does, every *live* operator runs at least once: those of the forward, those with effects, those that
+make something kept, and what these read, directly or not.  The rest never needs to run, so bounds leave it out:
+dropping its executions makes no valid plan invalid, slower, or higher.
+
+    reads      needs an instance alive: storages of which a plan decides how long they live
+    follows    runs behind the first execution of another operator, be it for a kept storage or for an effect
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from remat_compiler.ir.graph import Op, Phase, StorageKind, TrainingGraph
+from remat_compiler.ir.problem import RematProblem
+from remat_passes.planning.sequence import is_pinned
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepGraph:
+    """Live operators with what they read and hold, by id of operator or storage.
+
+    Attributes:
+        live: Whether each operator must run.
+        phase: Part of the step of each operator.
+        reads: Storages of which an instance must be alive when each operator runs.
+        writes: Storages of the same kind that each operator makes.
+        kept_bytes: Bytes of the kept storages that each operator makes; its first execution holds them to the end.
+        written_bytes: Bytes that each operator allocates for results, kept or not.
+        earlier: Operators that first run before each operator first does; all of smaller id.
+        producer: Operator that makes each storage, -1 where none does.
+        size_bytes: Bytes of each storage.
+        repeats: Whether each operator may run again.
+        replay_bytes: Bytes of the random state that each operator's repetition replays.
+        time_ns: Time of each operator.
+        workspace_bytes: Workspace of each operator.
+        tangent_bytes: Bytes of all tangents, alive in the backward.
+    """
+
+    live: list[bool]
+    phase: list[Phase]
+    reads: list[list[int]]
+    writes: list[list[int]]
+    kept_bytes: list[int]
+    written_bytes: list[int]
+    earlier: list[list[int]]
+    producer: list[int]
+    size_bytes: list[int]
+    repeats: list[bool]
+    replay_bytes: list[int]
+    time_ns: tuple[int, ...]
+    workspace_bytes: tuple[int, ...]
+    tangent_bytes: int
+
+    @staticmethod
+    def of(problem: RematProblem) -> StepGraph:
+        """The live part of `problem`."""
+        graph, storages = problem.graph, problem.graph.storages
+        producer = [-1 if op is None else int(op) for op in graph.producers()]
+        chosen = [producer[s.id] >= 0 and not s.kept for s in storages]
+        live = _live(graph, producer)
+        return StepGraph(
+            live=live,
+            phase=[op.phase for op in graph.ops],
+            reads=[[int(s) for s in op.reads if chosen[s]] if live[op.id] else [] for op in graph.ops],
+            writes=[[int(s) for s in op.writes if chosen[s]] if live[op.id] else [] for op in graph.ops],
+            kept_bytes=[sum(storages[s].size_bytes for s in op.writes if storages[s].kept) for op in graph.ops],
+            written_bytes=[sum(storages[s].size_bytes for s in op.writes) for op in graph.ops],
+            earlier=_earlier(graph, producer, live),
+            producer=producer,
+            size_bytes=[s.size_bytes for s in storages],
+            repeats=[not is_pinned(op) for op in graph.ops],
+            replay_bytes=[0 if op.replay is None else storages[op.replay].size_bytes for op in graph.ops],
+            time_ns=problem.costs.time_ns,
+            workspace_bytes=problem.costs.workspace_bytes,
+            tangent_bytes=sum(s.size_bytes for s in storages if s.kind is StorageKind.TANGENT),
+        )
+
+
+def _must_run(graph: TrainingGraph, op: Op) -> bool:
+    """Whether every valid plan runs `op`, whoever reads its results; see `remat_compiler.simulate.verify`."""
+    kept = any(graph.storages[s].kept for s in op.writes)
+    if op.phase is Phase.FORWARD or kept or op.traits:
+        return True
+    return op.phase is Phase.BACKWARD and not op.writes
+
+
+def _live(graph: TrainingGraph, producer: list[int]) -> list[bool]:
+    """Operators that must run and all that they depend on."""
+    live = [_must_run(graph, op) for op in graph.ops]
+    for op in reversed(graph.ops):
+        if live[op.id]:
+            for s in op.reads:
+                if producer[s] >= 0:
+                    live[producer[s]] = True
+    return live
+
+
+def _earlier(graph: TrainingGraph, producer: list[int], live: list[bool]) -> list[list[int]]:
+    """Direct predecessors in the order of first executions."""
+    earlier: list[list[int]] = []
+    last_effect: dict[Phase, int] = {}
+    for op in graph.ops:
+        found = {producer[s] for s in op.reads if producer[s] >= 0} if live[op.id] else set()
+        if op.traits and op.phase is not Phase.TANGENT_FREE:
+            if op.phase in last_effect:
+                found.add(last_effect[op.phase])
+            last_effect[op.phase] = op.id
+        earlier.append(sorted(found))
+    return earlier
