@@ -23,7 +23,7 @@ from remat_compiler.simulate.interlude import planned_around
 from remat_compiler.version import __version__
 from remat_passes.registry import make_planner
 
-EFFORT_PER_SECOND = 6_000
+EFFORT_PER_SECOND = 5_000
 """Work that a planner with an `effort` does for each second of the option `time_limit`: limits count work, so
 that ranks and runs agree on the plan."""
 

@@ -33,7 +33,7 @@ class Auto:
     """
 
     name: ClassVar[str] = "auto"
-    effort: int = 12_000
+    effort: int = 10_000
     seed: int = 1
     reorders: bool = True
 

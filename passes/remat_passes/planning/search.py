@@ -27,6 +27,8 @@ SEGMENT_COUNTS = (24, 48, 72, 100)
 """Segmentations that the block DP tries."""
 MEMORY_FACTORS = (0.85, 0.9, 0.95, 0.98, 1.0, 1.02, 1.05, 1.1, 1.2)
 """Memory that the block DP may use over the budget; its estimates are off by that much either way."""
+SMALLEST = 400
+"""Operators that effort is counted for at least."""
 PATIENCE = 12
 """Rounds without a lower peak after which gap greedy gives up."""
 MAX_ROUNDS = 4_000
@@ -84,7 +86,7 @@ class Search:
             budget=problem.budget_bytes,
             limit_ns=(1 << 62) if cap is None else problem.costs.step_ns + cap,
             once=problem.costs.step_ns,
-            work_left=effort * (len(problem.graph.ops) + 600),
+            work_left=effort * max(len(problem.graph.ops), SMALLEST),
             draw=random.Random(seed),
             reorders=reorders,
         )
