@@ -26,6 +26,9 @@ PLANNERS: Mapping[str, str] = MappingProxyType(
         "auto": "remat_passes.planning.auto:Auto",
         "chain_dp": "remat_passes.planning.chain_dp:ChainDp",
         "chen_sqrt": "remat_passes.planning.chen_sqrt:ChenSqrt",
+        "dtr": "remat_passes.planning.dtr:Dtr",
+        "greedy": "remat_passes.planning.greedy:Greedy",
+        "knapsack": "remat_passes.planning.knapsack:Knapsack",
         "min_cut": "remat_passes.planning.min_cut:MinCut",
         "save_all": "remat_passes.planning.save_all:SaveAll",
     }
