@@ -10,12 +10,16 @@ The form says what is one operator:
     interpreter    a node of the joint graph under ``inner="eager"``
     decomposed     a node of the joint graph after Inductor's decompositions: what published frontiers are given for
     kernels        what Inductor writes to memory: the problem under ``inner="inductor"``
+
+With ``--reference`` each problem holds torch's own partition (min-cut) as well, for the planners that start from it.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import copy
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +27,14 @@ import torch
 from torch import fx
 
 from remat_compiler import torch_compat
+from remat_compiler.ir.graph import Phase
 from remat_compiler.ir.json_form import dumps
-from remat_compiler.ir.plan import PlanResult
+from remat_compiler.ir.plan import Plan, PlanResult
 from remat_compiler.ir.problem import RematProblem
 from remat_compiler.options import COST_MODELS
-from remat_compiler.partition import PartitionRequest, partition
+from remat_compiler.partition import Cut, PartitionRequest, partition
 from remat_compiler.runtime.workspace import WorkspaceTable
+from remat_passes.planning.sequence import Order, Placement, StepIndex, baseline_order, recompute
 from zoo import ZooModel, build, names
 
 FORMS = ("interpreter", "decomposed", "kernels")
@@ -50,27 +56,62 @@ def _keep(problem: RematProblem) -> PlanResult:
 class _Probe(torch_compat.CustomPartitionerFn):
     """Partitions up to the planner."""
 
-    def __init__(self, form: str, cost_model: str, workspace: WorkspaceTable) -> None:
+    def __init__(self, form: str, cost_model: str, workspace: WorkspaceTable, reference: bool) -> None:
         inner = "inductor" if form == "kernels" else "eager"
         # Too small for torch's own partition to be asked for, which takes longer than all the rest.
         self.request = PartitionRequest(1, cost_model=cost_model, inner=inner, max_slowdown=None)
         self.workspace = workspace
+        self.reference = reference
 
     def __call__(self, gm: fx.GraphModule, joint_inputs: Sequence[object], **keywords: Any) -> Any:
-        return partition(
-            gm,
-            self.request,
-            num_fwd_outputs=keywords["num_fwd_outputs"],
-            static_input_indices=tuple(keywords.get("static_lifetime_input_indices") or ()),
-            plan_with=_keep,
-            workspace=self.workspace,
-        )
+        arguments: dict[str, Any] = {
+            "num_fwd_outputs": keywords["num_fwd_outputs"],
+            "static_input_indices": tuple(keywords.get("static_lifetime_input_indices") or ()),
+            "plan_with": _keep,
+            "workspace": self.workspace,
+        }
+        if not self.reference:
+            return partition(gm, self.request, **arguments)
+        try:
+            return partition(copy.deepcopy(gm), self.request, **arguments)
+        except _Captured as captured:
+            native = partition(gm, replace(self.request, budget_bytes=None), **arguments).cut
+            plan = reference_plan(captured.problem, saved_names(native))
+            raise _Captured(replace(captured.problem, reference=plan)) from None
 
     def uuid(self) -> None:
         """Nothing may be served from a cache."""
 
 
-def capture(model: ZooModel, form: str, cost_model: str, workspace: WorkspaceTable) -> RematProblem:
+def saved_names(cut: Cut) -> frozenset[str]:
+    """Names of the storages that the forward of `cut` saves."""
+    lives, boundary = cut.timeline.instances, cut.timeline.boundary
+    crossing = lives.storage[(lives.start < boundary) & (lives.last >= boundary)]
+    return frozenset(cut.problem.graph.storages[s].name for s in crossing.tolist())
+
+
+def reference_plan(problem: RematProblem, saved: Collection[str]) -> Plan:
+    """The plan of `problem` that saves the storages named `saved`, and makes what else is needed just in time.
+
+    A name that the graph does not know is a value that it does not hold in memory, and is passed over.
+    """
+    index = StepIndex.of(problem.graph)
+    chosen = [storage.name in saved for storage in problem.graph.storages]
+    early = [phase is Phase.FORWARD for phase in index.phase]
+    for op in reversed(range(len(early))):
+        # What is saved runs in the forward, tangent-free or not, and so does what it needs.
+        if index.phase[op] is Phase.TANGENT_FREE and any(chosen[s] for s in index.writes[op]):
+            early[op] = True
+        for s in index.reads[op] if early[op] else ():
+            early[index.producer[s]] = True
+    lazy = baseline_order(index, Placement.LAZY)
+    forward = tuple(op for op, runs in enumerate(early) if runs)
+    return recompute(index, Order(forward, tuple(op for op in lazy.backward if not early[op])), chosen)
+
+
+def capture(
+    model: ZooModel, form: str, cost_model: str, workspace: WorkspaceTable, reference: bool = False
+) -> RematProblem:
     """The problem of `model`.
 
     Args:
@@ -78,12 +119,13 @@ def capture(model: ZooModel, form: str, cost_model: str, workspace: WorkspaceTab
         form: What is one operator, one of `FORMS`.
         cost_model: One of `options.COST_MODELS`.
         workspace: Measured workspaces, filled as needed.
+        reference: Whether to ask for torch's own partition as well, which takes a while.
 
     Raises:
         RuntimeError: No joint graph was made.
     """
     torch._dynamo.reset()
-    probe = _Probe(form, cost_model, workspace)
+    probe = _Probe(form, cost_model, workspace, reference)
     by_interpreter = form == "interpreter"
     compile_with = torch_compat.compile_with_interpreter if by_interpreter else torch_compat.compile_with_inductor
 
@@ -105,11 +147,12 @@ def main() -> None:
     parser.add_argument("--models", nargs="*", default=list(names()), choices=names())
     parser.add_argument("--form", default="decomposed", choices=FORMS)
     parser.add_argument("--cost-model", default="nominal", choices=COST_MODELS)
+    parser.add_argument("--reference", action="store_true", help="store torch's own partition as well")
     options = parser.parse_args()
     options.problems.mkdir(parents=True, exist_ok=True)
     workspace = WorkspaceTable()
     for name in options.models:
-        problem = capture(build(name), options.form, options.cost_model, workspace)
+        problem = capture(build(name), options.form, options.cost_model, workspace, options.reference)
         (options.problems / f"{name}.json").write_text(dumps(problem), encoding="utf-8")
         print(f"{name}: {len(problem.graph.ops)} operators, {problem.costs.step_ns / 1e6:.1f} ms a step", flush=True)
 

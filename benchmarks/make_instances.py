@@ -5,7 +5,8 @@
 
 Captured instances are named ``MODEL_SIZE_FORM``, generated ones ``FAMILY_SIZE``; see `instance_models` and
 `generated_instances`.  Times are nominal, so that they are the same on every machine; workspaces of captured ones are
-measured where this runs.  Graph nodes and source lines are left out, since no planner reads them.
+measured where this runs.  Captured ones hold torch's own partition.  Graph nodes and source lines are left out, since
+no planner reads them.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def _capture(options: argparse.Namespace) -> None:
     for name in options.captured or MODELS:
         for size in options.sizes:
             for form in options.forms:
-                problem = capture(model_of(name, size), form, "nominal", workspace)
+                problem = capture(model_of(name, size), form, "nominal", workspace, reference=True)
                 _write(options.folder, f"{name}_{size}_{form}", problem)
 
 
