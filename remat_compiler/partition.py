@@ -281,8 +281,8 @@ class _Cutter:
     def costs(self, captured: CapturedGraph) -> CostTable:
         """Time and workspace of every operator."""
         workspace = tuple(
-            0 if loop else self.workspace.probe(*torch_compat.fake_call(node))
-            for node, loop in zip(captured.main, captured.loops)
+            -taken if loop else self.workspace.probe(*torch_compat.fake_call(node))
+            for node, loop, taken in zip(captured.main, captured.loops, captured.taken_over)
         )
         return cost_table(captured, workspace, self.request.cost_model, self.workspace.directory)
 

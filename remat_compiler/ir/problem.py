@@ -14,7 +14,8 @@ class CostTable:
 
     Attributes:
         time_ns: Nanoseconds, at least 0.
-        workspace_bytes: Peak bytes that the operator allocates beyond its results while it runs.
+        workspace_bytes: Peak bytes that the operator allocates beyond its results while it runs; below 0 where a
+            result takes over the memory of an argument that surely ends there.
         provenance: Where each figure comes from, such as ``roofline`` or ``measured``.
     """
 

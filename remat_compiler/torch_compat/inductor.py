@@ -127,29 +127,40 @@ def _guard_kernel_groups() -> None:
 
 @cache
 def _guard_product_fusion() -> None:
-    """Keep Inductor from fusing ``mm + x`` in planned graphs where that would run the product much later.
+    """Keep Inductor from fusing ``mm + x`` in planned graphs where that takes memory that was not planned.
 
-    The fused product runs where the sum stands; until then its arguments, freed by the plan, would be held.
+    The fused product runs where the sum stands; until then its arguments, freed by the plan, would be held.  And it
+    reads ``x`` from memory, where a loop would compute it on the way.
     """
     for entries in post_grad.pass_patterns[2].patterns.values():
         for entry in entries:
             if entry.extra_check is post_grad.is_valid_addmm_fusion:
-                entry.extra_check = _fuses_without_delay
+                entry.extra_check = _fuses_as_planned
 
 
-def _fuses_without_delay(match: Any) -> bool:
+def _fuses_as_planned(match: Any) -> bool:
     original: Callable[[Any], bool] = post_grad.is_valid_addmm_fusion
     if not original(match):
         return False
     if not getattr(_planned, "active", False):
         return True
     product = next(n for n in match.nodes if n.target is torch.ops.aten.mm.default)
+    if _is_computed_on_the_way(match.kwargs["inp"]):
+        return False
     node = product.next
     while node is not match.output_node() and node.op != "output":
         if node.op == "call_function" and _is_product(node):
             return False
         node = node.next
     return True
+
+
+def _is_computed_on_the_way(node: fx.Node) -> bool:
+    """Whether a loop that reads the node would compute it, so that it needs no memory."""
+    views = partitioners.get_default_op_list().view_ops
+    while len(node.users) == 1 and getattr(node.target, "overloadpacket", None) in views:
+        node = node.all_input_nodes[0]
+    return len(node.users) == 1 and torch.Tag.pointwise in getattr(node.target, "tags", ())
 
 
 def _is_product(node: fx.Node) -> bool:

@@ -1,0 +1,83 @@
+"""Loops that write their result into the memory of an argument, as Inductor does where the argument ends there.
+
+    gelu_backward    reads a gradient g and a saved value x of one shape, both for the last time
+                     the result takes over the memory of one of them
+
+An argument surely ends at the last operator of the backward that reads it, whatever the plan, as operators of the
+backward run once.  Inductor also asks that both have one size and type, and that the loop reads the argument at the
+place that it writes (`can_inplace` in `torch/_inductor/scheduler.py`).  Other readers without a kernel in between may
+become part of the same loop and run behind it, unless the operator needs what they make.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import fx
+
+from remat_compiler.ir.graph import Op, OpId, Phase, Storage, StorageId, StorageKind
+
+_ENDS = frozenset({StorageKind.ACTIVATION, StorageKind.TEMPORARY})
+"""What may end in the backward: neither held by the caller, nor handed in by autograd."""
+
+
+def bytes_taken_over(
+    ops: Sequence[Op],
+    storages: Sequence[Storage],
+    loops: Sequence[bool],
+    main: Sequence[fx.Node],
+    nodes: Sequence[Sequence[fx.Node]],
+    roots: Mapping[fx.Node, fx.Node],
+    storage: Mapping[fx.Node, StorageId],
+) -> tuple[int, ...]:
+    """For each operator, bytes of an argument that its result takes over; 0 for most.
+
+    Args:
+        ops: The operators in order.
+        storages: The storages that they read and write.
+        loops: For each operator, whether Inductor makes it part of a fused loop.
+        main: For each operator, the node that makes its result.
+        nodes: For each operator, the nodes that compute it.
+        roots: For each node with a tensor, the node that owns its memory.
+        storage: Storage of each root.
+    """
+    readers: dict[StorageId, list[Op]] = defaultdict(list)
+    for op in ops:
+        for s in op.reads:
+            readers[s].append(op)
+    owner = {s: root for root, s in storage.items()}
+    taken, nearest = [0] * len(ops), OpId(-1)
+    for op, loop, node, inside in zip(ops, loops, main, nodes):
+        if not loop:
+            nearest = op.id
+        if not loop or op.phase is not Phase.BACKWARD or len(op.writes) != 1:
+            continue
+        size_bytes = storages[op.writes[0]].size_bytes
+        ending = [s for s in op.reads if storages[s].kind in _ENDS and _ends(op, readers[s], nearest)]
+        same = [owner[s] for s in ending if s in owner and storages[s].size_bytes == size_bytes]
+        if any(_read_in_place(root, node, inside, roots) for root in same):
+            taken[op.id] = size_bytes
+    return tuple(taken)
+
+
+def _ends(op: Op, readers: Sequence[Op], nearest: OpId) -> bool:
+    """Whether `op` is the last reader, and no other one may come behind it in the same loop."""
+    near = [r for r in readers if r.id > nearest and r is not op and r.phase is not Phase.FORWARD]
+    return readers[-1] is op and all(not set(r.writes).isdisjoint(op.reads) for r in near)
+
+
+def _read_in_place(root: fx.Node, result: fx.Node, inside: Sequence[fx.Node], roots: Mapping[fx.Node, fx.Node]) -> bool:
+    """Whether the nodes `inside` read the memory of `root` only at the place that they write of `result`."""
+    loops = [node for node in inside if roots.get(node) is not root]  # views of `root` compute nothing
+    read = [a for node in loops for a in node.all_input_nodes if roots.get(a) is root]
+    return bool(read) and all(_same_layout(a, result) for a in read)
+
+
+def _same_layout(a: fx.Node, b: fx.Node) -> bool:
+    """Whether equal indices of two values lie at equal places, and values have one type."""
+    x, y = a.meta.get("val"), b.meta.get("val")
+    if not isinstance(x, torch.Tensor) or not isinstance(y, torch.Tensor):
+        return False
+    return x.dtype == y.dtype and x.device == y.device and x.shape == y.shape and x.stride() == y.stride()

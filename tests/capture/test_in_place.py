@@ -1,0 +1,84 @@
+"""Results that take over the memory of an argument: where Inductor does so for sure, and nowhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from costs.captured import captured
+from remat_compiler.capture.graph import CapturedGraph
+from remat_compiler.ir.graph import Phase, StorageKind
+
+SIZE = 64
+Step = Callable[[Tensor, Tensor], Tensor]
+
+
+def through_gelu(x: Tensor, w: Tensor) -> Tensor:
+    return (F.gelu(x @ w) @ w).sum()
+
+
+def read_again(x: Tensor, w: Tensor) -> Tensor:
+    y = x @ w
+    return ((torch.sin(y) @ w) * torch.cos(y)).sum()
+
+
+def summed_beside(x: Tensor, w: Tensor) -> Tensor:
+    """The gradient of the scale reads what that of the product reads, in no order of their own."""
+    return ((torch.tanh(x @ w) * w[0]) @ w).sum()
+
+
+def softmax(x: Tensor, w: Tensor) -> Tensor:
+    return F.cross_entropy(x @ w, torch.arange(SIZE))
+
+
+def other_type(x: Tensor, w: Tensor) -> Tensor:
+    y = (x @ w).to(torch.float64)
+    return (torch.sin(y @ y).to(torch.float32) @ w).sum()
+
+
+def graph_of(step: Step, *, fused: bool = True) -> CapturedGraph:
+    inputs = (torch.randn(SIZE, SIZE), torch.randn(SIZE, SIZE, requires_grad=True))
+    return captured(step, inputs, fused=fused)
+
+
+def targets(graph: CapturedGraph) -> list[str]:
+    return [op.target for op in graph.graph.ops if graph.taken_over[op.id]]
+
+
+@pytest.mark.parametrize("step", [through_gelu, read_again, summed_beside, softmax, other_type])
+def test_only_what_ends_in_the_backward_is_taken_over(step: Step) -> None:
+    graph = graph_of(step)
+    storages = graph.graph.storages
+    for op in graph.graph.ops:
+        size_bytes = graph.taken_over[op.id]
+        if not size_bytes:
+            continue
+        assert op.phase is Phase.BACKWARD
+        assert [storages[s].size_bytes for s in op.writes] == [size_bytes]
+        later = {s for other in graph.graph.ops[op.id + 1 :] for s in other.reads}
+        ending = [storages[s] for s in op.reads if s not in later and storages[s].size_bytes == size_bytes]
+        assert any(s.kind in (StorageKind.ACTIVATION, StorageKind.TEMPORARY) for s in ending)
+
+
+def test_the_gradient_of_an_activation_is_written_over_its_argument() -> None:
+    assert targets(graph_of(through_gelu)) == ["aten.mul.Tensor", "aten.add.Tensor"]
+
+
+def test_the_gradient_of_a_softmax_is_written_over_the_scores() -> None:
+    assert "aten.sub.Tensor" in targets(graph_of(softmax))
+
+
+def test_what_another_loop_may_read_behind_it_is_not_taken_over() -> None:
+    graph = graph_of(summed_beside)
+    (tanh,) = (op for op in graph.graph.ops if op.phase is Phase.BACKWARD and op.target == "aten.mul.Tensor")
+    (summed,) = (op for op in graph.graph.ops if op.phase is Phase.BACKWARD and op.target == "aten.sum.dim_IntList")
+    assert not set(tanh.reads).isdisjoint(summed.reads)
+    assert not graph.taken_over[tanh.id]
+
+
+def test_the_interpreter_takes_nothing_over() -> None:
+    assert targets(graph_of(through_gelu, fused=False)) == []
