@@ -15,6 +15,7 @@ import argparse
 from collections.abc import Iterator
 from pathlib import Path
 
+from generated_instances import FAMILIES, generate
 from remat_compiler.ir.problem import RematProblem
 from remat_compiler.ir.problem_file import read_problem, without_sources, write_problem
 
@@ -45,6 +46,12 @@ def _write(folder: Path, name: str, problem: RematProblem) -> None:
     print(f"{name}: {len(problem.graph.ops)} operators, {path.stat().st_size} bytes", flush=True)
 
 
+def _generate(options: argparse.Namespace) -> None:
+    for family in options.generated or FAMILIES:
+        for size in options.sizes:
+            _write(options.folder, f"{family}_{size}", generate(family, size))
+
+
 def _capture(options: argparse.Namespace) -> None:
     # torch and transformers are loaded only where models are captured.
     from capture_problems import capture
@@ -62,12 +69,15 @@ def _capture(options: argparse.Namespace) -> None:
 def main() -> None:
     """Write the chosen instances."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--generated", nargs="*", help="families; all where none is named")
     parser.add_argument("--captured", nargs="*", help="models; all where none is named")
     parser.add_argument("--sizes", nargs="*", default=["small", "medium", "full"])
     parser.add_argument("--forms", nargs="*", default=["interpreter", "decomposed", "kernels"])
     parser.add_argument("--folder", type=Path, default=INSTANCES)
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
+    if options.generated is not None:
+        _generate(options)
     if options.captured is not None:
         _capture(options)
 
