@@ -1,0 +1,139 @@
+"""The instances of the benchmarks, and the two programs that plan them: whole files, same bytes, honest tables."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import replay
+from generated_instances import FAMILIES, generate
+from make_instances import INSTANCES, instance_name, instance_paths
+from planners import Row, by_case, run_instance, summary, table, violations
+from remat_compiler.ir.graph import Phase
+from remat_compiler.ir.json_form import dumps
+from remat_compiler.ir.plan import PlanStatus
+from remat_compiler.ir.problem_file import read_problem, unpack, without_sources
+from remat_compiler.simulate.verify import verify
+from remat_passes.planning.auto import Auto
+from remat_passes.planning.min_cut import MinCut
+from remat_passes.planning.save_all import SaveAll
+
+PATHS = instance_paths()
+MOST_BYTES = 3_000_000
+FEW = ("gpt2_small_kernels", "lstm_small_interpreter", "unet_small_interpreter", "chain_skewed_small")
+
+
+def path_of(name: str) -> Path:
+    (path,) = instance_paths(name)
+    return path
+
+
+def test_the_folder_is_small_and_holds_every_family_at_every_size() -> None:
+    assert sum(path.stat().st_size for path in INSTANCES.iterdir()) < MOST_BYTES
+    found = {instance_name(path) for path in PATHS}
+    sizes = ("small", "medium", "full")
+    assert {f"{family}_{size}" for family in FAMILIES for size in sizes} <= found
+    forms = ("interpreter", "decomposed", "kernels")
+    models = ("mlp", "lstm", "gpt2", "unet")
+    assert {f"{model}_{size}_{form}" for model in models for size in sizes for form in forms} <= found
+
+
+@pytest.mark.parametrize("path", PATHS, ids=instance_name)
+def test_a_file_is_sound_and_equals_its_own_encoding(path: Path) -> None:
+    text = unpack(path.read_bytes())
+    problem = read_problem(path)
+    assert dumps(problem).encode() == text
+    assert without_sources(problem) == problem
+    assert {op.phase for op in problem.graph.ops} >= {Phase.FORWARD, Phase.BACKWARD}
+    assert set(problem.costs.provenance) <= {"nominal", "roofline:nominal"}
+
+
+@pytest.mark.parametrize("size", ["small", "medium"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_generated_instances_are_what_their_seed_gives(family: str, size: str) -> None:
+    assert read_problem(path_of(f"{family}_{size}")) == without_sources(generate(family, size))
+
+
+@pytest.mark.parametrize("name", ["mlp", "lstm", "gpt2", "unet"])
+def test_small_models_are_not_toys(name: str) -> None:
+    problem = read_problem(path_of(f"{name}_small_decomposed"))
+    assert sum(op.phase is Phase.FORWARD for op in problem.graph.ops) >= 60
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_instances_are_planned(name: str) -> None:
+    problem = read_problem(path_of(name))
+    reference = MinCut().plan(problem)
+    assert (reference.status is PlanStatus.FAILED) == (problem.reference is None)
+    if reference.plan is not None:
+        assert verify(replace(problem, budget_bytes=reference.peak_bytes), reference.plan, reference.peak_bytes) == []
+    bare = replace(problem, reference=None)
+    asked = replace(bare, budget_bytes=int(0.8 * SaveAll().plan(bare).peak_bytes))
+    result = Auto(effort=200).plan(asked)
+    assert result.status is PlanStatus.FEASIBLE
+    assert result.plan is not None
+    assert verify(asked, result.plan, result.peak_bytes) == []
+
+
+def test_the_table_has_a_row_for_every_planner_and_position() -> None:
+    planners = (Auto(effort=100), SaveAll(), MinCut())
+    rows = run_instance("chain", read_problem(path_of("chain_uniform_small")), planners, (0.25, 1.0))
+    assert len(rows) == 6
+    assert all(len(case) == 3 for case in by_case(rows).values())
+    by_name = {(row.planner, row.position): row for row in rows}
+    assert by_name["auto", 0.25].fits
+    assert by_name["save_all", 1.0].fits
+    assert not by_name["save_all", 0.25].fits
+    assert by_name["min_cut", 1.0].status == "failed"
+    assert all(row.bound_ns <= row.added_ns for row in rows if row.fits)
+    assert len(summary(rows)) == 4
+    assert any("failed" in line for line in table(rows))
+
+
+def row(planner: str, added_ns: int, status: str = "feasible") -> Row:
+    return Row("graph", 10, 1000, 0.5, 100, planner, status, 90, added_ns, 0, 0.1, "")
+
+
+def test_what_beats_auto_is_told() -> None:
+    assert violations([row("auto", 50), row("greedy", 50), row("dtr", 10, "infeasible")]) == []
+    assert violations([row("auto", 50), row("greedy", 40)]) == ["graph at 0.5: auto 5.000 %, greedy 4.000 %"]
+    missed = violations([row("auto", 0, "infeasible"), row("greedy", 40)])
+    assert missed == ["graph at 0.5: auto infeasible, greedy 4.000 %"]
+
+
+def answer(added_ns: int, peak_bytes: int = 90, digest: str = "a", status: str = "feasible") -> replay.Answer:
+    return replay.Answer(status, peak_bytes, added_ns, digest)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "verdict"),
+    [
+        (answer(5), answer(5), "same plan"),
+        (answer(5), answer(5, digest="b"), "equal"),
+        (answer(5), answer(4), "better"),
+        (answer(5), answer(6), "worse"),
+        (answer(5), answer(1, 120, status="infeasible"), "worse"),
+        (answer(9, 130, status="infeasible"), answer(11, 120, status="infeasible"), "better"),
+    ],
+)
+def test_a_replay_judges_by_time_and_then_by_peak(old: replay.Answer, new: replay.Answer, verdict: str) -> None:
+    assert replay.Change("graph", 100, old, new).verdict == verdict
+
+
+def test_a_revision_replayed_against_itself_changes_nothing() -> None:
+    inside = subprocess.run(["git", "-C", str(replay.ROOT), "rev-parse", "HEAD"], capture_output=True, check=False)
+    if inside.returncode:
+        pytest.skip("not a git checkout")
+    head = inside.stdout.decode().strip()
+    # A planner without compiled loops, or the test would wait for them to be compiled twice.
+    changes = replay.replay(head, head, [path_of("chain_uniform_small")], (), "chen_sqrt", budgets=(2_000_000,))
+    assert [change.verdict for change in changes] == ["same plan"]
+    assert changes[0].old.status == "feasible"
+
+
+def test_an_unknown_revision_is_refused() -> None:
+    with pytest.raises(SystemExit, match="git archive failed; name two revisions"), replay.checkout("no-such-revision"):
+        pass
