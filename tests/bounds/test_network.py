@@ -57,8 +57,8 @@ def test_pricing_lies_below_the_best_point_that_fits(rng: Random) -> None:
             fitting = [p.time_ns for p in every if p.size_bytes <= room]
             found = relax(network, room)
             assert found.feasible == bool(fitting)
-            if found.cheapest is not None:
-                assert found.bound_ns <= min(fitting) <= found.cheapest.time_ns
+            if found.feasible:
+                assert found.bound_ns <= min(fitting) <= found.fits.point.time_ns
                 # The bound of the linear relaxation: no mixture of two points is cheaper, and some mixture is as cheap.
                 assert found.bound_ns == -(-_best_mixture(every, room) // 1)
 

@@ -41,11 +41,27 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Cut:
+    """A cut with its point.
+
+    Attributes:
+        point: What it costs.
+        side: Whether each node stands on the source's side.
+        work: Work done to find it.
+    """
+
+    point: Point
+    side: BoolArray
+    work: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Network:
     """Arcs as columns; the bytes of an arc are priced.
 
     Attributes:
         nodes: Number of nodes, source and sink included.
+        free: Operators of which the plan decides whether they ran before, each with the node n_p.
         tail: Where each arc starts.
         head: Where it ends.
         time_ns: Its time.
@@ -54,6 +70,7 @@ class Network:
     """
 
     nodes: int
+    free: tuple[tuple[int, int], ...]
     tail: IntArray
     head: IntArray
     time_ns: IntArray
@@ -65,13 +82,17 @@ class Network:
         """Time and bytes of all arcs, which no cut exceeds."""
         return Point(int(self.time_ns.sum()), int(self.size_bytes.sum()))
 
-    def cheapest(self, ns_weight: int, byte_weight: int) -> tuple[Point, int]:
-        """The point of least ``ns_weight * time_ns + byte_weight * size_bytes``, and the work done."""
+    def done(self, cut: Cut) -> list[int]:
+        """Free operators that run before the instant in `cut`."""
+        return [op for op, node in self.free if not cut.side[node]]
+
+    def cheapest(self, ns_weight: int, byte_weight: int) -> Cut:
+        """The cut of least ``ns_weight * time_ns + byte_weight * size_bytes``."""
         room = self.time_ns * ns_weight + self.size_bytes * byte_weight
         arcs = np.stack([self.tail, self.head, np.where(self.infinite, INFINITE, room)], axis=1)
         side, work = source_side(self.nodes, arcs)
         cut = side[self.tail] & ~side[self.head]
-        return Point(int(self.time_ns[cut].sum()), int(self.size_bytes[cut].sum())), work
+        return Cut(Point(int(self.time_ns[cut].sum()), int(self.size_bytes[cut].sum())), side, work)
 
 
 def network_of(graph: StepGraph, instant: Instant) -> Network:
@@ -82,7 +103,8 @@ def network_of(graph: StepGraph, instant: Instant) -> Network:
         for v in graph.writes[p]:
             rows.add_storage(p, v)
     arcs = np.array(rows.arcs, np.int64).reshape(-1, 5)
-    return Network(rows.nodes, arcs[:, 0], arcs[:, 1], arcs[:, 2], arcs[:, 3], arcs[:, 4] == 1)
+    free = tuple((p, rows.ahead[p]) for p in reversed(rows.relevant) if instant.state[p] == FREE)
+    return Network(rows.nodes, free, arcs[:, 0], arcs[:, 1], arcs[:, 2], arcs[:, 3], arcs[:, 4] == 1)
 
 
 class _Rows:

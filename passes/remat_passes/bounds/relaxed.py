@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from remat_passes.bounds.network import Network, Point
+from remat_passes.bounds.network import Cut, Network, Point
 
 MAX_CUTS = 40
 """Prices tried at most; each is a valid bound."""
@@ -29,44 +29,48 @@ class Relaxed:
     Attributes:
         bound_ns: Lower bound of the added time.
         feasible: Whether any point fits; where none does, no plan fits either.
-        cheapest: The cheapest point found that fits: the integer program's optimum lies between `bound_ns` and its
-            time.
+        fits: The cheapest cut found that fits, or of the fewest bytes where none does: the integer program's optimum
+            lies between `bound_ns` and its time.
+        over: The cut found that fits least narrowly among those of less time; `None` where `fits` is free.
         work: Work done, about nodes visited.
     """
 
     bound_ns: int
     feasible: bool
-    cheapest: Point | None
+    fits: Cut
+    over: Cut | None
     work: int
 
 
 def relax(network: Network, room: int) -> Relaxed:
     """The bound of the instant of `network` with `room` bytes for what is alive by choice."""
     total = network.total
-    fits, work = network.cheapest(0, 1)
-    if fits.size_bytes > room:
-        return Relaxed(0, False, None, work)
+    fits = network.cheapest(0, 1)
+    if fits.point.size_bytes > room:
+        return Relaxed(0, False, fits, None, fits.work)
     # Saving all costs no time; a weight on bytes too small to matter picks the fewest bytes among those.
-    over, effort = network.cheapest(total.size_bytes + 1, 1) if _small(total) else network.cheapest(1, 0)
-    work += effort
-    if over.size_bytes <= room:
-        return Relaxed(0, True, over, work)
+    over = network.cheapest(total.size_bytes + 1, 1) if _small(total) else network.cheapest(1, 0)
+    work = fits.work + over.work
+    if over.point.size_bytes <= room:
+        return Relaxed(0, True, over, None, work)
     best = 0
     for _ in range(MAX_CUTS):
-        ns_weight, byte_weight = _price(fits.time_ns - over.time_ns, over.size_bytes - fits.size_bytes, total)
+        low, high = fits.point, over.point
+        ns_weight, byte_weight = _price(low.time_ns - high.time_ns, high.size_bytes - low.size_bytes, total)
         if byte_weight == 0:
             break
-        point, effort = network.cheapest(ns_weight, byte_weight)
-        work += effort
-        value = ns_weight * point.time_ns + byte_weight * (point.size_bytes - room)
+        cut = network.cheapest(ns_weight, byte_weight)
+        work += cut.work
+        value = ns_weight * cut.point.time_ns + byte_weight * (cut.point.size_bytes - room)
         best = max(best, -(-value // ns_weight))
-        if value >= ns_weight * over.time_ns + byte_weight * (over.size_bytes - room) or point in (fits, over):
+        known = ns_weight * high.time_ns + byte_weight * (high.size_bytes - room)
+        if value >= known or cut.point in (low, high):
             break
-        if point.size_bytes <= room:
-            fits = point
+        if cut.point.size_bytes <= room:
+            fits = cut
         else:
-            over = point
-    return Relaxed(best, True, fits, work)
+            over = cut
+    return Relaxed(best, True, fits, over, work)
 
 
 def _small(total: Point) -> bool:

@@ -11,6 +11,7 @@ import numpy as np
 from remat_compiler.ir.problem import RematProblem
 from remat_passes.planning.block_dp import UNITS, expand, fill_tables, instructions
 from remat_passes.planning.climb import Climber
+from remat_passes.planning.early_order import early_orders
 from remat_passes.planning.entry import Entry
 from remat_passes.planning.gap_greedy import relieve
 from remat_passes.planning.local_search import HOIST_STEPS, forget, hoist
@@ -43,6 +44,8 @@ RETURN_AFTER = 60
 """Turns without improvement after which the local search goes back to the best entry."""
 FINALIST_TURNS = 60
 """Turns that all finalists share; only the best one goes on."""
+MAX_BASES = 3
+"""Orders that gap greedy goes on with, those of its best first plans."""
 FINALISTS = 2
 """Sequences that the local search improves."""
 
@@ -60,6 +63,7 @@ class Search:
         once: Time of executing every operator once, in ns.
         work_left: Work that may still be done, in steps visited.
         draw: The random numbers of the local search.
+        problem: The problem itself.
         reorders: Whether the backward may run in another order than the graph's.
         pool: Entries found, best first.
     """
@@ -72,6 +76,7 @@ class Search:
     once: int
     work_left: int
     draw: random.Random
+    problem: RematProblem
     reorders: bool = True
     pool: list[Entry] = field(default_factory=list)
 
@@ -88,6 +93,7 @@ class Search:
             once=problem.costs.step_ns,
             work_left=effort * max(len(problem.graph.ops), SMALLEST),
             draw=random.Random(seed),
+            problem=problem,
             reorders=reorders,
         )
 
@@ -100,11 +106,19 @@ class Search:
             reordered = list(self._reordered(bases))
             self._keep(reordered)
             bases += reordered
+        early: list[tuple[Entry, Order]] = []
+        if not self.solved:
+            early = [(self._base(order), order) for order in early_orders(self.problem)]
+            bases += [base for base, _ in early]
+            self._keep([base for base, _ in early])
         if not self.solved:
             staged = staged_orders(self.g, self.index, self.freedom) if self.reorders else []
             bases = self._different([*bases, *(self._base(order) for order in staged)])
-            self._keep([self._fit(base, self.budget, *GREEDY_SETTINGS[0]) for base in bases])
-            self._keep(list(self._block_seeds(orders[0], bases[0])))
+            fitted = [(self._fit(base, self.budget, *GREEDY_SETTINGS[0]), base) for base in bases]
+            self._keep([entry for entry, _ in fitted])
+            for order in [*(order for _, order in early[:1]), orders[0]]:
+                self._keep(list(self._block_seeds(order, self._base(order))))
+            bases = [base for _, base in sorted(fitted, key=lambda one: self._rank(one[0]))][:MAX_BASES]
             self._keep(list(self._greedy_seeds(bases)))
             self._improve()
         return self.pool[0]
