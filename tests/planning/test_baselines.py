@@ -15,17 +15,20 @@ from hypothesis import strategies as st
 
 from brute_force import cheapest_added_ns
 from builders import ProblemBuilder, chain, encoder_decoder, generators, problems, random_problem, residual, with_budget
-from remat_compiler.ir.graph import StorageKind
-from remat_compiler.ir.plan import PlanStatus
+from remat_compiler.ir.graph import OpId, StorageKind
+from remat_compiler.ir.plan import Plan, PlanStatus
 from remat_compiler.ir.problem import RematProblem
+from remat_compiler.simulate.timeline import simulate
 from remat_compiler.simulate.verify import verify
 from remat_passes.planning.auto import Auto
 from remat_passes.planning.chen_sqrt import ChenSqrt
 from remat_passes.planning.dtr import Dtr
+from remat_passes.planning.dtr_memory import last_needs, run
 from remat_passes.planning.greedy import Greedy
 from remat_passes.planning.interface import Planner
 from remat_passes.planning.knapsack import Cuts, Knapsack, Table
 from remat_passes.planning.max_flow import Network
+from remat_passes.planning.profile import arrays_of
 from remat_passes.planning.save_all import SaveAll
 from remat_passes.planning.sequence import Placement, StepIndex, baseline_order, recompute_closure
 
@@ -174,6 +177,23 @@ def test_dtr_evicts_nothing_where_all_fits(problem: RematProblem) -> None:
     result = Dtr().plan(problem)
     assert ("evictions", "0") in result.stats
     assert result.added_ns <= SaveAll().plan(problem).added_ns
+
+
+@settings(max_examples=100, deadline=None)
+@given(problem=problems(), fraction=st.sampled_from((0.0, 0.4, 0.6, 0.8, 1.0)), placement=st.sampled_from(Placement))
+def test_what_dtr_takes_to_be_live_is_no_less_than_the_peak(
+    problem: RematProblem, fraction: float, placement: Placement
+) -> None:
+    index = StepIndex.of(problem.graph)
+    order = baseline_order(index, placement)
+    budget = int(fraction * SaveAll().plan(problem).peak_bytes)
+    program = np.array((*order.forward, *order.backward), np.int64)
+    needs = last_needs(index, order)
+    trace, boundary, _, highest = run(arrays_of(problem), program, len(order.forward), budget, needs, 500)
+    plan = Plan(tuple(map(OpId, trace.tolist())), int(boundary))
+    assert simulate(problem.graph, problem.costs, plan).peak_bytes <= highest
+    first = dict.fromkeys(plan.steps)
+    assert list(first) == program.tolist()
 
 
 def test_dtr_gives_up_instead_of_running_for_ever() -> None:

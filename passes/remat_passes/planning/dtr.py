@@ -63,7 +63,7 @@ class Dtr:
         for placement in Placement:
             order = baseline_order(index, placement)
             yield Candidate(recompute(index, order, index.all_savable()), _stats(placement, 0))
-            steps, boundary, evictions = run(
+            steps, boundary, evictions, _ = run(
                 arrays,
                 np.array((*order.forward, *order.backward), np.int64),
                 len(order.forward),

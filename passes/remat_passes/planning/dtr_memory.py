@@ -27,7 +27,7 @@ from remat_passes.planning.sequence import Order, StepIndex
 
 LAST_READ, NEED, RESIDENT, LOCKS, TOUCHED, SET = range(6)
 """Columns of `Memory.state`."""
-LIVE, CLOCK, EVICTIONS, SETS, VISITS = range(5)
+LIVE, CLOCK, EVICTIONS, SETS, VISITS, HIGHEST = range(6)
 """Entries of `Memory.counters`."""
 
 
@@ -61,7 +61,7 @@ class Memory(NamedTuple):
         above: Parent of each component in the union-find.
         cost: Time of each component, in ns.
         stamp: Scratch: the last visit of each component.
-        counters: Live bytes, simulated time, evictions, components and visits.
+        counters: Live bytes, simulated time, evictions, components, visits, and most live bytes.
     """
 
     g: Arrays
@@ -176,6 +176,7 @@ def execute(m: Memory, op: int, again: bool, budget: int, position: int) -> None
     if g.ops[op, REPLAY] >= 0:
         wanted += g.storages[g.ops[op, REPLAY], SIZE]
     make_room(m, wanted, budget, position)
+    m.counters[HIGHEST] = max(m.counters[HIGHEST], m.counters[LIVE] + wanted)
     m.counters[CLOCK] += g.ops[op, TIME]
     for i in range(g.ops[op, READS], g.ops[op, WRITES]):
         m.state[g.items[i], TOUCHED] = m.counters[CLOCK]
@@ -222,7 +223,7 @@ def new_memory(g: Arrays, last_need: IntArray, most: int) -> Memory:
     state[:, LAST_READ : NEED + 1] = last_need
     state[:, SET] = -1
     sets = 4 * most + num_storages
-    zeros = np.zeros(5, np.int64)
+    zeros = np.zeros(6, np.int64)
     return Memory(
         g, start, readers, state, np.zeros(sets, np.int64), np.zeros(sets, np.int64), np.zeros(sets, np.int64), zeros
     )
@@ -231,7 +232,7 @@ def new_memory(g: Arrays, last_need: IntArray, most: int) -> Memory:
 @compiled
 def run(
     g: Arrays, program: IntArray, boundary: int, budget: int, last_need: IntArray, most: int
-) -> tuple[IntArray, int, int]:
+) -> tuple[IntArray, int, int, int]:
     """Run `program`, whose backward begins at `boundary`, within `budget` bytes.
 
     Args:
@@ -243,7 +244,8 @@ def run(
         most: Executions after which nothing is evicted any more.
 
     Returns:
-        The trace, its boundary, and the number of evictions for want of room.
+        The trace, its boundary, the number of evictions for want of room, and the most bytes that were live: at
+        least the peak of the trace, since the run cannot know yet what will not be read again.
     """
     m = new_memory(g, last_need, most)
     # Once nothing is evicted for room, what was evicted is remade once more at most.
@@ -287,4 +289,4 @@ def run(
                 evict(m, s, position)
     if boundary >= len(program):
         bound = done
-    return trace[:done].copy(), bound, m.counters[EVICTIONS]
+    return trace[:done].copy(), bound, m.counters[EVICTIONS], m.counters[HIGHEST]
