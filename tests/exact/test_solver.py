@@ -100,6 +100,13 @@ def test_linear_programs_and_empty_rows(name: str) -> None:
     assert found.objective == pytest.approx(9.5)
 
 
+def test_nothing_to_decide(name: str) -> None:
+    model = pulp.LpProblem("nothing", pulp.LpMinimize)
+    model += 3
+    found = solve(model, SolverOptions(name))
+    assert (found.status, found.objective, found.bound) == (SolveStatus.OPTIMAL, 3.0, 3.0)
+
+
 def test_no_time_is_legal() -> None:
     model, _, _ = cover(Random(1), 5, 2)
     assert solve(model, SolverOptions(time_limit_s=0)).status is SolveStatus.TIMED_OUT

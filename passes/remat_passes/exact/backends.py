@@ -180,5 +180,8 @@ def _highs_answer(model: pulp.LpProblem, highspy: Any) -> Answer:
 
 
 def _values(model: pulp.LpProblem) -> dict[str, float]:
-    """Value of each variable that has one."""
-    return {v.name: float(v.varValue) for v in model.variables() if v.varValue is not None}
+    """Value of each variable that has one; PuLP adds a dummy to an objective without variables."""
+    values = {v.name: v.varValue for v in model.variables()}
+    if "__dummy" in values:
+        values["__dummy"] = 0.0
+    return {name: float(value) for name, value in values.items() if value is not None}

@@ -97,6 +97,9 @@ def solve(model: pulp.LpProblem, options: SolverOptions | None = None) -> Soluti
         raise ValueError(f"got the solver {options.solver!r}; known are {', '.join(SOLVERS)}")
     if options.time_limit_s is not None and options.time_limit_s <= 0:
         return Solution(SolveStatus.TIMED_OUT, stats=(("reason", "the time limit is 0 s"),))
+    if not model.variables():
+        constant = 0.0 if model.objective is None else float(model.objective.constant)
+        return Solution(SolveStatus.OPTIMAL, constant, constant)
     started = time.perf_counter()
     reasons: list[str] = []
     for name in [options.solver, *(other for other in SOLVERS if other != options.solver)]:

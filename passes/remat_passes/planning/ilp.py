@@ -1,0 +1,123 @@
+"""The exact planner: the program of `remat_passes.exact`, solved by CBC or HiGHS through PuLP.
+
+OPTIMAL means least added time of all plans that run forward and backward operators for the first time in joint order,
+run backward operators once, and run any other at most `passes_per_gap` times between two of those first executions,
+in joint order.  `PlanResult.lower_bound_ns` holds for the same plans; `Auto` may go below it where it reorders the
+backward.  The stats say what was proven, and where a limit or the size of the program stopped the proof.
+
+`Auto`, kept to that order, gives the plan to begin with and the cutoff; its plan is the answer where nothing better
+is found.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from remat_compiler.ir.plan import PlanResult, PlanStatus
+from remat_compiler.ir.problem import RematProblem
+from remat_compiler.simulate.floor import peak_floor
+from remat_compiler.simulate.verify import verify
+from remat_passes.exact.backends import SolverOptions
+from remat_passes.exact.lift import decode, start_values
+from remat_passes.exact.program import Cuts, Program
+from remat_passes.exact.solver import Solution, SolveStatus, solve
+from remat_passes.exact.space import OutsideSpace, Reductions, Space, space_of
+from remat_passes.planning.auto import Auto
+from remat_passes.planning.interface import Candidate, choose
+
+NO_CUTS = Cuts(exclusive=False, useful=False, once=False)
+NO_REDUCTIONS = Reductions(False, False, False, False, False)
+
+
+@dataclass(frozen=True, slots=True)
+class Ilp:
+    """Exact, for small graphs: a mixed-integer program, with a proof or a lower bound.
+
+    Attributes:
+        solver: ``cbc`` or ``highs``.
+        time_limit: Seconds for the solver; a proof that it cuts short may differ from run to run.
+        gap: Relative gap between plan and bound at which the solver stops.
+        node_limit: Nodes of the solver's tree, or `None` for no limit.
+        effort: Work allowed for `Auto`, which gives the plan to begin with.
+        cuts: Whether to add valid inequalities; they change the time alone.
+        reductions: Whether to shrink the program; this changes the time alone.
+        passes_per_gap: How often an operator may run between two first executions.
+        max_executions: Largest program that is tried, in executions that may happen or not.
+    """
+
+    name: ClassVar[str] = "ilp"
+    solver: str = "cbc"
+    time_limit: float = 20.0
+    gap: float = 0.0
+    node_limit: int | None = None
+    effort: int = 6_000
+    cuts: bool = True
+    reductions: bool = True
+    passes_per_gap: int = 1
+    max_executions: int = 2_000
+
+    def plan(self, problem: RematProblem) -> PlanResult:
+        """Answer `problem`; see `Planner.plan` and the module docstring."""
+        auto = Auto(self.effort, reorders=False).plan(replace(problem, reference=None))
+        if auto.plan is None:
+            return replace(auto, planner=self.name)
+        candidates = [Candidate(auto.plan), *([Candidate(problem.reference)] if problem.reference else [])]
+        first = choose(problem, self.name, candidates)
+        if first.status is PlanStatus.FEASIBLE and first.added_ns == 0:
+            return replace(first, status=PlanStatus.OPTIMAL, stats=(("proof", "nothing is executed twice"),))
+        floor = peak_floor(problem.graph, problem.costs).peak_bytes
+        if floor > problem.budget_bytes:
+            return _explained(first, f"proven: one operator needs {floor} bytes")
+        try:
+            space = space_of(problem, self._reductions(), self.passes_per_gap)
+        except OutsideSpace as error:
+            return _explained(first, f"not tried: {error}")
+        executions = sum(len(stage.candidates) for stage in space.stages)
+        if executions > self.max_executions:
+            return _explained(first, f"not tried: {executions} executions to decide, limit {self.max_executions}")
+        return self._solve(problem, space, first)
+
+    def _reductions(self) -> Reductions:
+        return Reductions() if self.reductions else NO_REDUCTIONS
+
+    def _solve(self, problem: RematProblem, space: Space, first: PlanResult) -> PlanResult:
+        """The better of `first` and what the solver finds, with what is proven."""
+        fits = first.status is PlanStatus.FEASIBLE
+        cuts = Cuts() if self.cuts else NO_CUTS
+        program = Program(space, self._reductions(), cuts, first.added_ns if fits else None)
+        start = start_values(program, first.plan) if fits and first.plan is not None else {}
+        options = SolverOptions(self.solver, self.time_limit, self.node_limit, self.gap, warm_start=start)
+        solution = solve(program.model, options)
+        stats = (("solver", solution.solver), ("nodes", str(solution.nodes)), *solution.stats)
+        best = first
+        if solution.found:
+            plan = decode(program, solution.values)
+            if not verify(problem, plan):
+                best = choose(problem, self.name, [Candidate(plan), *([Candidate(first.plan)] if first.plan else [])])
+        return _judged(best, solution, stats)
+
+
+def _judged(best: PlanResult, solution: Solution, stats: tuple[tuple[str, str], ...]) -> PlanResult:
+    """`best` with the bound of `solution` and what it proves."""
+    if best.status is PlanStatus.INFEASIBLE:
+        proven = solution.status is SolveStatus.INFEASIBLE
+        reason = "proven: no plan of this order fits" if proven else "believed: no plan was found within the limits"
+        return replace(best, stats=(*stats, ("proof", reason)))
+    # A program that the cutoff makes infeasible leaves nothing below the plan that gave the cutoff.
+    bound = best.added_ns if solution.status is SolveStatus.INFEASIBLE else _whole(solution.bound)
+    bound = min(bound, best.added_ns)
+    if bound == best.added_ns:
+        return replace(best, status=PlanStatus.OPTIMAL, lower_bound_ns=bound, stats=stats)
+    return replace(best, lower_bound_ns=bound, stats=(*stats, ("proof", f"stopped: {solution.status.value}")))
+
+
+def _whole(bound: float) -> int:
+    """The bound of a sum of whole nanoseconds, rounded up but for what the solver's arithmetic may be off by."""
+    return 0 if math.isinf(bound) else max(0, math.ceil(bound - 1e-6 * max(1.0, abs(bound))))
+
+
+def _explained(result: PlanResult, reason: str) -> PlanResult:
+    """`result` with what was proven or not tried."""
+    return replace(result, stats=(*result.stats, ("proof", reason)))

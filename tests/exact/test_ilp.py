@@ -1,0 +1,74 @@
+"""What the exact planner says of its plans is true, and every way it may end is a way to go on."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pulp
+import pytest
+
+from builders import LIBRARY, random_problem, with_budget
+from exact.exhaustive import Exhaustive
+from remat_compiler.ir.plan import PlanStatus
+from remat_passes.exact import solver as solver_module
+from remat_passes.exact.backends import Answer, BrokenSolver, SolverOptions
+from remat_passes.planning.auto import Auto
+from remat_passes.planning.ilp import Ilp
+from remat_passes.planning.save_all import SaveAll
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_claims_hold(seed: int) -> None:
+    """OPTIMAL is the optimum, a bound is below it, INFEASIBLE has no plan where it says so."""
+    rng = Random(1000 + seed)
+    problem = random_problem(rng, rng.randint(2, 7), rng.randint(2, 5))
+    full = SaveAll().plan(problem).peak_bytes
+    problem = with_budget(problem, int(full * rng.uniform(0.5, 1.0)))
+    expected = Exhaustive(problem, once_per_gap=True).added_ns()
+    free = Exhaustive(problem, once_per_gap=False).added_ns()
+    found = Ilp(cuts=seed % 2 == 0, reductions=seed % 3 != 0).plan(problem)
+    if found.status is PlanStatus.INFEASIBLE:
+        assert expected is None
+        assert "proven" in dict(found.stats)["proof"]
+        return
+    assert expected is not None
+    assert free is not None
+    assert found.status is PlanStatus.OPTIMAL
+    # Auto may run an operator twice in a gap, which is outside the space.
+    assert free <= found.added_ns <= expected
+    assert found.lower_bound_ns == found.added_ns
+
+
+@pytest.mark.parametrize("options", [{"time_limit": 0.0}, {"max_executions": 0}])
+def test_limits_give_the_plan_to_begin_with(options: dict[str, float]) -> None:
+    problem = LIBRARY["chain"]
+    problem = with_budget(problem, int(0.6 * SaveAll().plan(problem).peak_bytes))
+    found = Ilp(**options).plan(problem)  # type: ignore[arg-type]
+    auto = Auto(reorders=False).plan(problem)
+    assert (found.status, found.plan, found.lower_bound_ns) == (PlanStatus.FEASIBLE, auto.plan, 0)
+    assert dict(found.stats)["proof"].startswith(("stopped", "not tried"))
+
+
+def test_broken_solvers_give_the_plan_to_begin_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(model: pulp.LpProblem, options: SolverOptions) -> Answer:
+        raise BrokenSolver("gone")
+
+    problem = LIBRARY["chain"]
+    problem = with_budget(problem, int(0.6 * SaveAll().plan(problem).peak_bytes))
+    monkeypatch.setattr(solver_module, "SOLVERS", {"cbc": broken})
+    found = Ilp().plan(problem)
+    assert found.plan == Auto(reorders=False).plan(problem).plan
+    assert dict(found.stats)["fallbacks"] == "1"
+    assert dict(found.stats)["proof"] == "stopped: failed"
+
+
+def test_below_the_floor_is_proven() -> None:
+    found = Ilp().plan(with_budget(LIBRARY["residual"], 1))
+    assert found.status is PlanStatus.INFEASIBLE
+    assert found.plan is not None
+    assert dict(found.stats)["proof"].startswith("proven: one operator needs")
+
+
+def test_nothing_to_do_is_optimal() -> None:
+    found = Ilp().plan(LIBRARY["pinned_outputs"])
+    assert (found.status, found.added_ns) == (PlanStatus.OPTIMAL, 0)
