@@ -59,7 +59,7 @@ def test_broken_solvers_give_the_plan_to_begin_with(monkeypatch: pytest.MonkeyPa
     found = Ilp().plan(problem)
     assert found.plan == Auto(reorders=False).plan(problem).plan
     assert dict(found.stats)["fallbacks"] == "1"
-    assert dict(found.stats)["proof"] == "stopped: failed"
+    assert dict(found.stats)["proof"] == "stopped at the limit"
 
 
 def test_below_the_floor_is_proven() -> None:

@@ -3,26 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from remat_compiler.ir.graph import OpId
 from remat_compiler.ir.plan import Plan
 from remat_passes.exact.program import Program, Term
 from remat_passes.exact.space import BOUNDARY, Space
-from remat_passes.planning.sequence import drop_dead_repeats
+from remat_passes.planning.sequence import StepIndex, drop_dead_repeats
 
 
 def decode(program: Program, values: Mapping[str, float]) -> Plan:
-    """The plan that `values` describe, without repetitions that nobody reads."""
+    """The plan that `values` describe, without repetitions that nobody reads.
+
+    Where stages are merged, an operator runs just before the first anchor that needs it, or else the last one.
+    """
+    index = program.space.index
     steps = [OpId(op) for op in program.space.skipped if op >= 0]
     boundary = 0
     for t, stage in enumerate(program.space.stages):
-        steps += [OpId(i) for i in stage.candidates if values.get(program.runs[t, i].name, 0.0) > 0.5]
-        for anchor in stage.anchors:
+        left = {i for i in stage.candidates if values.get(program.runs[t, i].name, 0.0) > 0.5}
+        for position, anchor in enumerate(stage.anchors):
+            final = position == len(stage.anchors) - 1
+            now = left if final else _behind(index, anchor, left)
+            steps += [OpId(i) for i in sorted(now)]
+            left = left - now
             if anchor == BOUNDARY:
                 boundary = len(steps)
             elif anchor >= 0:
                 steps.append(OpId(anchor))
-    return drop_dead_repeats(program.space.index, Plan(tuple(steps), boundary))
+    return drop_dead_repeats(index, Plan(tuple(steps), boundary))
+
+
+def _behind(index: StepIndex, anchor: int, left: set[int]) -> set[int]:
+    """Operators of `left` that `anchor` needs, directly or through others of them."""
+    found: set[int] = set()
+    stack = [anchor] if anchor >= 0 else []
+    while stack:
+        for s in index.reads[stack.pop()]:
+            if index.producer[s] in left and index.producer[s] not in found:
+                found.add(index.producer[s])
+                stack.append(index.producer[s])
+    return found
 
 
 def start_values(program: Program, plan: Plan) -> dict[str, float]:
@@ -47,19 +68,38 @@ def start_values(program: Program, plan: Plan) -> dict[str, float]:
 
 def executions(space: Space, plan: Plan) -> set[tuple[int, int]] | None:
     """Stages and operators that `plan` executes in gaps, or `None` where it leaves the order of first executions."""
-    stage_of = {anchor: t for t, stage in enumerate(space.stages) for anchor in stage.anchors}
-    order = [*space.skipped, *(anchor for stage in space.stages for anchor in stage.anchors)]
-    found: set[tuple[int, int]] = set()
+    places = stages_of_steps(space, plan)
+    if places is None:
+        return None
+    return {(place.stage, op) for place, op in zip(places, plan.steps) if not place.anchor}
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a step of a plan stands: in the gap or at the anchors of a stage; -1 before the first stage."""
+
+    stage: int
+    anchor: bool
+
+
+def stages_of_steps(space: Space, plan: Plan) -> list[Place] | None:
+    """The place of each step of `plan`, or `None` where it leaves the order of first executions."""
+    order = [(-1, op) for op in space.skipped]
+    order += [(t, anchor) for t, stage in enumerate(space.stages) for anchor in stage.anchors]
+    places: list[Place] = []
     position = 0
     for step, op in enumerate(plan.steps):
-        while position < len(order) and order[position] < 0 and (order[position] != BOUNDARY or step >= plan.boundary):
+        while position < len(order) and order[position][1] < 0:
+            if order[position][1] == BOUNDARY and step < plan.boundary:
+                break
             position += 1
-        if position < len(order) and op == order[position]:
+        if position < len(order) and op == order[position][1]:
+            places.append(Place(order[position][0], True))
             position += 1
             continue
         following = order[position] if position < len(order) else order[-1]
-        found.add((stage_of.get(following, 0), op))
-    return found if all(mark < 0 for mark in order[position:]) else None
+        places.append(Place(max(following[0], 0), False))
+    return places if all(mark < 0 for _, mark in order[position:]) else None
 
 
 def _fill_random(program: Program, executed: set[tuple[int, int]], values: dict[str, float]) -> None:

@@ -130,7 +130,7 @@ class Program:
         kind = pulp.LpContinuous if self.reductions.relax_states else pulp.LpInteger
         for t, alive in enumerate(self.alive):
             for v in alive:
-                comes = t > self.space.entry[v] or self.space.from_anchor[v]
+                comes = t > self.space.entry[v] or (self.space.from_anchor[v] and v not in self.space.born)
                 if comes and not self._cut_off(t, v):
                     self.states[t, v] = pulp.LpVariable(f"s_{t}_{v}", 0, 1, cat=kind)
         for v in range(len(self.space.entry)):
@@ -140,9 +140,11 @@ class Program:
 
     def _cut_off(self, t: int, v: int) -> bool:
         """Whether v cannot come into gap t, since the boundary stands before it and v must not cross."""
-        return t > 0 and self.space.stages[t - 1].anchors == (BOUNDARY,) and self.space.unsavable(v)
+        return t > 0 and self.space.stages[t - 1].anchors[-1] == BOUNDARY and self.space.unsavable(v)
 
     def _state(self, t: int, v: int) -> Term:
+        if v in self.space.born and t == self.space.entry[v]:
+            return 1
         return self.states.get((t, v), 0)
 
     def _run(self, t: int, i: int) -> Term:
@@ -216,7 +218,8 @@ class Program:
         after = self._state(t + 1, v) if t < self.space.last[v] else 0
         if wanted:
             self._at_most(1, before, run)
-            return Life((maker,), (before, 1), (1,))
+            last_too = stage.anchors[-1] >= 0 and v in self._reads[stage.anchors[-1]]
+            return Life((maker,), (before, 1 if last_too else after), (1,))
         if not stage.gap_limited:
             for term in (*(self.runs[t, i] for i in readers), after):
                 self._at_most(term, before, run)
@@ -281,7 +284,7 @@ class Program:
                 ]
                 self._add_row([*terms, (self.runs[t, i], own), *states], stage.base_bytes)
         if stage.anchor_limited:
-            anchor = stage.anchors[0]
+            anchor = stage.anchors[-1]
             own = sum(size[v] for v in self._index.writes[anchor]) + costs.workspace_bytes[anchor]
             terms = [(life.terms[-1], size[v]) for v, life in lives.items()]
             states = [(self.random.get((t + 1, j), 0), self.space.state_bytes(j)) for j in self._drawn]

@@ -59,11 +59,11 @@ class Stage:
     """One gap with the anchors behind it.
 
     Attributes:
-        anchors: Operators behind the gap, or one of the marks; several only in the last stage of a merged suffix.
+        anchors: Operators behind the gap, or one of the marks; several where stages are merged.
         candidates: Operators that may run in the gap, ascending.
-        base_bytes: Kept storages and tangents alive in the gap.
+        base_bytes: Kept storages and tangents alive in the gap, or at the last anchor where stages are merged.
         gap_limited: Whether the capacity can bind in the gap.
-        anchor_limited: Whether it can bind at the anchor.
+        anchor_limited: Whether it can bind at the last anchor.
     """
 
     anchors: tuple[int, ...]
@@ -89,6 +89,7 @@ class Space:
         last: For each storage, the last stage that may read it; -1 for none.
         runs_until: Last gap in which each operator may run, by operator.
         made_at: Stage whose anchor executes an operator first, -1 for `skipped`; floating ones are left out.
+        born: Storages that an anchor makes in the stage of their entry, before its last anchor.
     """
 
     problem: RematProblem
@@ -102,6 +103,7 @@ class Space:
     last: tuple[int, ...]
     runs_until: dict[int, int]
     made_at: dict[int, int]
+    born: frozenset[int] = frozenset()
 
     def held(self, storage: int) -> bool:
         """Whether a tangent-free operator makes it for the caller, who holds the first instance to the end."""
@@ -261,7 +263,7 @@ class _Builder:
             tuple(max(t, low) - low if t >= 0 and ok else -1 for t, ok in zip(self.entry, there)),
             tuple(self.from_anchor),
             tuple(min(t, high) - low if ok else -1 for t, ok in zip(self.last, there)),
-            {i: min(t, high) - low for i, t in self.runs_until.items()},
+            {i: min(t, high) - low for i, t in self.runs_until.items() if t >= low},
             {i: max(min(t, high) - low, -1) for i, t in self.stage_of.items()},
         )
 

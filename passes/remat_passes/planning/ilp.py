@@ -11,7 +11,6 @@ is found.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -20,9 +19,8 @@ from remat_compiler.ir.problem import RematProblem
 from remat_compiler.simulate.floor import peak_floor
 from remat_compiler.simulate.verify import verify
 from remat_passes.exact.backends import SolverOptions
-from remat_passes.exact.lift import decode, start_values
-from remat_passes.exact.program import Cuts, Program
-from remat_passes.exact.solver import Solution, SolveStatus, solve
+from remat_passes.exact.program import Cuts
+from remat_passes.exact.refine import refine
 from remat_passes.exact.space import OutsideSpace, Reductions, Space, space_of
 from remat_passes.planning.auto import Auto
 from remat_passes.planning.interface import Candidate, choose
@@ -56,7 +54,7 @@ class Ilp:
     cuts: bool = True
     reductions: bool = True
     passes_per_gap: int = 1
-    max_executions: int = 2_000
+    max_executions: int = 20_000
 
     def plan(self, problem: RematProblem) -> PlanResult:
         """Answer `problem`; see `Planner.plan` and the module docstring."""
@@ -83,39 +81,29 @@ class Ilp:
         return Reductions() if self.reductions else NO_REDUCTIONS
 
     def _solve(self, problem: RematProblem, space: Space, first: PlanResult) -> PlanResult:
-        """The better of `first` and what the solver finds, with what is proven."""
+        """The better of `first` and what the rounds find, with what is proven."""
         fits = first.status is PlanStatus.FEASIBLE
+        options = SolverOptions(self.solver, self.time_limit, self.node_limit, self.gap)
         cuts = Cuts() if self.cuts else NO_CUTS
-        program = Program(space, self._reductions(), cuts, first.added_ns if fits else None)
-        start = start_values(program, first.plan) if fits and first.plan is not None else {}
-        options = SolverOptions(self.solver, self.time_limit, self.node_limit, self.gap, warm_start=start)
-        solution = solve(program.model, options)
-        stats = (("solver", solution.solver), ("nodes", str(solution.nodes)), *solution.stats)
-        best = first
-        if solution.found:
-            plan = decode(program, solution.values)
-            if not verify(problem, plan):
-                best = choose(problem, self.name, [Candidate(plan), *([Candidate(first.plan)] if first.plan else [])])
-        return _judged(best, solution, stats)
-
-
-def _judged(best: PlanResult, solution: Solution, stats: tuple[tuple[str, str], ...]) -> PlanResult:
-    """`best` with the bound of `solution` and what it proves."""
-    if best.status is PlanStatus.INFEASIBLE:
-        proven = solution.status is SolveStatus.INFEASIBLE
-        reason = "proven: no plan of this order fits" if proven else "believed: no plan was found within the limits"
-        return replace(best, stats=(*stats, ("proof", reason)))
-    # A program that the cutoff makes infeasible leaves nothing below the plan that gave the cutoff.
-    bound = best.added_ns if solution.status is SolveStatus.INFEASIBLE else _whole(solution.bound)
-    bound = min(bound, best.added_ns)
-    if bound == best.added_ns:
-        return replace(best, status=PlanStatus.OPTIMAL, lower_bound_ns=bound, stats=stats)
-    return replace(best, lower_bound_ns=bound, stats=(*stats, ("proof", f"stopped: {solution.status.value}")))
-
-
-def _whole(bound: float) -> int:
-    """The bound of a sum of whole nanoseconds, rounded up but for what the solver's arithmetic may be off by."""
-    return 0 if math.isinf(bound) else max(0, math.ceil(bound - 1e-6 * max(1.0, abs(bound))))
+        plan, cutoff = (first.plan, first.added_ns) if fits else (None, None)
+        found = refine(space, self._reductions(), cuts, options, plan, cutoff)
+        stats = (
+            ("rounds", str(found.rounds)),
+            ("windows", str(found.windows)),
+            ("nodes", str(found.nodes)),
+            *found.stats,
+        )
+        if found.plan is None or verify(problem, found.plan):
+            best = first
+        else:
+            best = choose(problem, self.name, [Candidate(found.plan), *([Candidate(plan)] if plan else [])])
+        if best.status is PlanStatus.INFEASIBLE:
+            reason = "proven: no plan of this order fits" if found.infeasible else "believed: none was found in time"
+            return replace(best, stats=(*stats, ("proof", reason)))
+        bound = min(found.bound_ns, best.added_ns)
+        if bound == best.added_ns:
+            return replace(best, status=PlanStatus.OPTIMAL, lower_bound_ns=bound, stats=stats)
+        return replace(best, lower_bound_ns=bound, stats=(*stats, ("proof", "stopped at the limit")))
 
 
 def _explained(result: PlanResult, reason: str) -> PlanResult:

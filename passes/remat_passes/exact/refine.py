@@ -1,0 +1,154 @@
+"""Solve the program by refining a relaxation: few windows at first, more where the relaxed plan overflows.
+
+Each round solves a merged program (`remat_passes.exact.coarse`), whose bound holds for the whole space, and simulates
+the plan that its solution stands for.  Where that overflows, windows are split: after an anchor that overflows, and
+around a stage whose gap does.  A plan that fits at the cost of the bound is optimal.  The rounds end there, or with
+the limit, or when nothing is left to split.
+
+The idea is dynamic discretization discovery (Boland, Hewitt, Marshall and Savelsbergh, Oper. Res. 65(5), 2017), with
+windows of stages in place of points in time.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from remat_compiler.ir.plan import Plan
+from remat_compiler.simulate.timeline import MemoryTimeline, simulate
+from remat_passes.exact.backends import SolverOptions
+from remat_passes.exact.coarse import merge
+from remat_passes.exact.lift import decode, stages_of_steps, start_values
+from remat_passes.exact.program import Cuts, Program
+from remat_passes.exact.solver import Solution, SolveStatus, solve
+from remat_passes.exact.space import BOUNDARY, Reductions, Space
+
+FIRST_WINDOWS = 6
+"""Windows of the first round."""
+SPLITS = 3
+"""Windows split in a round, those that overflow most."""
+ROUGH_GAP = 0.003
+"""Relative gap of a round whose plan is not the last word."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refined:
+    """What the rounds found.
+
+    Attributes:
+        plan: The cheapest plan found that fits, if any is cheaper than the one to begin with.
+        added_ns: Its added time.
+        bound_ns: Proven lower bound of the added time of every plan of the space.
+        infeasible: Proven: no plan of the space fits.
+        rounds: Programs solved.
+        windows: Windows of the last one.
+        nodes: Nodes of all trees.
+        stats: What the solver had to say, of the last round.
+    """
+
+    plan: Plan | None
+    added_ns: int | None
+    bound_ns: int
+    infeasible: bool
+    rounds: int
+    windows: int
+    nodes: int
+    stats: tuple[tuple[str, str], ...]
+
+
+def refine(
+    space: Space, reductions: Reductions, cuts: Cuts, options: SolverOptions, first: Plan | None, cutoff_ns: int | None
+) -> Refined:
+    """Search `space` for plans cheaper than `cutoff_ns`, the added time of the plan `first` that fits."""
+    deadline = None if options.time_limit_s is None else time.perf_counter() + options.time_limit_s
+    starts = _first_starts(space)
+    found = Refined(None, cutoff_ns, 0, False, 0, len(starts), 0, ())
+    gap = ROUGH_GAP
+    while True:
+        limit = None if deadline is None else max(0.0, deadline - time.perf_counter())
+        program = Program(merge(space, starts), reductions, cuts, found.added_ns)
+        start = start_values(program, first) if first is not None else {}
+        solution = solve(
+            program.model, replace(options, time_limit_s=limit, gap=max(gap, options.gap), warm_start=start)
+        )
+        found = _learned(found, solution, len(starts))
+        if found.infeasible or found.bound_ns == found.added_ns or not solution.found:
+            return found
+        plan = decode(program, solution.values)
+        timeline = simulate(space.problem.graph, space.problem.costs, plan)
+        if timeline.peak_bytes <= space.problem.budget_bytes:
+            if found.added_ns is None or timeline.added_ns < found.added_ns:
+                found, first = replace(found, plan=plan, added_ns=timeline.added_ns), plan
+            if found.bound_ns >= timeline.added_ns:
+                return replace(found, bound_ns=timeline.added_ns)
+        if solution.status is not SolveStatus.OPTIMAL:
+            return found
+        finer = _split(space, starts, plan, timeline)
+        if finer == starts and gap <= options.gap:
+            return found
+        gap = options.gap if finer == starts else ROUGH_GAP
+        starts = finer
+
+
+def _learned(found: Refined, solution: Solution, windows: int) -> Refined:
+    """`found` with what one more solution proves."""
+    known = replace(
+        found,
+        rounds=found.rounds + 1,
+        windows=windows,
+        nodes=found.nodes + solution.nodes,
+        stats=(("solver", solution.solver), *solution.stats),
+    )
+    if solution.status is SolveStatus.INFEASIBLE:
+        # Nothing is as cheap as the cutoff, which the plan to begin with is: only arithmetic can bring this about.
+        return replace(known, infeasible=found.added_ns is None, bound_ns=found.added_ns or 0)
+    bound = max(found.bound_ns, _whole(solution.bound))
+    return replace(known, bound_ns=bound if found.added_ns is None else min(bound, found.added_ns))
+
+
+def _whole(bound: float) -> int:
+    """The bound of a sum of whole nanoseconds, rounded up but for what the solver's arithmetic may be off by."""
+    return 0 if math.isinf(bound) else max(0, math.ceil(bound - 1e-6 * max(1.0, abs(bound))))
+
+
+def _first_starts(space: Space) -> list[int]:
+    """Windows that end at the anchors that need most, one in each part of the stages that may overflow."""
+    limited = [t for t, stage in enumerate(space.stages) if stage.anchor_limited]
+    parts = np.array_split(np.array(limited, np.int64), FIRST_WINDOWS)
+    ends = {int(part[np.argmax([_pressure(space, int(t)) for t in part])]) for part in parts if len(part)}
+    if any(space.unsavable(v) for v, last in enumerate(space.last) if last >= 0):
+        # What must not cross is forbidden at the start of a window.
+        ends |= {t for t, stage in enumerate(space.stages) if BOUNDARY in stage.anchors}
+    return sorted({0} | {t + 1 for t in ends if t + 1 < len(space.stages)})
+
+
+def _pressure(space: Space, t: int) -> int:
+    """Bytes that the anchor of stage `t` needs for itself."""
+    anchor = space.stages[t].anchors[-1]
+    size = space.index.size_bytes
+    own = {*space.index.reads[anchor], *space.index.writes[anchor]}
+    return space.stages[t].base_bytes + space.problem.costs.workspace_bytes[anchor] + sum(size[s] for s in own)
+
+
+def _split(space: Space, starts: list[int], plan: Plan, timeline: MemoryTimeline) -> list[int]:
+    """`starts` with those windows split that overflow most under `plan`."""
+    places = stages_of_steps(space, plan)
+    assert places is not None, "decoded plans keep the order of first executions"
+    worst: dict[int, tuple[int, int, bool]] = {}
+    edges = [*starts, len(space.stages)]
+    for step in np.flatnonzero(timeline.live_bytes > space.problem.budget_bytes).tolist():
+        place = places[step]
+        window = int(np.searchsorted(starts, place.stage, "right")) - 1
+        if place.stage >= 0 and edges[window + 1] - edges[window] > 1:
+            worst[window] = max(
+                worst.get(window, (0, 0, False)), (int(timeline.live_bytes[step]), place.stage, place.anchor)
+            )
+    new = set(starts)
+    for _, t, anchor in sorted(worst.values(), reverse=True)[:SPLITS]:
+        new.add(t + 1)
+        if not anchor or t + 1 in starts:
+            new.add(t)
+    return sorted(t for t in new if t < len(space.stages))
