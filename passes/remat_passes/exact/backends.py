@@ -24,7 +24,8 @@ class SolverOptions:
 
     Attributes:
         solver: ``cbc`` or ``highs``; the other one replaces it where it gives no answer.
-        time_limit_s: Wall-clock seconds for one solver; `None` for no limit, 0 ends at once.
+        time_limit_s: Seconds for one solver, of CPU for CBC and on the clock for HiGHS, which knows no other;
+            `None` for no limit, 0 ends at once.
         node_limit: Nodes of the branch-and-bound tree; `None` for no limit.  Plans that must agree between runs
             are limited by nodes, not by seconds.
         gap: Relative gap between objective and bound at which to stop.
@@ -79,6 +80,7 @@ def run_cbc(model: pulp.LpProblem, options: SolverOptions) -> Answer:
             gapRel=options.gap,
             threads=options.threads,
             maxNodes=options.node_limit,
+            timeMode="cpu",
             warmStart=bool(options.warm_start),
             options=[f"randomSeed {options.seed}", f"randomCbcSeed {options.seed}"],
             logPath=str(log),

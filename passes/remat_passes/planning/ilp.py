@@ -31,11 +31,12 @@ NO_REDUCTIONS = Reductions(False, False, False, False, False)
 
 @dataclass(frozen=True, slots=True)
 class Ilp:
-    """Exact, for small graphs: a mixed-integer program, with a proof or a lower bound.
+    """Mixed-integer program for small graphs; proves the optimum, or gives a lower bound.
 
     Attributes:
         solver: ``cbc`` or ``highs``.
-        time_limit: Seconds for the solver; a proof that it cuts short may differ from run to run.
+        time_limit: CPU seconds for all rounds (HiGHS: on the clock); a proof that they cut short may differ from run
+            to run, and so may a plan; `node_limit` and `max_executions` are the same everywhere.
         gap: Relative gap between plan and bound at which the solver stops.
         node_limit: Nodes of the solver's tree, or `None` for no limit.
         effort: Work allowed for `Auto`, which gives the plan to begin with.
@@ -54,7 +55,7 @@ class Ilp:
     cuts: bool = True
     reductions: bool = True
     passes_per_gap: int = 1
-    max_executions: int = 20_000
+    max_executions: int = 2_000
 
     def plan(self, problem: RematProblem) -> PlanResult:
         """Answer `problem`; see `Planner.plan` and the module docstring."""
