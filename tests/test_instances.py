@@ -11,7 +11,8 @@ import pytest
 import replay
 from generated_instances import FAMILIES, generate
 from make_instances import INSTANCES, instance_name, instance_paths
-from planners import Row, by_case, run_instance, summary, table, violations
+from planner_rows import Row, by_case, read_rows, summary, table, violations, write_rows
+from planners import run_instance
 from remat_compiler.ir.graph import Phase
 from remat_compiler.ir.json_form import dumps
 from remat_compiler.ir.plan import PlanStatus
@@ -95,6 +96,12 @@ def test_the_table_has_a_row_for_every_planner_and_position() -> None:
 
 def row(planner: str, added_ns: int, status: str = "feasible") -> Row:
     return Row("graph", 10, 1000, 0.5, 100, planner, status, 90, added_ns, 0, 0.1, "")
+
+
+def test_rows_survive_their_file(tmp_path: Path) -> None:
+    rows = [row("auto", 50), row("greedy", 40), replace(row("auto", 30), position=0.75)]
+    write_rows(tmp_path / "rows.json", rows)
+    assert read_rows(tmp_path / "rows.json") == rows
 
 
 def test_what_beats_auto_is_told() -> None:
