@@ -253,6 +253,12 @@ def _forward_slack(graph: TrainingGraph, last_forward: int) -> int:
     return slack
 
 
+def untagged(problem: RematProblem) -> RematProblem:
+    """`problem` without demands on what is saved."""
+    ops = tuple(replace(op, save_policy=SavePolicy.FREE) for op in problem.graph.ops)
+    return replace(problem, graph=replace(problem.graph, ops=ops))
+
+
 def with_budget(problem: RematProblem, budget_bytes: int) -> RematProblem:
     """`problem` with another budget."""
     return replace(problem, budget_bytes=budget_bytes)

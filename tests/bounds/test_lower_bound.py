@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from brute_force import cheapest_added_ns
-from builders import LIBRARY, generators, problems, random_problem, random_steps, with_budget
-from remat_compiler.ir.graph import OpId, Phase, SavePolicy
+from builders import LIBRARY, generators, problems, random_problem, random_steps, untagged, with_budget
+from remat_compiler.ir.graph import OpId, Phase
 from remat_compiler.ir.plan import Plan, PlanStatus
 from remat_compiler.ir.problem import RematProblem
 from remat_compiler.simulate.timeline import simulate
@@ -41,12 +41,6 @@ def class_of(problem: RematProblem, plan: Plan) -> OrderClass:
     if keeps_order(problem, plan, (Phase.FORWARD, Phase.BACKWARD)):
         return OrderClass.JOINT
     return OrderClass.ANY_BACKWARD if keeps_order(problem, plan, (Phase.FORWARD,)) else OrderClass.ANY
-
-
-def untagged(problem: RematProblem) -> RematProblem:
-    """`problem` without demands on what is saved, which the brute force does not know."""
-    ops = tuple(replace(op, save_policy=SavePolicy.FREE) for op in problem.graph.ops)
-    return replace(problem, graph=replace(problem.graph, ops=ops))
 
 
 def random_order(rng: Random, problem: RematProblem) -> Plan:

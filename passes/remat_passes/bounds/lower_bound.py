@@ -4,6 +4,7 @@
     price       each of them by minimum cuts (`relaxed`)
     look near   the best ones
     close       the best one by branch and bound (`one_instant`), with an effort that asks for it
+    link        the best one with others behind it (`windows`), likewise
 
 Every figure of an instant is a bound by itself, so their maximum is one.  Work is counted, never timed: the same
 problem gives the same bound anywhere.
@@ -37,20 +38,24 @@ class BoundEffort:
         closed: Instants, best first, that branch and bound goes on with.
         nodes: Nodes of branch and bound for each.
         gap: Relative gap at which branch and bound stops.
+        linked: Instants of one linked program; 0 or 1 for none.
+        largest: Variables of the largest program that is solved.
         solver: Solver of branch and bound, see `remat_passes.exact.backends.SolverOptions`.
     """
 
     instants: int = 20
     near: int = 3
     closed: int = 0
-    nodes: int = 2_000
+    nodes: int = 200
     gap: float = 1e-3
+    linked: int = 0
+    largest: int = 3_500
     solver: str = "cbc"
 
 
 QUICK = BoundEffort()
 """What every report can afford: about a tenth of what `auto` takes."""
-THOROUGH = BoundEffort(instants=200, near=10, closed=3)
+THOROUGH = BoundEffort(instants=60, near=6, closed=1, linked=4, solver="highs")
 """For studies: seconds to minutes."""
 
 
@@ -83,12 +88,11 @@ def lower_bound_ns(problem: RematProblem, effort: BoundEffort = QUICK, order: Or
     search.price(_neighbours([op for op, _ in profile], search.best(2), effort.near))
     if search.infeasible:
         return Bound(0, OpId(search.best(1)[0]), "no way through one instant", order, True, search.work)
-    best = Bound(0, None, "nothing is forced", order)
-    for op in search.best(effort.closed):
-        best = max(best, _closed(search, op, effort), key=lambda bound: bound.bound_ns)
-    for op in search.best(1):
-        priced = Bound(search.priced[op].bound_ns, OpId(op), "one instant, priced", order)
-        best = max(best, priced, key=lambda bound: bound.bound_ns)
+    found = [Bound(0, None, "nothing is forced", order)]
+    found += [Bound(search.priced[op].bound_ns, OpId(op), "one instant, priced", order) for op in search.best(1)]
+    found += [_closed(search, op, effort) for op in search.best(effort.closed)]
+    found += [_linked(search, op, profile, effort) for op in search.best(1 if effort.linked > 1 else 0)]
+    best = max(found, key=lambda bound: (bound.infeasible, bound.bound_ns))
     return replace(best, work=search.work)
 
 
@@ -142,9 +146,36 @@ def _closed(search: _Search, op: int, effort: BoundEffort) -> Bound:
 
     instant = Instant.of(search.graph, op, search.order)
     options = SolverOptions(solver=effort.solver, time_limit_s=None, node_limit=effort.nodes, gap=effort.gap)
-    found = integer_bound_ns(network_of(search.graph, instant), search.budget - instant.held_bytes, options)
+    network = network_of(search.graph, instant)
+    if network.nodes + len(network.tail) > effort.largest:
+        return Bound(0, OpId(op), "too large for branch and bound", search.order)
+    found = integer_bound_ns(network, search.budget - instant.held_bytes, options)
     how = f"one instant, {effort.solver}"
     return Bound(found or 0, OpId(op), how, search.order, infeasible=found is None)
+
+
+def _linked(search: _Search, op: int, profile: list[tuple[int, int]], effort: BoundEffort) -> Bound:
+    """The bound of the instant of `op` together with some behind it."""
+    # Loading PuLP takes longer than pricing does.
+    from remat_passes.bounds.one_instant import proven_ns
+    from remat_passes.bounds.windows import in_a_row, windows_program
+    from remat_passes.exact.backends import SolverOptions
+    from remat_passes.exact.solver import SolveStatus, solve
+
+    none = Bound(0, OpId(op), "no linked instants", search.order)
+    place = [i for i, _ in profile].index(op)
+    others = _parts(profile[place + 1 :], search.budget, effort.linked - 1)
+    instants = in_a_row([Instant.of(search.graph, i, search.order) for i in [op, *others]])
+    if len(instants) < 2:
+        return none
+    model = windows_program(search.graph, instants, search.budget)
+    if len(model.variables()) > effort.largest:
+        return none
+    options = SolverOptions(solver=effort.solver, time_limit_s=None, node_limit=effort.nodes, gap=effort.gap)
+    solution = solve(model, options)
+    infeasible = solution.status is SolveStatus.INFEASIBLE
+    how = f"{len(instants)} instants linked, {effort.solver}"
+    return Bound(0 if infeasible else proven_ns(solution), OpId(op), how, search.order, infeasible)
 
 
 def _profile(problem: RematProblem, graph: StepGraph) -> list[tuple[int, int]]:
@@ -163,9 +194,14 @@ def _spread(profile: list[tuple[int, int]], budget: int, count: int) -> list[int
     """Up to `count` instants over the budget: half of them the highest, half the highest of equal parts."""
     over = [(op, size) for op, size in profile if size > budget]
     highest = sorted(over, key=lambda one: (-one[1], one[0]))[: max(count - count // 2, 1)]
-    parts = [part.tolist() for part in np.array_split(np.arange(len(over)), max(count // 2, 1)) if len(part)]
-    spread = [max((over[i] for i in part), key=lambda one: (one[1], -one[0])) for part in parts]
-    return [op for op, _ in dict.fromkeys([*highest, *spread])]
+    return list(dict.fromkeys([*(op for op, _ in highest), *_parts(profile, budget, max(count // 2, 1))]))
+
+
+def _parts(profile: list[tuple[int, int]], budget: int, count: int) -> list[int]:
+    """The highest instant of each of `count` equal parts of those over the budget."""
+    over = [(op, size) for op, size in profile if size > budget]
+    parts = [part.tolist() for part in np.array_split(np.arange(len(over)), count) if len(part)]
+    return [max((over[i] for i in part), key=lambda one: (one[1], -one[0]))[0] for part in parts]
 
 
 def _neighbours(ops: list[int], centres: list[int], reach: int) -> list[int]:

@@ -28,6 +28,9 @@ SAFETY = 1e-6
 
 def integer_bound_ns(network: Network, room: int, options: SolverOptions) -> int | None:
     """Proven bound of the added time, in ns; `None` where the solver proved that no plan fits."""
+    if network.nodes == 2:
+        fixed = network.total
+        return fixed.time_ns if fixed.size_bytes <= room else None
     solution = solve(cut_program(network, room), options)
     if solution.status is SolveStatus.INFEASIBLE:
         return None
@@ -53,6 +56,9 @@ def cut_program(network: Network, room: int) -> pulp.LpProblem:
     for number, ((tail, head, time_ns, size), infinite) in enumerate(zip(rows, network.infinite.tolist())):
         if infinite:
             model += side[tail] <= side[head]
+            continue
+        if (tail, head) == (SOURCE, SINK):
+            room -= size
             continue
         if head == SINK:
             cut = side[tail]
