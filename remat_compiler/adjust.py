@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol, TypeVar
 
+from remat_compiler.cutter import PartitionRequest
 from remat_compiler.options import BudgetKind, MemoryBudget
-from remat_compiler.partition import Partition, PartitionRequest
+from remat_compiler.partition import Partition
 from remat_compiler.runtime.dry_run import DryRun
 
 USED_ENOUGH = 0.95

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 from dataclasses import asdict, dataclass, replace
 
+from remat_compiler.cutter import PartitionRequest
 from remat_compiler.errors import FormatError
 from remat_compiler.ir.codec import decode
 from remat_compiler.options import RematOptions
-from remat_compiler.partition import PartitionRequest
 from remat_compiler.report.plan_report import PlanReport
 from remat_compiler.reporting import checked_reports, make_reports, publish
 from remat_compiler.runtime.plan_store import PlanKey, PlanStore, StoredPlan

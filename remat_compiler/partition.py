@@ -6,7 +6,6 @@ AOTAutograd calls it in the place of torch's own partitioner.
 from __future__ import annotations
 
 import gc
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -14,13 +13,11 @@ from dataclasses import dataclass, replace
 from torch import fx
 
 from remat_compiler import torch_compat
-from remat_compiler.capture.graph import CapturedGraph, capture
+from remat_compiler.capture.graph import CapturedGraph
 from remat_compiler.capture.mutation import protect_changed_inputs
-from remat_compiler.capture.pair import capture_pair
-from remat_compiler.costs.table import cost_table
+from remat_compiler.cutter import FITTING, Cut, Cutter, PartitionRequest
 from remat_compiler.errors import PlanRejected, RematError
 from remat_compiler.ir.graph import Phase
-from remat_compiler.ir.invariants import check_graph
 from remat_compiler.ir.plan import Plan, PlanResult, PlanStatus
 from remat_compiler.ir.problem import CostTable, RematProblem
 from remat_compiler.rewrite.lower import lower
@@ -30,61 +27,11 @@ from remat_compiler.simulate.verify import verify
 
 UNLIMITED_BYTES = 2**62
 """Budget where there is none."""
+EARLY_ABOVE = 0.6
+"""Fraction of the peak without a budget from which loops of the backward run early; below, every byte counts."""
 SURELY_TOO_SMALL = 0.5
 """Below this fraction of the peak that saves everything, torch's own partition is not asked for: what it
 saves is what a contracted step saves, so it cannot fit, and on large graphs it takes longer than planning."""
-
-
-@dataclass(frozen=True, slots=True)
-class PartitionRequest:
-    """What decides how a joint graph is cut; plain data, so that it can be part of a cache key.
-
-    Attributes:
-        budget_bytes: Largest peak that the planner may use; `None` with `fraction`, or for no budget.
-        fraction: Budget as a fraction of the peak of torch's own partition.
-        take_smallest: Where nothing fits, take the plan of the smallest peak.
-        planner: Name of the planner.
-        cost_model: Where times come from.
-        inner: Inner compiler; decides whether the graph is contracted to kernels.
-        max_slowdown: Largest time of the step, relative to no recomputation; `None` for no limit.
-        time_limit: Seconds that planning may take.
-        verify: Level of checking, see `options.Environment`.
-        free_layout: Whether the inner compiler may choose how convolutions lie in memory, which is mostly faster
-            and needs copies of their weights.
-        between_bytes: Bytes that other graphs of the step take between the forward and the backward, beside what the
-            forward saves.
-    """
-
-    budget_bytes: int | None
-    fraction: float | None = None
-    take_smallest: bool = False
-    planner: str = "auto"
-    cost_model: str = "roofline"
-    inner: str = "inductor"
-    max_slowdown: float | None = 2.0
-    time_limit: float = 2.0
-    verify: int = 1
-    free_layout: bool = True
-    between_bytes: int = 0
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Cut:
-    """How a joint graph is cut, and what the one simulator says of it.
-
-    Attributes:
-        forward: Forward graph.
-        backward: Backward graph.
-        problem: The question put to the planner.
-        result: Its answer.
-        timeline: Memory over the step.
-    """
-
-    forward: fx.GraphModule
-    backward: fx.GraphModule
-    problem: RematProblem
-    result: PlanResult
-    timeline: MemoryTimeline
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -114,6 +61,7 @@ class Partition:
         cut: The cut that is compiled.
         before: The step without a budget.
         unchanged: Whether torch's own cut is taken as it is.
+        early_loops: Whether loops of the backward run early, which Inductor may fuse so that more is alive at once.
         stages: Name and seconds of each stage.
     """
 
@@ -122,6 +70,7 @@ class Partition:
     cut: Cut
     before: Baseline
     unchanged: bool
+    early_loops: bool
     stages: tuple[tuple[str, float], ...]
 
 
@@ -162,22 +111,21 @@ def partition(
         NoPlan: The planner found nothing within the budget.
         PlanRejected: The verifier refused the plan.
     """
-    cutter = _Cutter(joint, request, num_fwd_outputs, static_input_indices, workspace)
+    cutter = Cutter(joint, request, num_fwd_outputs, static_input_indices, workspace)
     with _collection_paused(), torch_compat.copying_nodes():
         return _partition(cutter, plan_with)
 
 
-def _partition(cutter: _Cutter, plan_with: Callable[[RematProblem], PlanResult]) -> Partition:
+def _partition(cutter: Cutter, plan_with: Callable[[RematProblem], PlanResult]) -> Partition:
     """The stages of `partition`."""
     joint, request = cutter.joint, cutter.request
     with cutter.stage("prepare"):
         torch_compat.prepare_joint(joint)
         joint_nodes = len(joint.graph.nodes)
         protect_changed_inputs(joint, cutter.num_fwd_outputs)
-    with cutter.stage("capture"):
-        captured = cutter.capture_joint()
-    with cutter.stage("costs"):
-        costs = cutter.costs(captured)
+    if request.early_loops:
+        cutter.run_loops_early()
+    captured, costs = cutter.captured_with_costs()
     before = _save_everything(captured, costs)
     native = None
     if _may_fit_natively(before, request):
@@ -188,20 +136,22 @@ def _partition(cutter: _Cutter, plan_with: Callable[[RematProblem], PlanResult])
     budget_bytes = _budget_bytes(request, native)
     if native is not None and _fits(native, request, budget_bytes) and request.planner in ("auto", "min_cut"):
         cut = replace(native, problem=replace(native.problem, budget_bytes=budget_bytes))
-        return Partition(joint, joint_nodes, cut, before, True, cutter.stages)
-    max_added = None if request.max_slowdown is None else int((request.max_slowdown - 1.0) * costs.step_ns)
-    problem = RematProblem(captured.graph, costs, budget_bytes, max_added)
-    with cutter.stage("plan"):
-        result = plan_with(problem)
-    problem, result, plan = _accepted(problem, result, request)
+        return Partition(joint, joint_nodes, cut, before, True, False, cutter.stages)
+    found = None
+    if not cutter.early or budget_bytes >= EARLY_ABOVE * before.timeline.peak_bytes:
+        found = cutter.planned(captured, costs, budget_bytes, plan_with)
+    if found is None or (cutter.early and found.result.status not in FITTING):
+        cutter.run_loops_in_place()
+        found = cutter.planned(*cutter.captured_with_costs(), budget_bytes, plan_with)
+    problem, result, plan = _accepted(found.problem, found.result, request)
     with cutter.stage("verify"):
         violations = verify(problem, plan, result.peak_bytes) if request.verify else []
         if violations:
             raise PlanRejected(result.planner, violations)
     with cutter.stage("lower"):
-        lowered = lower(captured, plan)
-    cut = Cut(lowered.forward, lowered.backward, problem, result, simulate(problem.graph, costs, plan))
-    return Partition(joint, joint_nodes, cut, before, False, cutter.stages)
+        lowered = lower(found.captured, plan)
+    cut = Cut(lowered.forward, lowered.backward, problem, result, simulate(problem.graph, problem.costs, plan))
+    return Partition(joint, joint_nodes, cut, before, False, cutter.early, cutter.stages)
 
 
 @contextmanager
@@ -218,73 +168,6 @@ def _collection_paused() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
-
-
-class _Cutter:
-    """The steps of one partition that need the joint graph, and their times."""
-
-    def __init__(
-        self,
-        joint: fx.GraphModule,
-        request: PartitionRequest,
-        num_fwd_outputs: int,
-        static_input_indices: tuple[int, ...],
-        workspace: WorkspaceTable,
-    ) -> None:
-        self.joint = joint
-        self.request = request
-        self.num_fwd_outputs = num_fwd_outputs
-        self.static_input_indices = static_input_indices
-        self.workspace = workspace
-        self.fused = request.inner == "inductor"
-        self.stages: tuple[tuple[str, float], ...] = ()
-
-    @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        """Time one stage."""
-        start = time.perf_counter()
-        yield
-        self.stages += ((name, time.perf_counter() - start),)
-
-    def capture_joint(self) -> CapturedGraph:
-        """The joint graph as data."""
-        captured = capture(
-            self.joint,
-            num_fwd_outputs=self.num_fwd_outputs,
-            static_input_indices=self.static_input_indices,
-            fused=self.fused,
-        )
-        if self.request.verify >= 2:
-            check_graph(captured.graph)
-        return captured
-
-    def native_cut(self) -> Cut:
-        """torch's own cut, simulated."""
-        forward, backward = torch_compat.native_partition(
-            self.joint,
-            num_fwd_outputs=self.num_fwd_outputs,
-            static_input_indices=self.static_input_indices,
-        )
-        captured, plan = capture_pair(
-            forward,
-            backward,
-            num_fwd_outputs=self.num_fwd_outputs,
-            static_input_indices=self.static_input_indices,
-            fused=self.fused,
-        )
-        costs = self.costs(captured)
-        timeline = simulate(captured.graph, costs, plan)
-        problem = RematProblem(captured.graph, costs, timeline.peak_bytes, None, plan)
-        result = PlanResult(PlanStatus.OPTIMAL, "min_cut", plan, timeline.peak_bytes, timeline.time_ns)
-        return Cut(forward, backward, problem, result, timeline)
-
-    def costs(self, captured: CapturedGraph) -> CostTable:
-        """Time and workspace of every operator."""
-        workspace = tuple(
-            -taken if loop else self.workspace.probe(*torch_compat.fake_call(node))
-            for node, loop, taken in zip(captured.main, captured.loops, captured.taken_over)
-        )
-        return cost_table(captured, workspace, self.request.cost_model, self.workspace.directory)
 
 
 def _save_everything(captured: CapturedGraph, costs: CostTable) -> Baseline:
@@ -323,7 +206,7 @@ def _accepted(
     """The plan to apply, and the problem that it answers (with the budget raised where that is allowed)."""
     if result.plan is None:
         raise NoPlan(problem, result)
-    if result.status in (PlanStatus.OPTIMAL, PlanStatus.FEASIBLE):
+    if result.status in FITTING:
         return problem, result, result.plan
     if not request.take_smallest:
         raise NoPlan(problem, result)

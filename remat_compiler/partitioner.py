@@ -17,7 +17,8 @@ import torch
 from torch import fx
 
 from remat_compiler import torch_compat
-from remat_compiler.partition import Partition, PartitionRequest, partition
+from remat_compiler.cutter import PartitionRequest
+from remat_compiler.partition import Partition, partition
 from remat_compiler.runtime.workspace import WorkspaceTable
 from remat_compiler.simulate.interlude import planned_around
 from remat_compiler.version import __version__

@@ -15,10 +15,11 @@ from torch import fx
 
 from remat_compiler import torch_compat
 from remat_compiler.costs.table import cost_identity
+from remat_compiler.cutter import PartitionRequest
 from remat_compiler.graph_key import device_types, plan_key
 from remat_compiler.options import BudgetKind, Environment, MemoryBudget, RematOptions
 from remat_compiler.outcome import PART_ONLY, Outcome, earlier_outcome
-from remat_compiler.partition import NoPlan, PartitionRequest
+from remat_compiler.partition import NoPlan
 from remat_compiler.partitioner import RematPartitioner, collect
 from remat_compiler.planned_graph import PlannedGraph, Recipe
 from remat_compiler.progress import progress

@@ -22,9 +22,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from remat_compiler.adjust import added_ns, adjusted, best_of, limit_bytes, over_budget, planned_bytes
+from remat_compiler.cutter import PartitionRequest
 from remat_compiler.errors import InfeasibleBudget
 from remat_compiler.options import RematOptions, format_bytes
-from remat_compiler.partition import NoPlan, Partition, PartitionRequest
+from remat_compiler.partition import NoPlan, Partition
 from remat_compiler.runtime.dry_run import DryRun
 from remat_compiler.simulate.floor import peak_floor
 from remat_compiler.simulate.timeline import simulate
@@ -94,6 +95,9 @@ class Search:
             InfeasibleBudget: Nothing fits, and the options do not say to take the smallest peak.
         """
         self.limit = limit
+        if self.chooses_layout:
+            # Copies of weights are not foreseen: the order would be blamed for them.
+            request = replace(request, early_loops=False)
         if known is None and request.fraction is not None and request.inner == "inductor":
             request = self._in_bytes(request, request.fraction)
         tries = self._tries(request, known)
@@ -140,6 +144,9 @@ class Search:
             tries.append(attempt)
             if self.limit is None:
                 self.limit = limit_bytes(self.options.memory_budget, attempt.partitions)
+            if over_budget(attempt.check, self.limit) and any(one.early_loops for one in attempt.partitions):
+                request = replace(request, early_loops=False)
+                continue
             following = adjusted(request, attempt.partitions, attempt.check, self.limit)
             if following is None or (settled and not over_budget(attempt.check, self.limit)):
                 break

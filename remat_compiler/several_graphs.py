@@ -23,9 +23,9 @@ import torch
 from torch import fx
 
 from remat_compiler import torch_compat
+from remat_compiler.cutter import PartitionRequest
 from remat_compiler.errors import InfeasibleBudget
 from remat_compiler.options import BudgetKind, RematOptions, format_bytes
-from remat_compiler.partition import PartitionRequest
 from remat_compiler.partitioner import EFFORT_PER_SECOND
 from remat_compiler.planned_graph import PlannedGraph, watch
 from remat_compiler.runtime.step_watch import WatchedStep

@@ -17,9 +17,9 @@ from remat_compiler import graph_key, partitioner, torch_compat
 from remat_compiler.costs import rates
 from remat_compiler.costs.rates import NOMINAL
 from remat_compiler.costs.table import cost_identity
+from remat_compiler.cutter import PartitionRequest
 from remat_compiler.graph_key import device_types, plan_key
 from remat_compiler.options import BudgetKind, MemoryBudget, RematOptions
-from remat_compiler.partition import PartitionRequest
 from remat_compiler.partitioner import RematPartitioner
 from remat_compiler.runtime.plan_store import PlanKey, PlanStore, StoredPlan
 
@@ -44,6 +44,7 @@ OTHER_REQUEST: dict[str, object] = {
     "time_limit": 3.0,
     "verify": 2,
     "free_layout": False,
+    "early_loops": False,
     "between_bytes": 9,
 }
 REQUEST = PartitionRequest(budget_bytes=7)

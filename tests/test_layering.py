@@ -26,6 +26,7 @@ TIERS: tuple[frozenset[str], ...] = (
     frozenset({"torch_compat"}),
     frozenset({"costs", "simulate"}),
     frozenset({"capture", "rewrite", "runtime", "report"}),
+    frozenset({"cutter"}),
     frozenset({"partition", "partitioner", "adjust", "graph_key", "reporting", "search", "shares"})
     | frozenset({"outcome", "planned_graph", "several_graphs", "pipeline"}),
     frozenset({"backend", "cli"}),

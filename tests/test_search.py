@@ -9,11 +9,12 @@ from typing import Any, cast
 import pytest
 
 from builders import chain, with_budget
+from remat_compiler.cutter import PartitionRequest
 from remat_compiler.errors import InfeasibleBudget
 from remat_compiler.ir.graph import Phase
 from remat_compiler.ir.plan import Plan, PlanResult, PlanStatus
 from remat_compiler.options import RematOptions
-from remat_compiler.partition import NoPlan, Partition, PartitionRequest
+from remat_compiler.partition import NoPlan, Partition
 from remat_compiler.runtime.dry_run import DryRun
 from remat_compiler.search import MAX_TRIES, Attempt, Search
 
@@ -30,6 +31,7 @@ class MadeUpCompiler:
         floor_bytes: Smallest peak of any plan.
         ns_per_byte: Time that each byte below 1,000 adds.
         native_bytes: What the step takes without a budget.
+        early_bytes: Bytes that loops fused across kernels take more.
         requests: What was asked for, and whether for real.
     """
 
@@ -38,6 +40,7 @@ class MadeUpCompiler:
     floor_bytes: int = 0
     ns_per_byte: float = 0.1
     native_bytes: int = 1000
+    early_bytes: int = 0
     requests: list[tuple[PartitionRequest, bool]] = field(default_factory=list)
 
     def __call__(self, request: PartitionRequest, real: bool = True) -> Attempt:
@@ -51,8 +54,10 @@ class MadeUpCompiler:
             peak_bytes=request.budget_bytes, added_ns=int(self.ns_per_byte * (1000 - request.budget_bytes))
         )
         problem = SimpleNamespace(budget_bytes=request.budget_bytes, costs=SimpleNamespace(step_ns=STEP_NS))
-        partition = cast("Partition", SimpleNamespace(cut=SimpleNamespace(timeline=timeline, problem=problem)))
+        cut, early = SimpleNamespace(timeline=timeline, problem=problem), request.early_loops
+        partition = cast("Partition", SimpleNamespace(cut=cut, early_loops=early))
         emitted = request.budget_bytes + self.other_bytes + (self.layout_bytes if request.free_layout else 0)
+        emitted += self.early_bytes if early else 0
         point = SimpleNamespace(label="aten.convolution", text="x = conv(y)")
         check = cast("DryRun", SimpleNamespace(unknown="", peak_bytes=emitted, peak_index=0, timeline=(point,)))
         return Attempt(request, lambda: None, real, True, (partition,), check)
@@ -103,6 +108,15 @@ def test_without_convolutions_the_first_try_is_compiled_and_kept() -> None:
     kept = searched(compiler, 900, convolutions=False)
     assert [real for _, real in compiler.requests] == [True]
     assert kept.request == compiler.requests[0][0]
+
+
+@pytest.mark.parametrize("early_bytes", [0, 50])
+def test_early_loops_are_given_up_where_they_take_more_than_the_budget(early_bytes: int) -> None:
+    compiler = MadeUpCompiler(layout_bytes=0, early_bytes=early_bytes)
+    kept = searched(compiler, 900, convolutions=False)
+    assert kept.request.early_loops == (early_bytes == 0)
+    assert kept.check.peak_bytes == kept.request.budget_bytes == 900
+    assert kept.real
 
 
 def test_kernels_are_compiled_once_where_the_layout_is_chosen() -> None:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from remat_compiler import torch_compat
-from remat_compiler.partition import PartitionRequest
+from remat_compiler.cutter import PartitionRequest
 from remat_compiler.partitioner import RematPartitioner, collect
 from remat_compiler.runtime.dry_run import dry_run
 from remat_compiler.runtime.workspace import WorkspaceTable

@@ -15,8 +15,8 @@ import remat_compiler
 from measure import measure_step, train_step
 from remat_compiler import pipeline, several_graphs
 from remat_compiler.backend import remat
+from remat_compiler.cutter import PartitionRequest
 from remat_compiler.errors import InfeasibleBudget
-from remat_compiler.partition import PartitionRequest
 from remat_compiler.planned_graph import PlannedGraph
 from remat_compiler.runtime.step_watch import WatchedStep
 from remat_compiler.search import Attempt

@@ -1,0 +1,205 @@
+"""The steps of one partition that need the joint graph: capture, cost, plan, in one order or another."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from torch import fx
+
+from remat_compiler import torch_compat
+from remat_compiler.capture.early_loops import early_loops, order_of, set_order
+from remat_compiler.capture.graph import CapturedGraph, capture
+from remat_compiler.capture.pair import capture_pair
+from remat_compiler.costs.table import cost_table
+from remat_compiler.ir.invariants import check_graph
+from remat_compiler.ir.plan import PlanResult, PlanStatus
+from remat_compiler.ir.problem import CostTable, RematProblem
+from remat_compiler.runtime.workspace import WorkspaceTable
+from remat_compiler.simulate.timeline import MemoryTimeline, simulate
+
+FITTING = (PlanStatus.OPTIMAL, PlanStatus.FEASIBLE)
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionRequest:
+    """What decides how a joint graph is cut; plain data, so that it can be part of a cache key.
+
+    Attributes:
+        budget_bytes: Largest peak that the planner may use; `None` with `fraction`, or for no budget.
+        fraction: Budget as a fraction of the peak of torch's own partition.
+        take_smallest: Where nothing fits, take the plan of the smallest peak.
+        planner: Name of the planner.
+        cost_model: Where times come from.
+        inner: Inner compiler; decides whether the graph is contracted to kernels.
+        max_slowdown: Largest time of the step, relative to no recomputation; `None` for no limit.
+        time_limit: Seconds that planning may take.
+        verify: Level of checking, see `options.Environment`.
+        free_layout: Whether the inner compiler may choose how convolutions lie in memory, which is mostly faster
+            and needs copies of their weights.
+        early_loops: Whether loops of the backward may run early where there is room, which is mostly faster.
+        between_bytes: Bytes that other graphs of the step take between the forward and the backward, beside what the
+            forward saves.
+    """
+
+    budget_bytes: int | None
+    fraction: float | None = None
+    take_smallest: bool = False
+    planner: str = "auto"
+    cost_model: str = "roofline"
+    inner: str = "inductor"
+    max_slowdown: float | None = 2.0
+    time_limit: float = 2.0
+    verify: int = 1
+    free_layout: bool = True
+    early_loops: bool = True
+    between_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Cut:
+    """How a joint graph is cut, and what the one simulator says of it.
+
+    Attributes:
+        forward: Forward graph.
+        backward: Backward graph.
+        problem: The question put to the planner.
+        result: Its answer.
+        timeline: Memory over the step.
+    """
+
+    forward: fx.GraphModule
+    backward: fx.GraphModule
+    problem: RematProblem
+    result: PlanResult
+    timeline: MemoryTimeline
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """What a planner made of the joint graph in one order."""
+
+    captured: CapturedGraph
+    problem: RematProblem
+    result: PlanResult
+
+
+class Cutter:
+    """The steps of one partition that need the joint graph, and their times."""
+
+    def __init__(
+        self,
+        joint: fx.GraphModule,
+        request: PartitionRequest,
+        num_fwd_outputs: int,
+        static_input_indices: tuple[int, ...],
+        workspace: WorkspaceTable,
+    ) -> None:
+        self.joint = joint
+        self.request = request
+        self.num_fwd_outputs = num_fwd_outputs
+        self.static_input_indices = static_input_indices
+        self.workspace = workspace
+        self.fused = request.inner == "inductor"
+        self.stages: tuple[tuple[str, float], ...] = ()
+        self.own_order: list[fx.Node] | None = None
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Time one stage."""
+        start = time.perf_counter()
+        yield
+        seconds = time.perf_counter() - start
+        times = dict(self.stages)
+        self.stages = tuple({**times, name: times.get(name, 0.0) + seconds}.items())
+
+    @property
+    def early(self) -> bool:
+        """Whether the loops of the backward run early."""
+        return self.own_order is not None
+
+    def run_loops_early(self) -> None:
+        """Order the joint graph anew; the interpreter, which has no loops, keeps the order."""
+        if self.fused:
+            with self.stage("prepare"):
+                self.own_order = order_of(self.joint)
+                set_order(self.joint, early_loops(self.joint, self.num_fwd_outputs))
+
+    def run_loops_in_place(self) -> None:
+        """Go back to the joint graph's own order."""
+        if self.own_order is not None:
+            set_order(self.joint, self.own_order)
+            self.own_order = None
+
+    def capture_joint(self) -> CapturedGraph:
+        """The joint graph as data."""
+        captured = capture(
+            self.joint,
+            num_fwd_outputs=self.num_fwd_outputs,
+            static_input_indices=self.static_input_indices,
+            fused=self.fused,
+        )
+        if self.request.verify >= 2:
+            check_graph(captured.graph)
+        return captured
+
+    def captured_with_costs(self) -> tuple[CapturedGraph, CostTable]:
+        """The joint graph, as it is ordered now, and the costs of its operators."""
+        with self.stage("capture"):
+            captured = self.capture_joint()
+        with self.stage("costs"):
+            return captured, self.costs(captured)
+
+    def planned(
+        self,
+        captured: CapturedGraph,
+        costs: CostTable,
+        budget_bytes: int,
+        plan_with: Callable[[RematProblem], PlanResult],
+    ) -> Planned:
+        """The plan for one order."""
+        slowest = self.request.max_slowdown
+        max_added = None if slowest is None else int((slowest - 1.0) * costs.step_ns)
+        problem = RematProblem(captured.graph, costs, budget_bytes, max_added)
+        with self.stage("plan"):
+            return Planned(captured, problem, plan_with(problem))
+
+    def native_cut(self) -> Cut:
+        """torch's own cut of the joint graph in its own order, simulated."""
+        if self.own_order is None:
+            return self._native_cut()
+        early = order_of(self.joint)
+        set_order(self.joint, self.own_order)
+        try:
+            return self._native_cut()
+        finally:
+            set_order(self.joint, early)
+
+    def _native_cut(self) -> Cut:
+        forward, backward = torch_compat.native_partition(
+            self.joint,
+            num_fwd_outputs=self.num_fwd_outputs,
+            static_input_indices=self.static_input_indices,
+        )
+        captured, plan = capture_pair(
+            forward,
+            backward,
+            num_fwd_outputs=self.num_fwd_outputs,
+            static_input_indices=self.static_input_indices,
+            fused=self.fused,
+        )
+        costs = self.costs(captured)
+        timeline = simulate(captured.graph, costs, plan)
+        problem = RematProblem(captured.graph, costs, timeline.peak_bytes, None, plan)
+        result = PlanResult(PlanStatus.OPTIMAL, "min_cut", plan, timeline.peak_bytes, timeline.time_ns)
+        return Cut(forward, backward, problem, result, timeline)
+
+    def costs(self, captured: CapturedGraph) -> CostTable:
+        """Time and workspace of every operator."""
+        workspace = tuple(
+            -taken if loop else self.workspace.probe(*torch_compat.fake_call(node))
+            for node, loop, taken in zip(captured.main, captured.loops, captured.taken_over)
+        )
+        return cost_table(captured, workspace, self.request.cost_model, self.workspace.directory)
