@@ -44,8 +44,6 @@ RETURN_AFTER = 60
 """Turns without improvement after which the local search goes back to the best entry."""
 FINALIST_TURNS = 60
 """Turns that all finalists share; only the best one goes on."""
-MAX_BASES = 3
-"""Orders that gap greedy goes on with, those of its best first plans."""
 FINALISTS = 2
 """Sequences that the local search improves."""
 
@@ -114,11 +112,9 @@ class Search:
         if not self.solved:
             staged = staged_orders(self.g, self.index, self.freedom) if self.reorders else []
             bases = self._different([*bases, *(self._base(order) for order in staged)])
-            fitted = [(self._fit(base, self.budget, *GREEDY_SETTINGS[0]), base) for base in bases]
-            self._keep([entry for entry, _ in fitted])
+            self._keep([self._fit(base, self.budget, *GREEDY_SETTINGS[0]) for base in bases])
             for order in [*(order for _, order in early[:1]), orders[0]]:
                 self._keep(list(self._block_seeds(order, self._base(order))))
-            bases = [base for _, base in sorted(fitted, key=lambda one: self._rank(one[0]))][:MAX_BASES]
             self._keep(list(self._greedy_seeds(bases)))
             self._improve()
         return self.pool[0]
