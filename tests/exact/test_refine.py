@@ -17,7 +17,8 @@ from remat_passes.exact.lift import decode
 from remat_passes.exact.program import Cuts, Program
 from remat_passes.exact.refine import refine
 from remat_passes.exact.solver import SolveStatus, solve
-from remat_passes.exact.space import Reductions, space_of
+from remat_passes.exact.space import Reductions
+from remat_passes.exact.stages import space_of
 
 SOLVER = "highs" if importlib.util.find_spec("highspy") else "cbc"
 REDUCTIONS, CUTS = Reductions(), Cuts()

@@ -56,6 +56,7 @@ def start_values(program: Program, plan: Plan) -> dict[str, float]:
         return {}
     executed &= program.runs.keys()  # what a merged prefix makes needless is retained instead
     values = {variable.name: float(key in executed) for key, variable in program.runs.items()}
+    values["one"] = 1.0
     _fill_random(program, executed, values)
     for (t, v), variable in program.states.items():
         if program.space.held(v):

@@ -21,7 +21,6 @@ A solution decodes to a plan whose peak, as the simulator finds it, is at most t
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ from typing import TypeAlias
 import pulp
 
 from remat_passes.exact.space import BOUNDARY, Reductions, Space, Stage
+from remat_passes.exact.subset_sums import largest_sum
 
 Term: TypeAlias = "pulp.LpVariable | int"
 """A variable, or 0 or 1."""
@@ -180,7 +180,9 @@ class Program:
         times = self.space.problem.costs.time_ns
         terms = [(variable, times[i]) for (_, i), variable in self.runs.items() if times[i]]
         constant = -sum(times[i] for i in self.space.floating)
-        self.model.setObjective(pulp.LpAffineExpression(terms, constant))
+        # A variable that is 1 carries the constant, since solvers take gaps relative to what they know of.
+        once = [(pulp.LpVariable("one", 1, 1), constant)] if constant else []
+        self.model.setObjective(pulp.LpAffineExpression([*terms, *once]))
         if cutoff_ns is not None and terms:
             self._add(terms, pulp.LpConstraintLE, cutoff_ns - constant)
 
@@ -304,23 +306,3 @@ class Program:
         if self.reductions.reachable_sums and right >= 0:
             right = largest_sum(row.values(), right)
         self._add(row.items(), pulp.LpConstraintLE, right)
-
-
-SUM_BITS = 1 << 22
-"""Largest capacity, in units of the common divisor, for which `largest_sum` looks."""
-
-
-def largest_sum(sizes: Iterable[int], limit: int) -> int:
-    """Largest sum of a subset of `sizes` that does not exceed `limit`, or `limit` where that takes long to find."""
-    left = [size for size in sizes if 0 < size <= limit]
-    unit = math.gcd(*left) if left else 1
-    limit = limit // unit * unit if left else 0
-    if sum(left) <= limit:
-        return sum(left)
-    if limit // unit > SUM_BITS:
-        return limit
-    mask = (1 << (limit // unit + 1)) - 1
-    sums = 1
-    for size in sorted(left):
-        sums |= (sums << (size // unit)) & mask
-    return (sums.bit_length() - 1) * unit

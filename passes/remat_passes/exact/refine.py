@@ -119,7 +119,7 @@ def _learned(found: Refined, solution: Solution, windows: int) -> Refined:
 
 def _whole(bound: float) -> int:
     """The bound of a sum of whole nanoseconds, rounded up but for what the solver's arithmetic may be off by."""
-    return 0 if math.isinf(bound) else max(0, math.ceil(bound - 1e-6 * max(1.0, abs(bound))))
+    return 0 if math.isinf(bound) else max(0, math.ceil(bound - 1e-3 - 1e-9 * abs(bound)))
 
 
 def _first_starts(space: Space) -> list[int]:

@@ -21,7 +21,8 @@ from remat_compiler.simulate.verify import verify
 from remat_passes.exact.backends import SolverOptions
 from remat_passes.exact.program import Cuts
 from remat_passes.exact.refine import refine
-from remat_passes.exact.space import OutsideSpace, Reductions, Space, space_of
+from remat_passes.exact.space import OutsideSpace, Reductions, Space
+from remat_passes.exact.stages import space_of
 from remat_passes.planning.auto import Auto
 from remat_passes.planning.interface import Candidate, choose
 

@@ -1,0 +1,121 @@
+"""Proven optima of small graphs of real models, by the planner `ilp`, beside what `auto` finds.
+
+    python benchmarks/optima.py [--instances '*_small_decomposed'] [--limit 300] [--solver highs] [--json OUT]
+
+Budgets stand at 5, 12, 25 and 50 % of the way from the smallest peak that `auto` finds to the peak without
+recomputation.  Both planners keep the order of first executions, since the proof is for that order.  Figures are
+added time in percent of the time of a step; a row whose bound equals its best plan is proven.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import os
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from remat_compiler.ir.json_form import loads
+from remat_compiler.ir.plan import PlanStatus
+from remat_compiler.ir.problem import RematProblem
+from remat_passes.planning.auto import Auto
+from remat_passes.planning.ilp import Ilp
+from remat_passes.planning.save_all import SaveAll
+
+INSTANCES = Path(__file__).parent / "instances"
+POSITIONS = (0.50, 0.25, 0.12, 0.05)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One instance at one budget; times in percent of a step's time."""
+
+    instance: str
+    position: float
+    budget_bytes: int
+    proven: bool
+    auto_percent: float
+    best_percent: float
+    bound_percent: float
+    cpu_seconds: float
+    rounds: int
+    windows: int
+    nodes: int
+    solver: str
+
+
+def cpu_seconds() -> float:
+    """CPU seconds of this process and of solvers that it ran."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
+def measure(name: str, problem: RematProblem, position: float, budget: int, planner: Ilp) -> Row:
+    """Solve `problem` at one budget."""
+    problem = replace(problem, budget_bytes=budget)
+    auto = Auto(reorders=False).plan(problem)
+    began = cpu_seconds()
+    found = planner.plan(problem)
+    spent = cpu_seconds() - began
+    stats = dict(found.stats)
+
+    def percent(added_ns: int) -> float:
+        return round(100 * added_ns / problem.costs.step_ns, 3)
+
+    return Row(
+        name,
+        position,
+        budget,
+        found.status is PlanStatus.OPTIMAL,
+        percent(auto.added_ns),
+        percent(found.added_ns),
+        percent(found.lower_bound_ns if found.status is not PlanStatus.OPTIMAL else found.added_ns),
+        round(spent, 1),
+        int(stats.get("rounds", 0)),
+        int(stats.get("windows", 0)),
+        int(stats.get("nodes", 0)),
+        stats.get("solver", ""),
+    )
+
+
+def main() -> None:
+    """Solve all chosen instances, print the table and write it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--instances", default="*_small_decomposed", help="glob of instance names")
+    parser.add_argument("--positions", nargs="*", type=float, default=list(POSITIONS))
+    parser.add_argument("--limit", type=float, default=300.0, help="seconds for each row")
+    parser.add_argument("--solver", default="highs", choices=("highs", "cbc"))
+    parser.add_argument("--json", type=Path, help="file to write, row by row; rows in it already are not solved again")
+    options = parser.parse_args()
+    planner = Ilp(options.solver, time_limit=options.limit, max_executions=1_000_000)
+    rows: list[Row] = []
+    if options.json is not None and options.json.exists():
+        rows = [Row(**row) for row in json.loads(options.json.read_text(encoding="utf-8"))["rows"]]
+    done = {(row.instance, row.position) for row in rows}
+    print("| instance | position | auto % | best % | bound % | proven | CPU s | rounds | windows | nodes |")
+    print("|---|---|---|---|---|---|---|---|---|---|")
+    files = sorted(INSTANCES.glob(options.instances + ".json.gz"))
+    for position in options.positions:
+        for file in files:
+            name = file.name.removesuffix(".json.gz")
+            if (name, position) in done:
+                continue
+            with gzip.open(file, "rt", encoding="utf-8") as stream:
+                problem = replace(loads(RematProblem, stream.read()), reference=None)
+            low, full = Auto(reorders=False).smallest_peak(problem).peak_bytes, SaveAll().plan(problem).peak_bytes
+            row = measure(name, problem, position, int(low + position * (full - low)), planner)
+            rows.append(row)
+            print(
+                f"| {name} | {position:.2f} | {row.auto_percent} | {row.best_percent} | {row.bound_percent} "
+                f"| {'yes' if row.proven else 'no'} | {row.cpu_seconds} | {row.rounds} | {row.windows} | {row.nodes} |",
+                flush=True,
+            )
+            if options.json is not None:
+                rows.sort(key=lambda r: (r.instance, -r.position))
+                text = json.dumps({"limit_s": options.limit, "rows": [asdict(r) for r in rows]}, indent=1)
+                options.json.write_text(text + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
