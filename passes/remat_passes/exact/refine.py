@@ -26,9 +26,9 @@ from remat_passes.exact.program import Cuts, Program
 from remat_passes.exact.solver import Solution, SolveStatus, solve
 from remat_passes.exact.space import BOUNDARY, Reductions, Space
 
-FIRST_WINDOWS = 6
-"""Windows of the first round."""
-SPLITS = 3
+FIRST_WINDOWS = 1
+"""Parts of the stages in which the first round has a capacity: little is proven from many at once in limited time."""
+SPLITS = 1
 """Windows split in a round, those that overflow most."""
 ROUGH_GAP = 0.003
 """Relative gap of a round whose plan is not the last word."""
