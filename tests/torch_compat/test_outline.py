@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
@@ -11,10 +12,14 @@ import pytest
 import torch
 from torch import Tensor, fx, nn
 from torch._dynamo.backends.common import aot_autograd
+from torch._functorch import partitioners
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 
 from remat_compiler import torch_compat
 from remat_compiler.capture.operators import has_tensor
+
+NOTES_BACKWARD = "autograd_backward" in inspect.getsource(partitioners)
+"""Whether this version's partitioner notes which nodes are of the backward, rather than tracing alone."""
 
 
 class Stop(BaseException):
@@ -77,7 +82,7 @@ def taken_apart(graph: fx.Graph, draw: Random) -> tuple[fx.Graph, dict[str, fx.N
         inputs = [*tangents, *draw.sample([n for n in inputs if n not in tangents], len(inputs) - len(tangents))]
     for node in (*inputs, *(n for n in graph.nodes if n.op not in ("placeholder", "output"))):
         named[node.name] = apart.node_copy(node, lambda n: named[n.name])
-        if tangents:
+        if tangents and NOTES_BACKWARD:
             named[node.name].meta.pop("autograd_backward", None)
     return apart, named
 
