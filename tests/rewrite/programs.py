@@ -76,7 +76,12 @@ class ProgramModule(nn.Module):
         for instruction in self.program.code:
             chosen = [values[i] for i in instruction.args]
             values.append(OPERATIONS[instruction.name].run(self, indices, instruction.knob, *chosen))
-        return tuple(values[i] for i in self.program.outputs)
+        return tuple(_returnable(values[i]) for i in self.program.outputs)
+
+
+def _returnable(value: Tensor) -> Tensor:
+    """The value, or a copy where torch 2.12 would fail on a dense tangent of an expanded output."""
+    return value.clone() if torch.__version__.startswith("2.12.") and 0 in value.stride() else value
 
 
 @dataclass(frozen=True, slots=True)
