@@ -44,6 +44,8 @@ RETURN_AFTER = 60
 """Turns without improvement after which the local search goes back to the best entry."""
 FINALIST_TURNS = 60
 """Turns that all finalists share; only the best one goes on."""
+CLIMBERS, CLIMB_SHARE, CLIMB_IDLE = 3, 0.2, 60
+"""Sequences of different forwards that are climbed from at first, the share of the work for each, and `max_idle`."""
 FINALISTS = 2
 """Sequences that the local search improves."""
 
@@ -263,12 +265,25 @@ class Search:
         self.work_left -= s.count**3 * UNITS // 300
         return choice, unit
 
+    def _climb(self) -> None:
+        """Climb from the best entry and from the best ones of other forwards for a while, then from what came best."""
+        climber = Climber(self.g, self.budget, self.limit_ns, self.once, self.draw)
+        starts: dict[int, Entry] = {}
+        for entry in self.pool:
+            if entry.peak <= self.budget and not entry.barred:
+                starts.setdefault(entry.boundary, entry)
+        share, found = int(CLIMB_SHARE * self.work_left), []
+        for entry in list(starts.values())[:CLIMBERS]:
+            best, left = climber.run(entry, share, CLIMB_IDLE)
+            self.work_left -= share - left
+            found.append(best)
+        best, self.work_left = climber.run(min(found, key=self._rank), self.work_left)
+        self._keep([best, *found])
+
     def _improve(self) -> None:
         """Local search on the best entries: forget some repetitions, fit again, keep what is not worse."""
         if self.solved:
-            climber = Climber(self.g, self.budget, self.limit_ns, self.once, self.draw)
-            best, self.work_left = climber.run(self.pool[0], self.work_left)
-            self._keep([best])
+            self._climb()
             return
         current = self._distinct()[:FINALISTS]
         best = current[0]
