@@ -27,7 +27,7 @@ from remat_passes.planning.dtr_memory import last_needs, run
 from remat_passes.planning.greedy import Greedy
 from remat_passes.planning.interface import Planner
 from remat_passes.planning.knapsack import Cuts, Knapsack, Table
-from remat_passes.planning.max_flow import Network
+from remat_passes.planning.max_flow import sink_side
 from remat_passes.planning.profile import arrays_of
 from remat_passes.planning.save_all import SaveAll
 from remat_passes.planning.sequence import Placement, StepIndex, baseline_order, recompute_closure
@@ -103,8 +103,7 @@ def test_a_larger_budget_never_makes_the_knapsack_dearer(problem: RematProblem, 
     )
 )
 def test_the_cut_is_minimal_in_capacity_and_smallest_on_the_sinks_side(arcs: list[tuple[int, int, int]]) -> None:
-    network = Network.of(8, arcs)
-    behind = network.sink_side(network.capacity)
+    behind = sink_side(8, np.array(arcs, np.int64).reshape(-1, 3))
     assert behind[1]
     assert not behind[0]
     graph = nx.DiGraph()

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from remat_passes.bounds.instant import AHEAD, DONE, FREE, Instant
 from remat_passes.bounds.step_graph import StepGraph
-from remat_passes.planning.separator import INFINITE, SINK, SOURCE, source_side
+from remat_passes.planning.max_flow import INFINITE, SINK, SOURCE, source_side
 
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]

@@ -20,7 +20,7 @@ import pulp
 from remat_passes.bounds.network import Network
 from remat_passes.exact.backends import SolverOptions
 from remat_passes.exact.solver import Solution, SolveStatus, solve
-from remat_passes.planning.separator import SINK, SOURCE
+from remat_passes.planning.max_flow import SINK, SOURCE
 
 SAFETY = 1e-6
 """Relative share of a floating-point bound that is given up, more than the solvers' tolerances."""

@@ -34,7 +34,7 @@ from remat_compiler.ir.plan import PlanResult
 from remat_compiler.ir.problem import RematProblem
 from remat_compiler.simulate.timeline import simulate
 from remat_passes.planning.interface import Candidate, choose
-from remat_passes.planning.max_flow import UNLIMITED, Network
+from remat_passes.planning.max_flow import INFINITE, sink_side
 from remat_passes.planning.profile import BoolArray, IntArray
 from remat_passes.planning.sequence import Order, Placement, StepIndex, baseline_order, recompute
 
@@ -109,13 +109,15 @@ class Cuts:
         index: The graph.
         order: Each operator once.
         needed: For each operator, whether the backward needs its results, directly or through others.
-        network: Node 0 source, 1 sink, then two for each storage (before and behind its bytes), then operators.
+        nodes: Nodes of the network: source, sink, two for each storage (before and behind its bytes), operators.
+        arcs: Its arcs, see `max_flow`; those from the source come first, one for each operator.
     """
 
     index: StepIndex
     order: Order
     needed: list[bool]
-    network: Network
+    nodes: int
+    arcs: IntArray
 
     @staticmethod
     def of(index: StepIndex, order: Order) -> Cuts:
@@ -125,21 +127,20 @@ class Cuts:
             ahead[op] = True
         read = sorted({s for op in order.backward for s in index.reads[op] if ahead[index.producer[s]]})
         first_op = 2 + 2 * len(index.producer)
-        # Arcs from the source come first, one for each operator, so that a cut changes a prefix alone.
         arcs = [(0, first_op + op, 0) for op in range(len(index.phase))]
-        arcs += [(3 + 2 * s, 1, UNLIMITED) for s in read]
+        arcs += [(3 + 2 * s, 1, INFINITE) for s in read]
         for op in order.forward:
-            arcs += [(3 + 2 * s, first_op + op, UNLIMITED) for s in index.reads[op]]
+            arcs += [(3 + 2 * s, first_op + op, INFINITE) for s in index.reads[op]]
             for s in index.writes[op]:
-                price = 0 if index.kept[s] else UNLIMITED if index.unsavable[s] else index.size_bytes[s]
-                arcs += [(first_op + op, 2 + 2 * s, UNLIMITED), (2 + 2 * s, 3 + 2 * s, price)]
+                price = 0 if index.kept[s] else INFINITE if index.unsavable[s] else index.size_bytes[s]
+                arcs += [(first_op + op, 2 + 2 * s, INFINITE), (2 + 2 * s, 3 + 2 * s, price)]
         needed = [False] * len(index.phase)
         for s in read:
             needed[index.producer[s]] = True
         for op in reversed(order.forward):
             for s in index.reads[op] if needed[op] else ():
                 needed[index.producer[s]] = True
-        return Cuts(index, order, needed, Network.of(first_op + len(index.phase), arcs))
+        return Cuts(index, order, needed, first_op + len(index.phase), np.array(arcs, np.int64).reshape(-1, 3))
 
     def may_choose(self, op: int) -> bool:
         """Whether it is a decision to repeat `op`: the backward needs it, and it may be saved and repeated."""
@@ -149,12 +150,12 @@ class Cuts:
 
     def saved(self, chosen: Sequence[int]) -> BoolArray:
         """For each storage, whether it is in a set of fewest bytes such that no operator of `chosen` repeats."""
-        capacity = self.network.capacity.copy()
+        arcs = self.arcs.copy()
         for op in self.order.forward:
-            capacity[2 * op] = UNLIMITED if self.index.pinned[op] else 0
+            arcs[op, 2] = INFINITE if self.index.pinned[op] else 0
         for op in chosen:
-            capacity[2 * op] = UNLIMITED
-        behind = self.network.sink_side(capacity)[2 : 2 + 2 * len(self.index.producer)]
+            arcs[op, 2] = INFINITE
+        behind = sink_side(self.nodes, arcs)[2 : 2 + 2 * len(self.index.producer)]
         return np.asarray(behind[1::2] & ~behind[::2])
 
     def times(self, items: Sequence[int], time_ns: Sequence[int]) -> list[int]:

@@ -1,128 +1,87 @@
-"""Minimum cut of a network with integer capacities, by Dinic's algorithm.
+"""Minimum cuts of networks with integer capacities, by Dinic's algorithm.
 
 Source: Dinitz, *Algorithm for solution of a problem of maximum flow in networks with power estimation*, 1970: level
 graphs by breadth-first search, and a blocking flow in each by depth-first search with current arcs.
 
-Arcs stand in pairs: arc ``a`` and its reverse ``a ^ 1``, whose capacity is what flows through ``a``.
+A network is its arcs, as rows of origin, end and capacity; node 0 is the source and node 1 the sink.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
 import numpy as np
 
-from remat_passes.planning.compiled import compiled, inner
+from remat_passes.planning.compiled import compiled
 from remat_passes.planning.profile import BoolArray, IntArray
 
-UNLIMITED = 1 << 60
-"""Capacity of an arc that no finite cut contains."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Network:
-    """Nodes and arcs; node 0 is the source and node 1 the sink.
-
-    Attributes:
-        first: First arc of each node, or -1.
-        following: Next arc of the same node, or -1.
-        to: Node that each arc ends in.
-        capacity: Capacity of each arc; 0 for the reverse ones.
-    """
-
-    first: IntArray
-    following: IntArray
-    to: IntArray
-    capacity: IntArray
-
-    @staticmethod
-    def of(num_nodes: int, arcs: Sequence[tuple[int, int, int]]) -> Network:
-        """The network of `arcs`: origin, end and capacity; arc ``i`` gets number ``2 * i``."""
-        first, following = [-1] * num_nodes, [-1] * (2 * len(arcs))
-        to, capacity = [0] * (2 * len(arcs)), [0] * (2 * len(arcs))
-        for i, (origin, end, size) in enumerate(arcs):
-            for arc, a, b in ((2 * i, origin, end), (2 * i + 1, end, origin)):
-                to[arc], following[arc], first[a] = b, first[a], arc
-            capacity[2 * i] = size
-        return Network(*(np.array(row, np.int64) for row in (first, following, to, capacity)))
-
-    def sink_side(self, capacity: IntArray) -> BoolArray:
-        """The nodes on the sink's side of a minimum cut, the smallest such set.
-
-        Args:
-            capacity: Capacity of each arc, in place of `self.capacity`; a copy is used.
-        """
-        return saturate(self.first, self.following, self.to, capacity.copy())
+INFINITE = 1 << 61
+SOURCE, SINK = 0, 1
 
 
 @compiled
-def saturate(first: IntArray, following: IntArray, to: IntArray, left: IntArray) -> BoolArray:
-    """Send a maximum flow through the network; `left` becomes what is left of the capacities.
-
-    Returns:
-        The nodes from which the sink can still be reached.
-    """
+def source_side(nodes: int, arcs: IntArray) -> tuple[BoolArray, int]:
+    """Which nodes stand on the side of the source in a minimum cut of few nodes there, and the work done."""
+    count = len(arcs)
+    first, after = np.full(nodes, -1, np.int64), np.empty(2 * count, np.int64)
+    to, room = np.empty(2 * count, np.int64), np.zeros(2 * count, np.int64)
+    for i in range(count):
+        for back in range(2):
+            arc, tail = 2 * i + back, arcs[i, back]
+            to[arc], after[arc], first[tail] = arcs[i, 1 - back], first[tail], arc
+        room[2 * i] = arcs[i, 2]
+    level, at, path = np.empty(nodes, np.int64), np.empty(nodes, np.int64), np.empty(nodes, np.int64)
+    work = 0
     while True:
-        level = _levels(first, following, to, left)
-        if level[0] < 0:
-            break
-        _block(first, following, to, left, level)
-    return level >= 0
+        # Levels: distances from the source along arcs with room.
+        for node in range(nodes):
+            level[node] = -1
+            at[node] = first[node]
+        level[SOURCE] = 0
+        path[0] = SOURCE
+        done, found = 0, 1
+        while done < found:
+            arc = first[path[done]]
+            while arc >= 0:
+                if room[arc] > 0 and level[to[arc]] < 0:
+                    level[to[arc]] = level[path[done]] + 1
+                    path[found] = to[arc]
+                    found += 1
+                arc = after[arc]
+            done += 1
+        work += nodes
+        if level[SINK] < 0:
+            return level >= 0, work
+        # A flow that leaves no way along the levels.
+        depth, node = 0, SOURCE
+        while depth >= 0:
+            if node == SINK:
+                least = INFINITE
+                for i in range(depth):
+                    least = min(least, room[path[i]])
+                work += depth
+                for i in range(depth - 1, -1, -1):
+                    room[path[i]] -= least
+                    room[path[i] ^ 1] += least
+                    if room[path[i]] == 0:
+                        depth = i
+                node = to[path[depth] ^ 1]
+            arc = at[node]
+            while arc >= 0 and (room[arc] == 0 or level[to[arc]] != level[node] + 1):
+                arc = after[arc]
+            at[node] = arc
+            if arc >= 0:
+                path[depth] = arc
+                depth += 1
+                node = to[arc]
+            else:
+                level[node] = -1
+                depth -= 1
+                if depth >= 0:
+                    node = to[path[depth] ^ 1]
 
 
-@inner
-def _levels(first: IntArray, following: IntArray, to: IntArray, left: IntArray) -> IntArray:
-    """Number of arcs from each node to the sink, along arcs with capacity left; -1 where there is no way."""
-    level = np.full(len(first), -1, np.int64)
-    queue = np.empty(len(first), np.int64)
-    level[1], queue[0] = 0, 1
-    head, tail = 0, 1
-    while head < tail:
-        node = queue[head]
-        head += 1
-        arc = first[node]
-        while arc >= 0:
-            before = to[arc]
-            if left[arc ^ 1] > 0 and level[before] < 0:
-                level[before] = level[node] + 1
-                queue[tail] = before
-                tail += 1
-            arc = following[arc]
-    return level
-
-
-@inner
-def _block(first: IntArray, following: IntArray, to: IntArray, left: IntArray, level: IntArray) -> None:
-    """Send a blocking flow along arcs that lead one level nearer to the sink."""
-    current = first.copy()
-    path = np.empty(len(first), np.int64)
-    length, node = 0, 0
-    while True:
-        if node == 1:
-            flow = left[path[0]]
-            for i in range(length):
-                flow = min(flow, left[path[i]])
-            full = 0
-            for i in range(length - 1, -1, -1):
-                left[path[i]] -= flow
-                left[path[i] ^ 1] += flow
-                if left[path[i]] == 0:
-                    full = i
-            length = full
-            node = to[path[full] ^ 1]
-            continue
-        arc = current[node]
-        while arc >= 0 and (left[arc] == 0 or level[to[arc]] != level[node] - 1):
-            arc = following[arc]
-        current[node] = arc
-        if arc >= 0:
-            path[length] = arc
-            length += 1
-            node = to[arc]
-        elif length == 0:
-            return
-        else:
-            length -= 1
-            node = to[path[length] ^ 1]
-            current[node] = following[current[node]]
+def sink_side(nodes: int, arcs: IntArray) -> BoolArray:
+    """Which nodes stand on the side of the sink in a minimum cut of few nodes there."""
+    swapped = np.array([SINK, SOURCE, *range(2, nodes)], np.int64)
+    back = np.column_stack([swapped[arcs[:, 1]], swapped[arcs[:, 0]], arcs[:, 2]])
+    side, _ = source_side(nodes, back)
+    return np.asarray(side[swapped])
