@@ -23,3 +23,9 @@ def calibrated(monkeypatch: pytest.MonkeyPatch) -> None:
     """Calibration finds an idle core."""
     monkeypatch.setattr(rates, "calibrate", lambda _: dict(IDLE_CORE))
     shared_store.cache_clear()
+
+
+@pytest.fixture(autouse=True)
+def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No device was found too busy by an earlier test of the process."""
+    monkeypatch.setattr(rates, "_busy", set())
