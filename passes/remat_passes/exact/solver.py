@@ -15,7 +15,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from types import MappingProxyType
 
@@ -117,16 +117,7 @@ def solve(model: pulp.LpProblem, options: SolverOptions | None = None) -> Soluti
 def _with(solution: Solution, seconds: float, reasons: list[str]) -> Solution:
     """`solution` with what is known only at the end."""
     stats = (("fallbacks", str(len(reasons))), ("reason", "; ".join(reasons))) if reasons else ()
-    return Solution(
-        solution.status,
-        solution.objective,
-        solution.bound,
-        solution.values,
-        solution.solver,
-        seconds,
-        solution.nodes,
-        stats,
-    )
+    return replace(solution, seconds=seconds, stats=stats)
 
 
 def _checked(model: pulp.LpProblem, options: SolverOptions, name: str, answer: Answer) -> Solution:
