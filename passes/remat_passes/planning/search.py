@@ -115,8 +115,8 @@ class Search:
             staged = staged_orders(self.g, self.index, self.freedom) if self.reorders else []
             bases = self._different([*bases, *(self._base(order) for order in staged)])
             self._keep([self._fit(base, self.budget, *GREEDY_SETTINGS[0]) for base in bases])
-            for order in [*(order for _, order in early[:1]), orders[0]]:
-                self._keep(list(self._block_seeds(order, self._base(order))))
+            for base, order in [*early[:1], (bases[0], orders[0])]:
+                self._keep(list(self._block_seeds(order, base)))
             self._keep(list(self._greedy_seeds(bases)))
             self._improve()
         return self.pool[0]
