@@ -10,20 +10,19 @@ added time in percent of the time of a step; a row whose bound equals its best p
 from __future__ import annotations
 
 import argparse
-import gzip
 import json
-import os
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from remat_compiler.ir.json_form import loads
+from make_instances import instance_name, instance_paths
+from planner_rows import cpu_seconds
 from remat_compiler.ir.plan import PlanStatus
 from remat_compiler.ir.problem import RematProblem
+from remat_compiler.ir.problem_file import read_problem
 from remat_passes.planning.auto import Auto
 from remat_passes.planning.ilp import Ilp
 from remat_passes.planning.save_all import SaveAll
 
-INSTANCES = Path(__file__).parent / "instances"
 POSITIONS = (0.50, 0.25, 0.12, 0.05)
 
 
@@ -43,12 +42,6 @@ class Row:
     windows: int
     nodes: int
     solver: str
-
-
-def cpu_seconds() -> float:
-    """CPU seconds of this process and of solvers that it ran."""
-    times = os.times()
-    return times.user + times.system + times.children_user + times.children_system
 
 
 def measure(name: str, problem: RematProblem, position: float, budget: int, planner: Ilp) -> Row:
@@ -95,14 +88,12 @@ def main() -> None:
     done = {(row.instance, row.position) for row in rows}
     print("| instance | position | auto % | best % | bound % | proven | CPU s | rounds | windows | nodes |")
     print("|---|---|---|---|---|---|---|---|---|---|")
-    files = sorted(INSTANCES.glob(options.instances + ".json.gz"))
     for position in options.positions:
-        for file in files:
-            name = file.name.removesuffix(".json.gz")
+        for path in instance_paths(options.instances):
+            name = instance_name(path)
             if (name, position) in done:
                 continue
-            with gzip.open(file, "rt", encoding="utf-8") as stream:
-                problem = replace(loads(RematProblem, stream.read()), reference=None)
+            problem = replace(read_problem(path), reference=None)
             low, full = Auto(reorders=False).smallest_peak(problem).peak_bytes, SaveAll().plan(problem).peak_bytes
             row = measure(name, problem, position, int(low + position * (full - low)), planner)
             rows.append(row)

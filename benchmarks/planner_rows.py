@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -63,6 +64,11 @@ class Row:
 Case = tuple[str, float]
 SHARED = ("instance", "ops", "step_ns", "position", "budget_bytes", "bound_ns")
 OWN = ("status", "peak_bytes", "added_ns", "seconds")
+
+
+def cpu_seconds() -> float:
+    """CPU seconds of this process and of the solvers that it ran and waited for."""
+    return sum(os.times()[:4])
 
 
 def by_case(rows: Sequence[Row]) -> dict[Case, list[Row]]:

@@ -13,14 +13,13 @@ in full.
 from __future__ import annotations
 
 import argparse
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from make_instances import instance_name, instance_paths
-from planner_rows import Row, by_case, plot, read_rows, summary, table, violations, write_rows
+from planner_rows import Row, by_case, cpu_seconds, plot, read_rows, summary, table, violations, write_rows
 from remat_compiler.ir.plan import PlanResult, PlanStatus
 from remat_compiler.ir.problem import RematProblem
 from remat_compiler.ir.problem_file import read_problem
@@ -56,12 +55,12 @@ def run_instance(
 def _run(name: str, problem: RematProblem, planner: Planner, position: float) -> Row:
     """One planner on one problem."""
     asked = problem if planner.name in FROM_REFERENCE else replace(problem, reference=None)
-    start = _cpu_seconds()
+    start = cpu_seconds()
     try:
         result = planner.plan(asked)
     except Exception as error:  # a planner that fails is a row of the table, and the others go on
         result = PlanResult(PlanStatus.FAILED, planner.name, None, stats=(("error", repr(error)),))
-    seconds = _cpu_seconds() - start
+    seconds = cpu_seconds() - start
     note = ", ".join(f"{key} {value}" for key, value in result.stats)
     row = Row(
         instance=name,
@@ -80,10 +79,6 @@ def _run(name: str, problem: RematProblem, planner: Planner, position: float) ->
     if row.fits and result.plan is not None and (found := verify(asked, result.plan, result.peak_bytes)):
         return replace(row, status="error", note=f"refused by the verifier: {found[0]}")
     return row
-
-
-def _cpu_seconds() -> float:
-    return sum(os.times()[:4])
 
 
 def main() -> None:
