@@ -104,7 +104,6 @@ class Cutter:
         self.workspace = workspace
         self.fused = request.inner == "inductor"
         self.stages: tuple[tuple[str, float], ...] = ()
-        self.own_order: list[fx.Node] | None = None
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -114,24 +113,6 @@ class Cutter:
         seconds = time.perf_counter() - start
         times = dict(self.stages)
         self.stages = tuple({**times, name: times.get(name, 0.0) + seconds}.items())
-
-    @property
-    def early(self) -> bool:
-        """Whether the loops of the backward run early."""
-        return self.own_order is not None
-
-    def run_loops_early(self) -> None:
-        """Order the joint graph anew; the interpreter, which has no loops, keeps the order."""
-        if self.fused:
-            with self.stage("prepare"):
-                self.own_order = order_of(self.joint)
-                set_order(self.joint, early_loops(self.joint, self.num_fwd_outputs))
-
-    def run_loops_in_place(self) -> None:
-        """Go back to the joint graph's own order."""
-        if self.own_order is not None:
-            set_order(self.joint, self.own_order)
-            self.own_order = None
 
     def capture_joint(self) -> CapturedGraph:
         """The joint graph as data."""
@@ -166,18 +147,19 @@ class Cutter:
         with self.stage("plan"):
             return Planned(captured, problem, plan_with(problem))
 
-    def native_cut(self) -> Cut:
-        """torch's own cut of the joint graph in its own order, simulated."""
-        if self.own_order is None:
-            return self._native_cut()
-        early = order_of(self.joint)
-        set_order(self.joint, self.own_order)
-        try:
-            return self._native_cut()
-        finally:
-            set_order(self.joint, early)
+    def planned_early(self, budget_bytes: int, plan_with: Callable[[RematProblem], PlanResult]) -> Planned | None:
+        """The plan for the joint graph with early loops; `None`, and its own order again, where none fits."""
+        with self.stage("prepare"):
+            own_order = order_of(self.joint)
+            set_order(self.joint, early_loops(self.joint, self.num_fwd_outputs))
+        found = self.planned(*self.captured_with_costs(), budget_bytes, plan_with)
+        if found.result.status in FITTING:
+            return found
+        set_order(self.joint, own_order)
+        return None
 
-    def _native_cut(self) -> Cut:
+    def native_cut(self) -> Cut:
+        """torch's own cut, simulated."""
         forward, backward = torch_compat.native_partition(
             self.joint,
             num_fwd_outputs=self.num_fwd_outputs,

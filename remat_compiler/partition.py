@@ -123,8 +123,6 @@ def _partition(cutter: Cutter, plan_with: Callable[[RematProblem], PlanResult]) 
         torch_compat.prepare_joint(joint)
         joint_nodes = len(joint.graph.nodes)
         protect_changed_inputs(joint, cutter.num_fwd_outputs)
-    if request.early_loops:
-        cutter.run_loops_early()
     captured, costs = cutter.captured_with_costs()
     before = _save_everything(captured, costs)
     native = None
@@ -138,11 +136,11 @@ def _partition(cutter: Cutter, plan_with: Callable[[RematProblem], PlanResult]) 
         cut = replace(native, problem=replace(native.problem, budget_bytes=budget_bytes))
         return Partition(joint, joint_nodes, cut, before, True, False, cutter.stages)
     found = None
-    if not cutter.early or budget_bytes >= EARLY_ABOVE * before.timeline.peak_bytes:
+    if request.early_loops and cutter.fused and budget_bytes >= EARLY_ABOVE * before.timeline.peak_bytes:
+        found = cutter.planned_early(budget_bytes, plan_with)
+    early = found is not None
+    if found is None:
         found = cutter.planned(captured, costs, budget_bytes, plan_with)
-    if found is None or (cutter.early and found.result.status not in FITTING):
-        cutter.run_loops_in_place()
-        found = cutter.planned(*cutter.captured_with_costs(), budget_bytes, plan_with)
     problem, result, plan = _accepted(found.problem, found.result, request)
     with cutter.stage("verify"):
         violations = verify(problem, plan, result.peak_bytes) if request.verify else []
@@ -151,7 +149,7 @@ def _partition(cutter: Cutter, plan_with: Callable[[RematProblem], PlanResult]) 
     with cutter.stage("lower"):
         lowered = lower(found.captured, plan)
     cut = Cut(lowered.forward, lowered.backward, problem, result, simulate(problem.graph, problem.costs, plan))
-    return Partition(joint, joint_nodes, cut, before, False, cutter.early, cutter.stages)
+    return Partition(joint, joint_nodes, cut, before, False, early, cutter.stages)
 
 
 @contextmanager
