@@ -12,6 +12,7 @@ from torch import fx
 from remat_compiler import torch_compat
 from remat_compiler.capture.early_loops import early_loops, order_of, set_order
 from remat_compiler.capture.graph import CapturedGraph, capture
+from remat_compiler.capture.in_place import bytes_taken_over
 from remat_compiler.capture.pair import capture_pair
 from remat_compiler.costs.table import cost_table
 from remat_compiler.ir.invariants import check_graph
@@ -182,6 +183,6 @@ class Cutter:
         """Time and workspace of every operator."""
         workspace = tuple(
             -taken if loop else self.workspace.probe(*torch_compat.fake_call(node))
-            for node, loop, taken in zip(captured.main, captured.loops, captured.taken_over)
+            for node, loop, taken in zip(captured.main, captured.loops, bytes_taken_over(captured))
         )
         return cost_table(captured, workspace, self.request.cost_model, self.workspace.directory)

@@ -11,7 +11,6 @@ from torch import fx
 
 from remat_compiler import torch_compat
 from remat_compiler.capture import operators, source
-from remat_compiler.capture.in_place import bytes_taken_over
 from remat_compiler.capture.materialise import materialised_by_inductor, materialised_by_interpreter
 from remat_compiler.capture.mutation import changed_inputs
 from remat_compiler.capture.operators import NodeClass
@@ -38,7 +37,6 @@ class CapturedGraph:
         num_fwd_outputs: How many of the joint outputs belong to the forward.
         fused: Whether pointwise nodes were contracted as Inductor fuses them.
         loops: For each operator, whether Inductor makes it part of a fused loop.
-        taken_over: For each operator, bytes of an argument that its result takes over.
     """
 
     joint: fx.GraphModule
@@ -51,7 +49,6 @@ class CapturedGraph:
     num_fwd_outputs: int
     fused: bool
     loops: tuple[bool, ...]
-    taken_over: tuple[int, ...]
 
 
 def capture(
@@ -112,8 +109,6 @@ class _Builder:
                 ops.append(op)
                 node_lists.append(nodes)
                 main_nodes.append(node)
-        loops = tuple(self.fused and self.classes[n] is not NodeClass.KERNEL for n in main_nodes)
-        taken_over = bytes_taken_over(ops, self.storages, loops, main_nodes, node_lists, self.roots, self.storage)
         return CapturedGraph(
             joint=self.joint,
             graph=TrainingGraph(tuple(ops), tuple(self.storages)),
@@ -124,8 +119,7 @@ class _Builder:
             phases=self.phases,
             num_fwd_outputs=self.num_fwd_outputs,
             fused=self.fused,
-            loops=loops,
-            taken_over=taken_over,
+            loops=tuple(self.fused and self.classes[n] is not NodeClass.KERNEL for n in main_nodes),
         )
 
     def _add_inputs(self) -> None:

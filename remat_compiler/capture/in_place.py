@@ -17,39 +17,23 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import fx
 
-from remat_compiler.ir.graph import Op, OpId, Phase, Storage, StorageId, StorageKind
+from remat_compiler.capture.graph import CapturedGraph
+from remat_compiler.ir.graph import Op, OpId, Phase, StorageId, StorageKind
 
 _ENDS = frozenset({StorageKind.ACTIVATION, StorageKind.TEMPORARY})
 """What may end in the backward: neither held by the caller, nor handed in by autograd."""
 
 
-def bytes_taken_over(
-    ops: Sequence[Op],
-    storages: Sequence[Storage],
-    loops: Sequence[bool],
-    main: Sequence[fx.Node],
-    nodes: Sequence[Sequence[fx.Node]],
-    roots: Mapping[fx.Node, fx.Node],
-    storage: Mapping[fx.Node, StorageId],
-) -> tuple[int, ...]:
-    """For each operator, bytes of an argument that its result takes over; 0 for most.
-
-    Args:
-        ops: The operators in order.
-        storages: The storages that they read and write.
-        loops: For each operator, whether Inductor makes it part of a fused loop.
-        main: For each operator, the node that makes its result.
-        nodes: For each operator, the nodes that compute it.
-        roots: For each node with a tensor, the node that owns its memory.
-        storage: Storage of each root.
-    """
+def bytes_taken_over(captured: CapturedGraph) -> tuple[int, ...]:
+    """For each operator, bytes of an argument that its result takes over; 0 for most."""
+    ops, storages = captured.graph.ops, captured.graph.storages
     readers: dict[StorageId, list[Op]] = defaultdict(list)
     for op in ops:
         for s in op.reads:
             readers[s].append(op)
-    owner = {s: root for root, s in storage.items()}
+    owner = {s: root for root, s in captured.storage.items()}
     taken, nearest = [0] * len(ops), OpId(-1)
-    for op, loop, node, inside in zip(ops, loops, main, nodes):
+    for op, loop, node, inside in zip(ops, captured.loops, captured.main, captured.nodes):
         if not loop:
             nearest = op.id
         if not loop or op.phase is not Phase.BACKWARD or len(op.writes) != 1:
@@ -57,7 +41,7 @@ def bytes_taken_over(
         size_bytes = storages[op.writes[0]].size_bytes
         ending = [s for s in op.reads if storages[s].kind in _ENDS and _ends(op, readers[s], nearest)]
         same = [owner[s] for s in ending if s in owner and storages[s].size_bytes == size_bytes]
-        if any(_read_in_place(root, node, inside, roots) for root in same):
+        if any(_read_in_place(root, node, inside, captured.roots) for root in same):
             taken[op.id] = size_bytes
     return tuple(taken)
 

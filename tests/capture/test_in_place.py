@@ -11,6 +11,7 @@ from torch import Tensor
 
 from costs.captured import captured
 from remat_compiler.capture.graph import CapturedGraph
+from remat_compiler.capture.in_place import bytes_taken_over
 from remat_compiler.ir.graph import Phase, StorageKind
 
 SIZE = 64
@@ -46,15 +47,16 @@ def graph_of(step: Step, *, fused: bool = True) -> CapturedGraph:
 
 
 def targets(graph: CapturedGraph) -> list[str]:
-    return [op.target for op in graph.graph.ops if graph.taken_over[op.id]]
+    taken_over = bytes_taken_over(graph)
+    return [op.target for op in graph.graph.ops if taken_over[op.id]]
 
 
 @pytest.mark.parametrize("step", [through_gelu, read_again, summed_beside, softmax, other_type])
 def test_only_what_ends_in_the_backward_is_taken_over(step: Step) -> None:
     graph = graph_of(step)
-    storages = graph.graph.storages
+    storages, taken_over = graph.graph.storages, bytes_taken_over(graph)
     for op in graph.graph.ops:
-        size_bytes = graph.taken_over[op.id]
+        size_bytes = taken_over[op.id]
         if not size_bytes:
             continue
         assert op.phase is Phase.BACKWARD
@@ -77,7 +79,7 @@ def test_what_another_loop_may_read_behind_it_is_not_taken_over() -> None:
     (tanh,) = (op for op in graph.graph.ops if op.phase is Phase.BACKWARD and op.target == "aten.mul.Tensor")
     (summed,) = (op for op in graph.graph.ops if op.phase is Phase.BACKWARD and op.target == "aten.sum.dim_IntList")
     assert not set(tanh.reads).isdisjoint(summed.reads)
-    assert not graph.taken_over[tanh.id]
+    assert not bytes_taken_over(graph)[tanh.id]
 
 
 def test_the_interpreter_takes_nothing_over() -> None:
