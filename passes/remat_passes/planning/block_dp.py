@@ -1,13 +1,13 @@
-"""Block DP: which segments to checkpoint, run again and how often, by dynamic programming over segments and memory.
+"""Block DP: which blocks to checkpoint, run again and how often, by dynamic programming over blocks and memory.
 
 After the rotor recursion (Beaumont et al., Optimal checkpointing for heterogeneous chains, 2019, section 4), with
-partial saving of a segment.  `best[i, j, m]` is the least time to run segments `i` to `j` and their stages with `m`
+several options to run a block.  `best[i, j, m]` is the least time to run blocks `i` to `j` and their stages with `m`
 units of memory, what is held at `i` being there:
 
     save option o of i:   run(i) + again(i, o) + best[i + 1, j, m - held(i, i + 1) - bytes(i, o)]
     checkpoint at k:      run(i .. k - 1) + best[k, j, m - held(i, k)] + best[i, k - 1, m]
 
-Deviation: peaks within segments are estimates here, since the exact simulator judges the sequences that come out.
+Deviation: peaks within blocks are estimates here, since the exact simulator judges the sequences that come out.
 """
 
 from __future__ import annotations
@@ -15,16 +15,7 @@ from __future__ import annotations
 import numpy as np
 
 from remat_passes.planning.compiled import compiled
-from remat_passes.planning.profile import (
-    PRODUCER,
-    READS,
-    REPEATABLE,
-    WRITES,
-    Arrays,
-    IntArray,
-    drop_dead,
-)
-from remat_passes.planning.segments import Segments
+from remat_passes.planning.profile import IntArray
 
 UNITS = 400
 """Resolution of memory."""
@@ -73,12 +64,16 @@ def fill_tables(
     return best, choice
 
 
-def instructions(segments: Segments, choice: IntArray, unit: int, memory: int) -> IntArray:
-    """What the tables decide for `memory` units: rows (segment, -1) run a segment, (segment, option) its stage."""
-    options = segments.option_bytes.shape[1]
+def instructions(held: IntArray, option_bytes: IntArray, choice: IntArray, unit: int, memory: int) -> IntArray:
+    """What the tables decide for `memory` units, in rows; none where they find no way.
+
+    Rows are (block, -1) for a run, (block, -2 - option) for the last run, which saves what `option` says, and
+    (block, option) for its stage.
+    """
+    options = option_bytes.shape[1]
     out: list[tuple[int, int]] = []
-    # A stack in place of recursion: (i, j, m), or a stage (segment, option, -1).
-    stack = [(0, segments.count - 1, memory)]
+    # A stack in place of recursion: (i, j, m), or a stage (block, option, -1).
+    stack = [(0, len(option_bytes) - 1, memory)]
     while stack:
         i, j, m = stack.pop()
         if m < 0:
@@ -90,95 +85,14 @@ def instructions(segments: Segments, choice: IntArray, unit: int, memory: int) -
         if c < 0:
             return np.empty((0, 2), np.int64)
         if c < options:
-            out.append((i, -1))
-            spent = (int(segments.held[i, i + 1]) + int(segments.option_bytes[i, c]) + unit // 2) // unit
+            out.append((i, -2 - c))
+            spent = (int(held[i, i + 1]) + int(option_bytes[i, c]) + unit // 2) // unit
             stack.append((i, c, -1))
             if j > i:
                 stack.append((i + 1, j, m - spent))
         else:
             at = c - options
             out += [(s, -1) for s in range(i, at)]
-            spent = (int(segments.held[i, at]) + unit // 2) // unit
+            spent = (int(held[i, at]) + unit // 2) // unit
             stack += [(i, at - 1, m), (at, j, m - spent)]
     return np.array(out, np.int64)
-
-
-@compiled
-def expand(
-    g: Arrays,
-    orders: IntArray,
-    codes: IntArray,
-    cuts: IntArray,
-    stages: IntArray,
-    segment: IntArray,
-    last: IntArray,
-    rank: IntArray,
-) -> tuple[IntArray, int]:
-    """The sequence of `codes` (see `instructions`); `orders` is the forward, then the backward."""
-    size = len(orders)
-    for c in range(len(codes)):
-        i = codes[c, 0]
-        size += cuts[i + 1] - cuts[i]
-    steps = np.empty(size, np.int64)
-    n, boundary, half = 0, -1, cuts[-1]
-    again = np.zeros(len(g.ops), np.int64)
-    ran = np.zeros(len(g.ops), np.bool_)
-    stack = np.empty(len(g.ops) + 1, np.int64)
-    for c in range(len(codes)):
-        i, option = codes[c]
-        if option < 0:
-            for t in range(cuts[i], cuts[i + 1]):
-                if g.ops[orders[t], REPEATABLE] or not ran[orders[t]]:
-                    steps[n] = orders[t]
-                    ran[orders[t]] = True
-                    n += 1
-            continue
-        if boundary < 0:
-            boundary = n
-        for p in range(half + stages[i + 1], half + stages[i]):
-            n = _remake(g, orders[p], i, option, c + 1, steps, n, again, stack, segment, last, rank)
-            steps[n] = orders[p]
-            n += 1
-    if boundary < 0:
-        boundary = n
-    for p in range(half + stages[0], len(orders)):
-        steps[n] = orders[p]
-        n += 1
-    return drop_dead(g, steps[:n].copy(), boundary)
-
-
-@compiled
-def _remake(
-    g: Arrays,
-    reader: int,
-    i: int,
-    option: int,
-    stamp: int,
-    steps: IntArray,
-    n: int,
-    again: IntArray,
-    stack: IntArray,
-    segment: IntArray,
-    last: IntArray,
-    rank: IntArray,
-) -> int:
-    """Append to `steps`, `n` long so far, what makes inputs of `reader` that `option` did not save; the new length."""
-    depth, first = 1, n
-    stack[0] = reader
-    while depth > 0:
-        depth -= 1
-        op = stack[depth]
-        for r in range(g.ops[op, READS], g.ops[op, WRITES]):
-            s = g.items[r]
-            maker = g.storages[s, PRODUCER]
-            if segment[s] == i and last[s] <= i and rank[s] <= option and again[maker] != stamp:
-                again[maker] = stamp
-                stack[depth] = maker
-                depth += 1
-                k = n  # operators are numbered in an order that respects data flow: keep the new ones sorted
-                while k > first and steps[k - 1] > maker:
-                    steps[k] = steps[k - 1]
-                    k -= 1
-                steps[k] = maker
-                n += 1
-    return n

@@ -256,6 +256,12 @@ def ascending(keys: FloatArray) -> IntArray:
 
 
 @compiled
+def drop_dead_steps(g: Arrays, steps: IntArray, boundary: int) -> tuple[IntArray, int]:
+    """`drop_dead`, for callers that are not compiled."""
+    return drop_dead(g, steps, boundary)
+
+
+@compiled
 def find_live(g: Arrays, steps: IntArray, boundary: int) -> IntArray:
     """Live bytes at every step of a sequence."""
     start, events = find_events(g, steps)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from remat_compiler.ir.problem import RematProblem
-from remat_passes.planning.block_dp import UNITS, expand, fill_tables, instructions
+from remat_passes.planning.block_chain import Cutting, Library, cuttings
 from remat_passes.planning.climb import Climber
 from remat_passes.planning.early_order import early_orders
 from remat_passes.planning.entry import Entry
@@ -17,17 +17,17 @@ from remat_passes.planning.gap_greedy import relieve
 from remat_passes.planning.local_search import HOIST_STEPS, forget, hoist
 from remat_passes.planning.order_backward import freedom_of, reorder
 from remat_passes.planning.profile import Arrays, IntArray, arrays_of, find_live, measure
-from remat_passes.planning.segments import Flow, Segments
+from remat_passes.planning.segments import Flow
 from remat_passes.planning.sequence import Order, Placement, StepIndex, baseline_order, recompute
 from remat_passes.planning.staged_order import staged_orders
 from remat_passes.planning.trim import trim
 
 GREEDY_SETTINGS = ((0.5, 1), (1.0, 1), (0.15, 1), (0.5, 2), (0.06, 1), (0.15, 0))
 """Share and width of `relieve`."""
-SEGMENT_COUNTS = (24, 48, 72, 100)
-"""Segmentations that the block DP tries."""
-MEMORY_FACTORS = (0.85, 0.9, 0.95, 0.98, 1.0, 1.02, 1.05, 1.1, 1.2)
-"""Memory that the block DP may use over the budget; its estimates are off by that much either way."""
+BLOCK_COUNTS, BLOCK_TURNS = (16, 40, 90), 3
+"""Numbers of blocks that the block DP tries, and turns of the search for each of their options."""
+BLOCK_PLANS = 4
+"""Plans of each block DP that are trimmed."""
 SMALLEST = 400
 """Operators that effort is counted for at least."""
 PATIENCE = 12
@@ -100,31 +100,33 @@ class Search:
     def run(self) -> Entry:
         """The best entry found: within the time limit, within the budget, of least time, of lowest peak."""
         orders = [baseline_order(self.index, placement) for placement in Placement]
-        bases = self._different([self._base(order) for order in orders])
-        self._keep(bases)
+        bases = self._different([self.base(order) for order in orders])
+        self.keep(bases)
         if not self.solved:
             reordered = list(self._reordered(bases))
-            self._keep(reordered)
+            self.keep(reordered)
             bases += reordered
         early: list[tuple[Entry, Order]] = []
         if not self.solved:
-            early = [(self._base(order), order) for order in early_orders(self.problem)]
+            early = [(self.base(order), order) for order in early_orders(self.problem)]
             bases += [base for base, _ in early]
-            self._keep([base for base, _ in early])
+            self.keep([base for base, _ in early])
         if not self.solved:
             staged = staged_orders(self.g, self.index, self.freedom) if self.reorders else []
-            bases = self._different([*bases, *(self._base(order) for order in staged)])
-            self._keep([self._fit(base, self.budget, *GREEDY_SETTINGS[0]) for base in bases])
+            bases = self._different([*bases, *(self.base(order) for order in staged)])
+            self.keep([self._fit(base, self.budget, *GREEDY_SETTINGS[0]) for base in bases])
+            library = Library(BLOCK_TURNS)
             for base, order in [*early[:1], (bases[0], orders[0])]:
-                self._keep(list(self._block_seeds(order, base)))
-            self._keep(list(self._greedy_seeds(bases)))
+                for cutting in self.cuttings(order, base, BLOCK_COUNTS):
+                    self.keep(list(self.block_seeds(cutting, library, base.peak)))
+            self.keep(list(self._greedy_seeds(bases)))
             self._improve()
         return self.pool[0]
 
     def adopt(self, entries: Iterable[Entry]) -> Entry:
         """The best entry, `entries` of other searches of the same graph included, improved with the work left."""
         before = self.pool[0]
-        self._keep([self._trim(e.steps, e.boundary, max(self.budget, e.peak)) for e in entries])
+        self.keep([self.trimmed(e.steps, e.boundary) for e in entries])
         if self.pool[0] is not before and self.solved:
             self._improve()
         return self.pool[0]
@@ -132,22 +134,27 @@ class Search:
     @property
     def solved(self) -> bool:
         """Whether an entry within the budget and the time limit is there."""
-        return self.pool[0].peak <= self.budget and not self.pool[0].barred
+        return self.fits(self.pool[0])
 
-    def _base(self, order: Order) -> Entry:
+    def fits(self, entry: Entry) -> bool:
+        """Whether `entry` is within the budget and the time limit."""
+        return entry.peak <= self.budget and not entry.barred
+
+    def base(self, order: Order) -> Entry:
+        """The sequence that runs every operator once, in `order`."""
         plan = recompute(self.index, order, self.index.all_savable())
         return self._entry(np.array(plan.steps, np.int64), plan.boundary)
 
     def _entry(self, steps: IntArray, boundary: int) -> Entry:
         return Entry.of(self.g, steps, boundary, self.limit_ns)
 
-    def _rank(self, entry: Entry) -> tuple[bool, int, int, int]:
+    def rank(self, entry: Entry) -> tuple[bool, int, int, int]:
         """Smaller is better: not barred, within the budget, fast, low."""
         return (entry.barred, max(entry.peak, self.budget), entry.time, entry.peak)
 
-    def _keep(self, entries: list[Entry]) -> None:
+    def keep(self, entries: list[Entry]) -> None:
         """Add to the pool, best first."""
-        self.pool = sorted([*self.pool, *entries], key=self._rank)
+        self.pool = sorted([*self.pool, *entries], key=self.rank)
 
     def _fit(self, entry: Entry, target: int, share: float, width: int, noise: float = 0.0) -> Entry:
         """`entry` relieved to `target` bytes, or as low as it gets, then trimmed."""
@@ -192,6 +199,10 @@ class Search:
             if lower:
                 yield self._entry(steps, entry.boundary)
 
+    def trimmed(self, steps: IntArray, boundary: int) -> Entry:
+        """What `trim` leaves of a sequence that may be over the budget."""
+        return self._trim(steps, boundary, max(self.budget, self._entry(steps, boundary).peak))
+
     def _trim(self, steps: IntArray, boundary: int, target: int) -> Entry:
         """What `trim` leaves of a sequence."""
         steps, boundary, passes = trim(self.g, steps, boundary, target, MAX_PASSES)
@@ -206,79 +217,46 @@ class Search:
                 if self.work_left > enough:
                     yield self._fit(base, self.budget, share, width)
 
-    def _block_seeds(self, order: Order, base: Entry) -> Iterator[Entry]:
-        """Plans of the block DP, those over the budget finished by gap greedy."""
-        live = find_live(self.g, base.steps, base.boundary)
+    def cuttings(self, order: Order, base: Entry, counts: Sequence[int]) -> list[Cutting]:
+        """The blocks of `order`, whose sequence is `base`, for each of `counts`."""
         if not order.forward:
-            return
+            return []
+        live = find_live(self.g, base.steps, base.boundary)
         flow = Flow(self.g, np.array(order.forward, np.int64), np.array(order.backward, np.int64), live)
-        seen = set()
-        for wanted in SEGMENT_COUNTS:
-            segments = flow.cut(wanted)
-            if segments.count in seen or segments.count < 2:
-                continue
-            seen.add(segments.count)
-            raw = self._block_plans(segments, base.peak)
-            for entry in raw:
-                if entry.peak <= self.budget and not entry.barred:
-                    yield self._trim(entry.steps, entry.boundary, self.budget)
-            over = [entry for entry in raw if entry.peak > self.budget or entry.barred]
-            for entry in sorted(over, key=self._promise)[:2]:
-                if self.work_left > 0:
-                    yield self._fit(entry, self.budget, 0.15, 1)
+        return cuttings(self.g, flow, counts)
+
+    def block_seeds(self, cutting: Cutting, library: Library, highest: int) -> Iterator[Entry]:
+        """Plans of the block DP, those over the budget finished by gap greedy; `highest`: see `sequences`."""
+        before = library.work
+        chain = cutting.chain(library)
+        raw = [self._entry(*found) for found in chain.sequences(self.budget, highest)]
+        self.work_left -= library.work - before + chain.work + 3 * sum(len(entry.steps) for entry in raw)
+        for entry in sorted((entry for entry in raw if self.fits(entry)), key=self.rank)[:BLOCK_PLANS]:
+            yield self._trim(entry.steps, entry.boundary, self.budget)
+        over = [entry for entry in raw if not self.fits(entry)]
+        for entry in sorted(over, key=self._promise)[:2]:
+            if self.work_left > 0:
+                yield self._fit(entry, self.budget, 0.15, 1)
 
     def _promise(self, entry: Entry) -> tuple[float, int]:
         """How good an entry may become: its time, more by as much as its peak is over the budget."""
         over = max(entry.peak - self.budget, 0) / max(self.budget, 1)
         return (entry.time * (1.0 + 2.0 * over), entry.peak)
 
-    def _block_plans(self, segments: Segments, highest: int) -> list[Entry]:
-        """Sequences of one table for several amounts of memory, up to `highest`."""
-        target = self.budget
-        choice, unit = self._block_table(segments, target)
-        if target == 0 or choice[0, segments.count - 1, -1] < 0:
-            # Nothing comes near the budget: plan for the least memory that the table can do with.
-            choice, unit = self._block_table(segments, highest)
-            able = np.flatnonzero(choice[0, segments.count - 1] >= 0)
-            if not len(able):
-                return []
-            target = (int(able[0]) + 1) * unit
-            choice, unit = self._block_table(segments, target)
-        found: list[Entry] = []
-        orders = np.concatenate([segments.forward, segments.backward])
-        s = segments
-        for factor in MEMORY_FACTORS:
-            codes = instructions(s, choice, unit, min(int(target * factor / unit), UNITS - 1))
-            if len(codes):
-                steps, boundary = expand(self.g, orders, codes, s.cuts, s.stages, s.segment, s.last, s.rank)
-                found.append(self._entry(steps, boundary))
-                self.work_left -= 3 * len(steps)
-        return found
-
-    def _block_table(self, segments: Segments, target: int) -> tuple[IntArray, int]:
-        """Choices of the block DP for up to 1.3 times `target` bytes, and the bytes of one unit."""
-        s = segments
-        unit = max(int(target * 1.3) // UNITS, 1)
-        _, choice = fill_tables(
-            s.run_ns, s.held, s.option_bytes, s.option_ns, s.option_peak, s.run_peak, s.state, unit, UNITS
-        )
-        self.work_left -= s.count**3 * UNITS // 300
-        return choice, unit
-
     def _climb(self) -> None:
         """Climb from the best entry and from the best ones of other forwards for a while, then from what came best."""
         climber = Climber(self.g, self.budget, self.limit_ns, self.once, self.draw)
         starts: dict[int, Entry] = {}
         for entry in self.pool:
-            if entry.peak <= self.budget and not entry.barred:
+            if self.fits(entry):
                 starts.setdefault(entry.boundary, entry)
         share, found = int(CLIMB_SHARE * self.work_left), []
         for entry in list(starts.values())[:CLIMBERS]:
             best, left = climber.run(entry, share, CLIMB_IDLE)
             self.work_left -= share - left
             found.append(best)
-        best, self.work_left = climber.run(min(found, key=self._rank), self.work_left)
-        self._keep([best, *found])
+        best, self.work_left = climber.run(min(found, key=self.rank), self.work_left)
+        self.keep([best, *found])
 
     def _improve(self) -> None:
         """Local search on the best entries: forget some repetitions, fit again, keep what is not worse."""
@@ -290,22 +268,22 @@ class Search:
         turn, idle = 0, 0
         while self.work_left > 0 and idle < MAX_IDLE:
             if turn == FINALIST_TURNS:
-                current = [min(current, key=self._rank)]
+                current = [min(current, key=self.rank)]
             which = turn % len(current)
             new = self._neighbour(current[which])
             turn += 1
             idle += 1
-            if self._rank(new) < self._rank(best):
+            if self.rank(new) < self.rank(best):
                 best, idle = new, 0
             if self._near(new, current[which]):
                 current[which] = new
             elif idle % RETURN_AFTER == 0:
                 current[which] = best
-        self._keep([best, *current])
+        self.keep([best, *current])
 
     def _near(self, new: Entry, old: Entry) -> bool:
         """Whether to go on from `new`: where it is not worse, or by chance where it is only a little slower."""
-        if self._rank(new) <= self._rank(old):
+        if self.rank(new) <= self.rank(old):
             return True
         slack = 1.0 + self.draw.random() ** 4 * TOLERANCE
         return not new.barred and new.peak <= self.budget and new.time - self.once <= (old.time - self.once) * slack

@@ -1,4 +1,4 @@
-"""Cut the forward into segments for the block DP: where to cut, what each cut holds, and how each segment may save.
+"""Cut the forward into segments for the block DP: where to cut, and what each cut holds.
 
     forward    | F0 | F1 | ... | F(K-1) |        cuts where few bytes cross
     backward                            | stage K-1 | ... | stage 0 |
@@ -18,7 +18,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from remat_passes.planning.profile import END, KEPT, PRODUCER, READS, REPEATABLE, SIZE, TIME, WRITES, Arrays, IntArray
-from remat_passes.planning.segment_options import options_of
 
 NEGLIGIBLE = 10_000
 """Values smaller than the peak by this factor are left out."""
@@ -40,11 +39,6 @@ class Segments:
         last: For each storage, the last segment or stage that reads it.
         run_ns: Time of each segment.
         held: ``held[i, k]``: bytes held at `k` but not at `i`.
-        option_bytes: ``[i, o]``: bytes that option `o` of segment `i` saves beyond what is held.
-        option_ns: Time to make again what option `o` does not save.
-        option_peak: Bytes that stage `i` needs beyond what is held at `i`, the backward's own state included.
-        run_peak: ``[i, o]``: bytes that running segment `i` needs beyond what is held at `i`.
-        rank: The first option of its segment that does not save each storage.
         state: Bytes of the backward's own state at the start of each stage.
     """
 
@@ -57,11 +51,6 @@ class Segments:
     last: IntArray
     run_ns: IntArray
     held: IntArray
-    option_bytes: IntArray
-    option_ns: IntArray
-    option_peak: IntArray
-    run_peak: IntArray
-    rank: IntArray
     state: IntArray
 
 
@@ -91,6 +80,11 @@ def find_cuts(sizes: IntArray, crossing: IntArray, count: int) -> IntArray:
 
 class Flow:
     """What all segmentations of one order share.
+
+    Attributes:
+        sizes: Bytes that each forward position makes.
+        crossing: ``[t]``: bytes made before forward position `t` that positions from `t` on read.
+        own: Live bytes at each step without the values that segments manage.
 
     Args:
         g: The problem.
@@ -122,20 +116,18 @@ class Flow:
         np.add.at(delta, made_at[crosses] + 1, size[made[crosses]])
         np.subtract.at(delta, last[made[crosses]] + 1, size[made[crosses]])
         self.crossing = np.cumsum(delta)[: n + 1]
-        self.first_read, self.last_read = np.full(count, len(backward), np.int64), np.full(count, -1, np.int64)
-        np.minimum.at(self.first_read, self.backward_reads[1], self.backward_reads[0])
-        np.maximum.at(self.last_read, self.backward_reads[1], self.backward_reads[0])
+        read_back = np.full(count, -1, np.int64)
+        np.maximum.at(read_back, self.backward_reads[1], self.backward_reads[0])
         end = np.maximum(last[made], made_at)
-        end = np.maximum(end, np.where(self.last_read[made] >= 0, n + self.last_read[made], 0))
+        end = np.maximum(end, np.where(read_back[made] >= 0, n + read_back[made], 0))
         delta = np.zeros(len(live) + 1, np.int64)
         np.add.at(delta, made_at, size[made])
         np.subtract.at(delta, end + 1, size[made])
         self.own = live - np.cumsum(delta)[: len(live)]
 
-    def cut(self, wanted: int) -> Segments:
-        """The forward in about `wanted` segments."""
+    def segments(self, cuts: IntArray) -> Segments:
+        """The forward in segments that start at `cuts`, of which the last is the end."""
         g, n = self.g, len(self.forward)
-        cuts = find_cuts(self.sizes, self.crossing, wanted)
         k = len(cuts) - 1
         which = np.searchsorted(cuts, np.arange(n), side="right") - 1
         segment = np.where(self.maker_at >= 0, which[self.maker_at], -1)
@@ -147,9 +139,6 @@ class Flow:
         np.maximum.at(last, self.backward_reads[1], stage[self.backward_reads[0]])
         # stages[k + 1] .. stages[k]: descending stage, so count the positions of larger or equal stage.
         stages = np.array([np.count_nonzero(stage >= i) for i in range(k + 1)], np.int64)
-        options = options_of(
-            g, self.forward, cuts, stages, segment, last, self.first_read, self.last_read, self.own[n:]
-        )
         spent = np.concatenate([[0], np.cumsum(g.ops[self.forward, TIME])])
         own = np.append(self.own[n:], 0)
         return Segments(
@@ -162,11 +151,6 @@ class Flow:
             last=last,
             run_ns=np.diff(spent[cuts]),
             held=_held(k, segment, last, g.storages[:, SIZE]),
-            option_bytes=options[0],
-            option_ns=options[1],
-            option_peak=options[2],
-            run_peak=options[3],
-            rank=options[4],
             state=own[np.minimum(stages[1:], max(len(self.backward) - 1, 0))],
         )
 
