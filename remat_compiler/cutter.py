@@ -36,7 +36,7 @@ class PartitionRequest:
         cost_model: Where times come from.
         inner: Inner compiler; decides whether the graph is contracted to kernels.
         max_slowdown: Largest time of the step, relative to no recomputation; `None` for no limit.
-        time_limit: Seconds that planning may take.
+        time_limit: Seconds that planning may take, see `RematOptions`.
         verify: Level of checking, see `options.Environment`.
         free_layout: Whether the inner compiler may choose how convolutions lie in memory, which is mostly faster
             and needs copies of their weights.
@@ -52,7 +52,7 @@ class PartitionRequest:
     cost_model: str = "roofline"
     inner: str = "inductor"
     max_slowdown: float | None = 2.0
-    time_limit: float = 2.0
+    time_limit: float | None = None
     verify: int = 1
     free_layout: bool = True
     early_loops: bool = True

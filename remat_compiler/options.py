@@ -150,8 +150,9 @@ class RematOptions:
         on_infeasible: ``"error"`` raises `InfeasibleBudget`, ``"min"`` takes the smallest peak with a warning.
         max_slowdown: Largest time of a step relative to the step without recomputation, at least 1, or `None`
             for no limit.
-        time_limit: Seconds that planning one graph may take, about: it is turned into an amount of work, so
-            that every run and rank makes the same plan.
+        time_limit: Seconds that planning one graph may take beyond a first quick plan, about, at least 0, or `None`
+            for what the planner takes by itself (`auto`: 2).  `auto` turns them into an amount of work, so that
+            every run and rank makes the same plan.
     """
 
     memory_budget: MemoryBudget = field(default_factory=lambda: MemoryBudget(BudgetKind.AUTO))
@@ -161,7 +162,7 @@ class RematOptions:
     dump: Path | None = None
     on_infeasible: str = "error"
     max_slowdown: float | None = 2.0
-    time_limit: float = 2.0
+    time_limit: float | None = None
 
     @staticmethod
     def parse(
@@ -201,7 +202,7 @@ class RematOptions:
             dump=_path("dump", given.get("dump", env.dump)),
             on_infeasible=_one_of("on_infeasible", given.get("on_infeasible", default.on_infeasible), ON_INFEASIBLE),
             max_slowdown=_slowdown(given.get("max_slowdown", default.max_slowdown)),
-            time_limit=_positive("time_limit", given.get("time_limit", default.time_limit)),
+            time_limit=_seconds("time_limit", given.get("time_limit", default.time_limit)),
         )
 
 
@@ -290,4 +291,13 @@ def _positive(name: str, value: object) -> float:
     """`value` as a finite number above 0."""
     if isinstance(value, bool) or not isinstance(value, Real) or not 0.0 < float(value) < math.inf:
         raise OptionError(f"{name} must be a finite number above 0, got {value!r}")
+    return float(value)
+
+
+def _seconds(name: str, value: object) -> float | None:
+    """`value` as a finite number of at least 0, or `None`."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0.0 <= float(value) < math.inf:
+        raise OptionError(f"{name} must be a finite number of at least 0, or None, got {value!r}")
     return float(value)

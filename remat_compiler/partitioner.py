@@ -24,10 +24,6 @@ from remat_compiler.simulate.interlude import planned_around
 from remat_compiler.version import __version__
 from remat_passes.registry import make_planner
 
-EFFORT_PER_SECOND = 5_000
-"""Work that a planner with an `effort` does for each second of the option `time_limit`: limits count work, so
-that ranks and runs agree on the plan."""
-
 _collected: ContextVar[list[Partition] | None] = ContextVar("remat_partitions", default=None)
 _workspace: ContextVar[WorkspaceTable | None] = ContextVar("remat_workspace", default=None)
 
@@ -64,7 +60,7 @@ class RematPartitioner(torch_compat.CustomPartitionerFn):
         request = self.request
         planner = make_planner(
             request.planner,
-            effort=int(EFFORT_PER_SECOND * request.time_limit),
+            **({} if request.time_limit is None else {"time_limit": request.time_limit}),
             # Inductor schedules a moved backward otherwise than planned, and would peak higher.
             reorders=request.inner == "eager",
         )

@@ -26,11 +26,10 @@ from remat_compiler import torch_compat
 from remat_compiler.cutter import PartitionRequest
 from remat_compiler.errors import InfeasibleBudget
 from remat_compiler.options import BudgetKind, RematOptions, format_bytes
-from remat_compiler.partitioner import EFFORT_PER_SECOND
 from remat_compiler.planned_graph import PlannedGraph, watch
 from remat_compiler.runtime.step_watch import WatchedStep
 from remat_compiler.search import Attempt
-from remat_compiler.shares import LEVELS, Level, levels_of, share
+from remat_compiler.shares import Level, levels_of, share
 from remat_compiler.simulate.whole_step import GraphMemory, whole_step_peak
 from remat_passes.registry import make_planner
 
@@ -42,6 +41,8 @@ WORTH_IT = 0.02
 """Fraction of the step by which recomputation must shrink for graphs that fit to be compiled again."""
 MAX_ROUNDS = 4
 """How often the budget is shared at most until what is emitted fits together."""
+LEVEL_EFFORT = 2_000
+"""Work for each of the plans that only tell how to share, see `remat_passes.planning.auto.Auto`."""
 _LIMITED = (BudgetKind.BYTES, BudgetKind.FRACTION)
 GRAPH_BREAKS = 'TORCH_LOGS="graph_breaks" shows where the step is cut'
 
@@ -251,7 +252,7 @@ def _levels(graph: PlannedGraph) -> tuple[Level, ...]:
     if graph.recipe is None or unbudgeted is None or one is None:
         return (Level(memory.peak_bytes, 0, memory, graph.added_ns),)
     options = graph.options
-    planner = make_planner(options.planner, effort=int(EFFORT_PER_SECOND * options.time_limit / len(LEVELS)))
+    planner = make_planner(options.planner, effort=LEVEL_EFFORT, time_limit=0.0)
     return levels_of(one.cut.problem, unbudgeted, planner.plan)
 
 

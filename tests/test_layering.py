@@ -51,7 +51,7 @@ NEIGHBOURS = frozenset(
 """Imports within a tier: importer and imported."""
 
 PASSES_MAY_IMPORT = {
-    "planning": frozenset({"errors", "ir", "simulate", "costs"}),
+    "planning": frozenset({"errors", "progress", "ir", "simulate", "costs"}),
     "exact": frozenset({"errors", "ir", "simulate"}),
     "bounds": frozenset({"ir", "simulate"}),
     "rewriting": frozenset({"errors", "options", "ir", "simulate", "costs", "rewrite", "torch_compat"}),

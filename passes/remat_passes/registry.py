@@ -28,6 +28,7 @@ PLANNERS: Mapping[str, str] = MappingProxyType(
         "chen_sqrt": "remat_passes.planning.chen_sqrt:ChenSqrt",
         "dtr": "remat_passes.planning.dtr:Dtr",
         "greedy": "remat_passes.planning.greedy:Greedy",
+        "hierarchical": "remat_passes.planning.hierarchical:Hierarchical",
         "ilp": "remat_passes.planning.ilp:Ilp",
         "knapsack": "remat_passes.planning.knapsack:Knapsack",
         "min_cut": "remat_passes.planning.min_cut:MinCut",

@@ -31,7 +31,7 @@ from remat_passes.planning.auto import Auto
 from remat_passes.planning.chen_sqrt import ChenSqrt
 from remat_passes.planning.save_all import SaveAll
 
-QUICK = Auto(effort=500)
+QUICK = Auto(effort=500, time_limit=0.0)
 
 
 def all_saved(problem: RematProblem) -> int:
@@ -179,7 +179,7 @@ def test_same_plan_in_another_process() -> None:
         "from builders import residual, with_budget\n"
         "from remat_passes.planning.auto import Auto\n"
         "from remat_compiler.ir.json_form import dumps\n"
-        f"print(dumps(Auto(effort=500).plan(with_budget(residual(), {asked.budget_bytes}))), end='')\n"
+        f"print(dumps(Auto(effort=500, time_limit=0.2).plan(with_budget(residual(), {asked.budget_bytes}))), end='')\n"
     )
     there = subprocess.run(
         [sys.executable, "-c", f"import sys; sys.path[:0] = {sys.path!r}\n{program}"],
@@ -187,4 +187,4 @@ def test_same_plan_in_another_process() -> None:
         text=True,
         check=True,
     )
-    assert there.stdout == dumps(QUICK.plan(asked))
+    assert there.stdout == dumps(Auto(effort=500, time_limit=0.2).plan(asked))

@@ -63,7 +63,7 @@ def test_the_same_plan_without_compilation() -> None:
         "from builders import chain, with_budget\n"
         "from remat_passes.planning.auto import Auto\n"
         "from remat_compiler.ir.json_form import dumps\n"
-        "print(dumps(Auto(effort=200).plan(with_budget(chain(), 90_000))), end='')\n"
+        "print(dumps(Auto(effort=200, time_limit=0.001).plan(with_budget(chain(), 90_000))), end='')\n"
     )
     there = subprocess.run(
         [sys.executable, "-c", f"import sys; sys.path[:0] = {sys.path!r}\n{program}"],
@@ -72,4 +72,4 @@ def test_the_same_plan_without_compilation() -> None:
         check=True,
         env={**os.environ, "NUMBA_DISABLE_JIT": "1"},
     )
-    assert there.stdout == dumps(Auto(effort=200).plan(asked))
+    assert there.stdout == dumps(Auto(effort=200, time_limit=0.001).plan(asked))

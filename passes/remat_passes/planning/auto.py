@@ -1,8 +1,9 @@
 """The planner that users get: least added time within a byte budget on the exact peak, for any graph.
 
-Seeds come from gap greedy (several settings, both placements of tangent-free operators) and from the block DP
-(several segmentations).  Trim and a local search improve them.  The exact profile judges all.  Every limit counts
-work, never seconds, so that the same problem gives the same plan anywhere.
+A quick search comes first: seeds from gap greedy (several settings, both placements of tangent-free operators) and
+from the block DP (several cuttings), which trim and a local search improve.  Then the `portfolio` goes on for as long
+as `time_limit` says.  The exact profile judges all.  Every limit counts work, never seconds, so that the same problem
+gives the same plan anywhere.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from remat_compiler.ir.plan import PlanResult
 from remat_compiler.ir.problem import RematProblem
 from remat_passes.planning.entry import Entry
 from remat_passes.planning.interface import Candidate, choose
+from remat_passes.planning.portfolio import WORK_PER_SECOND, improve
 from remat_passes.planning.search import Search
 
 HALVINGS = 8
@@ -26,14 +28,16 @@ class Auto:
     """Gap greedy, block DP, trim and local search; the cheapest plan that fits wins.
 
     Attributes:
-        effort: Work allowed for each operator of the graph; the search stops there.  The default plans 1,000
-            operators in about half a second.
+        effort: Work of the quick search for each operator of the graph.  The default plans 1,000 operators in about
+            half a second.
+        time_limit: Seconds, about, for what is tried beyond the quick search, as an amount of work; 0 for nothing.
         seed: Start of the random numbers of the local search.
         reorders: Whether the backward may run in another order than the graph's.
     """
 
     name: ClassVar[str] = "auto"
     effort: int = 10_000
+    time_limit: float = 2.0
     seed: int = 1
     reorders: bool = True
 
@@ -44,11 +48,12 @@ class Auto:
             if result.peak_bytes <= problem.budget_bytes:
                 return result
         search = self._search(problem, problem.budget_bytes)
-        best = search.run()
+        search.run()
         if not search.solved:
             lowest = self._search(problem, 0)
             lowest.run()
-            best = search.adopt([*lowest.pool[:4], *self._within_time(problem, lowest)])
+            search.adopt([*lowest.pool[:4], *self._within_time(problem, lowest)])
+        best = improve(search, int(WORK_PER_SECOND * self.time_limit))
         return choose(problem, self.name, [Candidate(best.plan())])
 
     def smallest_peak(self, problem: RematProblem) -> PlanResult:

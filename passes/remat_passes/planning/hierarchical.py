@@ -1,0 +1,70 @@
+"""Plans from a hierarchy: options for each block first, then one option for each block, under one budget.
+
+    blocks      the forward is cut where few bytes cross, so that what repeats becomes identical blocks (`blocks`)
+    options     each block that differs is a problem of its own, with a Pareto set of sequences (`block_options`)
+    chain       a dynamic program over the blocks chooses one option each, and which blocks run again as a whole
+    exact       the sequences are measured by the exact profile, finished by gap greedy where they are over the
+                budget, and trimmed
+
+The idea is that of rotor (Beaumont et al., Optimal checkpointing for heterogeneous chains, 2019) and of Rockmate
+(Zhao et al., Rockmate: an efficient, fast, automatic and generic tool for re-materialization in PyTorch, 2023): rebuild
+a block wholly, partly or more than once.  Deviation: options are found by a local search, not by integer programs,
+which takes milliseconds a block; and peaks of the chain are estimates until they are measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from remat_compiler.ir.plan import PlanResult
+from remat_compiler.ir.problem import RematProblem
+from remat_passes.planning.block_chain import Cutting, Library, turns_within
+from remat_passes.planning.early_order import early_orders
+from remat_passes.planning.entry import Entry
+from remat_passes.planning.interface import Candidate, choose
+from remat_passes.planning.search import Search
+from remat_passes.planning.sequence import Placement, baseline_order
+
+FEWEST_TURNS = 3
+BLOCK_COUNTS = (8, 14, 24, 48)
+"""Numbers of blocks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hierarchical:
+    """Options for blocks, identical ones once, and a dynamic program over the chain of blocks.
+
+    Attributes:
+        effort: Work allowed for each operator of the graph.
+        seed: Start of the random numbers.
+        counts: Numbers of blocks that are tried.
+    """
+
+    name: ClassVar[str] = "hierarchical"
+    effort: int = 10_000
+    seed: int = 1
+    counts: tuple[int, ...] = BLOCK_COUNTS
+
+    def plan(self, problem: RematProblem) -> PlanResult:
+        """Answer `problem`; see `Planner.plan`.  The backward keeps its order."""
+        search = Search.of(problem, self.effort, self.seed, reorders=False)
+        search.keep([search.base(baseline_order(search.index, placement)) for placement in Placement])
+        if not search.solved:
+            search.keep(list(block_plans(search, self.counts, 1.0)))
+        reference = [] if problem.reference is None else [Candidate(problem.reference)]
+        return choose(problem, self.name, [*reference, Candidate(search.pool[0].plan())])
+
+
+def block_plans(search: Search, counts: Sequence[int], share: float) -> Iterator[Entry]:
+    """Entries over blocks, about as many as each of `counts`; options of blocks take `share` of the work left."""
+    orders = [*early_orders(search.problem)[:1], baseline_order(search.index, Placement.LAZY)]
+    found: list[tuple[Cutting, Entry]] = []
+    for order in orders:
+        base = search.base(order)
+        found += [(cutting, base) for cutting in search.cuttings(order, base, counts)]
+    turns = turns_within([cutting for cutting, _ in found], int(share * search.work_left))
+    library = Library(max(turns, FEWEST_TURNS))
+    for cutting, base in found:
+        yield from search.block_seeds(cutting, library, base.peak)

@@ -1,0 +1,92 @@
+"""What `auto` tries after its quick search, with an amount of work that stands for a time limit.
+
+    blocks    plans of the block DP over few large blocks, with options that were searched for thoroughly
+    greedy    the planner `greedy`, which ends elsewhere
+    climb     from the best of each of them for a while, and then from what came best
+
+The best sequence wins, so a larger limit never makes the plan worse.  Nothing is tried once the lower bound is met.
+Work is counted in steps visited, never in seconds: the same problem gives the same plan on any machine, in any run,
+on every rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from remat_compiler.progress import progress
+from remat_passes.bounds.lower_bound import lower_bound_ns
+from remat_passes.planning.climb import Climber
+from remat_passes.planning.entry import Entry
+from remat_passes.planning.greedy import Greedy
+from remat_passes.planning.hierarchical import BLOCK_COUNTS, block_plans
+from remat_passes.planning.search import Search
+
+WORK_PER_SECOND = 25_000_000
+"""Steps visited that stand for one second."""
+BLOCK_SHARE = 0.25
+"""Part of the work for the options of blocks."""
+GREEDY_WORK, GREEDY_OPERATORS = 7_000_000, 1_500
+"""What `greedy` takes, about, and the largest graph on which it is tried."""
+STARTS, START_SHARE, START_IDLE = 4, 0.12, 60
+"""Sequences that are climbed from at first, the part of the work for each, and zooms without improvement."""
+PROVEN = 1e-3
+"""Relative gap to the lower bound at which nothing more is tried."""
+
+
+def improve(search: Search, work: int) -> Entry:
+    """The best entry after `work` more; `search` has run."""
+    if not work or _proven(search):
+        return search.pool[0]
+    search.work_left = work
+    found: list[list[Entry]] = [search.pool[:1]]
+    with progress("improving the plan", 3) as bar:
+        for stage in (_blocks, _greedy):
+            found.append(sorted(stage(search), key=search.rank))
+            bar.advance()
+        search.keep([entry for entries in found for entry in entries])
+        if search.solved:
+            _climb(search, found)
+        bar.advance()
+    return search.pool[0]
+
+
+def _proven(search: Search) -> bool:
+    """Whether the best entry is as good as the bound says that one can be."""
+    best = search.pool[0]
+    if not search.solved:
+        return False
+    bound_ns = lower_bound_ns(search.problem).bound_ns
+    return best.time - search.once <= bound_ns * (1.0 + PROVEN)
+
+
+def _blocks(search: Search) -> Iterator[Entry]:
+    """Plans of the block DP over large blocks."""
+    return block_plans(search, BLOCK_COUNTS, BLOCK_SHARE)
+
+
+def _greedy(search: Search) -> Iterator[Entry]:
+    """The plan of `greedy` on small graphs, where there is work left for it."""
+    if search.work_left > 2 * GREEDY_WORK and len(search.g.ops) <= GREEDY_OPERATORS:
+        search.work_left -= GREEDY_WORK
+        plan = Greedy().plan(search.problem).plan
+        if plan is not None:
+            yield search.trimmed(np.array(plan.steps, np.int64), plan.boundary)
+
+
+def _climb(search: Search, found: list[list[Entry]]) -> None:
+    """Climb from the best fitting entries of each stage, then from what came best."""
+    climber = Climber(search.g, search.budget, search.limit_ns, search.once, search.draw)
+    starts: dict[tuple[int, int, int], Entry] = {}
+    for entries in (entries[:STARTS] for entries in found):
+        for entry in entries:
+            if search.fits(entry):
+                starts.setdefault((entry.boundary, entry.time, entry.peak), entry)
+    share, ends = int(START_SHARE * search.work_left), []
+    for entry in sorted(starts.values(), key=search.rank)[:STARTS]:
+        best, left = climber.run(entry, share, START_IDLE)
+        search.work_left -= share - left
+        ends.append(best)
+    best, search.work_left = climber.run(min(ends, key=search.rank), search.work_left)
+    search.keep([best, *ends])

@@ -1,0 +1,67 @@
+"""The portfolio behind `auto`, and the planner `hierarchical`: more work never makes a plan worse."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from builders import LIBRARY, residual, with_budget
+from remat_compiler.ir.plan import PlanStatus
+from remat_compiler.ir.problem import RematProblem
+from remat_passes.bounds.lower_bound import lower_bound_ns
+from remat_passes.planning.auto import Auto
+from remat_passes.planning.greedy import Greedy
+from remat_passes.planning.hierarchical import Hierarchical
+from remat_passes.planning.portfolio import improve
+from remat_passes.planning.save_all import SaveAll
+from remat_passes.planning.search import Search
+
+
+def asked_of(problem: RematProblem, fraction: float) -> RematProblem:
+    """`problem` with a budget of a fraction of what it takes without recomputation."""
+    return with_budget(problem, int(fraction * SaveAll().plan(problem).peak_bytes))
+
+
+@pytest.mark.parametrize("family", LIBRARY)
+@pytest.mark.parametrize("fraction", [0.5, 0.7])
+def test_a_larger_limit_is_never_worse(family: str, fraction: float) -> None:
+    asked = asked_of(LIBRARY[family], fraction)
+    found = [Auto(effort=20, time_limit=seconds).plan(asked) for seconds in (0.0, 0.05, 0.4)]
+    ranks = [(r.status is PlanStatus.INFEASIBLE, r.added_ns, r.peak_bytes) for r in found]
+    for worse, better in pairwise(ranks):
+        assert better <= worse or better[0] < worse[0]
+
+
+@pytest.mark.parametrize("family", LIBRARY)
+@pytest.mark.parametrize("fraction", [0.45, 0.6, 0.8])
+def test_auto_is_as_good_as_what_it_contains(family: str, fraction: float) -> None:
+    asked = asked_of(LIBRARY[family], fraction)
+    best = Auto(effort=200, time_limit=1.0).plan(asked)
+    for other in (Greedy().plan(asked), Hierarchical().plan(asked)):
+        assert other.status is PlanStatus.INFEASIBLE or best.added_ns <= other.added_ns
+
+
+def test_nothing_is_tried_where_the_bound_is_met() -> None:
+    asked = asked_of(residual(), 0.95)
+    search = Search.of(asked, 5_000, 1)
+    best = search.run()
+    assert best.time - search.once == lower_bound_ns(asked).bound_ns
+    search.work_left = 7
+    assert improve(search, 10_000_000) is best
+    assert search.work_left == 7
+
+
+def test_hierarchical_plans_a_deep_model_with_few_blocks() -> None:
+    asked = asked_of(residual(blocks=300), 0.4)
+    result = Hierarchical().plan(asked)
+    assert result.status is PlanStatus.FEASIBLE
+    shallow = asked_of(residual(blocks=40), 0.4)
+    ratio = [r.added_ns / p.costs.step_ns for p, r in ((asked, result), (shallow, Hierarchical().plan(shallow)))]
+    assert ratio[0] <= 1.05 * ratio[1]
+
+
+def test_hierarchical_says_what_does_not_fit() -> None:
+    result = Hierarchical().plan(with_budget(residual(), 1000))
+    assert result.status is PlanStatus.INFEASIBLE
+    assert result.peak_bytes > 1000
