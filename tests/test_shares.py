@@ -66,7 +66,7 @@ def test_levels_go_from_the_smallest_peak_to_no_recomputation(instance: str) -> 
     plan = SaveAll().plan(problem).plan
     assert plan is not None
     everything = memory_of(problem.graph, simulate(problem.graph, problem.costs, plan))
-    levels = levels_of(problem, everything, make_planner("auto", effort=500).plan)
+    levels = levels_of(problem, everything, make_planner("auto", effort=500, time_limit=0.0).plan)
     assert len(levels) >= 3
     assert levels[-1] == Level(everything.peak_bytes, 0, everything, 0)
     assert [level.added_ns for level in levels] == sorted((level.added_ns for level in levels), reverse=True)
