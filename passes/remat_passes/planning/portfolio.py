@@ -1,23 +1,23 @@
 """What `auto` tries after its quick search, with an amount of work that stands for a time limit.
 
     blocks    plans of the block DP over few large blocks, with options that were searched for thoroughly
-    greedy    the planner `greedy`, which ends elsewhere
+    greedy    the planner `greedy`, which ends elsewhere, on small graphs
     climb     from the best of each of them for a while, and then from what came best
 
-The best sequence wins, so a larger limit never makes the plan worse.  Nothing is tried once the lower bound is met.
-Work is counted in steps visited, never in seconds: the same problem gives the same plan on any machine, in any run,
-on every rank.
+These make a round.  Where there is work left, another follows with twice the work, other blocks and more patience;
+the best sequence of all wins.  Nothing is tried once the lower bound is met.  Work is counted in steps visited, never
+in seconds: the same problem gives the same plan on any machine, in any run, on every rank.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from remat_compiler.progress import progress
 from remat_passes.bounds.lower_bound import lower_bound_ns
-from remat_passes.planning.climb import Climber
+from remat_passes.planning.climb import MAX_IDLE, Climber
 from remat_passes.planning.entry import Entry
 from remat_passes.planning.greedy import Greedy
 from remat_passes.planning.hierarchical import BLOCK_COUNTS, block_plans
@@ -25,6 +25,8 @@ from remat_passes.planning.search import Search
 
 WORK_PER_SECOND = 25_000_000
 """Steps visited that stand for one second."""
+FIRST_ROUND = 50_000_000
+"""Work of the first round; each further one has twice that of the one before."""
 BLOCK_SHARE = 0.25
 """Part of the work for the options of blocks."""
 GREEDY_WORK, GREEDY_OPERATORS = 7_000_000, 1_500
@@ -37,19 +39,33 @@ PROVEN = 1e-3
 
 def improve(search: Search, work: int) -> Entry:
     """The best entry after `work` more; `search` has run."""
-    if not work or _proven(search):
-        return search.pool[0]
-    search.work_left = work
-    found: list[list[Entry]] = [search.pool[:1]]
-    with progress("improving the plan", 3) as bar:
-        for stage in (_blocks, _greedy):
-            found.append(sorted(stage(search), key=search.rank))
+    with progress("improving the plan") as bar:
+        for turn, share in enumerate(_rounds(work)):
+            if _proven(search):
+                break
+            search.work_left = share
+            _round(search, turn)
             bar.advance()
-        search.keep([entry for entries in found for entry in entries])
-        if search.solved:
-            _climb(search, found)
-        bar.advance()
     return search.pool[0]
+
+
+def _rounds(work: int) -> Iterator[int]:
+    """The work of each round, `work` in all."""
+    size = FIRST_ROUND
+    while work > 0:
+        yield min(size, work)
+        work, size = work - size, 2 * size
+
+
+def _round(search: Search, turn: int) -> None:
+    """All stages once."""
+    counts = [max(count * 2 // (2 + turn), 2) for count in BLOCK_COUNTS]
+    found = [search.pool[:1], sorted(block_plans(search, counts, BLOCK_SHARE), key=search.rank)]
+    if turn == 0:
+        found.append(list(_greedy(search)))
+    search.keep([entry for entries in found[1:] for entry in entries])
+    if search.solved:
+        _climb(search, found, turn)
 
 
 def _proven(search: Search) -> bool:
@@ -61,11 +77,6 @@ def _proven(search: Search) -> bool:
     return best.time - search.once <= bound_ns * (1.0 + PROVEN)
 
 
-def _blocks(search: Search) -> Iterator[Entry]:
-    """Plans of the block DP over large blocks."""
-    return block_plans(search, BLOCK_COUNTS, BLOCK_SHARE)
-
-
 def _greedy(search: Search) -> Iterator[Entry]:
     """The plan of `greedy` on small graphs, where there is work left for it."""
     if search.work_left > 2 * GREEDY_WORK and len(search.g.ops) <= GREEDY_OPERATORS:
@@ -75,7 +86,7 @@ def _greedy(search: Search) -> Iterator[Entry]:
             yield search.trimmed(np.array(plan.steps, np.int64), plan.boundary)
 
 
-def _climb(search: Search, found: list[list[Entry]]) -> None:
+def _climb(search: Search, found: Sequence[Sequence[Entry]], turn: int) -> None:
     """Climb from the best fitting entries of each stage, then from what came best."""
     climber = Climber(search.g, search.budget, search.limit_ns, search.once, search.draw)
     starts: dict[tuple[int, int, int], Entry] = {}
@@ -85,8 +96,8 @@ def _climb(search: Search, found: list[list[Entry]]) -> None:
                 starts.setdefault((entry.boundary, entry.time, entry.peak), entry)
     share, ends = int(START_SHARE * search.work_left), []
     for entry in sorted(starts.values(), key=search.rank)[:STARTS]:
-        best, left = climber.run(entry, share, START_IDLE)
+        best, left = climber.run(entry, share, START_IDLE * (1 + turn))
         search.work_left -= share - left
         ends.append(best)
-    best, search.work_left = climber.run(min(ends, key=search.rank), search.work_left)
+    best, search.work_left = climber.run(min(ends, key=search.rank), search.work_left, MAX_IDLE * (1 + turn))
     search.keep([best, *ends])
