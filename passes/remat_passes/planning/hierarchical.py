@@ -52,14 +52,18 @@ class Hierarchical:
         search = Search.of(problem, self.effort, self.seed, reorders=False)
         search.keep([search.base(baseline_order(search.index, placement)) for placement in Placement])
         if not search.solved:
-            search.keep(list(block_plans(search, self.counts, 1.0)))
+            search.keep([entry for entries in block_plans(search, self.counts, 1.0) for entry in entries])
         reference = [] if problem.reference is None else [Candidate(problem.reference)]
         return choose(problem, self.name, [*reference, Candidate(search.pool[0].plan())])
 
 
-def block_plans(search: Search, counts: Sequence[int], share: float) -> Iterator[Entry]:
-    """Entries over blocks, about as many as each of `counts`; options of blocks take `share` of the work left."""
+def block_plans(search: Search, counts: Sequence[int], share: float) -> Iterator[list[Entry]]:
+    """Entries over blocks, about as many as each of `counts`, best first for each cutting.
+
+    Options of blocks take about `share` of the work left.
+    """
     orders = [*early_orders(search.problem)[:1], baseline_order(search.index, Placement.LAZY)]
+    orders += search.reordered(orders[0])
     found: list[tuple[Cutting, Entry]] = []
     for order in orders:
         base = search.base(order)
@@ -67,4 +71,4 @@ def block_plans(search: Search, counts: Sequence[int], share: float) -> Iterator
     turns = turns_within([cutting for cutting, _ in found], int(share * search.work_left))
     library = Library(max(turns, FEWEST_TURNS))
     for cutting, base in found:
-        yield from search.block_seeds(cutting, library, base.peak)
+        yield sorted(search.block_seeds(cutting, library, base.peak), key=search.rank)

@@ -31,7 +31,7 @@ BLOCK_SHARE = 0.25
 """Part of the work for the options of blocks."""
 GREEDY_WORK, GREEDY_OPERATORS = 7_000_000, 1_500
 """What `greedy` takes, about, and the largest graph on which it is tried."""
-STARTS, START_SHARE, START_IDLE = 4, 0.12, 60
+STARTS, START_SHARE, START_IDLE = 6, 0.1, 60
 """Sequences that are climbed from at first, the part of the work for each, and zooms without improvement."""
 PROVEN = 1e-3
 """Relative gap to the lower bound at which nothing more is tried."""
@@ -60,12 +60,12 @@ def _rounds(work: int) -> Iterator[int]:
 def _round(search: Search, turn: int) -> None:
     """All stages once."""
     counts = [max(count * 2 // (2 + turn), 2) for count in BLOCK_COUNTS]
-    found = [search.pool[:1], sorted(block_plans(search, counts, BLOCK_SHARE), key=search.rank)]
+    found = [search.pool[:1], *block_plans(search, counts, BLOCK_SHARE)]
     if turn == 0:
         found.append(list(_greedy(search)))
     search.keep([entry for entries in found[1:] for entry in entries])
     if search.solved:
-        _climb(search, found, turn)
+        _climb(search, [entries[0] for entries in found if entries], turn)
 
 
 def _proven(search: Search) -> bool:
@@ -86,14 +86,13 @@ def _greedy(search: Search) -> Iterator[Entry]:
             yield search.trimmed(np.array(plan.steps, np.int64), plan.boundary)
 
 
-def _climb(search: Search, found: Sequence[Sequence[Entry]], turn: int) -> None:
-    """Climb from the best fitting entries of each stage, then from what came best."""
+def _climb(search: Search, found: Sequence[Entry], turn: int) -> None:
+    """Climb from the best of `found` for a while, then from what came best."""
     climber = Climber(search.g, search.budget, search.limit_ns, search.once, search.draw)
     starts: dict[tuple[int, int, int], Entry] = {}
-    for entries in (entries[:STARTS] for entries in found):
-        for entry in entries:
-            if search.fits(entry):
-                starts.setdefault((entry.boundary, entry.time, entry.peak), entry)
+    for entry in found:
+        if search.fits(entry):
+            starts.setdefault((entry.boundary, entry.time, entry.peak), entry)
     share, ends = int(START_SHARE * search.work_left), []
     for entry in sorted(starts.values(), key=search.rank)[:STARTS]:
         best, left = climber.run(entry, share, START_IDLE * (1 + turn))

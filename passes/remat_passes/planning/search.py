@@ -192,6 +192,13 @@ class Search:
         self.work_left -= work
         return better, int(measure(self.g, better, boundary)[0]) < peak
 
+    def reordered(self, order: Order) -> list[Order]:
+        """`order` with its backward in an order of lower peak, where there is one and it may be."""
+        base = self.base(order)
+        steps, lower = self._reorder(base.steps, base.boundary, self.budget, base.peak)
+        bound = base.boundary
+        return [Order(tuple(steps[:bound].tolist()), tuple(steps[bound:].tolist()))] if lower else []
+
     def _reordered(self, entries: list[Entry]) -> Iterator[Entry]:
         """Those of `entries` that peak lower in another order of the backward, in that order."""
         for entry in entries:
