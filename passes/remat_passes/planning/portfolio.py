@@ -3,6 +3,7 @@
     blocks    plans of the block DP over few large blocks, with options that were searched for thoroughly
     greedy    the planner `greedy`, which ends elsewhere, on small graphs
     climb     from the best of each of them for a while, and then from what came best
+    regions   of the best sequence by integer programs, from the second round on
 
 These make a round.  Where there is work left, another follows with twice the work, other blocks and more patience;
 the best sequence of all wins.  Nothing is tried once the lower bound is met.  Work is counted in steps visited, never
@@ -19,6 +20,7 @@ from remat_compiler.progress import progress
 from remat_passes.bounds.lower_bound import lower_bound_ns
 from remat_passes.planning.climb import MAX_IDLE, Climber
 from remat_passes.planning.entry import Entry
+from remat_passes.planning.exact_regions import solve_region
 from remat_passes.planning.greedy import Greedy
 from remat_passes.planning.hierarchical import BLOCK_COUNTS, block_plans
 from remat_passes.planning.search import Search
@@ -29,6 +31,8 @@ FIRST_ROUND = 50_000_000
 """Work of the first round; each further one has twice that of the one before."""
 BLOCK_SHARE = 0.25
 """Part of the work for the options of blocks."""
+REGIONS = 8
+"""Regions that are solved exactly in the second round; in the third one twice as many."""
 GREEDY_WORK, GREEDY_OPERATORS = 7_000_000, 1_500
 """What `greedy` takes, about, and the largest graph on which it is tried."""
 STARTS, START_SHARE, START_IDLE = 6, 0.1, 60
@@ -66,6 +70,8 @@ def _round(search: Search, turn: int) -> None:
     search.keep([entry for entries in found[1:] for entry in entries])
     if search.solved:
         _climb(search, [entries[0] for entries in found if entries], turn)
+    if search.solved and turn > 0:
+        _solve_regions(search, REGIONS * turn)
 
 
 def _proven(search: Search) -> bool:
@@ -100,3 +106,10 @@ def _climb(search: Search, found: Sequence[Entry], turn: int) -> None:
         ends.append(best)
     best, search.work_left = climber.run(min(ends, key=search.rank), search.work_left, MAX_IDLE * (1 + turn))
     search.keep([best, *ends])
+
+
+def _solve_regions(search: Search, count: int) -> None:
+    """Solve up to `count` regions of the best entry exactly."""
+    for _ in range(count):
+        best = search.pool[0]
+        search.keep([solve_region(search.g, best, search.budget, search.limit_ns, search.draw)])
