@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from remat_passes.planning.compiled import compiled, inner
-from remat_passes.planning.entry import Entry
+from remat_passes.planning.entry import TOLERANCE, Entry
 from remat_passes.planning.gap_greedy import relieve
 from remat_passes.planning.profile import (
     MOVABLE,
@@ -35,8 +35,6 @@ REGIONS = ((80, 1), (160, 2), (320, 2))
 """Operators of a zoom, and how many places they are around; one after another."""
 TURNS = 10
 """Turns in a zoom."""
-TOLERANCE = 0.03
-"""Largest relative increase of added time that is taken on the way."""
 RETURN_AFTER = 30
 """Zooms without improvement after which the climb goes on from the best sequence."""
 MAX_IDLE = 400
@@ -119,13 +117,11 @@ class Climber:
         if best.time + outside < entry.time:
             best = self._entry(*whole(self.g, entry.steps, view, best.steps, best.boundary))
             if best.peak <= self.budget and not best.barred:
-                return best, now if self._near(now, best) else best, work
-        return entry, now if self._near(now, entry) else entry, work
+                return best, now if self._follows(now, best) else best, work
+        return entry, now if self._follows(now, entry) else entry, work
 
-    def _near(self, new: Entry, old: Entry) -> bool:
-        """Whether to go on from `new`: where it is not slower, or by chance where it is only a little slower."""
-        slack = 1.0 + self.draw.random() ** 4 * TOLERANCE
-        return not new.barred and new.peak <= self.budget and new.time - self.once <= (old.time - self.once) * slack
+    def _follows(self, new: Entry, old: Entry) -> bool:
+        return new.follows(old, self.budget, self.once, self.draw)
 
     def _entry(self, steps: IntArray, boundary: int) -> Entry:
         return Entry.of(self.g, steps, boundary, self.limit_ns)

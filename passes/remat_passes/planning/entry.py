@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
 
 from remat_compiler.ir.graph import OpId
 from remat_compiler.ir.plan import Plan
 from remat_passes.planning.profile import Arrays, IntArray, measure
+
+TOLERANCE = 0.03
+"""Largest relative increase of added time that a search takes on the way."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,6 +31,14 @@ class Entry:
         """The entry of a sequence that may take `limit_ns`."""
         peak, time, forbidden = measure(g, steps, boundary)
         return Entry(steps, int(boundary), int(peak), int(time), bool(forbidden or time > limit_ns))
+
+    def follows(self, old: Entry, budget: int, once: int, draw: random.Random) -> bool:
+        """Whether a search may go on from here instead of `old`: it fits, and is not slower, or by chance but little.
+
+        `once` is the time of executing every operator once.
+        """
+        slack = 1.0 + draw.random() ** 4 * TOLERANCE
+        return not self.barred and self.peak <= budget and self.time - once <= (old.time - once) * slack
 
     def plan(self) -> Plan:
         """The sequence as a plan."""

@@ -38,8 +38,6 @@ MAX_REORDERINGS = 8
 MAX_PASSES = 50
 MAX_IDLE = 250
 """Neighbours without improvement after which the local search stops."""
-TOLERANCE = 0.03
-"""Largest relative increase of added time that the local search may take on the way."""
 RETURN_AFTER = 60
 """Turns without improvement after which the local search goes back to the best entry."""
 FINALIST_TURNS = 60
@@ -282,18 +280,12 @@ class Search:
             idle += 1
             if self.rank(new) < self.rank(best):
                 best, idle = new, 0
-            if self._near(new, current[which]):
+            old = current[which]
+            if self.rank(new) <= self.rank(old) or new.follows(old, self.budget, self.once, self.draw):
                 current[which] = new
             elif idle % RETURN_AFTER == 0:
                 current[which] = best
         self.keep([best, *current])
-
-    def _near(self, new: Entry, old: Entry) -> bool:
-        """Whether to go on from `new`: where it is not worse, or by chance where it is only a little slower."""
-        if self.rank(new) <= self.rank(old):
-            return True
-        slack = 1.0 + self.draw.random() ** 4 * TOLERANCE
-        return not new.barred and new.peak <= self.budget and new.time - self.once <= (old.time - self.once) * slack
 
     def _different(self, entries: list[Entry]) -> list[Entry]:
         """`entries` without those of the steps of an earlier one."""
