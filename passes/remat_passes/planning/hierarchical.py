@@ -43,7 +43,7 @@ class Hierarchical:
     """
 
     name: ClassVar[str] = "hierarchical"
-    effort: int = 10_000
+    effort: int = 2_500
     seed: int = 1
     counts: tuple[int, ...] = BLOCK_COUNTS
 

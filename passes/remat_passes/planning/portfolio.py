@@ -34,8 +34,8 @@ GROWTH = 1.5
 """... and how much longer each round is than the one before."""
 REGIONS_FROM = 50_000_000
 """Work after which regions are solved exactly."""
-BLOCK_SHARE = 0.25
-"""Part of the work for the options of blocks."""
+BLOCK_SHARE, LARGE_SHARE, LARGE = 0.25, 0.6, 4_000
+"""Part of the work for the options of blocks, more on graphs of many operators, where climbs get less far."""
 REGIONS = 8
 """Regions that are solved exactly in a round."""
 GREEDY_WORK, GREEDY_OPERATORS = 7_000_000, 1_500
@@ -75,7 +75,8 @@ def _rounds(work: int, operators: int) -> Iterator[int]:
 def _round(search: Search, turn: int) -> None:
     """All stages once."""
     counts = [max(count * 2 // (2 + turn), 2) for count in BLOCK_COUNTS]
-    found = list(block_plans(search, counts, BLOCK_SHARE))
+    share = BLOCK_SHARE if len(search.g.ops) < LARGE else LARGE_SHARE
+    found = list(block_plans(search, counts, share))
     starts = [entries[0] for entries in found if entries]
     if turn % 2 == 0 or not any(search.fits(entry) for entry in starts):
         starts.append(search.pool[0])
