@@ -8,11 +8,12 @@ from exact.exhaustive import Exhaustive
 from exact.test_program import tight
 from remat_compiler.simulate.timeline import simulate
 from remat_compiler.simulate.verify import verify
-from remat_passes.exact.demand_search import search_demands
+from remat_passes.exact.demand_search import DemandLimits, search_demands
 from remat_passes.exact.space import Reductions
 from remat_passes.exact.stages import space_of
 
 GROUPS = 16
+ENOUGH = DemandLimits(states=4_000, total=10_000_000)
 WHOLE = Reductions()
 BARE = Reductions(merge_prefix=False, merge_suffix=False, drop_slack_rows=False)
 
@@ -24,7 +25,7 @@ def test_equals_exhaustive_search(group: int) -> None:
         problem = tight(seed)
         expected = Exhaustive(problem, once_per_gap=True).added_ns()
         space = space_of(problem, BARE if seed % 2 else WHOLE)
-        found = search_demands(space, None, max_states=4_000, max_total=10_000_000)
+        found = search_demands(space, None, ENOUGH)
         assert (found.complete, found.added_ns) == (True, expected), seed
         if found.plan is not None:
             timeline = simulate(problem.graph, problem.costs, found.plan)
@@ -39,9 +40,9 @@ def test_a_cutoff_at_the_optimum_leaves_nothing(seed: int) -> None:
     if expected is None:
         return
     space = space_of(problem, WHOLE)
-    below = search_demands(space, expected, 4_000, 10_000_000)
+    below = search_demands(space, expected, ENOUGH)
     assert (below.plan, below.complete, below.bound_ns) == (None, True, expected)
-    assert search_demands(space, expected + 1, 4_000, 10_000_000).added_ns == expected
+    assert search_demands(space, expected + 1, ENOUGH).added_ns == expected
 
 
 @pytest.mark.parametrize("states", [1, 2, 5, 20])
@@ -50,7 +51,8 @@ def test_few_states_prove_no_more_than_is_true(states: int) -> None:
     for seed in range(120):
         problem = tight(seed)
         expected = Exhaustive(problem, once_per_gap=True).added_ns()
-        found = search_demands(space_of(problem, WHOLE), None, states, 10_000_000, byte_ns=0.1 * (seed % 3))
+        limits = DemandLimits(states, 10_000_000, thins=seed % 4 > 0, byte_ns=0.1 * (seed % 3))
+        found = search_demands(space_of(problem, WHOLE), None, limits)
         if found.plan is not None:
             assert expected is not None
             timeline = simulate(problem.graph, problem.costs, found.plan)
@@ -64,6 +66,6 @@ def test_few_states_prove_no_more_than_is_true(states: int) -> None:
 
 def test_the_work_is_limited() -> None:
     problem = tight(3)
-    found = search_demands(space_of(problem, WHOLE), None, 4_000, max_total=1)
+    found = search_demands(space_of(problem, WHOLE), None, DemandLimits(4_000, total=1))
     assert (found.plan, found.complete) == (None, False)
     assert found.bound_ns <= (Exhaustive(problem, once_per_gap=True).added_ns() or 0)

@@ -17,7 +17,7 @@ from remat_compiler.ir.invariants import check_graph
 from remat_compiler.ir.problem import RematProblem
 from remat_compiler.simulate.timeline import simulate
 from remat_compiler.simulate.verify import verify
-from remat_passes.exact.demand_search import search_demands
+from remat_passes.exact.demand_search import DemandLimits, search_demands
 from remat_passes.exact.space import Reductions
 from remat_passes.exact.stages import space_of
 from remat_passes.planning.auto import Auto
@@ -91,7 +91,7 @@ def test_optimal_plans_lift(name: str) -> None:
     for seed in range(PROBLEMS):
         problem = drawn(seed)
         reduced = ALL[name](problem)
-        found = search_demands(space_of(reduced.problem, Reductions()), None, 1_000, 1_000_000)
+        found = search_demands(space_of(reduced.problem, Reductions()), None, DemandLimits(1_000, 1_000_000))
         if found.plan is None:
             continue
         plan = reduced.lift(found.plan)

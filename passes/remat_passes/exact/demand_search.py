@@ -6,8 +6,8 @@ beginning that serves the larger set serves the smaller one, in no more memory. 
 how much may be demanded at once, not with the length of the graph; alike blocks, in which branch and bound loses
 itself, cost nothing extra.  A bound cuts further: every tangent-free operator behind what is demanded has to run.
 
-With a limit on states the search goes on with the most promising ones of a stage.  It then proves nothing, but its plan
-is one that fits.
+Where a stage has more states than allowed, the search ends, or goes on with the most promising ones: it then proves
+little, but its plan is one that fits.
 """
 
 from __future__ import annotations
@@ -64,34 +64,40 @@ class _Layer:
     kept: IntArray
 
 
-def search_demands(
-    space: Space, cutoff_ns: int | None, max_states: int, max_total: int, byte_ns: float = 0.0
-) -> Searched:
-    """The cheapest plan of `space` below `cutoff_ns`.
+@dataclass(frozen=True, slots=True)
+class DemandLimits:
+    """How much to search.
 
-    Args:
-        space: Not merged into windows.
-        cutoff_ns: Added time that the plan must stay below, or `None`.
-        max_states: States with which to go on from one stage to the next.
-        max_total: States of all stages, after which to give up.
-        byte_ns: Price of a demanded byte in the choice of the most promising states.
+    Attributes:
+        states: States with which to go on from one stage to the next.
+        total: States of all stages, after which to give up.
+        thins: Whether to go on with the most promising states where there are more, instead of giving up.
+        byte_ns: Price of a demanded byte in the choice of the most promising ones.
     """
-    return _Search(space, cutoff_ns, max_states, max_total, byte_ns).run()
+
+    states: int
+    total: int
+    thins: bool = False
+    byte_ns: float = 0.0
+
+
+def search_demands(space: Space, cutoff_ns: int | None, limits: DemandLimits) -> Searched:
+    """The cheapest plan of `space`, not merged into windows, with less added time than `cutoff_ns`, if given."""
+    return _Search(space, cutoff_ns, limits).run()
 
 
 class _Search:
     """The layers, from the last to the first."""
 
-    def __init__(self, space: Space, cutoff_ns: int | None, max_states: int, max_total: int, byte_ns: float) -> None:
-        self.space, self.steps = space, demand_steps(space)
-        self.max_states, self.max_total, self.byte_ns = max_states, max_total, byte_ns
+    def __init__(self, space: Space, cutoff_ns: int | None, limits: DemandLimits) -> None:
+        self.space, self.steps, self.limits = space, demand_steps(space), limits
         self.once = int(self.steps.float_ns.sum())
         self.cutoff = NO_CUTOFF if cutoff_ns is None else cutoff_ns
         self.most = self.cutoff + self.once - 1
         self.complete, self.total, self.bound = True, 0, 0
         self.layers: list[_Layer] = []
         self.keys, self.price = self.steps.start.reshape(1, -1), np.zeros(1, np.int64)
-        places = PLACES * max_states
+        places = PLACES * limits.states
         self.into = (
             np.empty((places, self.steps.start.shape[0]), np.uint64),
             np.empty(places, np.int64),
@@ -109,7 +115,7 @@ class _Search:
                 if not len(self.price):
                     bound = self.cutoff if self.complete else self.bound
                     return Searched(None, None, self.complete, bound, self.total)
-                if self.total > self.max_total:
+                if self.total > self.limits.total or not (self.complete or self.limits.thins):
                     return Searched(None, None, False, self.bound, self.total)
         best = int(np.argmin(self.price))
         added = int(self.price[best]) - self.once
@@ -165,10 +171,10 @@ class _Search:
         if self.complete:
             self.bound = min(self.cutoff, int(bound[kept].min(initial=self.most + 1)) - self.once)
         self.total += len(kept)
-        if len(kept) > self.max_states:
+        if len(kept) > self.limits.states:
             self.complete = False
-            promise = bound[kept] + self.byte_ns * _weights(keys[kept], steps.weight)
-            kept = np.sort(kept[np.argsort(promise, kind="stable")[: self.max_states]])
+            promise = bound[kept] + self.limits.byte_ns * _weights(keys[kept], steps.weight)
+            kept = np.sort(kept[np.argsort(promise, kind="stable")[: self.limits.states]])
         self.layers.append(_Layer(stage, origin[:count].copy(), made_by[:count].copy(), kept))
         self.keys, self.price = keys[kept].copy(), price[kept].copy()
 
