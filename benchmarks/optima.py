@@ -42,6 +42,8 @@ class Row:
     windows: int
     nodes: int
     solver: str
+    states: int
+    proof: str
 
 
 def measure(name: str, problem: RematProblem, position: float, budget: int, planner: Ilp) -> Row:
@@ -69,6 +71,8 @@ def measure(name: str, problem: RematProblem, position: float, budget: int, plan
         int(stats.get("windows", 0)),
         int(stats.get("nodes", 0)),
         stats.get("solver", ""),
+        int(stats.get("states", 0)),
+        stats.get("proof", ""),
     )
 
 
@@ -86,8 +90,8 @@ def main() -> None:
     if options.json is not None and options.json.exists():
         rows = [Row(**row) for row in json.loads(options.json.read_text(encoding="utf-8"))["rows"]]
     done = {(row.instance, row.position) for row in rows}
-    print("| instance | position | auto % | best % | bound % | proven | CPU s | rounds | windows | nodes |")
-    print("|---|---|---|---|---|---|---|---|---|---|")
+    print("| instance | position | auto % | best % | bound % | proven | CPU s | states | rounds | windows | nodes |")
+    print("|---|---|---|---|---|---|---|---|---|---|---|")
     for position in options.positions:
         for path in instance_paths(options.instances):
             name = instance_name(path)
@@ -99,7 +103,8 @@ def main() -> None:
             rows.append(row)
             print(
                 f"| {name} | {position:.2f} | {row.auto_percent} | {row.best_percent} | {row.bound_percent} "
-                f"| {'yes' if row.proven else 'no'} | {row.cpu_seconds} | {row.rounds} | {row.windows} | {row.nodes} |",
+                f"| {'yes' if row.proven else 'no'} | {row.cpu_seconds} | {row.states} "
+                f"| {row.rounds} | {row.windows} | {row.nodes} |",
                 flush=True,
             )
             if options.json is not None:
