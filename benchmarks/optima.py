@@ -2,9 +2,10 @@
 
     python benchmarks/optima.py [--instances '*_small_decomposed'] [--limit 300] [--solver highs] [--json OUT]
 
-Budgets stand at 5, 12, 25 and 50 % of the way from the smallest peak that `auto` finds to the peak without
-recomputation.  Both planners keep the order of first executions, since the proof is for that order.  Figures are
-added time in percent of the time of a step; a row whose bound equals its best plan is proven.
+Budgets stand at 5, 12, 25 and 50 % of the way from the smallest peak that `auto` found to the peak without
+recomputation; those of earlier results are used again.  Both planners keep the order of first executions, since the
+proof is for that order.  Figures are added time in percent of the time of a step; a row whose bound equals its best
+plan is proven.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ class Row:
     windows: int
     nodes: int
     solver: str
+    states: int = 0
+    proof: str = ""
 
 
 def measure(name: str, problem: RematProblem, position: float, budget: int, planner: Ilp) -> Row:
@@ -69,7 +72,20 @@ def measure(name: str, problem: RematProblem, position: float, budget: int, plan
         int(stats.get("windows", 0)),
         int(stats.get("nodes", 0)),
         stats.get("solver", ""),
+        int(stats.get("states", 0)),
+        stats.get("proof", ""),
     )
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The rows of a file that this program wrote."""
+    return [Row(**row) for row in json.loads(path.read_text(encoding="utf-8"))["rows"]]
+
+
+def budget_at(problem: RematProblem, position: float) -> int:
+    """Bytes at `position` between the smallest peak that `auto` finds and that of saving everything."""
+    low, full = Auto(reorders=False).smallest_peak(problem).peak_bytes, SaveAll().plan(problem).peak_bytes
+    return int(low + position * (full - low))
 
 
 def main() -> None:
@@ -80,26 +96,34 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=300.0, help="seconds for each row")
     parser.add_argument("--solver", default="highs", choices=("highs", "cbc"))
     parser.add_argument("--json", type=Path, help="file to write, row by row; rows in it already are not solved again")
+    parser.add_argument(
+        "--budgets",
+        type=Path,
+        default=Path(__file__).parent / "results" / "optima.json",
+        help="earlier results whose budgets to use again, so that rows stay comparable while auto improves",
+    )
     options = parser.parse_args()
     planner = Ilp(options.solver, time_limit=options.limit, max_executions=1_000_000)
     rows: list[Row] = []
     if options.json is not None and options.json.exists():
-        rows = [Row(**row) for row in json.loads(options.json.read_text(encoding="utf-8"))["rows"]]
+        rows = read_rows(options.json)
+    budgets = {(row.instance, row.position): row.budget_bytes for row in read_rows(options.budgets)}
     done = {(row.instance, row.position) for row in rows}
-    print("| instance | position | auto % | best % | bound % | proven | CPU s | rounds | windows | nodes |")
-    print("|---|---|---|---|---|---|---|---|---|---|")
+    print("| instance | position | auto % | best % | bound % | proven | CPU s | states | rounds | windows | nodes |")
+    print("|---|---|---|---|---|---|---|---|---|---|---|")
     for position in options.positions:
         for path in instance_paths(options.instances):
             name = instance_name(path)
             if (name, position) in done:
                 continue
             problem = replace(read_problem(path), reference=None)
-            low, full = Auto(reorders=False).smallest_peak(problem).peak_bytes, SaveAll().plan(problem).peak_bytes
-            row = measure(name, problem, position, int(low + position * (full - low)), planner)
+            budget = budgets.get((name, position)) or budget_at(problem, position)
+            row = measure(name, problem, position, budget, planner)
             rows.append(row)
             print(
                 f"| {name} | {position:.2f} | {row.auto_percent} | {row.best_percent} | {row.bound_percent} "
-                f"| {'yes' if row.proven else 'no'} | {row.cpu_seconds} | {row.rounds} | {row.windows} | {row.nodes} |",
+                f"| {'yes' if row.proven else 'no'} | {row.cpu_seconds} | {row.states} "
+                f"| {row.rounds} | {row.windows} | {row.nodes} |",
                 flush=True,
             )
             if options.json is not None:

@@ -53,6 +53,7 @@ NEIGHBOURS = frozenset(
 PASSES_MAY_IMPORT = {
     "planning": frozenset({"errors", "progress", "ir", "simulate", "costs"}),
     "exact": frozenset({"errors", "ir", "simulate"}),
+    "reductions": frozenset({"ir", "simulate"}),
     "bounds": frozenset({"ir", "simulate"}),
     "rewriting": frozenset({"errors", "options", "ir", "simulate", "costs", "rewrite", "torch_compat"}),
     "registry": frozenset({"errors"}),
@@ -61,6 +62,7 @@ MAY_IMPORT_PASSES = TIERS[-1] | TIERS[-2]
 REGISTRY_SIDE = frozenset(
     {"remat_passes.registry", "remat_passes.planning.interface", "remat_passes.bounds.lower_bound"}
 )
+NO_TORCH_PASSES = tuple(f"remat_passes.{name}" for name in ("planning", "exact", "reductions"))
 WITHOUT_TORCH = ("remat_compiler.errors", "remat_compiler.options", "remat_compiler.ir", "remat_compiler.simulate")
 PRIVATE_BUT_TYPES = frozenset({"torch._ops"})
 """Classes of operators that torch names in no public module; needed in annotations and isinstance."""
@@ -151,7 +153,7 @@ def test_there_are_no_import_cycles() -> None:
 
 def test_planning_needs_no_torch() -> None:
     """Imported for real: what these modules import imports no torch either."""
-    planning = [m for m in sources() if m.startswith(("remat_passes.planning", "remat_passes.exact"))]
+    planning = [m for m in sources() if m.startswith(NO_TORCH_PASSES)]
     modules = [m for m in sources() if m.startswith(WITHOUT_TORCH)] + planning
     path = [str(folder.parent) for folder in PACKAGES.values()]
     command = (

@@ -10,6 +10,8 @@ import pytest
 from builders import LIBRARY, random_problem, with_budget
 from exact.exhaustive import Exhaustive
 from remat_compiler.ir.plan import PlanStatus
+from remat_compiler.ir.problem import RematProblem
+from remat_compiler.simulate.floor import peak_floor
 from remat_passes.exact import solver as solver_module
 from remat_passes.exact.backends import Answer, BrokenSolver, SolverOptions
 from remat_passes.planning.auto import Auto
@@ -26,7 +28,7 @@ def test_claims_hold(seed: int) -> None:
     problem = with_budget(problem, int(full * rng.uniform(0.5, 1.0)))
     expected = Exhaustive(problem, once_per_gap=True).added_ns()
     free = Exhaustive(problem, once_per_gap=False).added_ns()
-    found = Ilp(cuts=seed % 2 == 0, reductions=seed % 3 != 0).plan(problem)
+    found = Ilp(cuts=seed % 2 == 0, reductions=seed % 3 != 0, states=0 if seed % 5 else 1_000).plan(problem)
     if found.status is PlanStatus.INFEASIBLE:
         assert expected is None
         assert "proven" in dict(found.stats)["proof"]
@@ -56,17 +58,66 @@ def test_broken_solvers_give_the_plan_to_begin_with(monkeypatch: pytest.MonkeyPa
     problem = LIBRARY["chain"]
     problem = with_budget(problem, int(0.6 * SaveAll().plan(problem).peak_bytes))
     monkeypatch.setattr(solver_module, "SOLVERS", {"cbc": broken})
-    found = Ilp().plan(problem)
+    found = Ilp(states=0).plan(problem)
     assert found.plan == Auto(reorders=False).plan(problem).plan
     assert dict(found.stats)["fallbacks"] == "1"
     assert dict(found.stats)["proof"] == "stopped at the limit"
 
 
-def test_below_the_floor_is_proven() -> None:
-    found = Ilp().plan(with_budget(LIBRARY["residual"], 1))
-    assert found.status is PlanStatus.INFEASIBLE
-    assert found.plan is not None
-    assert dict(found.stats)["proof"].startswith("proven: one operator needs")
+@pytest.mark.parametrize("name", ["cbc", "highs"])
+def test_a_solver_that_breaks_is_replaced_and_counted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once in each round; the proof is that of the other one."""
+    pytest.importorskip("highspy")
+    calls: list[str] = []
+
+    def broken(model: pulp.LpProblem, options: SolverOptions) -> Answer:
+        calls.append(name)
+        raise BrokenSolver("it is not installed")
+
+    monkeypatch.setattr(solver_module, "SOLVERS", {**solver_module.SOLVERS, name: broken})
+    problem = LIBRARY["chain"]
+    problem = with_budget(problem, int(0.6 * SaveAll().plan(problem).peak_bytes))
+    found = Ilp(solver=name, states=0).plan(problem)
+    stats = dict(found.stats)
+    assert found.status is PlanStatus.OPTIMAL
+    assert (stats["fallbacks"], stats["solver"]) == (str(len(calls)), "highs" if name == "cbc" else "cbc")
+    assert stats["reason"] == f"{name}: it is not installed"
+    assert len(calls) == int(stats["rounds"]) > 0
+
+
+def test_a_solver_that_is_unknown_is_refused() -> None:
+    problem = LIBRARY["chain"]
+    problem = with_budget(problem, int(0.6 * SaveAll().plan(problem).peak_bytes))
+    with pytest.raises(ValueError, match="known are cbc, highs"):
+        Ilp(solver="gurobi").plan(problem)
+
+
+@pytest.mark.parametrize("problem", [LIBRARY["residual"], LIBRARY["user_regions"]])
+def test_below_the_floor_is_proven_at_once(problem: RematProblem, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No program is solved, and the plan is that of the smallest peak found."""
+
+    def solved(model: pulp.LpProblem, options: SolverOptions) -> Answer:
+        raise AssertionError("there is nothing to solve")
+
+    monkeypatch.setattr(solver_module, "SOLVERS", {"cbc": solved, "highs": solved})
+    floor = peak_floor(problem.graph, problem.costs).peak_bytes
+    for budget in (0, 1, floor - 1):
+        found = Ilp().plan(with_budget(problem, budget))
+        assert found.status is PlanStatus.INFEASIBLE
+        assert found.plan is not None
+        assert floor <= found.peak_bytes <= Auto(reorders=False).smallest_peak(problem).peak_bytes
+        assert dict(found.stats)["proof"] == f"proven: one operator needs {floor} bytes"
+
+
+def test_the_search_needs_no_solver(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(model: pulp.LpProblem, options: SolverOptions) -> Answer:
+        raise BrokenSolver("gone")
+
+    monkeypatch.setattr(solver_module, "SOLVERS", {"cbc": gone, "highs": gone})
+    problem = LIBRARY["chain"]
+    problem = with_budget(problem, int(0.6 * SaveAll().plan(problem).peak_bytes))
+    found = Ilp().plan(problem)
+    assert (found.status, dict(found.stats)["proof"]) == (PlanStatus.OPTIMAL, "demands")
 
 
 def test_nothing_to_do_is_optimal() -> None:

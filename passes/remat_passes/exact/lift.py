@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from remat_compiler.ir.graph import OpId
@@ -13,15 +14,20 @@ from remat_passes.planning.sequence import StepIndex, drop_dead_repeats
 
 
 def decode(program: Program, values: Mapping[str, float]) -> Plan:
-    """The plan that `values` describe, without repetitions that nobody reads.
+    """The plan that `values` describe, see `plan_of`."""
+    return plan_of(program.space, {key for key, run in program.runs.items() if values.get(run.name, 0.0) > 0.5})
+
+
+def plan_of(space: Space, executed: AbstractSet[tuple[int, int]]) -> Plan:
+    """The plan that runs in gaps what `executed` says, by stage and operator, without repetitions that nobody reads.
 
     Where stages are merged, an operator runs just before the first anchor that needs it, or else the last one.
     """
-    index = program.space.index
-    steps = [OpId(op) for op in program.space.skipped if op >= 0]
+    index = space.index
+    steps = [OpId(op) for op in space.skipped if op >= 0]
     boundary = 0
-    for t, stage in enumerate(program.space.stages):
-        left = {i for i in stage.candidates if values.get(program.runs[t, i].name, 0.0) > 0.5}
+    for t, stage in enumerate(space.stages):
+        left = {i for i in stage.candidates if (t, i) in executed}
         for position, anchor in enumerate(stage.anchors):
             final = position == len(stage.anchors) - 1
             now = left if final else _behind(index, anchor, left)

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from remat_compiler.ir.plan import Plan
+from remat_compiler.ir.problem import RematProblem
 from remat_compiler.simulate.timeline import MemoryTimeline, simulate
 from remat_passes.exact.backends import SolverOptions
 from remat_passes.exact.coarse import merge
@@ -46,7 +47,7 @@ class Refined:
         rounds: Programs solved.
         windows: Windows of the last one.
         nodes: Nodes of all trees.
-        stats: What the solver had to say, of the last round.
+        stats: Solver of the last round; how many were replaced in all rounds, and why.
     """
 
     plan: Plan | None
@@ -60,17 +61,34 @@ class Refined:
 
 
 def refine(
-    space: Space, reductions: Reductions, cuts: Cuts, options: SolverOptions, first: Plan | None, cutoff_ns: int | None
+    space: Space,
+    reductions: Reductions,
+    cuts: Cuts,
+    options: SolverOptions,
+    first: Plan | None,
+    cutoff_ns: int | None,
+    judge: RematProblem | None = None,
 ) -> Refined:
-    """Search `space` for plans cheaper than `cutoff_ns`, the added time of the plan `first` that fits."""
-    began = _cpu_seconds()
+    """Search `space` for plans cheaper than `cutoff_ns`, the added time of the plan `first` that fits.
+
+    Args:
+        space: Where to search.
+        reductions: What shrinks each program.
+        cuts: Valid inequalities.
+        options: Solver and limits, for all rounds together.
+        first: A plan to begin with, or `None`.
+        cutoff_ns: Its added time, or `None`.
+        judge: The problem that plans must fit, where that of `space` is a relaxation of it with the same operators.
+    """
+    judge = judge or space.problem
+    began = cpu_seconds()
     starts = _first_starts(space)
     found = Refined(None, cutoff_ns, 0, False, 0, len(starts), 0, ())
     gap = ROUGH_GAP
     while True:
         limit = options.time_limit_s
         if limit is not None:
-            limit = max(0.0, limit - (_cpu_seconds() - began))
+            limit = max(0.0, limit - (cpu_seconds() - began))
         program = Program(merge(space, starts), reductions, cuts, found.added_ns)
         start = start_values(program, first) if first is not None else {}
         solution = solve(
@@ -80,8 +98,8 @@ def refine(
         if found.infeasible or found.bound_ns == found.added_ns or not solution.found:
             return found
         plan = decode(program, solution.values)
-        timeline = simulate(space.problem.graph, space.problem.costs, plan)
-        if timeline.peak_bytes <= space.problem.budget_bytes:
+        timeline = simulate(judge.graph, judge.costs, plan)
+        if timeline.peak_bytes <= judge.budget_bytes:
             if found.added_ns is None or timeline.added_ns < found.added_ns:
                 found, first = replace(found, plan=plan, added_ns=timeline.added_ns), plan
             if found.bound_ns >= timeline.added_ns:
@@ -95,7 +113,7 @@ def refine(
         starts = finer
 
 
-def _cpu_seconds() -> float:
+def cpu_seconds() -> float:
     """CPU seconds of this process and of the solvers that it ran: a busy machine changes no result."""
     times = os.times()
     return times.user + times.system + times.children_user + times.children_system
@@ -108,13 +126,20 @@ def _learned(found: Refined, solution: Solution, windows: int) -> Refined:
         rounds=found.rounds + 1,
         windows=windows,
         nodes=found.nodes + solution.nodes,
-        stats=(("solver", solution.solver), *solution.stats),
+        stats=(("solver", solution.solver), *_fallbacks(found.stats, solution.stats)),
     )
     if solution.status is SolveStatus.INFEASIBLE:
         # Nothing is as cheap as the cutoff, which the plan to begin with is: only arithmetic can bring this about.
         return replace(known, infeasible=found.added_ns is None, bound_ns=found.added_ns or 0)
     bound = max(found.bound_ns, _whole(solution.bound))
     return replace(known, bound_ns=bound if found.added_ns is None else min(bound, found.added_ns))
+
+
+def _fallbacks(before: tuple[tuple[str, str], ...], now: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
+    """What solvers were replaced in all rounds, and why in the latest of them."""
+    counts = [int(dict(stats).get("fallbacks", "0")) for stats in (before, now)]
+    told = {**dict(before), **dict(now)}
+    return (("fallbacks", str(sum(counts))), ("reason", told["reason"])) if sum(counts) else now
 
 
 def _whole(bound: float) -> int:

@@ -93,8 +93,7 @@ def solve(model: pulp.LpProblem, options: SolverOptions | None = None) -> Soluti
     options = options or SolverOptions()
     if model.sense != pulp.LpMinimize:
         raise ValueError("got a model that maximises; negate its objective and minimise")
-    if options.solver not in SOLVERS:
-        raise ValueError(f"got the solver {options.solver!r}; known are {', '.join(SOLVERS)}")
+    check_solver(options.solver)
     if options.time_limit_s is not None and options.time_limit_s <= 0:
         return Solution(SolveStatus.TIMED_OUT, stats=(("reason", "the time limit is 0 s"),))
     if not model.variables():
@@ -112,6 +111,12 @@ def solve(model: pulp.LpProblem, options: SolverOptions | None = None) -> Soluti
             continue
         return _with(solution, time.perf_counter() - started, reasons)
     return _with(Solution(SolveStatus.FAILED), time.perf_counter() - started, reasons)
+
+
+def check_solver(name: str) -> None:
+    """Raise `ValueError` unless `name` is that of a solver."""
+    if name not in SOLVERS:
+        raise ValueError(f"got the solver {name!r}; known are {', '.join(SOLVERS)}")
 
 
 def _with(solution: Solution, seconds: float, reasons: list[str]) -> Solution:

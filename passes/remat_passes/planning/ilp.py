@@ -1,4 +1,4 @@
-"""The exact planner: the program of `remat_passes.exact`, solved by CBC or HiGHS through PuLP.
+"""The exact planner: `remat_passes.exact`, by a search over demanded sets and by CBC or HiGHS through PuLP.
 
 OPTIMAL means least added time of all plans that run forward and backward operators for the first time in joint order,
 run backward operators once, and run any other at most `passes_per_gap` times between two of those first executions,
@@ -20,8 +20,9 @@ from remat_compiler.simulate.floor import peak_floor
 from remat_compiler.simulate.verify import verify
 from remat_passes.exact.backends import SolverOptions
 from remat_passes.exact.program import Cuts
-from remat_passes.exact.refine import refine
-from remat_passes.exact.space import OutsideSpace, Reductions, Space
+from remat_passes.exact.prove import Effort, Proof, prove
+from remat_passes.exact.solver import check_solver
+from remat_passes.exact.space import OutsideSpace, Reductions
 from remat_passes.exact.stages import space_of
 from remat_passes.planning.auto import Auto
 from remat_passes.planning.interface import Candidate, choose
@@ -40,6 +41,7 @@ class Ilp:
             to run, and so may a plan; `node_limit` and `max_executions` are the same everywhere.
         gap: Relative gap between plan and bound at which the solver stops.
         node_limit: Nodes of the solver's tree, or `None` for no limit.
+        states: States that a stage of the search over demanded sets may have; 0 for programs alone.
         effort: Work allowed for `Auto`, which gives the plan to begin with.
         cuts: Whether to add valid inequalities; they change the time alone.
         reductions: Whether to shrink the program; this changes the time alone.
@@ -52,6 +54,7 @@ class Ilp:
     time_limit: float = 20.0
     gap: float = 0.0
     node_limit: int | None = None
+    states: int = 20_000
     effort: int = 6_000
     cuts: bool = True
     reductions: bool = True
@@ -59,7 +62,12 @@ class Ilp:
     max_executions: int = 2_000
 
     def plan(self, problem: RematProblem) -> PlanResult:
-        """Answer `problem`; see `Planner.plan` and the module docstring."""
+        """Answer `problem`; see `Planner.plan` and the module docstring.
+
+        Raises:
+            ValueError: `solver` is unknown.
+        """
+        check_solver(self.solver)
         auto = Auto(self.effort, reorders=False).plan(replace(problem, reference=None))
         if auto.plan is None:
             return replace(auto, planner=self.name)
@@ -71,39 +79,40 @@ class Ilp:
         if floor > problem.budget_bytes:
             return _explained(first, f"proven: one operator needs {floor} bytes")
         try:
-            space = space_of(problem, self._reductions(), self.passes_per_gap)
+            space = space_of(problem, self._effort().reductions, self.passes_per_gap)
+            executions = sum(len(stage.candidates) for stage in space.stages)
+            if executions > self.max_executions:
+                return _explained(first, f"not tried: {executions} executions to decide, limit {self.max_executions}")
+            fits = first.status is PlanStatus.FEASIBLE
+            return self._result(problem, first, prove(problem, first.plan if fits else None, self._effort()))
         except OutsideSpace as error:
             return _explained(first, f"not tried: {error}")
-        executions = sum(len(stage.candidates) for stage in space.stages)
-        if executions > self.max_executions:
-            return _explained(first, f"not tried: {executions} executions to decide, limit {self.max_executions}")
-        return self._solve(problem, space, first)
 
-    def _reductions(self) -> Reductions:
-        return Reductions() if self.reductions else NO_REDUCTIONS
-
-    def _solve(self, problem: RematProblem, space: Space, first: PlanResult) -> PlanResult:
-        """The better of `first` and what the rounds find, with what is proven."""
-        fits = first.status is PlanStatus.FEASIBLE
-        options = SolverOptions(self.solver, self.time_limit, self.node_limit, self.gap)
-        cuts = Cuts() if self.cuts else NO_CUTS
-        plan, cutoff = (first.plan, first.added_ns) if fits else (None, None)
-        found = refine(space, self._reductions(), cuts, options, plan, cutoff)
-        stats = (
-            ("rounds", str(found.rounds)),
-            ("windows", str(found.windows)),
-            ("nodes", str(found.nodes)),
-            *found.stats,
+    def _effort(self) -> Effort:
+        return Effort(
+            SolverOptions(self.solver, self.time_limit, self.node_limit, self.gap),
+            self.states,
+            Reductions() if self.reductions else NO_REDUCTIONS,
+            Cuts() if self.cuts else NO_CUTS,
+            self.reductions,
+            self.passes_per_gap,
         )
-        if found.plan is None or verify(problem, found.plan):
+
+    def _result(self, problem: RematProblem, first: PlanResult, proof: Proof) -> PlanResult:
+        """The better of `first` and the plan of `proof`, with what is proven."""
+        stats = (("states", str(proof.states)), *proof.stats)
+        if proof.plan is None or verify(problem, proof.plan):
             best = first
         else:
-            best = choose(problem, self.name, [Candidate(found.plan), *([Candidate(plan)] if plan else [])])
+            fits = first.status is PlanStatus.FEASIBLE
+            others = [Candidate(first.plan)] if fits and first.plan is not None else []
+            best = choose(problem, self.name, [Candidate(proof.plan), *others])
         if best.status is PlanStatus.INFEASIBLE:
-            reason = "proven: no plan of this order fits" if found.infeasible else "believed: none was found in time"
+            reason = "proven: no plan of this order fits" if proof.infeasible else "believed: none was found in time"
             return replace(best, stats=(*stats, ("proof", reason)))
-        bound = min(found.bound_ns, best.added_ns)
+        bound = min(proof.bound_ns, best.added_ns)
         if bound == best.added_ns:
+            stats = (*stats, ("proof", proof.method or "nothing is cheaper"))
             return replace(best, status=PlanStatus.OPTIMAL, lower_bound_ns=bound, stats=stats)
         return replace(best, lower_bound_ns=bound, stats=(*stats, ("proof", "stopped at the limit")))
 

@@ -1,0 +1,155 @@
+"""From a plan to begin with to a proven optimum: the search over demanded sets, then programs in windows.
+
+Both work on a relaxation first, in which small storages weigh nothing (`remat_passes.reductions.weightless`): its
+bounds hold, and its plans are most often plans of the original.  Where one is not, both go on with the original.
+
+1. A narrow search over demanded sets: a better plan, in a second.
+2. The wide one, until a stage has too many states: the optimum where little is alive at once.
+3. Programs in windows: bounds where much fits and what must go is decided at few places.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from remat_compiler.ir.plan import Plan
+from remat_compiler.ir.problem import RematProblem
+from remat_compiler.simulate.timeline import simulate
+from remat_passes.exact.backends import SolverOptions
+from remat_passes.exact.demand_search import DemandLimits, Searched, search_demands
+from remat_passes.exact.program import Cuts
+from remat_passes.exact.refine import Refined, cpu_seconds, refine
+from remat_passes.exact.space import Reductions
+from remat_passes.exact.stages import space_of
+from remat_passes.reductions.reduced import Claim, Reduced, unreduced
+from remat_passes.reductions.weightless import weightless
+
+NARROW = 10
+"""By how much the first search is narrower than the widest."""
+TOTAL = 20
+"""States of all stages for each that one stage may have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """What to use and how much.
+
+    Attributes:
+        solver: Solver and limits; no search is done where there is no time at all.
+        states: States that a stage of the widest search may have; 0 for no search.
+        reductions: What shrinks each program.
+        cuts: Valid inequalities.
+        relaxes: Whether to begin with the relaxation.
+        passes_per_gap: How often an operator may run in a gap.
+    """
+
+    solver: SolverOptions
+    states: int
+    reductions: Reductions
+    cuts: Cuts
+    relaxes: bool
+    passes_per_gap: int
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What is known of a problem.
+
+    Attributes:
+        plan: The cheapest plan found that fits, `None` where none does.
+        added_ns: Its added time.
+        bound_ns: Proven lower bound of the added time of plans of the space.
+        infeasible: Proven: none fits.
+        method: What proved the last of it: ``demands``, ``program`` or nothing.
+        states: States of all searches.
+        stats: What the solver had to say.
+    """
+
+    plan: Plan | None
+    added_ns: int | None
+    bound_ns: int = 0
+    infeasible: bool = False
+    method: str = ""
+    states: int = 0
+    stats: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing is left to find."""
+        return self.infeasible or self.bound_ns == self.added_ns
+
+
+def prove(problem: RematProblem, plan: Plan | None, effort: Effort) -> Proof:
+    """What `effort` proves of `problem`, to begin with from `plan`, which fits, or none.
+
+    Raises:
+        OutsideSpace: See `space_of`.
+    """
+    added = None if plan is None else simulate(problem.graph, problem.costs, plan).added_ns
+    known = Proof(plan, added)
+    began = cpu_seconds()
+    light = weightless(problem) if effort.relaxes else unreduced(problem)
+    for reduced in (light, *([unreduced(problem)] if light.claim is Claim.BELOW else [])):
+        limit = effort.solver.time_limit_s
+        left = None if limit is None else max(0.0, limit - (cpu_seconds() - began))
+        known = _attempt(problem, reduced, known, replace(effort, solver=replace(effort.solver, time_limit_s=left)))
+        if known.closed:
+            break
+    return known
+
+
+def _attempt(problem: RematProblem, reduced: Reduced, known: Proof, effort: Effort) -> Proof:
+    """`known` with what one problem says of the original, which has the same operators."""
+    space = space_of(reduced.problem, effort.reductions, effort.passes_per_gap)
+    began, limit = cpu_seconds(), effort.solver.time_limit_s
+    if effort.states and limit != 0:
+        narrow = DemandLimits(max(effort.states // NARROW, 1), TOTAL * effort.states, True, _byte_ns(problem, known))
+        for limits in (narrow, DemandLimits(effort.states, TOTAL * effort.states)):
+            known = _searched(problem, known, search_demands(space, known.added_ns, limits))
+            if known.closed:
+                return known
+    left = None if limit is None else max(0.0, limit - (cpu_seconds() - began))
+    solver = replace(effort.solver, time_limit_s=left)
+    found = refine(space, effort.reductions, effort.cuts, solver, known.plan, known.added_ns, problem)
+    return _refined(known, found)
+
+
+def _byte_ns(problem: RematProblem, known: Proof) -> float:
+    """About what a byte costs: the added time known, or that of the step, by the bytes of all that is made."""
+    made = sum(s.size_bytes for s in problem.graph.storages if not s.resident)
+    return (problem.costs.step_ns if known.added_ns is None else known.added_ns) / max(made, 1)
+
+
+def _searched(problem: RematProblem, known: Proof, found: Searched) -> Proof:
+    """`known` with what a search found."""
+    known = replace(known, states=known.states + found.states)
+    if found.plan is not None and found.added_ns is not None:
+        timeline = simulate(problem.graph, problem.costs, found.plan)
+        if timeline.peak_bytes <= problem.budget_bytes and _cheaper(timeline.added_ns, known):
+            known = replace(known, plan=found.plan, added_ns=timeline.added_ns)
+    if found.complete and found.plan is None and known.added_ns is None:
+        return replace(known, infeasible=True, method="demands")
+    if found.bound_ns > known.bound_ns:
+        bound = found.bound_ns if known.added_ns is None else min(found.bound_ns, known.added_ns)
+        known = replace(known, bound_ns=bound, method="demands")
+    return known
+
+
+def _cheaper(added_ns: int, known: Proof) -> bool:
+    return known.added_ns is None or added_ns < known.added_ns
+
+
+def _refined(known: Proof, found: Refined) -> Proof:
+    """`known` with what the rounds of programs found."""
+    stats = (
+        ("rounds", str(found.rounds)),
+        ("windows", str(found.windows)),
+        ("nodes", str(found.nodes)),
+        *found.stats,
+    )
+    known = replace(known, infeasible=found.infeasible, stats=stats)
+    if found.plan is not None and found.added_ns is not None:
+        known = replace(known, plan=found.plan, added_ns=found.added_ns)
+    if found.bound_ns > known.bound_ns:
+        known = replace(known, bound_ns=found.bound_ns, method="program")
+    return known

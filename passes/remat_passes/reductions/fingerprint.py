@@ -1,0 +1,56 @@
+"""Which problems are the same but for names and the numbers of their storages: one plan then serves them all.
+
+A problem is determined, up to the numbering of its storages, by its operators in order (phase, time, workspace,
+restrictions) and by the *signature* of each storage: who makes it, its bytes and kind, and who reads it.  So the sorted
+signatures are a canonical form that needs no search for an isomorphism, and equal fingerprints mean, but for
+collisions of SHA-256, that the same sequence of operators is a plan of each, of the same peak and the same time.
+
+    block 3    op 0 reads s7 s2    writes s9          layer.3.mlp
+    block 4    op 0 reads s1 s12   writes s4          layer.4.mlp          the same fingerprint
+
+The order of operators counts, since plans are sequences of them: cut blocks out of one graph in joint order.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+from remat_compiler.ir.problem import RematProblem
+
+MADE, STATE = "made", "state"
+"""How an operator makes a storage: as a result, or as the random state that its repetitions replay."""
+
+
+def fingerprint(problem: RematProblem) -> str:
+    """A digest of what plans of `problem` depend on but for its limits.
+
+    Names, targets, modules, sources, nodes and provenance do not count, nor do the numbers of the storages.  Budget,
+    `max_added_ns` and the reference do not either: keep answers under the fingerprint and the limits together.
+
+    Returns:
+        64 hexadecimal digits, the same in any process.
+    """
+    graph, costs = problem.graph, problem.costs
+    makers: list[tuple[int, str]] = [(-1, "")] * len(graph.storages)
+    readers: list[list[int]] = [[] for _ in graph.storages]
+    for op in graph.ops:
+        for s in op.writes:
+            makers[s] = (op.id, MADE)
+        if op.replay is not None:
+            makers[op.replay] = (op.id, STATE)
+        for s in op.reads:
+            readers[s].append(op.id)
+    storages = sorted((*makers[s.id], s.size_bytes, s.kind.value, readers[s.id]) for s in graph.storages)
+    ops = [
+        (
+            op.phase.value,
+            costs.time_ns[op.id],
+            costs.workspace_bytes[op.id],
+            sorted(trait.value for trait in op.traits),
+            op.may_recompute,
+            op.save_policy.value,
+        )
+        for op in graph.ops
+    ]
+    return hashlib.sha256(json.dumps([ops, storages]).encode()).hexdigest()
