@@ -104,6 +104,13 @@ def plans_under(folder: Path, planner: str, questions: Sequence[Question]) -> It
             raise SystemExit(f"planner {planner!r} failed in the checkout {folder}:\n{said.read()}")
 
 
+def told(what: str, count: int, answers: Iterator[tuple[str, int, Answer]]) -> Iterator[tuple[str, int, Answer]]:
+    """`answers`, each of which is told on standard error, since a revision may take long."""
+    for number, answer in enumerate(answers, 1):
+        print(f"{what}: {number} of {count}, {instance_name(Path(answer[0]))}", file=sys.stderr, flush=True)
+        yield answer
+
+
 def judged(problem: RematProblem, plan: Plan, seconds: float) -> Answer:
     """What today's simulator and verifier say of a plan that took `seconds`."""
     digest = hashlib.sha256(json.dumps([plan.boundary, *plan.steps]).encode()).hexdigest()
@@ -142,7 +149,7 @@ def replay(
     with checkout(old) as was, checkout(new) as now:
         if budgets is None:
             base = was if range_of == "old" else now
-            lows = plans_under(base, planner, [(path, [0]) for path in paths])
+            lows = told("smallest peaks", len(paths), plans_under(base, planner, [(path, [0]) for path in paths]))
             asked = [(Path(path), _budgets(Path(path), low, positions)) for path, _, low in lows]
         else:
             asked = [(path, list(budgets)) for path in paths]
@@ -150,7 +157,8 @@ def replay(
         if not asked:
             return
         # One after the other, so that neither slows the other down.
-        first = [answer for _, _, answer in plans_under(was, planner, asked)]
+        count = sum(len(own) for _, own in asked)
+        first = [answer for _, _, answer in told(old, count, plans_under(was, planner, asked))]
         for (path, budget, second), answer in zip(plans_under(now, planner, asked), first, strict=True):
             costs = read_problem(Path(path)).costs
             yield Change(instance_name(Path(path)), len(costs.time_ns), costs.step_ns, budget, answer, second)

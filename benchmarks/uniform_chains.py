@@ -165,7 +165,7 @@ def plot(rows: Sequence[Row], path: Path) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib import pyplot, ticker
 
     lengths = list(dict.fromkeys(row.length for row in rows))
     figure, axes = pyplot.subplots(1, len(lengths), figsize=(3.6 * len(lengths), 3.6), squeeze=False)
@@ -183,7 +183,10 @@ def plot(rows: Sequence[Row], path: Path) -> None:
                 label=planner,
             )
         axis.set(title=f"{length} steps", xlabel="slots", ylabel="executions of a step, mean", yscale="log")
-        axis.grid(alpha=0.3, which="both")
+        axis.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 3, 5)))
+        axis.yaxis.set_major_formatter("{x:g}")
+        axis.yaxis.set_minor_formatter(ticker.NullFormatter())
+        axis.grid(alpha=0.3)
     axes[0][0].legend()
     figure.tight_layout()
     figure.savefig(path, dpi=70)

@@ -200,7 +200,7 @@ def plot(rows: Sequence[Row], path: Path) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib import pyplot, ticker
 
     cases = list(dict.fromkeys((row.layers, row.inner) for row in rows))
     figure, axes = pyplot.subplots(1, len(cases), figsize=(4.4 * len(cases), 3.8), squeeze=False)
@@ -218,7 +218,11 @@ def plot(rows: Sequence[Row], path: Path) -> None:
             title=f"{layers} layers, {inner}", xlabel="measured peak (MB), | budget", ylabel="added time, modelled (%)"
         )
         axis.set(xscale="log", yscale="log")
-        axis.grid(alpha=0.3, which="both")
+        for one in (axis.xaxis, axis.yaxis):
+            one.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+            one.set_major_formatter("{x:g}")
+            one.set_minor_formatter(ticker.NullFormatter())
+        axis.grid(alpha=0.3)
         axis.legend()
     figure.tight_layout()
     figure.savefig(path, dpi=70)
