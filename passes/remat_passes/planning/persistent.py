@@ -43,7 +43,7 @@ IMPOSSIBLE, KEEP, SINGLE, HOLD = -1, 0, 1, 2
 def persistent_plans(
     problem: RematProblem, index: StepIndex, order: Order, forward: Forward, cuts: Sequence[int]
 ) -> Iterator[Plan]:
-    """Plans of about the budget's peak, or else the one of the least memory that the program finds.
+    """Plans of about the budget's peak, and the one of the least memory that the program finds.
 
     Args:
         problem: The problem; where values must not be saved, plans may save them all the same.
@@ -58,11 +58,14 @@ def persistent_plans(
     best, choice = _tables(layers, unit)
     memories = [min(int(problem.budget_bytes * factor / unit), UNITS - 1) for factor in FACTORS]
     if best[whole, -1] >= NEVER:
-        # Nothing comes near the budget: the least memory that the program can do with.
-        unit = max(layers.enough_bytes // (UNITS - 1), 1)
-        best, choice = _tables(layers, unit)
-        memories = [int(np.argmax(best[whole] < NEVER))]
-    for memory in dict.fromkeys(memories):
+        # Nothing comes near the budget: the least memory that the program can do with, coarsely and then finely.
+        memories, most_bytes = [], layers.enough_bytes
+        for _ in range(2):
+            unit = max(most_bytes // (UNITS - 1), 1)
+            best, choice = _tables(layers, unit)
+            most_bytes = int((int(np.argmax(best[whole] < NEVER)) + 1) * unit * FACTORS[-1])
+    # The least memory last: where the budget is just below what a plan takes, that plan is the smallest peak.
+    for memory in dict.fromkeys([*memories, int(np.argmax(best[whole] < NEVER))]):
         if best[whole, memory] < NEVER:
             yield _plan(index, layers, choice, unit, memory)
 
