@@ -52,11 +52,41 @@ def test_a_malformed_budget_is_named(bad: object) -> None:
         ({"planner": "chain_pd"}, UnknownName, "chain_dp"),
         ({"inner": "inductr"}, OptionError, "inductor"),
         ({"max_slowdown": 0.5}, OptionError, "max_slowdown"),
+        ({"time_limit": 0}, OptionError, "time_limit must be a finite number above 0, got 0"),
+        ({"time_limit": -2.0}, OptionError, "time_limit must be a finite number above 0, got -2.0"),
+        ({"planner": ""}, OptionError, "planner must be the name of a planner, got ''"),
+        ({"planner": "gurobi"}, UnknownName, "unknown planner 'gurobi' .allowed: auto, chain_dp"),
+        (
+            {"planner": "ilp", "solver": "gurobi"},
+            OptionError,
+            "unknown option 'solver' .allowed: memory_budget, planner",
+        ),
     ],
 )
 def test_a_slip_of_the_pen_gets_the_near_match(options: dict[str, object], error: type[Exception], hint: str) -> None:
     with pytest.raises(error, match=hint):
         compiled(model(), **options)(torch.randn(4, 32))
+
+
+def test_an_unknown_planner_of_the_environment_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REMAT_PLANNER", "ipl")
+    with pytest.raises(UnknownName, match="unknown planner 'ipl'; did you mean 'ilp'"):
+        compiled(model(), memory_budget=0.8)(torch.randn(4, 32))
+
+
+@pytest.mark.parametrize(("planner", "budget"), [("chain_dp", "1 KiB"), ("ilp", 1e-6), ("save_all", 1)])
+def test_below_the_floor_every_planner_is_refused_with_its_smallest_peak(planner: str, budget: object) -> None:
+    with pytest.raises(InfeasibleBudget, match=r"no plan fits memory_budget=\d+ bytes: the smallest .* is \d+ bytes"):
+        compiled(model(), memory_budget=budget, planner=planner)(torch.randn(64, 32))
+
+
+@pytest.mark.parametrize("planner", ["auto", "ilp"])
+def test_hardly_any_time_to_plan_still_keeps_the_budget(planner: str) -> None:
+    compiled(model(), memory_budget=0.7, time_limit=1e-9, planner=planner)(torch.randn(4096, 32)).sum().backward()
+    (report,) = remat_compiler.reports()
+    assert report.budget_bytes is not None
+    assert report.checked_peak_bytes is not None
+    assert report.checked_peak_bytes <= report.budget_bytes < report.peak_before_bytes
 
 
 def test_an_impossible_budget_names_the_smallest_peak_and_what_forces_it() -> None:

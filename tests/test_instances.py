@@ -1,14 +1,12 @@
-"""The instances of the benchmarks, and the two programs that plan them: whole files, same bytes, honest tables."""
+"""The instances of the benchmarks, and the program that compares planners on them: same bytes, honest tables."""
 
 from __future__ import annotations
 
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-import replay
 from generated_instances import FAMILIES, generate
 from make_instances import INSTANCES, instance_name, instance_paths
 from planner_rows import Row, by_case, read_rows, summary, table, violations, write_rows
@@ -109,38 +107,3 @@ def test_what_beats_auto_is_told() -> None:
     assert violations([row("auto", 50), row("greedy", 40)]) == ["graph at 0.5: auto 5.000 %, greedy 4.000 %"]
     missed = violations([row("auto", 0, "infeasible"), row("greedy", 40)])
     assert missed == ["graph at 0.5: auto infeasible, greedy 4.000 %"]
-
-
-def answer(added_ns: int, peak_bytes: int = 90, digest: str = "a", status: str = "feasible") -> replay.Answer:
-    return replay.Answer(status, peak_bytes, added_ns, digest)
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "verdict"),
-    [
-        (answer(5), answer(5), "same plan"),
-        (answer(5), answer(5, digest="b"), "equal"),
-        (answer(5), answer(4), "better"),
-        (answer(5), answer(6), "worse"),
-        (answer(5), answer(1, 120, status="infeasible"), "worse"),
-        (answer(9, 130, status="infeasible"), answer(11, 120, status="infeasible"), "better"),
-    ],
-)
-def test_a_replay_judges_by_time_and_then_by_peak(old: replay.Answer, new: replay.Answer, verdict: str) -> None:
-    assert replay.Change("graph", 100, old, new).verdict == verdict
-
-
-def test_a_revision_replayed_against_itself_changes_nothing() -> None:
-    inside = subprocess.run(["git", "-C", str(replay.ROOT), "rev-parse", "HEAD"], capture_output=True, check=False)
-    if inside.returncode:
-        pytest.skip("not a git checkout")
-    head = inside.stdout.decode().strip()
-    # A planner without compiled loops, or the test would wait for them to be compiled twice.
-    changes = replay.replay(head, head, [path_of("chain_uniform_small")], (), "chen_sqrt", budgets=(2_000_000,))
-    assert [change.verdict for change in changes] == ["same plan"]
-    assert changes[0].old.status == "feasible"
-
-
-def test_an_unknown_revision_is_refused() -> None:
-    with pytest.raises(SystemExit, match="git archive failed; name two revisions"), replay.checkout("no-such-revision"):
-        pass

@@ -46,7 +46,8 @@ def from_document(kind: str, version: int, cls: type[T], text: str | bytes) -> T
         raise FormatError("$", 'expected an object with exactly the keys "data", "format" and "version"')
     if document["format"] != f"remat/{kind}":
         raise FormatError("$.format", f"expected 'remat/{kind}', got {document['format']!r}")
-    if document["version"] != version:
+    # True and 1.0 equal 1 to Python.
+    if type(document["version"]) is not int or document["version"] != version:
         raise FormatError("$.version", f"expected {version}, got {document['version']!r}; write the file again")
     return decode(cls, document["data"], "$.data")
 

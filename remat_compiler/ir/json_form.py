@@ -6,7 +6,7 @@ their parts, so that whatever `loads` returns can be simulated and verified with
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -38,10 +38,29 @@ def loads(cls: type[Document], text: str | bytes) -> Document:
     return value
 
 
+LARGEST_SUM = 2**62 - 1
+"""Sums over a whole graph stay below, so that 64 bits hold every figure of every plan of a sane length."""
+LARGEST_LIMIT = 2**63 - 1
+"""Largest budget and largest added time, which mean no limit at all."""
+
+
+def _check_sum(values: Iterable[int], what: str, place: str) -> None:
+    total = sum(map(abs, values))
+    if total > LARGEST_SUM:
+        raise FormatError(place, f"{what} sum up to {total}, more than {LARGEST_SUM}")
+
+
+def _check_limit(value: int, place: str) -> None:
+    if not 0 <= value <= LARGEST_LIMIT:
+        bound = "at least 0" if value < 0 else f"at most {LARGEST_LIMIT}"
+        raise FormatError(place, f"expected {bound}, got {value}")
+
+
 def _check_graph(graph: TrainingGraph, place: str = "$.data") -> None:
     defects = graph_defects(graph)
     if defects:
         raise FormatError(place, str(InvalidGraph(defects)))
+    _check_sum((s.size_bytes for s in graph.storages), "the sizes in bytes", f"{place}.storages")
 
 
 def _check_costs(costs: CostTable, place: str = "$.data") -> None:
@@ -51,6 +70,8 @@ def _check_costs(costs: CostTable, place: str = "$.data") -> None:
     for i, value in enumerate(costs.time_ns):
         if value < 0:
             raise FormatError(f"{place}.time_ns[{i}]", f"expected at least 0, got {value}")
+    _check_sum(costs.time_ns, "the times in nanoseconds", f"{place}.time_ns")
+    _check_sum(costs.workspace_bytes, "the workspaces in bytes", f"{place}.workspace_bytes")
 
 
 def _check_plan(plan: Plan, place: str = "$.data", num_ops: int | None = None) -> None:
@@ -62,6 +83,18 @@ def _check_plan(plan: Plan, place: str = "$.data", num_ops: int | None = None) -
             raise FormatError(f"{place}.steps[{i}]", f"expected at least 0{top}, got {op_id}")
 
 
+def _check_data_flow(plan: Plan, graph: TrainingGraph, place: str) -> None:
+    """A plan that reads what nobody made cannot be simulated."""
+    producers, ran = graph.producers(), [False] * len(graph.ops)
+    for i, op_id in enumerate(plan.steps):
+        for read in graph.ops[op_id].reads:
+            producer = producers[read]
+            if producer is not None and not ran[producer]:
+                missing = f"{graph.ops[op_id].name} reads {graph.storages[read].name}"
+                raise FormatError(f"{place}.steps[{i}]", f"{missing} before {graph.ops[producer].name} made it")
+        ran[op_id] = True
+
+
 def _check_problem(problem: RematProblem) -> None:
     _check_graph(problem.graph, "$.data.graph")
     _check_costs(problem.costs, "$.data.costs")
@@ -70,10 +103,12 @@ def _check_problem(problem: RematProblem) -> None:
         raise FormatError(
             "$.data.costs.time_ns", f"expected {num_ops} (one for each op), got {len(problem.costs.time_ns)}"
         )
-    if problem.budget_bytes < 0:
-        raise FormatError("$.data.budget_bytes", f"expected at least 0, got {problem.budget_bytes}")
+    _check_limit(problem.budget_bytes, "$.data.budget_bytes")
+    if problem.max_added_ns is not None:
+        _check_limit(problem.max_added_ns, "$.data.max_added_ns")
     if problem.reference is not None:
         _check_plan(problem.reference, "$.data.reference", num_ops)
+        _check_data_flow(problem.reference, problem.graph, "$.data.reference")
 
 
 def _check_result(result: PlanResult) -> None:

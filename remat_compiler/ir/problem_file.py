@@ -27,10 +27,16 @@ def read_problem(path: Path) -> RematProblem:
         FormatError: The file holds none; the message begins with its name and says what to do.
         OSError: The file cannot be read.
     """
+    data = path.read_bytes()
     try:
-        return loads(RematProblem, unpack(path.read_bytes()))
+        return loads(RematProblem, unpack(data))
     except FormatError as error:
-        raise FormatError(f"{path.name} {error.place}", error.problem) from error
+        problem = error.problem
+        if not data:
+            problem = "the file is empty; copy it or write it again"
+        elif path.suffix == PACKED and not data.startswith(_GZIP_MAGIC):
+            problem += f"; the name ends in {PACKED}, yet the file is not packed by gzip: it begins with {data[:8]!r}"
+        raise FormatError(f"{path.name} {error.place}", problem) from error
 
 
 def write_problem(path: Path, problem: RematProblem) -> None:

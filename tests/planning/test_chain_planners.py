@@ -56,7 +56,7 @@ def test_peaks_of_plain_chains_grow_like_the_root(length: int) -> None:
     problem, size = chain(length, size=10_000, gradient=0), 10_000
     bound = 2 * (length**0.5 + 3) * size
     assert peak(ChenSqrt(), problem) <= bound
-    assert peak(ChainDp(), problem) <= bound
+    assert peak(ChainDp(persistent=()), problem) <= bound
     assert peak(SaveAll(), problem) >= (length - 1) * size
 
 
@@ -71,14 +71,14 @@ def test_chain_dp_is_near_the_best_cuts(algorithm: Algorithm) -> None:
         for count in range(10)
         for cuts in combinations(range(1, 10), count)
     )
-    assert best <= peak(ChainDp(algorithm), problem) <= 1.15 * best
+    assert best <= peak(ChainDp(algorithm, persistent=()), problem) <= 1.15 * best
 
 
 def test_encoder_memory_is_carried_not_made_again() -> None:
     problem = encoder_decoder(layers=8)
     memory = problem.graph.ops[7]
     assert all(memory.writes[0] in op.reads for op in problem.graph.ops[8:16])
-    result = ChainDp().plan(with_budget(problem, SMALLEST))
+    result = ChainDp(persistent=()).plan(with_budget(problem, SMALLEST))
     assert result.plan is not None
     assert result.plan.steps.count(memory.id) == 1
 

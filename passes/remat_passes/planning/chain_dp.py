@@ -1,8 +1,9 @@
-"""Optimal checkpoints of the chain that the graph linearises to, by Hong et al.'s algorithms.
+"""Optimal checkpoints of the chain that the graph linearises to: Hong et al.'s, and rotor's for the budget.
 
-Source: Hong et al., *GPU Memory Usage Optimization for Backward Propagation*, see `planning.hong`.  They minimise
-their model's peak and know neither time nor budget, so a larger budget buys less recomputation here only
-by the choice among chains of different granularity, which the simulator judges.
+Sources: Hong et al., *GPU Memory Usage Optimization for Backward Propagation*, see `planning.hong`; Beaumont et al.,
+see `planning.persistent`.  The first minimise their model's peak with each layer made again once, and know neither
+time nor budget; the second takes the budget, minimises time, and makes a layer again as often as pays.  The simulator
+judges which plan is best.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from remat_compiler.ir.problem import RematProblem
 from remat_passes.planning.chain import Forward, chain_of, segmented_plan
 from remat_passes.planning.hong import Chain, Selection, select_linear, select_quadratic, select_static
 from remat_passes.planning.interface import Candidate, choose
+from remat_passes.planning.persistent import LONGEST, persistent_plans
 from remat_passes.planning.sequence import Order, Placement, StepIndex, baseline_order
 
 
@@ -44,24 +46,27 @@ class Algorithm(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class ChainDp:
-    """The smallest peak of a checkpointed chain.
+    """Checkpoints of a chain: the smallest peak, and the least time within the budget.
 
     Attributes:
         algorithm: Which algorithm chooses the checkpoints.
         granularities: Numbers of layers to linearise into; more than the algorithm handles is cut down.
             One layer is saved whole.
+        persistent: The same for schedules that make layers again several times; where each operator can be a layer
+            of its own, that is tried alone.  None leaves them out.
     """
 
     name: ClassVar[str] = "chain_dp"
     algorithm: Algorithm = Algorithm.LINEAR
     granularities: tuple[int, ...] = (1, 12, 24, 48, 192)
+    persistent: tuple[int, ...] = (24, 48, 100)
 
     def plan(self, problem: RematProblem) -> PlanResult:
         """The cheapest of the plans that fits the budget, or else the one of the smallest peak."""
-        return choose(problem, self.name, self._candidates(StepIndex.of(problem.graph)))
+        return choose(problem, self.name, self._candidates(problem, StepIndex.of(problem.graph)))
 
-    def _candidates(self, index: StepIndex) -> Iterator[Candidate]:
-        """One plan for each placement and different set of checkpoints."""
+    def _candidates(self, problem: RematProblem, index: StepIndex) -> Iterator[Candidate]:
+        """One plan for each placement and different set of checkpoints, and then the persistent ones."""
         forward = Forward.of(index)
         counts = dict.fromkeys(min(count, Algorithm(self.algorithm).longest_chain) for count in self.granularities)
         for placement in Placement:
@@ -75,6 +80,18 @@ class ChainDp:
                     ("placement", placement.value),
                 )
                 yield Candidate(segmented_plan(index, order, forward, cuts), stats)
+
+        if not any(index.unsavable):
+            yield from self._persistent(problem, index, forward)
+
+    def _persistent(self, problem: RematProblem, index: StepIndex, forward: Forward) -> Iterator[Candidate]:
+        """Plans of several repetitions, for each different set of layers."""
+        order = baseline_order(index, Placement.LAZY)
+        fine = tuple(range(1, len(forward.ops)))
+        chosen = [fine] if len(fine) < LONGEST else [forward.cuts(min(n, LONGEST)) for n in self.persistent]
+        for cuts in dict.fromkeys(chosen if self.persistent and forward.ops else []):
+            for plan in persistent_plans(problem, index, order, forward, cuts):
+                yield Candidate(plan, (("algorithm", "persistent"), ("layers", str(len(cuts) + 1))))
 
     def _checkpoints(self, index: StepIndex, order: Order, forward: Forward, count: int) -> tuple[int, ...]:
         """Cut positions behind the checkpoints of a chain of about `count` layers."""
