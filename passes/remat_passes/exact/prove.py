@@ -98,6 +98,18 @@ def prove(problem: RematProblem, plan: Plan | None, effort: Effort) -> Proof:
     return known
 
 
+def cheaper_plan(problem: RematProblem, plan: Plan, states: int) -> Plan | None:
+    """A plan cheaper than `plan`, which fits, that a narrow search finds, with `states` for each stage.
+
+    Raises:
+        OutsideSpace: See `space_of`.
+    """
+    known = Proof(plan, simulate(problem.graph, problem.costs, plan).added_ns)
+    limits = DemandLimits(states, NARROW * TOTAL * states, True, _byte_ns(problem, known))
+    found = _searched(problem, known, search_demands(space_of(problem, Reductions()), known.added_ns, limits))
+    return None if found.plan is plan else found.plan
+
+
 def _attempt(problem: RematProblem, reduced: Reduced, known: Proof, effort: Effort) -> Proof:
     """`known` with what one problem says of the original, which has the same operators."""
     space = space_of(reduced.problem, effort.reductions, effort.passes_per_gap)

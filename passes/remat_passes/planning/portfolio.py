@@ -1,6 +1,7 @@
 """What `auto` tries after its quick search, with an amount of work that stands for a time limit.
 
-    greedy    the planner `greedy`, which ends elsewhere, once, on small graphs
+    greedy    once, on small graphs: the planner `greedy`, which ends elsewhere
+    demands   once, on small graphs: a narrow search over demanded sets, see `remat_passes.exact.demand_search`
     blocks    plans of the block DP over few large blocks, with options that were searched for thoroughly
     climb     from the best of each cutting and, every second time, from the best of all; then from what came best
     regions   of the best sequence by integer programs, with more than the default limit
@@ -19,6 +20,8 @@ import numpy as np
 
 from remat_compiler.progress import progress
 from remat_passes.bounds.lower_bound import lower_bound_ns
+from remat_passes.exact.prove import cheaper_plan
+from remat_passes.exact.space import OutsideSpace
 from remat_passes.planning.climb import Climber
 from remat_passes.planning.entry import Entry
 from remat_passes.planning.exact_regions import solve_region
@@ -40,6 +43,8 @@ REGIONS = 8
 """Regions that are solved exactly in a round."""
 GREEDY_WORK, GREEDY_OPERATORS = 7_000_000, 1_500
 """What `greedy` takes, about, and the largest graph on which it is tried."""
+DEMAND_STATES, DEMAND_WORK, DEMAND_OPERATORS = 1_500, 12_000_000, 300
+"""States of each stage of the search over demanded sets, what it takes, about, and the largest graph for it."""
 STARTS, START_SHARE, START_IDLE = 6, 0.1, 60
 """Sequences that are climbed from at first, the part of the work for each, and zooms without improvement."""
 PROVEN = 1e-3
@@ -50,18 +55,28 @@ def improve(search: Search, work: int) -> Entry:
     """The best entry after `work` more; `search` has run."""
     enough_ns = search.once + int(lower_bound_ns(search.problem).bound_ns * (1.0 + PROVEN)) if work else 0
     with progress("improving the plan") as bar:
-        for turn, share in enumerate(_rounds(work, len(search.g.ops))):
+        left = work - _once(search, work)
+        for turn, share in enumerate(_rounds(left, len(search.g.ops))):
             if search.solved and search.pool[0].time <= enough_ns:
                 break
             search.work_left = share
-            if turn == 0 and work > 4 * GREEDY_WORK and len(search.g.ops) <= GREEDY_OPERATORS:
-                search.work_left -= GREEDY_WORK
-                search.keep(list(_greedy(search)))
             _round(search, turn)
             if search.solved and work > REGIONS_FROM:
                 _solve_regions(search)
             bar.advance()
     return search.pool[0]
+
+
+def _once(search: Search, work: int) -> int:
+    """What is done once, on small graphs with work for more; the work done."""
+    operators, done = len(search.g.ops), 0
+    if work > 4 * GREEDY_WORK and operators <= GREEDY_OPERATORS:
+        search.keep(list(_greedy(search)))
+        done += GREEDY_WORK
+    if work > 4 * DEMAND_WORK and operators <= DEMAND_OPERATORS and search.solved:
+        search.keep(list(_demands(search)))
+        done += DEMAND_WORK
+    return done
 
 
 def _rounds(work: int, operators: int) -> Iterator[int]:
@@ -88,6 +103,16 @@ def _round(search: Search, turn: int) -> None:
 def _greedy(search: Search) -> Iterator[Entry]:
     """The plan of `greedy`."""
     plan = Greedy().plan(search.problem).plan
+    if plan is not None:
+        yield search.trimmed(np.array(plan.steps, np.int64), plan.boundary)
+
+
+def _demands(search: Search) -> Iterator[Entry]:
+    """What a narrow search over demanded sets finds that is cheaper than the best entry."""
+    try:
+        plan = cheaper_plan(search.problem, search.pool[0].plan(), DEMAND_STATES)
+    except OutsideSpace:
+        return
     if plan is not None:
         yield search.trimmed(np.array(plan.steps, np.int64), plan.boundary)
 
