@@ -89,8 +89,11 @@ class Network:
 
     def cheapest(self, ns_weight: int, byte_weight: int) -> Cut:
         """The cut of least ``ns_weight * time_ns + byte_weight * size_bytes``."""
-        room = self.time_ns * ns_weight + self.size_bytes * byte_weight
-        arcs = np.stack([self.tail, self.head, np.where(self.infinite, INFINITE, room)], axis=1)
+        return self.cheapest_of(self.time_ns * ns_weight + self.size_bytes * byte_weight)
+
+    def cheapest_of(self, worth: IntArray) -> Cut:
+        """The cut of least ``sum of worth``, which has a number of at least 0 for each arc."""
+        arcs = np.stack([self.tail, self.head, np.where(self.infinite, INFINITE, worth)], axis=1)
         side, work = source_side(self.nodes, arcs)
         cut = side[self.tail] & ~side[self.head]
         return Cut(Point(int(self.time_ns[cut].sum()), int(self.size_bytes[cut].sum())), side, work)
