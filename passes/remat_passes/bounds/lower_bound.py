@@ -15,15 +15,19 @@ of all plans.  Work is counted, never timed: the same problem gives the same bou
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from remat_compiler.ir.graph import OpId
 from remat_compiler.ir.plan import PlanResult, PlanStatus
 from remat_compiler.ir.problem import RematProblem
 from remat_passes.bounds.counted import counted_bound_ns
-from remat_passes.bounds.instant import Instant, OrderClass
+from remat_passes.bounds.instant import OrderClass
 from remat_passes.bounds.orders import split_orders
 from remat_passes.bounds.pricing import Pricing, Profile, Work
 from remat_passes.bounds.step_graph import StepGraph
+
+if TYPE_CHECKING:
+    from remat_passes.exact.backends import SolverOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +43,9 @@ class BoundEffort:
         nodes: Nodes of branch and bound for each.
         gap: Relative gap at which branch and bound stops.
         linked: Instants of one linked program; 0 or 1 for none.
-        largest: Variables of the largest program that is solved.
+        partners: Instants of which the best one to link is looked for.
+        largest: Nodes and arcs of the largest network that branch and bound goes on with.
+        largest_linked: Variables of the largest linked program.
         solver: Solver of branch and bound, see `remat_passes.exact.backends.SolverOptions`.
     """
 
@@ -51,7 +57,9 @@ class BoundEffort:
     nodes: int = 200
     gap: float = 1e-3
     linked: int = 0
-    largest: int = 3_500
+    partners: int = 12
+    largest: int = 20_000
+    largest_linked: int = 6_000
     solver: str = "cbc"
 
 
@@ -136,35 +144,32 @@ def _closed(part: Pricing, op: int, effort: BoundEffort) -> Bound:
     """The bound of the instant of `op` by branch and bound."""
     # Loading PuLP takes longer than pricing does.
     from remat_passes.bounds.one_instant import integer_bound_ns
-    from remat_passes.exact.backends import SolverOptions
 
-    options = SolverOptions(solver=effort.solver, time_limit_s=None, node_limit=effort.nodes, gap=effort.gap)
     network, room = part.network(op)
     if network.nodes + len(network.tail) > effort.largest:
         return Bound(0, OpId(op), "too large for branch and bound", part.order)
-    found = integer_bound_ns(network, room, options)
+    found = integer_bound_ns(network, room, _solver(effort))
     how = f"one instant, {effort.solver}"
     return Bound(found or 0, OpId(op), how, part.order, infeasible=found is None)
 
 
 def _linked(part: Pricing, op: int, profile: Profile, effort: BoundEffort) -> Bound:
-    """The bound of the instant of `op` together with some behind it."""
+    """The bound of the instant of `op` together with some behind it: the highest of parts, or one found by trying."""
     # Loading PuLP takes longer than pricing does.
-    from remat_passes.bounds.one_instant import proven_ns
-    from remat_passes.bounds.windows import in_a_row, windows_program
-    from remat_passes.exact.backends import SolverOptions
-    from remat_passes.exact.solver import SolveStatus, solve
+    from remat_passes.bounds.linked import Linked
 
-    none = Bound(0, OpId(op), "no linked instants", part.order)
-    others = profile.parts(effort.linked - 1, behind=op)
-    instants = in_a_row([Instant.of(part.graph, i, part.order) for i in [op, *others]])
-    if len(instants) < 2:
-        return none
-    model = windows_program(part.graph, instants, part.budget)
-    if len(model.variables()) > effort.largest:
-        return none
-    options = SolverOptions(solver=effort.solver, time_limit_s=None, node_limit=effort.nodes, gap=effort.gap)
-    solution = solve(model, options)
-    infeasible = solution.status is SolveStatus.INFEASIBLE
-    how = f"{len(instants)} instants linked, {effort.solver}"
-    return Bound(0 if infeasible else proven_ns(solution), OpId(op), how, part.order, infeasible)
+    linked = Linked(part, op, _solver(effort), effort.largest_linked)
+    partner = linked.best_partner(profile.parts(effort.partners, behind=op))
+    found = [Bound(0, OpId(op), "no linked instants", part.order)]
+    for others in (profile.parts(effort.linked - 1, behind=op), [partner] if partner is not None else []):
+        bound = linked.bound_ns(others)
+        if bound is not None:
+            how = f"{bound.instants} instants linked, {effort.solver}"
+            found.append(Bound(bound.bound_ns, OpId(op), how, part.order, bound.infeasible))
+    return max(found, key=lambda one: (one.infeasible, one.bound_ns))
+
+
+def _solver(effort: BoundEffort) -> SolverOptions:
+    from remat_passes.exact.backends import SolverOptions
+
+    return SolverOptions(solver=effort.solver, time_limit_s=None, node_limit=effort.nodes, gap=effort.gap)
