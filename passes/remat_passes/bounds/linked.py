@@ -62,7 +62,8 @@ class Linked:
     def _solved(self, others: Sequence[int], whole: bool) -> LinkedBound | None:
         part = self.part
         instants = in_a_row([Instant.of(part.graph, i, part.order) for i in [self.op, *others]])
-        if len(instants) < 2:
+        # Most programs have more variables than this; building one takes longer than its relaxation.
+        if len(instants) < 2 or len(instants) * sum(part.graph.live) > self.largest:
             return None
         model = windows_program(part.graph, instants, part.budget, whole)
         if len(model.variables()) > self.largest:
