@@ -36,8 +36,8 @@ Reference = dict[str, dict[str, tuple[float, float, float | None]]]
 POSITIONS = ("0.05", "0.25", "0.5", "0.75")
 STAGES: dict[str, BoundEffort] = {"default": QUICK, "closed": replace(THOROUGH, linked=0), "linked": THOROUGH}
 """Efforts by name, each at least as strong as the one before."""
-ENOUGH = 0.5
-"""Gap in percent at which no further stage is run."""
+ENOUGH = {"default": 0.5, "closed": 4.0}
+"""Gap in percent at which no stage is run after this one; a linked program takes minutes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ def proven(
     ran = stages.index(known.stage) + 1 if known.stage in stages else (len(stages) if known.stage else 0)
     for stage in stages[ran:]:
         best = max(known.bound_ns, beside.bound_ns)
-        if known.stage and gap_percent(result.added_ns, best) <= ENOUGH:
+        if known.stage and gap_percent(result.added_ns, best) <= ENOUGH[known.stage]:
             break
         known = known.after(asked, order, stage)
     if beside.bound_ns > known.bound_ns:
