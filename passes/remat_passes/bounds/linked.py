@@ -62,8 +62,8 @@ class Linked:
     def _solved(self, others: Sequence[int], whole: bool) -> LinkedBound | None:
         part = self.part
         instants = in_a_row([Instant.of(part.graph, i, part.order) for i in [self.op, *others]])
-        # Most programs have more variables than this; building one takes longer than its relaxation.
-        if len(instants) < 2 or len(instants) * sum(part.graph.live) > self.largest:
+        # Most programs have about as many variables; building one takes longer than its relaxation.
+        if len(instants) < 2 or 3 * len(instants) * sum(part.graph.live) > 2 * self.largest:
             return None
         model = windows_program(part.graph, instants, part.budget, whole)
         if len(model.variables()) > self.largest:

@@ -59,7 +59,7 @@ class BoundEffort:
     linked: int = 0
     partners: int = 12
     largest: int = 20_000
-    largest_linked: int = 6_000
+    largest_linked: int = 6_500
     solver: str = "cbc"
 
 
