@@ -17,7 +17,7 @@ from remat_compiler.ir.problem import RematProblem
 from remat_compiler.simulate.timeline import simulate
 from remat_compiler.simulate.verify import verify
 from remat_passes.bounds.instant import Instant, OrderClass
-from remat_passes.bounds.lower_bound import BoundEffort, lower_bound_ns, with_bound
+from remat_passes.bounds.lower_bound import THOROUGH, BoundEffort, lower_bound_ns, with_bound
 from remat_passes.bounds.network import network_of
 from remat_passes.bounds.relaxed import relax
 from remat_passes.bounds.step_graph import StepGraph
@@ -121,6 +121,20 @@ def test_the_cheapest_plan(seed: int) -> None:
         if cheapest is not None:
             assert not bound.infeasible
             assert bound.bound_ns <= cheapest
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_integer_programs_do_not_pass_the_cheapest_plan(seed: int) -> None:
+    """All stages on, each class: what holds for more plans is no higher, but for the solver's tolerance."""
+    rng = Random(seed)
+    problem = untagged(random_problem(rng, rng.randint(3, 5), rng.randint(2, 4)))
+    asked = with_budget(problem, int(0.75 * SaveAll().plan(problem).peak_bytes))
+    cheapest = cheapest_added_ns(asked, most_repeats=2)
+    for order in OrderClass:
+        bound = lower_bound_ns(asked, THOROUGH, order)
+        if cheapest is not None:
+            assert not bound.infeasible
+            assert lower_bound_ns(asked, EVERY_INSTANT, order).bound_ns <= bound.bound_ns + 1 <= cheapest + 1
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=SLOW)

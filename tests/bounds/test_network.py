@@ -7,14 +7,17 @@ from random import Random
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from builders import generators, random_problem, with_budget
+from builders import LIBRARY, generators, random_problem, with_budget
 from remat_compiler.ir.graph import Phase
+from remat_passes.bounds.counted import counted_bound_ns
 from remat_passes.bounds.instant import Instant, OrderClass
 from remat_passes.bounds.network import Network, Point, network_of
 from remat_passes.bounds.one_instant import integer_bound_ns
+from remat_passes.bounds.pricing import Pricing, Work
 from remat_passes.bounds.relaxed import relax
 from remat_passes.bounds.step_graph import StepGraph
 from remat_passes.exact.backends import SolverOptions
+from remat_passes.planning.auto import Auto
 from remat_passes.planning.save_all import SaveAll
 from remat_passes.planning.separator import SOURCE
 
@@ -72,6 +75,33 @@ def _best_mixture(every: list[Point], room: int) -> float:
                 share = (room - a.size_bytes) / (b.size_bytes - a.size_bytes)
                 best = min(best, a.time_ns + share * (b.time_ns - a.time_ns))
     return best - 1e-9 if best > 0 else 0.0
+
+
+@settings(max_examples=120, deadline=None, suppress_health_check=SLOW)
+@given(rng=generators())
+def test_counting_lies_between_pricing_and_the_best_point(rng: Random) -> None:
+    for network in small_networks(rng)[:3]:
+        every = points(network)
+        for room in sorted({p.size_bytes for p in every})[:6]:
+            found = relax(network, room)
+            best = min(p.time_ns for p in every if p.size_bytes <= room)
+            assert found.bound_ns <= counted_bound_ns(network, room, found, Work()) <= best
+
+
+def test_layers_that_are_alike_are_dropped_whole() -> None:
+    """Sixteen equal layers of 10 ns: between two budgets at which one more has to go, pricing mixes, counting steps."""
+    problem = LIBRARY["chain"]
+    graph, peak = StepGraph.of(problem), SaveAll().plan(problem).peak_bytes
+    higher = 0
+    for fraction in (0.62, 0.65, 0.68, 0.71, 0.74):
+        asked = with_budget(problem, int(fraction * peak))
+        pricing = Pricing(graph, asked.budget_bytes, OrderClass.ANY, Work())
+        pricing.price(op.id for op in problem.graph.ops)
+        op = pricing.best(1)[0]
+        counted = counted_bound_ns(*pricing.network(op), pricing.priced[op], pricing.work)
+        assert pricing.priced[op].bound_ns <= counted <= Auto().plan(asked).added_ns
+        higher += counted > pricing.priced[op].bound_ns
+    assert higher >= 3
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -20,7 +20,10 @@ import numpy as np
 import numpy.typing as npt
 
 from remat_compiler.ir.graph import Phase
+from remat_passes.bounds.arcs import AHEAD, DONE, FREE, KEPT, states
 from remat_passes.bounds.step_graph import StepGraph
+
+__all__ = ["AHEAD", "DONE", "FREE", "Instant", "OrderClass"]
 
 
 class OrderClass(str, Enum):
@@ -32,10 +35,6 @@ class OrderClass(str, Enum):
     """Plans that first execute the forward in the graph's order."""
     ANY = "any"
     """All valid plans."""
-
-
-DONE, AHEAD, FREE = range(3)
-"""Whether an operator ran before an instant."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,34 +57,10 @@ class Instant:
     @staticmethod
     def of(graph: StepGraph, op: int, order: OrderClass) -> Instant:
         """The instant of `op`, a live operator of the forward or the backward."""
-        state = _states(graph, op, order)
+        joint = order is OrderClass.JOINT
+        state = states(graph.tables, op, joint or order is OrderClass.ANY_BACKWARD, joint)
         present = frozenset(graph.reads[op])
         held = graph.tangent_bytes if graph.phase[op] is Phase.BACKWARD else 0
         held += graph.workspace_bytes[op] + graph.written_bytes[op] + sum(graph.size_bytes[s] for s in present)
-        held += sum(graph.kept_bytes[i] for i in np.flatnonzero(state == DONE).tolist())
+        held += int(graph.tables.ops[state == DONE, KEPT].sum())
         return Instant(op, state, held, present)
-
-
-def _states(graph: StepGraph, op: int, order: OrderClass) -> npt.NDArray[np.int8]:
-    """What is done, ahead or free when `op` first runs."""
-    n = len(graph.live)
-    state = np.full(n, FREE, np.int8)
-    forward_instant = graph.phase[op] is Phase.FORWARD
-    ordered = {Phase.FORWARD} if order is OrderClass.ANY_BACKWARD else set()
-    ordered = {Phase.FORWARD, Phase.BACKWARD} if order is OrderClass.JOINT else ordered
-    for i in range(n):
-        phase = graph.phase[i]
-        if not graph.live[i] or i == op or (forward_instant and phase is Phase.BACKWARD):
-            state[i] = AHEAD
-        elif phase is Phase.FORWARD and not forward_instant:
-            state[i] = DONE
-        elif phase in ordered:
-            state[i] = DONE if i < op else AHEAD
-    for i in range(n):
-        if state[i] == FREE and any(state[p] == AHEAD for p in graph.earlier[i]):
-            state[i] = AHEAD
-    for i in range(n - 1, -1, -1):
-        if state[i] == DONE or i == op:
-            for p in graph.earlier[i]:
-                state[p] = DONE
-    return state

@@ -19,9 +19,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from remat_passes.bounds.instant import AHEAD, DONE, FREE, Instant
+from remat_passes.bounds.arcs import arcs_of
+from remat_passes.bounds.instant import Instant
 from remat_passes.bounds.step_graph import StepGraph
-from remat_passes.planning.max_flow import INFINITE, SINK, SOURCE, source_side
+from remat_passes.planning.max_flow import INFINITE, source_side
 
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
@@ -88,8 +89,11 @@ class Network:
 
     def cheapest(self, ns_weight: int, byte_weight: int) -> Cut:
         """The cut of least ``ns_weight * time_ns + byte_weight * size_bytes``."""
-        room = self.time_ns * ns_weight + self.size_bytes * byte_weight
-        arcs = np.stack([self.tail, self.head, np.where(self.infinite, INFINITE, room)], axis=1)
+        return self.cheapest_of(self.time_ns * ns_weight + self.size_bytes * byte_weight)
+
+    def cheapest_of(self, worth: IntArray) -> Cut:
+        """The cut of least ``sum of worth``, which has a number of at least 0 for each arc."""
+        arcs = np.stack([self.tail, self.head, np.where(self.infinite, INFINITE, worth)], axis=1)
         side, work = source_side(self.nodes, arcs)
         cut = side[self.tail] & ~side[self.head]
         return Cut(Point(int(self.time_ns[cut].sum()), int(self.size_bytes[cut].sum())), side, work)
@@ -97,81 +101,9 @@ class Network:
 
 def network_of(graph: StepGraph, instant: Instant) -> Network:
     """The network of `instant`."""
-    rows = _Rows(graph, instant)
-    for p in rows.relevant:
-        rows.add_op(p)
-        for v in graph.writes[p]:
-            rows.add_storage(p, v)
-    arcs = np.array(rows.arcs, np.int64).reshape(-1, 5)
-    free = tuple((p, rows.ahead[p]) for p in reversed(rows.relevant) if instant.state[p] == FREE)
-    return Network(rows.nodes, free, arcs[:, 0], arcs[:, 1], arcs[:, 2], arcs[:, 3], arcs[:, 4] == 1)
-
-
-class _Rows:
-    """Arcs under construction: tail, head, ns, bytes, infinite."""
-
-    def __init__(self, graph: StepGraph, instant: Instant) -> None:
-        self.graph = graph
-        self.instant = instant
-        self.nodes = 2
-        self.arcs: list[tuple[int, int, int, int, int]] = []
-        self.again = [SOURCE] * len(graph.live)
-        """x_p"""
-        self.ahead = [SOURCE] * len(graph.live)
-        """n_p"""
-        self.readers: dict[int, list[int]] = {}
-        self.relevant = self._find_relevant()
-
-    def _find_relevant(self) -> list[int]:
-        """Operators of which the plan decides something that matters, last first; numbers their nodes."""
-        graph, state = self.graph, self.instant.state
-        found: list[int] = []
-        for p in range(len(graph.live) - 1, -1, -1):
-            if not graph.live[p]:
-                continue
-            if state[p] != AHEAD:
-                wanted = any(v in self.readers for v in graph.writes[p])
-                if state[p] == DONE:
-                    self.ahead[p] = SINK
-                    self.again[p] = self._node() if wanted and graph.repeats[p] else SINK
-                else:
-                    self.ahead[p] = self._node()
-                    self.again[p] = self._node() if wanted and graph.repeats[p] else self.ahead[p]
-                if wanted or state[p] == FREE:
-                    found.append(p)
-            if self.again[p] != SINK:
-                for v in graph.reads[p]:
-                    if v not in self.instant.present and state[graph.producer[v]] != AHEAD:
-                        self.readers.setdefault(v, []).append(self.again[p])
-        return found
-
-    def _node(self) -> int:
-        self.nodes += 1
-        return self.nodes - 1
-
-    def add_op(self, p: int) -> None:
-        """What it takes to run `p` again, and what its first execution entails."""
-        graph, again, ahead = self.graph, self.again[p], self.ahead[p]
-        if again not in (SOURCE, ahead):
-            self.arcs.append((again, ahead, graph.time_ns[p], graph.replay_bytes[p], 0))
-        if self.instant.state[p] != FREE:
-            return
-        if again != ahead:
-            self.arcs.append((ahead, again, 0, 0, 1))
-        if graph.kept_bytes[p]:
-            self.arcs.append((SOURCE, ahead, 0, graph.kept_bytes[p], 0))
-        for earlier in graph.earlier[p]:
-            if self.ahead[earlier] not in (SOURCE, SINK):
-                self.arcs.append((self.ahead[earlier], ahead, 0, 0, 1))
-
-    def add_storage(self, p: int, v: int) -> None:
-        """The bytes of `v`, which `p` makes, where someone reads it later and `p` does not run again."""
-        size, readers = self.graph.size_bytes[v], self.readers.get(v, [])
-        if not size or not readers:
-            return
-        if SOURCE in readers or len(readers) == 1:
-            reader = SOURCE if SOURCE in readers else readers[0]
-        else:
-            reader = self._node()
-            self.arcs += [(other, reader, 0, 0, 1) for other in readers]
-        self.arcs.append((reader, self.again[p], 0, size, 0))
+    present = np.zeros(len(graph.size_bytes), np.bool_)
+    present[list(instant.present)] = True
+    nodes, arcs, ahead = arcs_of(graph.tables, instant.state, present)
+    ops = np.flatnonzero(ahead >= 0)
+    free = tuple(zip(ops.tolist(), ahead[ops].tolist()))
+    return Network(nodes, free, arcs[:, 0], arcs[:, 1], arcs[:, 2], arcs[:, 3], arcs[:, 4] == 1)

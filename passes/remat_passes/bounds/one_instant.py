@@ -7,6 +7,11 @@ With one binary for each node (1 on the source's side) and one variable for each
     cut         y_(t,h) >= z_t - z_h            for each arc from t to h
     infinite    z_t <= z_h                      for each arc that may not be cut
     capacity    sum of size_bytes * y <= room
+    count       c_k = sum of y                         for the arcs of each of the heaviest pairs of time and bytes
+
+The last rows cut nothing off: c_k, a whole number, lets the solver branch on how many of equal layers are held or run
+again.  Without them it has to decide layer by layer, in each of many orders that are alike (Margot, Symmetry in integer
+linear programming, in: 50 Years of Integer Programming, 2010).
 
 The dual bound that the solver proves is a bound of the added time, whether or not it finishes.
 """
@@ -22,6 +27,8 @@ from remat_passes.exact.backends import SolverOptions
 from remat_passes.exact.solver import Solution, SolveStatus, solve
 from remat_passes.planning.max_flow import SINK, SOURCE
 
+COUNTED = 10
+"""Pairs of time and bytes whose arcs are counted."""
 SAFETY = 1e-6
 """Relative share of a floating-point bound that is given up, more than the solvers' tolerances."""
 
@@ -50,8 +57,7 @@ def cut_program(network: Network, room: int) -> pulp.LpProblem:
     side: dict[int, pulp.LpVariable | int] = {SOURCE: 1, SINK: 0}
     for node in range(2, network.nodes):
         side[node] = pulp.LpVariable(f"z{node}", cat=pulp.LpBinary)
-    objective: list[tuple[pulp.LpVariable, float]] = []
-    held: list[tuple[pulp.LpVariable, float]] = []
+    arcs: dict[tuple[int, int], list[pulp.LpVariable]] = {}
     rows = zip(*(column.tolist() for column in (network.tail, network.head, network.time_ns, network.size_bytes)))
     for number, ((tail, head, time_ns, size), infinite) in enumerate(zip(rows, network.infinite.tolist())):
         if infinite:
@@ -65,10 +71,24 @@ def cut_program(network: Network, room: int) -> pulp.LpProblem:
         else:
             cut = pulp.LpVariable(f"y{number}", 0, 1)
             model += cut >= side[tail] - side[head]
-        if time_ns:
-            objective.append((cut, time_ns / 1000))
-        if size:
-            held.append((cut, size / 1000))
-    model += pulp.LpAffineExpression(objective)
-    model += pulp.LpAffineExpression(held) <= room / 1000
+        arcs.setdefault((time_ns, size), []).append(cut)
+    _count(model, arcs)
+    alike = list(arcs.items())
+    model += pulp.LpAffineExpression([(cut, time_ns / 1000) for (time_ns, _), cuts in alike for cut in cuts if time_ns])
+    held = pulp.LpAffineExpression([(cut, size / 1000) for (_, size), cuts in alike for cut in cuts if size])
+    model += held <= room / 1000
     return model
+
+
+def _count(model: pulp.LpProblem, arcs: dict[tuple[int, int], list[pulp.LpVariable]]) -> None:
+    """The rows `count`: for the `COUNTED` pairs of most bytes, or of about as much time, of two arcs at least."""
+    total_ns = sum(time_ns * len(cuts) for (time_ns, _), cuts in arcs.items())
+    total_bytes = sum(size * len(cuts) for (_, size), cuts in arcs.items())
+
+    def weight(pair: tuple[int, int]) -> float:
+        return len(arcs[pair]) * (pair[0] / max(total_ns, 1) + pair[1] / max(total_bytes, 1))
+
+    repeated = [pair for pair, cuts in arcs.items() if len(cuts) > 1 and any(pair)]
+    for number, pair in enumerate(sorted(repeated, key=lambda pair: (-weight(pair), pair))[:COUNTED]):
+        count = pulp.LpVariable(f"c{number}", 0, len(arcs[pair]), cat=pulp.LpInteger)
+        model += count == pulp.lpSum(arcs[pair])

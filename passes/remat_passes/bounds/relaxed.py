@@ -42,8 +42,14 @@ class Relaxed:
     work: int
 
 
-def relax(network: Network, room: int) -> Relaxed:
-    """The bound of the instant of `network` with `room` bytes for what is alive by choice."""
+def relax(network: Network, room: int, above_ns: int = 0) -> Relaxed:
+    """The bound of the instant of `network` with `room` bytes for what is alive by choice.
+
+    Args:
+        network: The network of an instant.
+        room: Bytes for what is alive by choice.
+        above_ns: Climbing stops where no price can lift the bound above this; the result is a valid bound still.
+    """
     total = network.total
     fits = network.cheapest(0, 1)
     if fits.point.size_bytes > room:
@@ -57,13 +63,14 @@ def relax(network: Network, room: int) -> Relaxed:
     for _ in range(MAX_CUTS):
         low, high = fits.point, over.point
         ns_weight, byte_weight = _price(low.time_ns - high.time_ns, high.size_bytes - low.size_bytes, total)
-        if byte_weight == 0:
+        # No price does better than where the two lines cross.
+        known = ns_weight * high.time_ns + byte_weight * (high.size_bytes - room)
+        if byte_weight == 0 or known <= above_ns * ns_weight:
             break
         cut = network.cheapest(ns_weight, byte_weight)
         work += cut.work
         value = ns_weight * cut.point.time_ns + byte_weight * (cut.point.size_bytes - room)
         best = max(best, -(-value // ns_weight))
-        known = ns_weight * high.time_ns + byte_weight * (high.size_bytes - room)
         if value >= known or cut.point in (low, high):
             break
         if cut.point.size_bytes <= room:

@@ -10,11 +10,17 @@ dropping its executions makes no valid plan invalid, slower, or higher.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from heapq import heappop, heappush
+
+import numpy as np
 
 from remat_compiler.ir.graph import Op, Phase, StorageKind, TrainingGraph
 from remat_compiler.ir.problem import RematProblem
+from remat_passes.bounds.arcs import BACKWARD, FORWARD, TANGENT_FREE, Tables, rows
 from remat_passes.planning.sequence import is_pinned
+
+_PHASES = {Phase.FORWARD: FORWARD, Phase.TANGENT_FREE: TANGENT_FREE, Phase.BACKWARD: BACKWARD}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,7 +34,8 @@ class StepGraph:
         writes: Storages of the same kind that each operator makes.
         kept_bytes: Bytes of the kept storages that each operator makes; its first execution holds them to the end.
         written_bytes: Bytes that each operator allocates for results, kept or not.
-        earlier: Operators that first run before each operator first does; all of smaller id.
+        earlier: Operators that first run before each operator first does.
+        sequence: All operators, each behind its `earlier` ones.
         producer: Operator that makes each storage, -1 where none does.
         size_bytes: Bytes of each storage.
         repeats: Whether each operator may run again.
@@ -36,6 +43,7 @@ class StepGraph:
         time_ns: Time of each operator.
         workspace_bytes: Workspace of each operator.
         tangent_bytes: Bytes of all tangents, alive in the backward.
+        tables: The same for compiled loops.
     """
 
     live: list[bool]
@@ -45,6 +53,7 @@ class StepGraph:
     kept_bytes: list[int]
     written_bytes: list[int]
     earlier: list[list[int]]
+    sequence: list[int]
     producer: list[int]
     size_bytes: list[int]
     repeats: list[bool]
@@ -52,6 +61,22 @@ class StepGraph:
     time_ns: tuple[int, ...]
     workspace_bytes: tuple[int, ...]
     tangent_bytes: int
+    tables: Tables = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Make `tables`."""
+        phase = [_PHASES[p] for p in self.phase]
+        columns = (self.live, phase, self.repeats, self.time_ns, self.replay_bytes, self.kept_bytes)
+        tables = Tables(
+            np.array(columns, np.int64).T.reshape(-1, len(columns)).copy(),
+            np.array(self.producer, np.int64),
+            np.array(self.size_bytes, np.int64),
+            *rows(self.reads),
+            *rows(self.writes),
+            *rows(self.earlier),
+            np.array(self.sequence, np.int64),
+        )
+        object.__setattr__(self, "tables", tables)
 
     @staticmethod
     def of(problem: RematProblem) -> StepGraph:
@@ -68,6 +93,7 @@ class StepGraph:
             kept_bytes=[sum(storages[s].size_bytes for s in op.writes if storages[s].kept) for op in graph.ops],
             written_bytes=[sum(storages[s].size_bytes for s in op.writes) for op in graph.ops],
             earlier=_earlier(graph, producer, live),
+            sequence=list(range(len(graph.ops))),
             producer=producer,
             size_bytes=[s.size_bytes for s in storages],
             repeats=[not is_pinned(op) for op in graph.ops],
@@ -76,6 +102,35 @@ class StepGraph:
             workspace_bytes=problem.costs.workspace_bytes,
             tangent_bytes=sum(s.size_bytes for s in storages if s.kind is StorageKind.TANGENT),
         )
+
+    def ordered(self, first: int, then: int) -> StepGraph:
+        """The same step for the plans that first execute `first` before they first execute `then`.
+
+        Args:
+            first: A live operator.
+            then: A live operator that does not run before `first` in every plan.
+        """
+        earlier = [[*before, first] if op == then else before for op, before in enumerate(self.earlier)]
+        return replace(self, earlier=earlier, sequence=_sequence(earlier))
+
+
+def _sequence(earlier: list[list[int]]) -> list[int]:
+    """All operators, each behind its `earlier` ones, and otherwise by id."""
+    missing = [len(before) for before in earlier]
+    later: list[list[int]] = [[] for _ in earlier]
+    for op, before in enumerate(earlier):
+        for other in before:
+            later[other].append(op)
+    ready = [op for op, count in enumerate(missing) if not count]
+    found: list[int] = []
+    while ready:
+        op = heappop(ready)
+        found.append(op)
+        for other in later[op]:
+            missing[other] -= 1
+            if not missing[other]:
+                heappush(ready, other)
+    return found
 
 
 def _must_run(graph: TrainingGraph, op: Op) -> bool:

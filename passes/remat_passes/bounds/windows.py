@@ -32,13 +32,16 @@ Term: TypeAlias = Any
 """A variable, an expression, or a plain `int` where nothing is to be decided."""
 
 
-def windows_program(graph: StepGraph, instants: Sequence[Instant], budget_bytes: int) -> pulp.LpProblem:
+def windows_program(
+    graph: StepGraph, instants: Sequence[Instant], budget_bytes: int, whole: bool = True
+) -> pulp.LpProblem:
     """The program of the module docstring, in microseconds and thousands of bytes.
 
     Args:
         graph: The live part of a problem.
         instants: Instants of one class, each done at the next one.
         budget_bytes: Budget.
+        whole: Whether binaries are whole numbers; the linear relaxation else.
 
     Raises:
         ValueError: An instant is not surely done at the next one.
@@ -46,7 +49,7 @@ def windows_program(graph: StepGraph, instants: Sequence[Instant], budget_bytes:
     for instant, following in pairwise(instants):
         if following.state[instant.op] != DONE:
             raise ValueError(f"operator {instant.op} does not surely run before operator {following.op}")
-    return _Program(graph, instants, budget_bytes).model
+    return _Program(graph, instants, budget_bytes, whole).model
 
 
 def in_a_row(instants: Sequence[Instant]) -> list[Instant]:
@@ -61,8 +64,9 @@ def in_a_row(instants: Sequence[Instant]) -> list[Instant]:
 class _Program:
     """The rows, window by window."""
 
-    def __init__(self, graph: StepGraph, instants: Sequence[Instant], budget_bytes: int) -> None:
+    def __init__(self, graph: StepGraph, instants: Sequence[Instant], budget_bytes: int, whole: bool) -> None:
         self.graph = graph
+        self.category = pulp.LpBinary if whole else pulp.LpContinuous
         self.instants = instants
         self.model = pulp.LpProblem("windows", pulp.LpMinimize)
         self.cost: list[tuple[Term, float]] = []
@@ -79,12 +83,15 @@ class _Program:
             self._fit(i, budget_bytes)
         self.model.setObjective(pulp.lpSum(factor * term for term, factor in self.cost))
 
+    def _binary(self, name: str) -> pulp.LpVariable:
+        return pulp.LpVariable(name, 0, 1, cat=self.category)
+
     def _done(self, i: int) -> list[Term]:
         """d_i; all is done at the end."""
         if i == len(self.instants):
             return [1] * len(self.graph.live)
         state = self.instants[i].state.tolist()
-        found: list[Term] = [_binary(f"d{i}_{p}") if s == FREE else int(s == DONE) for p, s in enumerate(state)]
+        found: list[Term] = [self._binary(f"d{i}_{p}") if s == FREE else int(s == DONE) for p, s in enumerate(state)]
         for p, s in enumerate(state):
             earlier = [e for e in self.graph.earlier[p] if s == FREE and state[e] == FREE]
             for e in earlier:
@@ -106,7 +113,7 @@ class _Program:
             elif only_first or not relevant or not self.graph.repeats[p]:
                 found.append(first)
             else:
-                runs = _binary(f"x{i}_{p}")
+                runs = self._binary(f"x{i}_{p}")
                 if _varies(first):
                     self.model += runs >= first
                     self.model += runs <= after
@@ -142,7 +149,7 @@ class _Program:
             elif _is(done, 0):
                 found[v] = 0
             else:
-                found[v] = _binary(f"s{i}_{v}")
+                found[v] = self._binary(f"s{i}_{v}")
                 if _varies(done):
                     self.model += found[v] <= done
         return found
@@ -175,10 +182,6 @@ class _Program:
             graph.kept_bytes[p] / 1000 * d for p, d in enumerate(self.done[i]) if _varies(d) and graph.kept_bytes[p]
         ]
         self.model += pulp.lpSum(held) <= (budget_bytes - instant.held_bytes) / 1000
-
-
-def _binary(name: str) -> pulp.LpVariable:
-    return pulp.LpVariable(name, cat=pulp.LpBinary)
 
 
 def _varies(term: Term) -> bool:
