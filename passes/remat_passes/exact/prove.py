@@ -16,7 +16,7 @@ from remat_compiler.ir.plan import Plan
 from remat_compiler.ir.problem import RematProblem
 from remat_compiler.simulate.timeline import simulate
 from remat_passes.exact.backends import SolverOptions
-from remat_passes.exact.demand_search import DemandLimits, Searched, search_demands
+from remat_passes.exact.demand_search import PLACES, DemandLimits, Searched, search_demands
 from remat_passes.exact.program import Cuts
 from remat_passes.exact.refine import Refined, cpu_seconds, refine
 from remat_passes.exact.space import Reductions
@@ -27,7 +27,7 @@ from remat_passes.reductions.weightless import weightless
 NARROW = 10
 """By how much the first search is narrower than the widest."""
 TOTAL = 20
-"""States of all stages for each that one stage may have."""
+"""States of all stages for each that one stage of the widest search may have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,11 @@ def _attempt(problem: RematProblem, reduced: Reduced, known: Proof, effort: Effo
     space = space_of(reduced.problem, effort.reductions, effort.passes_per_gap)
     began, limit = cpu_seconds(), effort.solver.time_limit_s
     if effort.states and limit != 0:
-        narrow = DemandLimits(max(effort.states // NARROW, 1), TOTAL * effort.states, True, _byte_ns(problem, known))
+        width = max(effort.states // NARROW, 1)
+        # States that one stage leaves for the next limit the work of a search that thins them.
+        narrow = DemandLimits(
+            width, width * (len(reduced.problem.graph.ops) + 1) * PLACES, True, _byte_ns(problem, known)
+        )
         for limits in (narrow, DemandLimits(effort.states, TOTAL * effort.states)):
             known = _searched(problem, known, search_demands(space, known.added_ns, limits))
             if known.closed:
