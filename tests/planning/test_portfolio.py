@@ -11,6 +11,7 @@ from remat_compiler.ir.plan import PlanStatus
 from remat_compiler.ir.problem import RematProblem
 from remat_passes.bounds.lower_bound import lower_bound_ns
 from remat_passes.planning.auto import Auto
+from remat_passes.planning.chain_dp import ChainDp
 from remat_passes.planning.greedy import Greedy
 from remat_passes.planning.hierarchical import Hierarchical
 from remat_passes.planning.portfolio import improve
@@ -38,7 +39,7 @@ def test_a_larger_limit_is_never_worse(family: str, fraction: float) -> None:
 def test_auto_is_as_good_as_what_it_contains(family: str, fraction: float) -> None:
     asked = asked_of(LIBRARY[family], fraction)
     best = Auto(effort=200, time_limit=1.0).plan(asked)
-    for other in (Greedy().plan(asked), Hierarchical().plan(asked)):
+    for other in (ChainDp().plan(asked), Greedy().plan(asked), Hierarchical().plan(asked)):
         assert other.status is PlanStatus.INFEASIBLE or best.added_ns <= other.added_ns
 
 

@@ -1,6 +1,7 @@
 """What `auto` tries after its quick search, with an amount of work that stands for a time limit.
 
-    greedy    once, on small graphs: the planner `greedy`, which ends elsewhere
+    chain_dp  once: the planner, which is optimal on uniform chains
+    greedy    once, on small graphs: the planner, which ends elsewhere
     demands   once, on small graphs: a narrow search over demanded sets, see `remat_passes.exact.demand_search`
     blocks    plans of the block DP over few large blocks, with options that were searched for thoroughly
     climb     from the best of each cutting and, every second time, from the best of all; then from what came best
@@ -22,11 +23,13 @@ from remat_compiler.progress import progress
 from remat_passes.bounds.lower_bound import lower_bound_ns
 from remat_passes.exact.prove import cheaper_plan
 from remat_passes.exact.space import OutsideSpace
+from remat_passes.planning.chain_dp import ChainDp
 from remat_passes.planning.climb import Climber
 from remat_passes.planning.entry import Entry
 from remat_passes.planning.exact_regions import solve_region
 from remat_passes.planning.greedy import Greedy
 from remat_passes.planning.hierarchical import BLOCK_COUNTS, block_plans
+from remat_passes.planning.interface import Planner
 from remat_passes.planning.search import Search
 
 WORK_PER_SECOND = 25_000_000
@@ -41,6 +44,8 @@ BLOCK_SHARE, LARGE_SHARE, LARGE = 0.25, 0.6, 4_000
 """Part of the work for the options of blocks, more on graphs of many operators, where climbs get less far."""
 REGIONS = 8
 """Regions that are solved exactly in a round."""
+CHAIN_WORK = 1_500
+"""What `chain_dp` takes for each operator, about."""
 GREEDY_WORK, GREEDY_OPERATORS = 7_000_000, 1_500
 """What `greedy` takes, about, and the largest graph on which it is tried."""
 DEMAND_STATES, DEMAND_WORK, DEMAND_OPERATORS = 1_500, 12_000_000, 300
@@ -68,10 +73,13 @@ def improve(search: Search, work: int) -> Entry:
 
 
 def _once(search: Search, work: int) -> int:
-    """What is done once, on small graphs with work for more; the work done."""
+    """What is done once, where there is work for more; the work done."""
     operators, done = len(search.g.ops), 0
+    if work > 4 * CHAIN_WORK * operators:
+        search.keep(list(_planned(search, ChainDp())))
+        done += CHAIN_WORK * operators
     if work > 4 * GREEDY_WORK and operators <= GREEDY_OPERATORS:
-        search.keep(list(_greedy(search)))
+        search.keep(list(_planned(search, Greedy())))
         done += GREEDY_WORK
     if work > 4 * DEMAND_WORK and operators <= DEMAND_OPERATORS and search.solved:
         search.keep(list(_demands(search)))
@@ -100,9 +108,9 @@ def _round(search: Search, turn: int) -> None:
         _climb(search, starts)
 
 
-def _greedy(search: Search) -> Iterator[Entry]:
-    """The plan of `greedy`."""
-    plan = Greedy().plan(search.problem).plan
+def _planned(search: Search, planner: Planner) -> Iterator[Entry]:
+    """The plan of another planner."""
+    plan = planner.plan(search.problem).plan
     if plan is not None:
         yield search.trimmed(np.array(plan.steps, np.int64), plan.boundary)
 
