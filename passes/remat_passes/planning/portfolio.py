@@ -60,7 +60,7 @@ def improve(search: Search, work: int) -> Entry:
     """The best entry after `work` more; `search` has run."""
     enough_ns = search.once + int(lower_bound_ns(search.problem).bound_ns * (1.0 + PROVEN)) if work else 0
     with progress("improving the plan") as bar:
-        left = work - _once(search, work)
+        left = 0 if search.solved and search.pool[0].time <= enough_ns else work - _once(search, work)
         for turn, share in enumerate(_rounds(left, len(search.g.ops))):
             if search.solved and search.pool[0].time <= enough_ns:
                 break
