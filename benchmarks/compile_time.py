@@ -41,6 +41,7 @@ from remat_compiler.ir.plan import Plan
 from remat_compiler.partition import Partition, partition
 from remat_compiler.runtime.workspace import WorkspaceTable
 from remat_compiler.simulate.timeline import simulate
+from remat_passes.planning.auto import Auto
 from remat_passes.registry import make_planner
 from zoo.attention import gpt2_of_depth
 
@@ -125,7 +126,7 @@ def least(repeats: int, joint: fx.GraphModule, run: Callable[[fx.GraphModule], R
     return fastest
 
 
-def run(layers: int, inner: str, fraction: float, repeats: int) -> Row:
+def run(layers: int, inner: str, fraction: float, repeats: int, time_limit: float) -> Row:
     """Plan one graph for `fraction` of what it takes when everything is saved."""
     joint, keywords = joint_of(layers)
     static = tuple(keywords["static_lifetime_input_indices"])
@@ -143,7 +144,7 @@ def run(layers: int, inner: str, fraction: float, repeats: int) -> Row:
     request = PartitionRequest(
         budget, take_smallest=True, planner="auto", cost_model="nominal", inner=inner, max_slowdown=None
     )
-    planner = make_planner("auto")
+    planner = make_planner("auto", time_limit=time_limit, reorders=inner == "eager")
 
     def plan(copy: fx.GraphModule) -> Partition:
         with mock.patch("time.perf_counter", time.process_time):
@@ -177,8 +178,11 @@ def main() -> None:
     parser.add_argument("--fraction", type=float, default=0.5, help="budget between what is kept and everything saved")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--time-limit", type=float, default=Auto().time_limit, help="of auto; 0: its quick search")
     arguments = parser.parse_args()
-    run(1, arguments.inner, arguments.fraction, 1)  # compiled loops and torch's lazy imports are not what is timed
+    run(
+        1, arguments.inner, arguments.fraction, 1, arguments.time_limit
+    )  # compiled loops and torch's lazy imports are not what is timed
     rows = []
     names = (*PLANNED_STAGES, "torch partition", "lower")
     print(
@@ -187,7 +191,7 @@ def main() -> None:
         + f" {'planned':>9} {'all':>9} {'torch@0.5':>9} planned/torch all/torch"
     )
     for layers in arguments.layers:
-        row = run(layers, arguments.inner, arguments.fraction, arguments.repeats)
+        row = run(layers, arguments.inner, arguments.fraction, arguments.repeats, arguments.time_limit)
         rows.append(row)
         cells = " ".join(f"{row.stages.get(n, 0.0):{max(9, len(n))}.3f}" for n in names)
         print(

@@ -115,6 +115,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("problems", type=Path)
     parser.add_argument("--effort", type=int, default=Auto().effort, help="work per operator, see Auto")
+    parser.add_argument("--time-limit", type=float, default=Auto().time_limit, help="seconds, see Auto")
     parser.add_argument("--only", nargs="*", help="names of the problems to plan")
     parser.add_argument("--reference", type=Path, help="JSON table to compare with")
     parser.add_argument("--json", type=Path, help="where to write the rows")
@@ -123,7 +124,7 @@ def main() -> None:
     rows: list[Row] = []
     for name, problem in stored_problems(options.problems):
         if not options.only or name in options.only:
-            rows += frontier(name, problem, Auto(effort=options.effort), reference)
+            rows += frontier(name, problem, Auto(effort=options.effort, time_limit=options.time_limit), reference)
     if options.json:
         options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
 
