@@ -188,8 +188,8 @@ def _cells(values: Sequence[float | None]) -> str:
     return "  ".join("    – " if value is None else f"{value:6.1f}" for value in values)
 
 
-def plot(rows: Sequence[Row], path: Path) -> None:
-    """Added time over memory saved with the published ranges, and planning time over nodes."""
+def plot(rows: Sequence[Row], path: Path, measured: Path | None = None) -> None:
+    """Added time over memory saved with the published ranges and what was `measured`, and planning time over nodes."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -216,6 +216,11 @@ def plot(rows: Sequence[Row], path: Path) -> None:
         axes[0].plot(*xy, style, color=colours[model], markersize=4, label=label)  # type: ignore[arg-type]
         nodes = [row.joint_nodes for row in own]
         axes[1].plot(nodes, [row.seconds for row in own], style[0], color=colours[model], alpha=0.6)
+    found = json.loads(measured.read_text(encoding="utf-8")) if measured else []
+    for inner, marker in (("eager", "P"), ("inductor", "D")):
+        points = [(100 * r["saved"], 100 * (r["cpu_ratio"] - 1)) for r in found if r["inner"] == inner and r["saved"]]
+        if points:
+            axes[0].plot(*zip(*points), marker, color="black", label=f"12 layers on a CPU, {inner}, measured")
     axes[1].plot([2500], [2.5 * 3600], "*", color="tab:red", markersize=14, label="HiRemate, transformer (reviewer)")
     title = f"solid: at the rates of {next(iter(GPUS))}, dashed: {', '.join(list(GPUS)[1:])}"
     axes[0].set(xlabel="activation memory saved (%)", ylabel="added time (% of the step)", ylim=(0, 40), title=title)
@@ -238,6 +243,7 @@ def main() -> None:
     parser.add_argument("--bounds", action="store_true", help="prove what no plan can go below")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plot", type=Path)
+    parser.add_argument("--measured", type=Path, help="JSON of measured_gpt2.py, to be drawn too")
     options = parser.parse_args()
     planner, rows = make_planner(options.planner, time_limit=options.time_limit), []
     for name in options.models:
@@ -249,7 +255,7 @@ def main() -> None:
             options.json.write_text("[\n" + ",\n".join(json.dumps(asdict(row)) for row in rows) + "\n]\n")
     print("\n".join(table(rows)))
     if options.plot:
-        plot(rows, options.plot)
+        plot(rows, options.plot, options.measured)
 
 
 if __name__ == "__main__":
