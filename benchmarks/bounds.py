@@ -276,7 +276,7 @@ def main() -> None:
                 rows = sorted([*done, *rest], key=lambda row: (row.problem, row.position, row.order))
                 options.json.write_text(json.dumps([asdict(r) for r in rows], indent=1) + "\n")
     if options.plot:
-        plot(done, options.plot)
+        plot(read_rows(options.json) if options.json else done, options.plot)
 
 
 def read_rows(path: Path) -> list[Row]:
