@@ -24,7 +24,7 @@ from remat_passes.exact.stages import space_of
 from remat_passes.reductions.reduced import Claim, Reduced, unreduced
 from remat_passes.reductions.weightless import weightless
 
-NARROW = 10
+NARROW = 25
 """By how much the first search is narrower than the widest."""
 TOTAL = 20
 """States of all stages for each that one stage of the widest search may have."""

@@ -54,7 +54,7 @@ class Ilp:
     time_limit: float = 20.0
     gap: float = 0.0
     node_limit: int | None = None
-    states: int = 20_000
+    states: int = 50_000
     effort: int = 6_000
     cuts: bool = True
     reductions: bool = True
