@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from exact.exhaustive import Exhaustive
@@ -31,6 +33,20 @@ def test_equals_exhaustive_search(group: int) -> None:
             timeline = simulate(problem.graph, problem.costs, found.plan)
             assert verify(problem, found.plan, timeline.peak_bytes) == []
             assert timeline.added_ns == expected == found.bound_ns
+
+
+@pytest.mark.parametrize("group", range(GROUPS))
+def test_free_gaps_equal_exhaustive_search(group: int) -> None:
+    """Operators in any order and number between two anchors: the optimum of all plans that keep the anchors' order."""
+    for seed in range(group, 384, GROUPS):
+        problem = tight(seed)
+        expected = Exhaustive(problem, once_per_gap=False).added_ns()
+        found = search_demands(space_of(problem, WHOLE), None, replace(ENOUGH, free=True))
+        assert (found.complete, found.added_ns) == (True, expected), seed
+        if found.plan is not None:
+            timeline = simulate(problem.graph, problem.costs, found.plan)
+            assert verify(problem, found.plan, timeline.peak_bytes) == []
+            assert timeline.added_ns == expected
 
 
 @pytest.mark.parametrize("seed", range(40))

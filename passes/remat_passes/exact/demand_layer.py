@@ -76,7 +76,7 @@ def _insert(
     slot = _slot(keys, table, key)
     at = table[slot]
     if at < 0:
-        if count == len(price):
+        if count >= len(price):
             return FULL
         at = count
         table[slot] = at

@@ -73,12 +73,15 @@ class DemandLimits:
         total: States of all stages, after which to give up.
         thins: Whether to go on with the most promising states where there are more, instead of giving up.
         byte_ns: Price of a demanded byte in the choice of the most promising ones.
+        free: Whether operators may run in a gap in any order and any number of times, which is more than the space
+            allows; else once, in joint order.
     """
 
     states: int
     total: int
     thins: bool = False
     byte_ns: float = 0.0
+    free: bool = False
 
 
 def search_demands(space: Space, cutoff_ns: int | None, limits: DemandLimits) -> Searched:
@@ -137,14 +140,19 @@ class _Search:
         self.table.fill(-1)
         anchor = rows[:1] if rows and steps.op[rows[0]] < 0 else []
         count = self._pass_anchor(anchor)
-        for row in rows[len(anchor) :]:
-            found = run_in_gap(
-                self.into, self.table, count, int(steps.op[row]), steps.writes[row], steps.reads[row],
-                steps.needs[row], steps.keeps[row], int(steps.room[row]), int(steps.time_ns[row]), self.most,
-                steps.weight,
-            )  # fmt: skip
-            self.complete = self.complete and found != FULL
-            count = len(self.into[1]) if found == FULL else found
+        while True:
+            before = (count, int(self.into[1][:count].sum()))
+            for row in rows[len(anchor) :]:
+                found = run_in_gap(
+                    self.into, self.table, count, int(steps.op[row]), steps.writes[row], steps.reads[row],
+                    steps.needs[row], steps.keeps[row], int(steps.room[row]), int(steps.time_ns[row]), self.most,
+                    steps.weight,
+                )  # fmt: skip
+                self.complete = self.complete and found != FULL
+                count = len(self.into[1]) if found == FULL else found
+            # Prices only fall, so their sum tells whether anything changed.
+            if not self.limits.free or (count, int(self.into[1][:count].sum())) == before:
+                break
         self._go_on(stage, count, last)
 
     def _pass_anchor(self, anchor: list[int]) -> int:
@@ -178,13 +186,13 @@ class _Search:
         self.layers.append(_Layer(stage, origin[:count].copy(), made_by[:count].copy(), kept))
         self.keys, self.price = keys[kept].copy(), price[kept].copy()
 
-    def _executions(self, state: int) -> set[tuple[int, int]]:
-        """Stages and operators that lead from the end to a state of the last layer."""
-        found: set[tuple[int, int]] = set()
+    def _executions(self, state: int) -> list[tuple[int, int]]:
+        """Stages and operators that lead from a state of the last layer to the end, in the order of time."""
+        found: list[tuple[int, int]] = []
         for layer in reversed(self.layers):
             at = int(layer.kept[state])
             while layer.made_by[at] >= 0:
-                found.add((layer.stage, int(layer.made_by[at])))
+                found.append((layer.stage, int(layer.made_by[at])))
                 at = int(layer.origin[at])
             state = int(layer.origin[at])
         return found

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from collections.abc import Set as AbstractSet
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from remat_compiler.ir.graph import OpId
@@ -15,24 +14,30 @@ from remat_passes.planning.sequence import StepIndex, drop_dead_repeats
 
 def decode(program: Program, values: Mapping[str, float]) -> Plan:
     """The plan that `values` describe, see `plan_of`."""
-    return plan_of(program.space, {key for key, run in program.runs.items() if values.get(run.name, 0.0) > 0.5})
+    return plan_of(program.space, sorted(key for key, run in program.runs.items() if values.get(run.name, 0.0) > 0.5))
 
 
-def plan_of(space: Space, executed: AbstractSet[tuple[int, int]]) -> Plan:
-    """The plan that runs in gaps what `executed` says, by stage and operator, without repetitions that nobody reads.
+def plan_of(space: Space, executed: Sequence[tuple[int, int]]) -> Plan:
+    """The plan that runs in gaps what `executed` says, without repetitions that nobody reads.
 
-    Where stages are merged, an operator runs just before the first anchor that needs it, or else the last one.
+    Args:
+        space: The space.
+        executed: Stages and operators, those of a stage in the order of time.  Where stages are merged, an operator
+            runs just before the first anchor that needs it, or else the last one, in joint order.
     """
     index = space.index
     steps = [OpId(op) for op in space.skipped if op >= 0]
     boundary = 0
+    gaps: list[list[int]] = [[] for _ in space.stages]
+    for t, i in executed:
+        gaps[t].append(i)
     for t, stage in enumerate(space.stages):
-        left = {i for i in stage.candidates if (t, i) in executed}
+        left = gaps[t] if len(stage.anchors) == 1 else sorted(set(gaps[t]))
         for position, anchor in enumerate(stage.anchors):
             final = position == len(stage.anchors) - 1
-            now = left if final else _behind(index, anchor, left)
-            steps += [OpId(i) for i in sorted(now)]
-            left = left - now
+            now = left if final else sorted(_behind(index, anchor, set(left)))
+            steps += [OpId(i) for i in now]
+            left = [] if final else [i for i in left if i not in now]
             if anchor == BOUNDARY:
                 boundary = len(steps)
             elif anchor >= 0:

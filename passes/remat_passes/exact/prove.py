@@ -2,6 +2,8 @@
 
 Both work on a relaxation first, in which small storages weigh nothing (`remat_passes.reductions.weightless`): its
 bounds hold, and its plans are most often plans of the original.  Where one is not, both go on with the original.
+The search lets operators run in a gap in any order and any number of times; its proofs are about all plans that keep
+the order of first executions.  Programs bound those of the space alone.
 
 1. A narrow search over demanded sets: a better plan, in a second.
 2. The wide one, until a stage has too many states: the optimum where little is alive at once.
@@ -24,7 +26,7 @@ from remat_passes.exact.stages import space_of
 from remat_passes.reductions.reduced import Claim, Reduced, unreduced
 from remat_passes.reductions.weightless import weightless
 
-NARROW = 10
+NARROW = 25
 """By how much the first search is narrower than the widest."""
 TOTAL = 20
 """States of all stages for each that one stage of the widest search may have."""
@@ -60,7 +62,7 @@ class Proof:
         added_ns: Its added time.
         bound_ns: Proven lower bound of the added time of plans of the space.
         infeasible: Proven: none fits.
-        method: What proved the last of it: ``demands``, ``program`` or nothing.
+        method: What proved the bound: ``demands`` (for gaps in any order), ``program`` (for the space), or nothing.
         states: States of all searches.
         stats: What the solver had to say.
     """
@@ -117,10 +119,9 @@ def _attempt(problem: RematProblem, reduced: Reduced, known: Proof, effort: Effo
     if effort.states and limit != 0:
         width = max(effort.states // NARROW, 1)
         # States that one stage leaves for the next limit the work of a search that thins them.
-        narrow = DemandLimits(
-            width, width * (len(reduced.problem.graph.ops) + 1) * PLACES, True, _byte_ns(problem, known)
-        )
-        for limits in (narrow, DemandLimits(effort.states, TOTAL * effort.states)):
+        total = width * (len(reduced.problem.graph.ops) + 1) * PLACES
+        narrow = DemandLimits(width, total, True, _byte_ns(problem, known), free=True)
+        for limits in (narrow, DemandLimits(effort.states, TOTAL * effort.states, free=True)):
             known = _searched(problem, known, search_demands(space, known.added_ns, limits))
             if known.closed:
                 return known

@@ -2,8 +2,10 @@
 
 OPTIMAL means least added time of all plans that run forward and backward operators for the first time in joint order,
 run backward operators once, and run any other at most `passes_per_gap` times between two of those first executions,
-in joint order.  `PlanResult.lower_bound_ns` holds for the same plans; `Auto` may go below it where it reorders the
-backward.  The stats say what was proven, and where a limit or the size of the program stopped the proof.
+in joint order.  Where the stats say ``proof: demands``, those in between may run in any order and any number of times:
+the plan is optimal among all that keep the order of first executions.  `PlanResult.lower_bound_ns` holds for the same
+plans; `Auto` may go below it, where it reorders the backward or runs operators in another order in between.  The stats
+say what was proven, and where a limit or the size of the program stopped the proof.
 
 `Auto`, kept to that order, gives the plan to begin with and the cutoff; its plan is the answer where nothing better
 is found.
@@ -54,7 +56,7 @@ class Ilp:
     time_limit: float = 20.0
     gap: float = 0.0
     node_limit: int | None = None
-    states: int = 20_000
+    states: int = 50_000
     effort: int = 6_000
     cuts: bool = True
     reductions: bool = True
