@@ -12,6 +12,7 @@ the order of first executions.  Programs bound those of the space alone.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from remat_compiler.ir.plan import Plan
@@ -100,16 +101,24 @@ def prove(problem: RematProblem, plan: Plan | None, effort: Effort) -> Proof:
     return known
 
 
-def cheaper_plan(problem: RematProblem, plan: Plan, states: int) -> Plan | None:
-    """A plan cheaper than `plan`, which fits, that a narrow search finds, with `states` for each stage.
+def cheaper_plan(problem: RematProblem, plan: Plan, widths: Sequence[int], total: int) -> Plan:
+    """The cheapest of `plan`, which fits, and of what narrow searches over demanded sets find.
+
+    Args:
+        problem: The problem; small storages weigh nothing in the searches.
+        plan: A plan to begin with.
+        widths: States for each stage, of one search after another.
+        total: States of all searches, after which the last one gives up.
 
     Raises:
         OutsideSpace: See `space_of`.
     """
     known = Proof(plan, simulate(problem.graph, problem.costs, plan).added_ns)
-    limits = DemandLimits(states, NARROW * TOTAL * states, True, _byte_ns(problem, known))
-    found = _searched(problem, known, search_demands(space_of(problem, Reductions()), known.added_ns, limits))
-    return None if found.plan is plan else found.plan
+    space = space_of(weightless(problem).problem, Reductions())
+    for width in widths:
+        limits = DemandLimits(width, max(total - known.states, 0), True, _byte_ns(problem, known), free=True)
+        known = _searched(problem, known, search_demands(space, known.added_ns, limits))
+    return plan if known.plan is None else known.plan
 
 
 def _attempt(problem: RematProblem, reduced: Reduced, known: Proof, effort: Effort) -> Proof:

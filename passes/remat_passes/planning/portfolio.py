@@ -2,7 +2,7 @@
 
     chain_dp  once: the planner, which is optimal on uniform chains
     greedy    once, on small graphs: the planner, which ends elsewhere
-    demands   once, on small graphs: a narrow search over demanded sets, see `remat_passes.exact.demand_search`
+    demands   once, on small graphs: narrow searches over demanded sets, see `remat_passes.exact.demand_search`
     blocks    plans of the block DP over few large blocks, with options that were searched for thoroughly
     climb     from the best of each cutting and, every second time, from the best of all; then from what came best
     regions   of the best sequence by integer programs, with more than the default limit
@@ -48,8 +48,10 @@ CHAIN_WORK = 1_500
 """What `chain_dp` takes for each operator, about."""
 GREEDY_WORK, GREEDY_OPERATORS = 7_000_000, 1_500
 """What `greedy` takes, about, and the largest graph on which it is tried."""
-DEMAND_STATES, DEMAND_WORK, DEMAND_OPERATORS = 1_500, 12_000_000, 300
-"""States of each stage of the search over demanded sets, what it takes, about, and the largest graph for it."""
+DEMAND_WIDTHS, DEMAND_STATES = (1_000, 2_000), 300_000
+"""States of each stage of the searches over demanded sets, and of all of them."""
+DEMAND_WORK, DEMAND_OPERATORS = 24_000_000, 300
+"""What they take, about, and the largest graph on which they are tried."""
 STARTS, START_SHARE, START_IDLE = 6, 0.1, 60
 """Sequences that are climbed from at first, the part of the work for each, and zooms without improvement."""
 PROVEN = 1e-3
@@ -81,7 +83,7 @@ def _once(search: Search, work: int) -> int:
     if work > 4 * GREEDY_WORK and operators <= GREEDY_OPERATORS:
         search.keep(list(_planned(search, Greedy())))
         done += GREEDY_WORK
-    if work > 4 * DEMAND_WORK and operators <= DEMAND_OPERATORS and search.solved:
+    if work > 2 * DEMAND_WORK and operators <= DEMAND_OPERATORS and search.solved:
         search.keep(list(_demands(search)))
         done += DEMAND_WORK
     return done
@@ -116,13 +118,12 @@ def _planned(search: Search, planner: Planner) -> Iterator[Entry]:
 
 
 def _demands(search: Search) -> Iterator[Entry]:
-    """What a narrow search over demanded sets finds that is cheaper than the best entry."""
+    """What narrow searches over demanded sets make of the best entry."""
     try:
-        plan = cheaper_plan(search.problem, search.pool[0].plan(), DEMAND_STATES)
+        plan = cheaper_plan(search.problem, search.pool[0].plan(), DEMAND_WIDTHS, DEMAND_STATES)
     except OutsideSpace:
         return
-    if plan is not None:
-        yield search.trimmed(np.array(plan.steps, np.int64), plan.boundary)
+    yield search.trimmed(np.array(plan.steps, np.int64), plan.boundary)
 
 
 def _climb(search: Search, found: Sequence[Entry]) -> None:
