@@ -177,3 +177,9 @@ def _useful(search: Exhaustive, passed: int, ran: frozenset[int]) -> frozenset[i
         elif op.replay is not None and repeats:
             useful.discard(op.replay)
     return frozenset(useful)
+
+
+@cache
+def optimum_ns(problem: RematProblem, *, once_per_gap: bool) -> int | None:
+    """`Exhaustive.added_ns` of `problem`, found once for all tests of a process."""
+    return Exhaustive(problem, once_per_gap=once_per_gap).added_ns()

@@ -8,7 +8,7 @@ import pulp
 import pytest
 
 from builders import LIBRARY, random_problem, with_budget
-from exact.exhaustive import Exhaustive
+from exact.exhaustive import optimum_ns
 from remat_compiler.ir.plan import PlanStatus
 from remat_compiler.ir.problem import RematProblem
 from remat_compiler.simulate.floor import peak_floor
@@ -26,8 +26,8 @@ def test_claims_hold(seed: int) -> None:
     problem = random_problem(rng, rng.randint(2, 7), rng.randint(2, 5))
     full = SaveAll().plan(problem).peak_bytes
     problem = with_budget(problem, int(full * rng.uniform(0.5, 1.0)))
-    expected = Exhaustive(problem, once_per_gap=True).added_ns()
-    free = Exhaustive(problem, once_per_gap=False).added_ns()
+    expected = optimum_ns(problem, once_per_gap=True)
+    free = optimum_ns(problem, once_per_gap=False)
     found = Ilp(cuts=seed % 2 == 0, reductions=seed % 3 != 0, states=0 if seed % 5 else 1_000).plan(problem)
     if found.status is PlanStatus.INFEASIBLE:
         assert expected is None

@@ -10,7 +10,7 @@ from random import Random
 import pytest
 
 from builders import random_problem, with_budget
-from exact.exhaustive import Exhaustive
+from exact.exhaustive import optimum_ns
 from remat_compiler.ir.graph import StorageKind
 from remat_compiler.ir.problem import RematProblem
 from remat_compiler.simulate.timeline import simulate
@@ -68,7 +68,7 @@ def test_equals_exhaustive_search(group: int) -> None:
     """384 problems; every combination of switches comes up at least once."""
     for seed in range(group, 384, GROUPS):
         problem = tight(seed)
-        expected = Exhaustive(problem, once_per_gap=True).added_ns()
+        expected = optimum_ns(problem, once_per_gap=True)
         switches = SWITCHES[seed % len(SWITCHES)]
         found = optimum(problem, program_of(problem, switches), SOLVERS[seed // GROUPS % len(SOLVERS)])
         assert found == expected, (seed, switches)
@@ -79,9 +79,9 @@ def test_more_passes_close_in_on_free_order(seed: int) -> None:
     """Operators may run in any order and number between two first executions: never dearer than once in order."""
     problem = tight(seed)
     costs = [
-        Exhaustive(problem, once_per_gap=True).added_ns(),
+        optimum_ns(problem, once_per_gap=True),
         optimum(problem, program_of(problem, SWITCHES[0], passes=2), SOLVERS[-1]),
-        Exhaustive(problem, once_per_gap=False).added_ns(),
+        optimum_ns(problem, once_per_gap=False),
     ]
     reached = [cost if cost is not None else 1 << 60 for cost in costs]
     assert reached == sorted(reached, reverse=True)

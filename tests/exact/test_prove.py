@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from exact.exhaustive import Exhaustive
+from exact.exhaustive import optimum_ns
 from exact.test_program import tight
 from remat_compiler.simulate.timeline import simulate
 from remat_compiler.simulate.verify import verify
@@ -28,8 +28,8 @@ def test_ends_at_the_optimum(states: int, negligible: int, monkeypatch: pytest.M
     monkeypatch.setattr(prove_module, "weightless", partial(weightless, negligible=negligible))
     for seed in range(states % 7, 120, 10):
         problem = tight(seed)
-        expected = Exhaustive(problem, once_per_gap=True).added_ns()
-        free = Exhaustive(problem, once_per_gap=False).added_ns()
+        expected = optimum_ns(problem, once_per_gap=True)
+        free = optimum_ns(problem, once_per_gap=False)
         proof = prove(problem, None, Effort(SOLVER, states, Reductions(), Cuts(), relaxes=True, passes_per_gap=1))
         assert proof.closed, seed
         reached = [cost if cost is not None else 1 << 60 for cost in (free, proof.added_ns, expected)]

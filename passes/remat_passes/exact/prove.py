@@ -29,6 +29,8 @@ from remat_passes.reductions.weightless import weightless
 
 NARROW = 25
 """By how much the first search is narrower than the widest."""
+SEARCHED = 400
+"""Largest graph that is searched, in operators; on larger ones programs make more of the time."""
 TOTAL = 20
 """States of all stages for each that one stage of the widest search may have."""
 
@@ -125,7 +127,7 @@ def _attempt(problem: RematProblem, reduced: Reduced, known: Proof, effort: Effo
     """`known` with what one problem says of the original, which has the same operators."""
     space = space_of(reduced.problem, effort.reductions, effort.passes_per_gap)
     began, limit = cpu_seconds(), effort.solver.time_limit_s
-    if effort.states and limit != 0:
+    if effort.states and limit != 0 and len(problem.graph.ops) <= SEARCHED:
         width = max(effort.states // NARROW, 1)
         # States that one stage leaves for the next limit the work of a search that thins them.
         total = width * (len(reduced.problem.graph.ops) + 1) * PLACES
