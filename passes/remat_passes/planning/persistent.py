@@ -71,21 +71,17 @@ def persistent_plans(
 
 
 def _tables(layers: Layers, unit: int) -> tuple[IntArray, npt.NDArray[np.int16]]:
-    """`fill` with memory in units of `unit` bytes, rounded to the nearest."""
-
-    def units(size: IntArray) -> IntArray:
-        return (size + unit // 2) // unit
-
+    """`fill` with memory in units of `unit` bytes."""
     return fill(
         layers.run_ns,
         layers.again_ns,
-        units(layers.state),
-        units(layers.inner),
-        units(layers.run_peak),
-        units(layers.keep_peak),
-        units(layers.back_peak),
-        units(layers.single_peak),
-        units(layers.own),
+        _units(layers.state, unit),
+        _units(layers.inner, unit),
+        _units(layers.run_peak, unit),
+        _units(layers.keep_peak, unit),
+        _units(layers.back_peak, unit),
+        _units(layers.single_peak, unit),
+        _units(layers.own, unit),
         UNITS,
     )
 
@@ -165,15 +161,15 @@ def _plan(index: StepIndex, layers: Layers, choice: npt.NDArray[np.int16], unit:
         elif chosen == KEEP:
             run(i)
             kept = _units(layers.state[i, i + 1], unit) + _units(layers.inner[i], unit)
-            stack += [(i, -1, 0), (i + 1, j, m - kept)]
+            stack += [(i, -1, 0), (i + 1, j, m - int(kept))]
         else:
             k = chosen - HOLD
             for layer in range(i, k):
                 run(layer)
-            stack += [(i, k - 1, m), (k, j, m - _units(layers.state[i, k], unit))]
+            stack += [(i, k - 1, m), (k, j, m - int(_units(layers.state[i, k], unit)))]
     return drop_dead_repeats(index, Plan(tuple(map(OpId, steps)), max(boundary, 0)))
 
 
-def _units(size: np.int64, unit: int) -> int:
-    """`size` in units, as in `_tables`."""
-    return (int(size) + unit // 2) // unit
+def _units(size: IntArray, unit: int) -> IntArray:
+    """Bytes in units of `unit` bytes, rounded to the nearest."""
+    return (size + unit // 2) // unit
