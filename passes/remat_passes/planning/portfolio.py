@@ -62,9 +62,9 @@ def improve(search: Search, work: int) -> Entry:
     """The best entry after `work` more; `search` has run."""
     enough_ns = search.once + int(lower_bound_ns(search.problem).bound_ns * (1.0 + PROVEN)) if work else 0
     with progress("improving the plan") as bar:
-        left = 0 if search.solved and search.pool[0].time <= enough_ns else work - _once(search, work)
+        left = 0 if _is_within(search, enough_ns) else work - _once(search, work)
         for turn, share in enumerate(_rounds(left, len(search.g.ops))):
-            if search.solved and search.pool[0].time <= enough_ns:
+            if _is_within(search, enough_ns):
                 break
             search.work_left = share
             _round(search, turn)
@@ -72,6 +72,11 @@ def improve(search: Search, work: int) -> Entry:
                 _solve_regions(search)
             bar.advance()
     return search.pool[0]
+
+
+def _is_within(search: Search, time_ns: int) -> bool:
+    """Whether the best entry fits and takes at most `time_ns`."""
+    return search.solved and search.pool[0].time <= time_ns
 
 
 def _once(search: Search, work: int) -> int:
