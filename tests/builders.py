@@ -176,6 +176,8 @@ LIBRARY: dict[str, RematProblem] = {
     "forward_only": forward_only(),
     "empty": empty(),
 }
+TRAINING = [name for name in LIBRARY if name not in ("empty", "forward_only")]
+"""Those that have something to plan."""
 """Problems that every planner must answer."""
 
 

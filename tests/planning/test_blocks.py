@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from builders import LIBRARY, encoder_decoder, problems, residual, with_budget
+from builders import LIBRARY, TRAINING, encoder_decoder, problems, residual, with_budget
 from remat_compiler.ir.problem import RematProblem
 from remat_compiler.simulate.verify import Rule, verify
 from remat_passes.planning.block_chain import BlockChain, Cutting, Library
@@ -22,7 +22,6 @@ from remat_passes.planning.search import Search
 from remat_passes.planning.sequence import Placement, baseline_order
 
 NO_LIMIT = 1 << 62
-TRAINING = [name for name in LIBRARY if name not in ("empty", "forward_only")]
 
 
 def cuttings_of(problem: RematProblem, *counts: int) -> list[Cutting]:

@@ -7,7 +7,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from builders import LIBRARY, random_problem, residual, with_budget
+from builders import LIBRARY, TRAINING, random_problem, residual, with_budget
 from remat_compiler.ir.invariants import check_graph
 from remat_compiler.ir.problem import RematProblem
 from remat_compiler.simulate.timeline import simulate
@@ -18,8 +18,6 @@ from remat_passes.planning.profile import measure
 from remat_passes.planning.save_all import SaveAll
 from remat_passes.planning.search import Search
 from remat_passes.planning.zoom import region, zoom
-
-TRAINING = [name for name in LIBRARY if name not in ("empty", "forward_only")]
 
 
 def found_by_search(problem: RematProblem, fraction: float, effort: int) -> tuple[Search, Entry]:
