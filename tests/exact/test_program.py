@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import itertools
 from dataclasses import fields
+from functools import cache
 from random import Random
 
 import pytest
@@ -33,11 +34,12 @@ GROUPS = 32
 SOLVERS = ("cbc", "highs") if importlib.util.find_spec("highspy") else ("cbc",)
 
 
+@cache
 def tight(seed: int) -> RematProblem:
     """A random problem of up to 8 forward operators, with a budget that most often forces something."""
     rng = Random(seed)
     problem = random_problem(rng, rng.randint(3, 8), rng.randint(2, 6))
-    low = Auto(reorders=False).plan(with_budget(problem, 0)).peak_bytes
+    low = Auto(reorders=False, time_limit=0).plan(with_budget(problem, 0)).peak_bytes
     full = SaveAll().plan(problem).peak_bytes
     return with_budget(problem, low + int((full - low) * rng.choice(POSITIONS)))
 
