@@ -71,8 +71,18 @@ class OpCall:
     key: str
 
     @staticmethod
-    def of(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> OpCall | None:
-        """The call, or None when it is plain that it allocates nothing but `result`."""
+    def of(
+        func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any, *, symbolic: bool = False
+    ) -> OpCall | None:
+        """The call, or None when it is plain that it allocates nothing but `result`.
+
+        Args:
+            func: The operator.
+            args: Its arguments.
+            kwargs: Its keyword arguments.
+            result: Its result.
+            symbolic: Leave symbolic sizes as they are; see `concrete`.
+        """
         if isinstance(func, OpOverload):
             if _allocates_results_only(func) or not any(True for _ in tensors_in((args, kwargs, result))):
                 return None
@@ -80,16 +90,24 @@ class OpCall:
                 # A pointwise operator on mixed types makes converted copies of its inputs on a CPU; on one
                 # type it makes at most tensors of the numbers among its operands, whatever the shapes.
                 numbers = any(isinstance(value, (int, float)) for value in args)
-                return OpCall.any(func, *tree_map_only(torch.Tensor, _one_element, (args, kwargs))) if numbers else None
-        return OpCall.any(func, args, kwargs)
+                args, kwargs = tree_map_only(torch.Tensor, _one_element, (args, kwargs))
+                return OpCall.any(func, args, kwargs, symbolic=symbolic) if numbers else None
+        return OpCall.any(func, args, kwargs, symbolic=symbolic)
 
     @staticmethod
-    def any(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> OpCall | None:
+    def any(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, symbolic: bool = False) -> OpCall | None:
         """The call, or None when `func` is no operator."""
         if not isinstance(func, (OpOverload, HigherOrderOperator)):
             return None
-        frozen_args, frozen_kwargs = _freeze(args), _freeze(dict(kwargs))
+        number = _same if symbolic else torch_compat.size_hint
+        frozen_args, frozen_kwargs = _freeze(args, number), _freeze(dict(kwargs), number)
         return OpCall(func, frozen_args, frozen_kwargs, f"{func}{frozen_args!r}{frozen_kwargs!r}")
+
+    def concrete(self) -> OpCall:
+        """The call with numbers for its symbolic sizes: those of the inputs that are looked at."""
+        made = OpCall.any(self.func, self.args, self.kwargs)
+        assert made is not None
+        return made
 
     @property
     def repeatable(self) -> bool:
@@ -141,23 +159,27 @@ def _one_dtype(values: Any) -> bool:
     return len({tensor.dtype for tensor in tensors_in(values)}) <= 1
 
 
-def _freeze(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        # Hints, so that neither the key nor a repetition puts a guard on a dynamic size.
-        shape = tuple(torch_compat.size_hint(size) for size in value.shape)
-        stride = tuple(torch_compat.size_hint(step) for step in value.stride())
-        return TensorSpec(shape, stride, value.dtype, value.device.type)
+def _freeze(value: Any, number: Callable[[Any], Any]) -> Any:
+    """`value` without data, and with `number` of each size: never a guard on a symbolic one."""
+    if isinstance(value, (torch.Tensor, TensorSpec)):
+        shape, stride = value.shape, value.stride if isinstance(value, TensorSpec) else value.stride()
+        device_type = value.device_type if isinstance(value, TensorSpec) else value.device.type
+        return TensorSpec(tuple(map(number, shape)), tuple(map(number, stride)), value.dtype, device_type)
     if isinstance(value, torch.SymInt):
-        return torch_compat.size_hint(value)
+        return number(value)
     if isinstance(value, (torch.SymFloat, torch.SymBool)):
         return torch_compat.symbol_hint(value)
     if isinstance(value, torch.Generator):
         return None
     if isinstance(value, (list, tuple)):
-        return _rebuilt(value, [_freeze(item) for item in value])
+        return _rebuilt(value, [_freeze(item, number) for item in value])
     if isinstance(value, dict):
-        return {name: _freeze(item) for name, item in value.items()}
+        return {name: _freeze(item, number) for name, item in value.items()}
     return value
+
+
+def _same(size: Any) -> Any:
+    return size
 
 
 def _thaw(value: Any) -> Any:

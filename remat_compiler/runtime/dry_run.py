@@ -30,7 +30,7 @@ from remat_compiler.simulate.whole_step import GraphMemory
 
 log = logging.getLogger(__name__)
 
-_EXPECTED: tuple[type[Exception], ...] = (DryRunUnsupported, *torch_compat.FAKE_RUN_ERRORS)
+EXPECTED: tuple[type[Exception], ...] = (DryRunUnsupported, *torch_compat.FAKE_RUN_ERRORS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,9 +128,9 @@ def dry_run(
     """
     try:
         with torch_compat.outside_tracing():
-            step = _FakeStep(example_inputs, graphs, gradients_exist)
+            step = FakeStep(example_inputs, graphs, gradients_exist)
             step.run(compiled)
-    except _EXPECTED as error:
+    except EXPECTED as error:
         text = str(error).partition("\n")[0]
         reason = text if isinstance(error, DryRunUnsupported) else f"{type(error).__name__}: {text}"
         log.info("dry run: peak unknown, %s", reason)
@@ -138,17 +138,32 @@ def dry_run(
     return _summary(step, workspace or WorkspaceTable())
 
 
-class _FakeStep:
-    """One training step on fake tensors, and what the tracker saw of it."""
+class FakeStep:
+    """One training step on fake tensors, and what the tracker saw of it.
 
-    def __init__(self, example_inputs: Sequence[Any], graphs: Sequence[EmittedGraph], gradients_exist: bool) -> None:
+    Args:
+        example_inputs: Inputs of the step.
+        graphs: What Inductor emitted.
+        gradients_exist: Gradients are there already and are accumulated into.
+        symbols: Stand for the symbolic sizes of the inputs; by default numbers do.
+    """
+
+    def __init__(
+        self,
+        example_inputs: Sequence[Any],
+        graphs: Sequence[EmittedGraph],
+        gradients_exist: bool,
+        symbols: torch_compat.OwnSymbols | None = None,
+    ) -> None:
         device_type = counted_device_type(example_inputs)
         if device_type == "cuda" and not torch.cuda.is_available():
             raise DryRunUnsupported("autograd on fake CUDA tensors needs a CUDA build of torch and a device")
         self.graphs = graphs
-        self.mode = torch_compat.FakeTensorMode(allow_non_fake_inputs=True)
-        self.tracker = StorageTracker(self.mode, device_type, [graph.filename for graph in graphs])
-        self.inputs = make_fake_inputs(example_inputs, self.mode, device_type, gradients_exist)
+        shape_env = None if symbols is None else symbols.shape_env
+        self.mode = torch_compat.FakeTensorMode(allow_non_fake_inputs=True, shape_env=shape_env)
+        files = [graph.filename for graph in graphs]
+        self.tracker = StorageTracker(self.mode, device_type, files, symbolic=symbols is not None)
+        self.inputs = make_fake_inputs(example_inputs, self.mode, device_type, gradients_exist, symbols)
         for tensor in self.inputs.held:
             self.tracker.hold_resident(tensor)
         self.boundary_bytes = self.saved_bytes = self.final_bytes = 0
@@ -207,7 +222,7 @@ class _Seed(torch.autograd.Function):
         return torch.ones(shape, dtype=dtype, device=device)
 
 
-def _summary(step: _FakeStep, workspace: WorkspaceTable) -> DryRun:
+def _summary(step: FakeStep, workspace: WorkspaceTable) -> DryRun:
     calls = step.tracker.calls
     known = workspace.resolve(calls.values())
     sources = {graph.filename: graph.source.splitlines() for graph in step.graphs}

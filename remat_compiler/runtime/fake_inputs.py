@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,7 +29,11 @@ class FakeInputs:
 
 
 def make_fake_inputs(
-    example_inputs: Sequence[Any], fake_mode: Any, device_type: str, gradients_exist: bool
+    example_inputs: Sequence[Any],
+    fake_mode: Any,
+    device_type: str,
+    gradients_exist: bool,
+    symbols: torch_compat.OwnSymbols | None = None,
 ) -> FakeInputs:
     """Fake twins of `example_inputs` (real or fake tensors, integers, symbolic integers).
 
@@ -37,27 +42,29 @@ def make_fake_inputs(
         fake_mode: The mode that the twins belong to.
         device_type: Device type whose bytes are counted as resident.
         gradients_exist: Give each leaf that requires grad a gradient to accumulate into.
+        symbols: Stand for the symbolic sizes; by default numbers do.
 
     Raises:
         DryRunUnsupported: An input is no plain strided tensor, or has a size that only data decide.
     """
+    plain = partial(_plain, symbols)
     storages: dict[int, torch.Tensor] = {}
     values, held, resident = [], [], 0
     with fake_mode:
         for example in example_inputs:
             if not isinstance(example, torch.Tensor):
-                values.append(_plain(example))
+                values.append(plain(example))
                 continue
             _require_strided(example)
             storage = example.untyped_storage()
             if storage._cdata not in storages:
                 itemsize = example.dtype.itemsize
-                length = _plain(storage.nbytes()) // itemsize
+                length = plain(storage.nbytes()) // itemsize
                 base = torch_compat.new_fake(fake_mode, (length,), (1,), example.dtype, example.device)
                 storages[storage._cdata] = base
                 held.append(base)
-                resident += length * itemsize if example.device.type == device_type else 0
-            fake = _like(example, storages[storage._cdata], fake_mode)
+                resident += torch_compat.size_hint(length) * itemsize if example.device.type == device_type else 0
+            fake = _like(example, storages[storage._cdata], fake_mode, plain)
             values.append(fake)
             if gradients_exist and fake.requires_grad:
                 fake.grad = torch.empty_like(fake)
@@ -71,10 +78,10 @@ def counted_device_type(example_inputs: Sequence[Any]) -> str:
     return next(iter(sorted(types - {"cpu", "meta"})), "cpu")
 
 
-def _like(example: torch.Tensor, base: torch.Tensor, fake_mode: Any) -> torch.Tensor:
-    size, stride = [_plain(n) for n in example.shape], [_plain(n) for n in example.stride()]
+def _like(example: torch.Tensor, base: torch.Tensor, fake_mode: Any, plain: Callable[[Any], Any]) -> torch.Tensor:
+    size, stride = [plain(n) for n in example.shape], [plain(n) for n in example.stride()]
     typed = base if base.dtype == example.dtype else base.view(example.dtype)
-    fake = torch_compat.fake_view(fake_mode, typed, size, stride, _plain(example.storage_offset()))
+    fake = torch_compat.fake_view(fake_mode, typed, size, stride, plain(example.storage_offset()))
     return fake.requires_grad_(example.requires_grad)
 
 
@@ -86,10 +93,13 @@ def _require_strided(example: torch.Tensor) -> None:
         raise DryRunUnsupported(f"an input has the layout {example.layout}, not torch.strided")
 
 
-def _plain(size: Any) -> Any:
-    """A symbolic size as the number that it has in this step; other values unchanged."""
+def _plain(symbols: torch_compat.OwnSymbols | None, size: Any) -> Any:
+    """A symbolic size as the number that it has in this step, or in copied symbols; other values unchanged."""
     if isinstance(size, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-        hint = torch_compat.symbol_hint(size)
+        if symbols is not None and isinstance(size, torch.SymInt):
+            hint: Any = symbols.copy(size)
+        else:
+            hint = torch_compat.symbol_hint(size)
         if hint is None:
             raise DryRunUnsupported(f"the size {size} of an input is known only from data")
         return hint

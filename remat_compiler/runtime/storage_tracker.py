@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache, partial
 from types import FrameType
@@ -50,13 +50,17 @@ class Moment:
 
 @dataclass(slots=True)
 class StorageLife:
-    """Life of one storage: alive at the moments `made` <= i < `freed` (`freed` is None to the end)."""
+    """Life of one storage: alive at the moments `made` <= i < `freed` (`freed` is None to the end).
+
+    `symbolic_bytes` is its size in symbols, where the step runs on symbolic sizes.
+    """
 
     size_bytes: int
     made: int
     label: str
     file: str
     line: int
+    symbolic_bytes: int | torch.SymInt
     freed: int | None = None
 
 
@@ -67,11 +71,14 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         fake_mode: The mode that computes the results.
         device_type: Storages elsewhere (offloaded values) are not counted.
         wrapper_files: Code file names of the emitted wrappers, for the line of each moment.
+        symbolic: Keep the calls of operators in symbolic sizes.
     """
 
     supports_higher_order_operators = True
 
-    def __init__(self, fake_mode: Any, device_type: str, wrapper_files: Iterable[str]) -> None:
+    def __init__(
+        self, fake_mode: Any, device_type: str, wrapper_files: Iterable[str], *, symbolic: bool = False
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.phase = "forward"
         self.live_bytes = 0
@@ -86,6 +93,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._sizes: dict[int, int] = {}
         self._held: list[torch.Tensor] = []
         self._paused = False
+        self._symbolic = symbolic
 
     def hold_resident(self, tensor: torch.Tensor) -> None:
         """Never count the storage of `tensor`: it is there before the step."""
@@ -155,7 +163,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         label = str(func)
         before = self.live_bytes
         made = [life for tensor in tensors_in(result) if (life := self._see(tensor, label)) is not None]
-        call = OpCall.of(func, args, kwargs, result)
+        call = OpCall.of(func, args, kwargs, result, symbolic=self._symbolic)
         if made or call is not None or before != self.live_bytes:
             self._note(label, made, call)
         return result
@@ -178,7 +186,8 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if isinstance(func, HigherOrderOperator) and any(isinstance(arg, torch.nn.Module) for arg in args):
             # What its subgraphs allocate cannot be seen, nor which of them a real step would run.
             raise DryRunUnsupported(f"the step runs the higher-order operator {func}, which holds subgraphs")
-        return torch_compat.corrected_fake_result(func, args, func(*args, **kwargs))
+        with torch_compat.symbolic_kernels() if self._symbolic else nullcontext():
+            return torch_compat.corrected_fake_result(func, args, func(*args, **kwargs))
 
     def _see(self, tensor: torch.Tensor, label: str) -> StorageLife | None:
         """Start to count the storage of a result, unless it is known or lies on another device."""
@@ -188,8 +197,9 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         address = storage._cdata
         if address in self._known:
             return None
-        size = -(-storage.nbytes() // self._alignment) * self._alignment
-        life = StorageLife(size, len(self.moments), label, "", 0)
+        symbolic = -(-storage.nbytes() // self._alignment) * self._alignment
+        size = torch_compat.size_hint(symbolic)
+        life = StorageLife(size, len(self.moments), label, "", 0, symbolic)
         self._known[address] = weakref.ref(storage, partial(self._free, address, life))
         self._sizes[address] = size
         self.lives.append(life)

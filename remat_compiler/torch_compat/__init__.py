@@ -61,7 +61,15 @@ from remat_compiler.torch_compat.sizes import (
     allocated_bytes,
     allocation_alignment,
     size_hint,
+    sizes_at,
     symbol_hint,
+)
+from remat_compiler.torch_compat.symbols import (
+    InputSymbol,
+    LaterAssumptions,
+    OwnSymbols,
+    input_symbols,
+    symbolic_inputs,
 )
 from remat_compiler.torch_compat.tracing import (
     FAKE_RUN_ERRORS,
@@ -78,6 +86,7 @@ from remat_compiler.torch_compat.tracing import (
     outside_tracing,
     profiler_is_running,
     remove_post_compile_listener,
+    symbolic_kernels,
 )
 
 __all__ = [
@@ -89,7 +98,10 @@ __all__ = [
     "FakeTensor",
     "FakeTensorMode",
     "Halves",
+    "InputSymbol",
+    "LaterAssumptions",
     "MUST_SAVE",
+    "OwnSymbols",
     "RECOMPUTE_SUFFIX",
     "STORE",
     "UNBACKED_FALLBACK",
@@ -118,6 +130,7 @@ __all__ = [
     "has_unbacked_shape",
     "has_convolutions",
     "inductor_fingerprint",
+    "input_symbols",
     "is_backward_seed_offset",
     "is_effectful_hop",
     "is_tangent",
@@ -142,7 +155,10 @@ __all__ = [
     "saved_compilation",
     "shown_to_user",
     "size_hint",
+    "sizes_at",
     "stored",
     "symbol_hint",
+    "symbolic_inputs",
+    "symbolic_kernels",
     "total_device_bytes",
 ]

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import lru_cache
+from typing import Any
+
 import torch
 import torch._prims.rng_prims
 
@@ -23,13 +29,32 @@ def allocated_bytes(value: torch.Tensor) -> int:
     return -(-size // alignment) * alignment
 
 
+_sizes: ContextVar[tuple[tuple[str, int], ...]] = ContextVar("remat_sizes", default=())
+
+
+@contextmanager
+def sizes_at(sizes: Mapping[str, int]) -> Iterator[None]:
+    """Within the block symbols stand for these numbers rather than for those of the traced inputs.
+
+    Args:
+        sizes: Number of each symbol by its name; symbols without one keep their hints.
+    """
+    token = _sizes.set(tuple(sorted(sizes.items())))
+    try:
+        yield
+    finally:
+        _sizes.reset(token)
+
+
 def size_hint(size: int | torch.SymInt) -> int:
-    """The size that the traced inputs give; sizes that only the data decide count as torch's fallback."""
+    """The size in the inputs that are looked at (see `sizes_at`); what only the data decide counts as torch's fallback.
+
+    Never puts a guard on a size.
+    """
     if isinstance(size, int):
         return size
-    node = size.node
-    hint = node.hint if node.has_hint() else None
-    return int(hint) if hint is not None else UNBACKED_FALLBACK
+    number = symbol_hint(size)
+    return int(number) if number is not None else UNBACKED_FALLBACK
 
 
 def allocation_alignment(device_type: str) -> int:
@@ -38,7 +63,22 @@ def allocation_alignment(device_type: str) -> int:
 
 
 def symbol_hint(value: torch.SymInt | torch.SymFloat | torch.SymBool) -> int | float | bool | None:
-    """The number that a symbol stands for in the traced inputs; None when only the data decide it."""
+    """The number that a symbol stands for in the inputs that are looked at; None when only the data decide it."""
     node = value.node
+    sizes = _sizes.get()
+    if sizes and isinstance(value, torch.SymInt):
+        number = _number_at(node.expr, sizes)
+        if number is not None:
+            return number
     hint: int | float | bool | None = node.hint if node.has_hint() else None
     return hint
+
+
+@lru_cache(maxsize=65_536)
+def _number_at(expression: Any, sizes: tuple[tuple[str, int], ...]) -> int | None:
+    """An expression over symbols as a number; `None` where a symbol in it has none."""
+    numbers = dict(sizes)
+    symbols = expression.free_symbols
+    if not all(symbol.name in numbers for symbol in symbols):
+        return None
+    return int(expression.xreplace({symbol: numbers[symbol.name] for symbol in symbols}))

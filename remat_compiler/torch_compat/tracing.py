@@ -12,7 +12,7 @@ import torch
 import torch._prims.rng_prims
 from torch import fx
 from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfig
-from torch._dispatch.python import no_python_dispatcher
+from torch._dispatch.python import enable_python_dispatcher, no_python_dispatcher
 from torch._functorch import config as functorch_config
 from torch._inductor.output_code import CompiledFxGraph
 from torch._subclasses import fake_tensor
@@ -85,6 +85,12 @@ def callable_replaced(graph: CompiledFxGraph, replacement: Callable[[list[Any]],
     finally:
         graph.current_callable = call
         graph._compile_context = compile_context
+
+
+def symbolic_kernels() -> AbstractContextManager[None]:
+    """Context in which fake tensors take symbolic sizes in every argument of an operator, not in their shapes alone."""
+    context: AbstractContextManager[None] = enable_python_dispatcher()
+    return context
 
 
 @contextmanager

@@ -1,0 +1,173 @@
+"""The peak of a compiled step as a function of its input sizes, exact to the byte and evaluated in microseconds.
+
+The bytes alive at each moment of the step are a polynomial in the sizes (or in whole expressions of them, such as
+``(s0 + 6) // 7``, where something is padded).  With coefficients for every monomial a moment is a row of integers;
+monomials are not negative, so a row that another one exceeds in every column is never the peak.  What is left, a
+handful of rows, is the peak:
+
+    peak(s0) = max(96·s0 + 4·s0² + 2048,  160·s0 + 512)  + what operators take inside
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from remat_compiler.costs.op_call import OpCall
+
+NO_WORKSPACE = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Bytes alive at a moment that may be the peak.
+
+    Attributes:
+        coefficients: Bytes for one unit of each monomial.
+        call: Position in `PeakForm.calls` of the operator that runs then, else `NO_WORKSPACE`.
+    """
+
+    coefficients: tuple[int, ...]
+    call: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PeakForm:
+    """The peak of a step for any sizes of its inputs.
+
+    Attributes:
+        symbols: Names of the sizes.
+        monomials: Products of sizes (and of expressions over them), as Python expressions over `symbols`.
+        rows: The moments that may be the peak.
+        conditions: What must hold of the sizes, as Python expressions over `symbols`.
+        calls: Operators that may take bytes beyond their results, their sizes symbolic.
+        at: Context in which the sizes of `calls` stand for the numbers given by symbol.
+    """
+
+    symbols: tuple[str, ...]
+    monomials: tuple[str, ...]
+    rows: tuple[Row, ...]
+    conditions: tuple[str, ...]
+    calls: tuple[OpCall, ...]
+    at: Callable[[Mapping[str, int]], AbstractContextManager[None]]
+
+    def calls_at(self, sizes: Sequence[int], which: Iterable[int]) -> list[OpCall]:
+        """Those of `calls` at the positions `which`, at these sizes (in the order of `symbols`)."""
+        with self.at(dict(zip(self.symbols, sizes))):
+            return [self.calls[i].concrete() for i in which]
+
+    def holds(self, sizes: Sequence[int]) -> bool:
+        """Whether the form says anything of these sizes (in the order of `symbols`)."""
+        return bool(_holds(self.symbols, self.conditions)(*sizes))
+
+    def live_bytes(self, sizes: Sequence[int]) -> int:
+        """The peak without what operators take inside (sizes in the order of `symbols`)."""
+        return int(_evaluator(self.symbols, self.monomials, self.rows)(*sizes)[0])
+
+    def peak_bytes(self, sizes: Sequence[int], workspace_bytes: Callable[[int], int]) -> int:
+        """The peak at these sizes.
+
+        Args:
+            sizes: In the order of `symbols`.
+            workspace_bytes: Bytes that the operator at a position in `calls` takes inside at these sizes.
+        """
+        heights = _evaluator(self.symbols, self.monomials, self.rows)(*sizes)[1]
+        return max(
+            (height + (workspace_bytes(row.call) if row.call >= 0 else 0) for height, row in zip(heights, self.rows)),
+            default=0,
+        )
+
+
+def peak_form(
+    symbols: Sequence[str],
+    lives: Sequence[tuple[int, int | None, Mapping[str, int]]],
+    moment_calls: Sequence[int],
+    conditions: Sequence[str],
+    calls: Sequence[OpCall],
+    at: Callable[[Mapping[str, int]], AbstractContextManager[None]],
+) -> PeakForm:
+    """The form of a step.
+
+    Args:
+        symbols: Names of the sizes.
+        lives: For each storage the moment that makes it, the first at which it is gone (`None`: never), and its bytes
+            by monomial.
+        moment_calls: For each moment the position in `calls` of the operator that runs then, else `NO_WORKSPACE`.
+        conditions: What must hold of the sizes.
+        calls: Operators that may take bytes beyond their results.
+        at: See `PeakForm`.
+    """
+    monomials = sorted({monomial for _, _, size in lives for monomial in size})
+    column = {monomial: i for i, monomial in enumerate(monomials)}
+    changes = np.zeros((len(moment_calls) + 1, len(monomials)), dtype=np.int64)
+    for made, freed, size in lives:
+        for monomial, count in size.items():
+            changes[min(made, len(moment_calls)), column[monomial]] += count
+            if freed is not None:
+                changes[freed, column[monomial]] -= count
+    heights = np.cumsum(changes, axis=0)[: len(moment_calls)]
+    distinct = {Row(tuple(map(int, height)), call) for height, call in zip(heights, moment_calls)}
+    rows = _undominated(sorted(distinct, key=lambda row: (-sum(row.coefficients), row.coefficients, -row.call)))
+    used = sorted({row.call for row in rows if row.call >= 0})
+    place = {call: i for i, call in enumerate(used)}
+    return PeakForm(
+        tuple(symbols),
+        tuple(monomials),
+        tuple(Row(row.coefficients, place.get(row.call, NO_WORKSPACE)) for row in rows),
+        tuple(dict.fromkeys(conditions)),
+        tuple(calls[i] for i in used),
+        at,
+    )
+
+
+def _undominated(rows: Sequence[Row]) -> list[Row]:
+    """Rows that no other one exceeds in every monomial; a row with an operator only gives way to the same operator."""
+    kept: list[Row] = []
+    table = np.zeros((0, len(rows[0].coefficients) if rows else 0), dtype=np.int64)
+    calls = np.zeros(0, dtype=np.int64)
+    for row in rows:
+        height = np.array(row.coefficients, dtype=np.int64)
+        above = (table >= height).all(axis=1)
+        if row.call != NO_WORKSPACE:
+            above &= calls == row.call
+        if not above.any():
+            kept.append(row)
+            table, calls = np.vstack([table, height]), np.append(calls, row.call)
+    return kept
+
+
+@cache
+def _evaluator(
+    symbols: tuple[str, ...], monomials: tuple[str, ...], rows: tuple[Row, ...]
+) -> Callable[..., tuple[int, tuple[int, ...]]]:
+    """Largest height and all heights of the rows, as one function of the sizes."""
+    names = [f"m{i}" for i in range(len(monomials))]
+    sums = []
+    for row in rows:
+        parts = [name if c == 1 else f"{c}*{name}" for c, name in zip(row.coefficients, names) if c]
+        sums.append(" + ".join(parts) or "0")
+    lines = [f"    {name} = {monomial}" for name, monomial in zip(names, monomials)]
+    body = "\n".join([*lines, f"    heights = ({', '.join(sums)}{',' if sums else ''})"])
+    source = f"def heights_at({', '.join(symbols)}):\n{body}\n    return max(heights, default=0), heights\n"
+    heights_at: Callable[..., tuple[int, tuple[int, ...]]] = _compiled(source, "heights_at")
+    return heights_at
+
+
+@cache
+def _holds(symbols: tuple[str, ...], conditions: tuple[str, ...]) -> Callable[..., bool]:
+    """All conditions as one function of the sizes."""
+    test = " and ".join(f"({condition})" for condition in conditions) or "True"
+    holds: Callable[..., bool] = _compiled(f"def holds({', '.join(symbols)}):\n    return {test}\n", "holds")
+    return holds
+
+
+def _compiled(source: str, name: str) -> Any:
+    """A function of generated source: names and expressions that torch's printer made, nothing that a file holds."""
+    names: dict[str, Any] = {"math": __import__("math")}
+    exec(source, names)
+    return names[name]

@@ -1,0 +1,58 @@
+"""The dry run on symbolic sizes: one run gives the peak for every size of the inputs.
+
+What was emitted is the same for all sizes, and so are the moments at which it allocates and frees; only the bytes
+differ.  So the step of `dry_run` runs once with sizes that are symbols of their own (`torch_compat.OwnSymbols`), and
+what it assumes of them on the way becomes a condition of the form.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from remat_compiler import torch_compat
+from remat_compiler.runtime.dry_run import EXPECTED, FakeStep
+from remat_compiler.runtime.peak_form import NO_WORKSPACE, PeakForm, peak_form
+from remat_compiler.runtime.wrapper_capture import EmittedGraph
+
+log = logging.getLogger(__name__)
+
+UNKNOWN: tuple[type[Exception], ...] = (*EXPECTED, RuntimeError)
+"""The last is what shape functions raise on a size that they cannot compare."""
+
+
+def symbolic_run(
+    compiled: Callable[..., Any],
+    inputs: Sequence[Any],
+    graphs: Sequence[EmittedGraph],
+    sizes: Mapping[str, int],
+) -> PeakForm | None:
+    """The peak of ``loss = compiled(*inputs); loss.backward()`` as a function of the sizes.
+
+    Args:
+        compiled: What `compile_fx` (or `aot_autograd`) returned.
+        inputs: Inputs as `torch_compat.symbolic_inputs` gives them.
+        graphs: What a `GraphRecorder` around the compilation recorded; empty for FX interpreters.
+        sizes: By symbol, the number that it stands for where the step asks for one.
+
+    Returns:
+        `None`, logged, where the step cannot run on fake tensors.
+    """
+    symbols = torch_compat.OwnSymbols(sizes)
+    try:
+        with torch_compat.outside_tracing(), torch_compat.sizes_at(sizes):
+            step = FakeStep(inputs, graphs, gradients_exist=False, symbols=symbols)
+            step.run(compiled)
+    except UNKNOWN as error:
+        log.info("symbolic dry run: no peak by size, %s", str(error).partition("\n")[0])
+        return None
+    positions = {key: i for i, key in enumerate(step.tracker.calls)}
+    return peak_form(
+        tuple(sizes),
+        [(life.made, freed, symbols.polynomial(life.symbolic_bytes)) for life, freed in step.alive],
+        [positions.get(moment.workspace_key, NO_WORKSPACE) for moment in step.moments],
+        symbols.assumptions,
+        tuple(step.tracker.calls.values()),
+        symbols.at,
+    )

@@ -1,0 +1,183 @@
+"""Symbolic sizes: those of a graph's inputs, a copy of them that nobody else knows, and byte counts as polynomials.
+
+Whatever runs with a copy (`OwnSymbols`) can put no guard on a size that Dynamo watches: it assumes nothing but what is
+found in `OwnSymbols.assumptions` afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import sympy
+import torch
+import torch._prims.rng_prims
+from torch import fx
+from torch._dynamo.source import ConstantSource
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+from torch.utils._sympy.printers import PythonPrinter
+
+from remat_compiler.torch_compat.compile_again import STATIC_INPUT
+from remat_compiler.torch_compat.sizes import sizes_at, symbol_hint
+
+ONE = "1"
+"""The monomial without a symbol."""
+
+
+@dataclass(frozen=True, slots=True)
+class InputSymbol:
+    """A symbol that a graph's inputs bring.
+
+    Attributes:
+        name: Its name.
+        position: Position of the argument that is the symbol itself.
+        hint: Its number in the traced inputs.
+        lower: Smallest number that Dynamo's guards let through.
+        upper: Largest one; `None` where there is no limit.
+    """
+
+    name: str
+    position: int
+    hint: int
+    lower: int
+    upper: int | None
+
+
+def input_symbols(example_inputs: Sequence[Any]) -> tuple[InputSymbol, ...]:
+    """The symbols among the inputs of Dynamo's graph, which hands over as an argument each symbol that it uses."""
+    found: dict[str, InputSymbol] = {}
+    for position, value in enumerate(example_inputs):
+        if isinstance(value, torch.SymInt) and isinstance(value.node.expr, sympy.Symbol):
+            hint = value.node.hint if value.node.has_hint() else None
+            if hint is not None:
+                bounds = value.node.shape_env.var_to_range.get(value.node.expr)
+                lower = int(bounds.lower) if bounds is not None and bounds.lower.is_Integer else 0
+                upper = int(bounds.upper) if bounds is not None and bounds.upper.is_Integer else None
+                name = value.node.expr.name
+                found.setdefault(name, InputSymbol(name, position, int(hint), lower, upper))
+    return tuple(found.values())
+
+
+def symbolic_inputs(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> list[Any]:
+    """The inputs as Dynamo traced them: fake tensors whose changing sizes are symbols.
+
+    Args:
+        gm: Dynamo's graph.
+        example_inputs: The inputs that Dynamo gave with it, whose sizes are those of one call.
+    """
+    placeholders = gm.graph.find_nodes(op="placeholder")
+    inputs = []
+    for node, given in zip(placeholders, example_inputs):
+        traced = node.meta.get("example_value", given)
+        kind = getattr(given, STATIC_INPUT, None)
+        if kind is not None and traced is not given:
+            setattr(traced, STATIC_INPUT, kind)
+        inputs.append(traced)
+    return inputs
+
+
+class OwnSymbols:
+    """Copies of the symbols in a graph's inputs, in a `ShapeEnv` of their own.
+
+    Args:
+        sizes: The number that each symbol stands for, by name; symbols that are not named become numbers.
+    """
+
+    def __init__(self, sizes: Mapping[str, int]) -> None:
+        self.shape_env = ShapeEnv()
+        self._sizes = dict(sizes)
+        self._copies: dict[str, sympy.Symbol] = {}
+
+    def copy(self, value: torch.SymInt) -> int | torch.SymInt | None:
+        """A size in copied symbols; a number where a symbol in it has no copy, `None` where only data decide it."""
+        symbols = value.node.expr.free_symbols
+        with sizes_at(self._sizes):
+            hint = symbol_hint(value)
+        if hint is None or not all(symbol.name in self._sizes for symbol in symbols):
+            return None if hint is None else int(hint)
+        replaced = value.node.expr.xreplace({symbol: self._copy_of(symbol.name) for symbol in symbols})
+        copied: int | torch.SymInt = self.shape_env.create_symintnode(replaced, hint=int(hint))
+        return copied
+
+    def _copy_of(self, name: str) -> sympy.Symbol:
+        if name not in self._copies:
+            self._copies[name] = self.shape_env.create_symbol(
+                self._sizes[name],
+                ConstantSource(name),
+                dynamic_dim=DimDynamic.DYNAMIC,
+                constraint_dim=None,
+                do_not_specialize_zero_one=True,
+            )
+        return self._copies[name]
+
+    @property
+    def names(self) -> Mapping[str, str]:
+        """Name of each original symbol by the name of its copy."""
+        return {copy.name: name for name, copy in self._copies.items()}
+
+    @contextmanager
+    def at(self, sizes: Mapping[str, int]) -> Iterator[None]:
+        """Within the block copies, like the symbols that they are of, stand for these numbers (see `sizes_at`)."""
+        copied = {copy: sizes[name] for copy, name in self.names.items()}
+        with sizes_at({**sizes, **copied}):
+            yield
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What was assumed of the sizes meanwhile, as Python conditions over the names of the original symbols."""
+        return tuple(_source(guard.expr, self.names) for guard in self.shape_env.guards)
+
+    def polynomial(self, size: int | torch.SymInt) -> Mapping[str, int]:
+        """A size as integer coefficients by monomial; monomials are Python expressions over the original symbols."""
+        if isinstance(size, int):
+            return {ONE: size} if size else {}
+        return _polynomial(size.node.expr, tuple(self.names.items()))
+
+
+class LaterAssumptions:
+    """What is assumed of symbolic sizes once Dynamo has its guards: it checks none of that, so whoever compiles must.
+
+    Made at the end of the compilation under way.  What one later compilation assumes, all that follow build on.
+    """
+
+    def __init__(self) -> None:
+        mode = torch._guards.TracingContext.get().fake_mode
+        self._env = None if mode is None else mode.shape_env
+        self._known = 0 if self._env is None else len(self._env.guards)
+
+    @contextmanager
+    def recorded(self) -> Iterator[None]:
+        """Within the block assumptions are recorded, where torch would warn of them and forget them."""
+        if self._env is None:
+            yield
+            return
+        frozen, self._env.frozen = self._env.frozen, False
+        try:
+            yield
+        finally:
+            self._env.frozen = frozen
+
+    def conditions(self, symbols: Iterable[str]) -> tuple[str, ...] | None:
+        """All that was assumed, as Python conditions over `symbols`; `None` where something else is in them."""
+        guards = [] if self._env is None else self._env.guards[self._known :]
+        names = {symbol.name: symbol.name for guard in guards for symbol in guard.expr.free_symbols}
+        if not set(names) <= set(symbols):
+            return None
+        return tuple(_source(guard.expr, names) for guard in guards)
+
+
+@lru_cache(maxsize=4_096)
+def _polynomial(expression: Any, names: tuple[tuple[str, str], ...]) -> Mapping[str, int]:
+    terms = sympy.expand(expression).as_coefficients_dict()
+    if not all(coefficient.is_Integer for coefficient in terms.values()):
+        return {_source(expression, dict(names)): 1}
+    return {_source(monomial, dict(names)): int(coefficient) for monomial, coefficient in terms.items()}
+
+
+def _source(expression: Any, names: Mapping[str, str]) -> str:
+    """Python source of an expression, in the names of the original symbols."""
+    renamed = {symbol: sympy.Symbol(names[symbol.name], integer=True) for symbol in expression.free_symbols}
+    return str(PythonPrinter().doprint(expression.xreplace(renamed)))
