@@ -43,6 +43,7 @@ class PartitionRequest:
         early_loops: Whether loops of the backward may run early where there is room, which is mostly faster.
         between_bytes: Bytes that other graphs of the step take between the forward and the backward, beside what the
             forward saves.
+        sizes: Name and number of each symbolic size that is planned for; empty for those of the traced inputs.
     """
 
     budget_bytes: int | None
@@ -57,6 +58,7 @@ class PartitionRequest:
     free_layout: bool = True
     early_loops: bool = True
     between_bytes: int = 0
+    sizes: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 INNER_COMPILERS: Final = ("inductor", "eager")
 COST_MODELS: Final = ("roofline", "measured", "nominal")
 ON_INFEASIBLE: Final = ("error", "min")
+VARIANTS: Final = ("auto", "always", "never")
 ENVIRONMENT_VARIABLES: Final = ("REMAT_CACHE_DIR", "REMAT_DISABLE_CACHE", "REMAT_DUMP", "REMAT_PLANNER", "REMAT_VERIFY")
 
 _UNIT_BYTES: Final = {
@@ -153,6 +154,10 @@ class RematOptions:
         time_limit: Seconds that planning one graph may take beyond a first quick plan, about, at least 0, or `None`
             for what the planner takes by itself (`auto`: 2).  `auto` turns them into an amount of work, so that
             every run and rank makes the same plan.
+        variants: Where sizes change from call to call, whether a better variant of a graph is compiled: ``"auto"`` when
+            it pays, ``"always"`` as soon as one would be faster, ``"never"``.  What a size needs to fit is compiled in
+            any case.
+        max_variants: How many variants of one graph there may be, at least 2.
     """
 
     memory_budget: MemoryBudget = field(default_factory=lambda: MemoryBudget(BudgetKind.AUTO))
@@ -163,6 +168,8 @@ class RematOptions:
     on_infeasible: str = "error"
     max_slowdown: float | None = 2.0
     time_limit: float | None = None
+    variants: str = "auto"
+    max_variants: int = 6
 
     @staticmethod
     def parse(
@@ -203,6 +210,8 @@ class RematOptions:
             on_infeasible=_one_of("on_infeasible", given.get("on_infeasible", default.on_infeasible), ON_INFEASIBLE),
             max_slowdown=_slowdown(given.get("max_slowdown", default.max_slowdown)),
             time_limit=_seconds("time_limit", given.get("time_limit", default.time_limit)),
+            variants=_one_of("variants", given.get("variants", default.variants), VARIANTS),
+            max_variants=_count("max_variants", given.get("max_variants", default.max_variants), least=2),
         )
 
 
@@ -292,6 +301,13 @@ def _positive(name: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, Real) or not 0.0 < float(value) < math.inf:
         raise OptionError(f"{name} must be a finite number above 0, got {value!r}")
     return float(value)
+
+
+def _count(name: str, value: object, least: int) -> int:
+    """`value` as a whole number of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < least:
+        raise OptionError(f"{name} must be a whole number of at least {least}, got {value!r}")
+    return int(value)
 
 
 def _seconds(name: str, value: object) -> float | None:

@@ -54,7 +54,14 @@ class Outcome:
         self.store = store
         self.key = key
         self.attempt: Attempt | None = None
+        self.limit_bytes: int | None = None
         self.reports: list[PlanReport] = []
+
+    def add(self, attempt: Attempt, note: str) -> None:
+        """Report one more variant of the graph, for other sizes."""
+        reports = make_reports(attempt.partitions, attempt.check, self.options, self.limit_bytes)
+        reports = [replace(report, notes=(*report.notes, note)) for report in reports]
+        publish(reports, attempt.partitions, self.options)
 
     def take_over(self, attempt: Attempt, earlier: Earlier) -> None:
         """What a compiler's cache had."""
@@ -74,7 +81,7 @@ class Outcome:
         reports = [replace(r, notes=(*(n for n in r.notes if n != PART_ONLY), *notes)) for r in reports]
         if len(reports) == 1:
             reports = [replace(reports[0], budget_bytes=limit_bytes)]
-        self.attempt, self.reports = attempt, reports
+        self.attempt, self.reports, self.limit_bytes = attempt, reports, limit_bytes
         publish(reports, attempt.partitions, self.options)
         if final:
             documents = tuple(report.to_json() for report in reports)

@@ -64,14 +64,15 @@ class RematPartitioner(torch_compat.CustomPartitionerFn):
             # Inductor schedules a moved backward otherwise than planned, and would peak higher.
             reorders=request.inner == "eager",
         )
-        made = partition(
-            gm,
-            request,
-            num_fwd_outputs=keywords["num_fwd_outputs"],
-            static_input_indices=tuple(keywords.get("static_lifetime_input_indices") or ()),
-            plan_with=lambda problem: planned_around(problem, request.between_bytes, planner.plan),
-            workspace=_workspace.get() or WorkspaceTable(),
-        )
+        with torch_compat.sizes_at(dict(request.sizes)):
+            made = partition(
+                gm,
+                request,
+                num_fwd_outputs=keywords["num_fwd_outputs"],
+                static_input_indices=tuple(keywords.get("static_lifetime_input_indices") or ()),
+                plan_with=lambda problem: planned_around(problem, request.between_bytes, planner.plan),
+                workspace=_workspace.get() or WorkspaceTable(),
+            )
         if request.inner == "inductor" and not made.unchanged:
             torch_compat.keep_planned_memory(request.free_layout)
         collected = _collected.get()

@@ -5,32 +5,27 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 from torch import fx
 
 from remat_compiler import torch_compat
+from remat_compiler.compiler import Compiler
 from remat_compiler.costs.table import cost_identity
 from remat_compiler.cutter import PartitionRequest
 from remat_compiler.graph_key import device_types, plan_key
 from remat_compiler.options import BudgetKind, Environment, MemoryBudget, RematOptions
-from remat_compiler.outcome import PART_ONLY, Outcome, earlier_outcome
+from remat_compiler.outcome import PART_ONLY, Earlier, Outcome, earlier_outcome
 from remat_compiler.partition import NoPlan
-from remat_compiler.partitioner import RematPartitioner, collect
 from remat_compiler.planned_graph import PlannedGraph, Recipe
-from remat_compiler.progress import progress
-from remat_compiler.runtime.dry_run import DryRun, dry_run
 from remat_compiler.runtime.plan_store import PlanStore
 from remat_compiler.runtime.workspace import WorkspaceTable
-from remat_compiler.runtime.wrapper_capture import GraphRecorder
 from remat_compiler.search import Attempt, Search
 from remat_compiler.several_graphs import decide, first_request_of_several, has_fixed_sizes
-
-logger = logging.getLogger(__name__)
+from remat_compiler.variants import Workshop, dispatched
 
 
 def compile_graph(
@@ -43,21 +38,30 @@ def compile_graph(
     """
     directory = None if environment.disable_cache else environment.cache_dir
     first = first_request(options, environment, example_inputs)
+    symbols = changing_sizes(options, first, example_inputs)
     costs = cost_identity(options.cost_model, device_types(gm, example_inputs), directory)
     store, key = PlanStore(directory), plan_key(gm, example_inputs, options, first.budget_bytes, costs)
-    earlier = earlier_outcome(store.load(key))
-    compiler = _Compiler(gm, example_inputs, WorkspaceTable(directory), costs, reported=earlier is not None)
-    chooses_layout = torch_compat.has_convolutions(gm)
+    earlier = None if symbols else earlier_outcome(store.load(key))
+    compiler = Compiler(gm, example_inputs, WorkspaceTable(directory), costs, reported=earlier is not None)
+    outcome = Outcome(options, store, key)
+    if symbols:
+        return _for_all_sizes(compiler, options, first, symbols, outcome)
+    return _for_these_sizes(compiler, options, first, earlier, outcome)
+
+
+def _for_these_sizes(
+    compiler: Compiler, options: RematOptions, first: PartitionRequest, earlier: Earlier | None, outcome: Outcome
+) -> Callable[..., Any]:
+    """The graph planned for the sizes of its inputs; where they may change, no budget in bytes holds at others."""
+    inputs = compiler.example_inputs
 
     def search(known: Attempt | None = None, limit: int | None = None) -> tuple[Attempt, int | None]:
-        made = Search(compiler.run, options, chooses_layout=chooses_layout)
-        return made.run(first if known is None else known.request, known, limit)
+        return _searched(compiler, options, first if known is None else known.request, known, limit)
 
-    outcome = Outcome(options, store, key)
     known = None if earlier is None else _again(compiler, earlier.request)
-    context = torch_compat.saved_compilation() if has_fixed_sizes(example_inputs) else None
+    context = torch_compat.saved_compilation() if has_fixed_sizes(inputs) else None
     anew = known is None and context is not None
-    part = first_request_of_several(gm, options, first) if anew else None
+    part = first_request_of_several(compiler.gm, options, first) if anew else None
     if earlier is not None and known is not None and known.trains and not known.partitions:
         attempt = known
         outcome.take_over(known, earlier)
@@ -71,68 +75,63 @@ def compile_graph(
         return attempt.compiled
     recipe = None
     if context is not None:
-        compiler.example_inputs = torch_compat.fake_twins(example_inputs)
+        compiler.example_inputs = torch_compat.fake_twins(inputs)
         recipe = Recipe(compiler.run, search, context)
     whole = None if options.memory_budget.kind is BudgetKind.MIN else first.budget_bytes
-    return PlannedGraph(
-        attempt, options, whole, outcome.keep, recipe, decide, example_inputs, has_part=part is not None
-    )
+    return PlannedGraph(attempt, options, whole, outcome.keep, recipe, decide, inputs, has_part=part is not None)
 
 
-def _again(compiler: _Compiler, request: PartitionRequest) -> Attempt | None:
+def _for_all_sizes(
+    compiler: Compiler,
+    options: RematOptions,
+    first: PartitionRequest,
+    symbols: tuple[torch_compat.InputSymbol, ...],
+    outcome: Outcome,
+) -> Callable[..., Any]:
+    """The graph planned for the sizes of the first call, and for others as they come; see `variants`."""
+    inputs = compiler.example_inputs
+    first = replace(first, sizes=tuple((symbol.name, symbol.hint) for symbol in symbols))
+    start = time.perf_counter()
+    attempt, limit = _searched(compiler, options, first)
+    seconds = time.perf_counter() - start
+    outcome.keep(attempt, limit)
+    if not attempt.trains:
+        return attempt.compiled
+    compilation = torch_compat.saved_compilation()
+    if compilation is not None:
+        compiler.example_inputs = compiler.traced
+        workshop = Workshop(
+            compile_=compiler.run,
+            search=lambda request: _searched(compiler, options, request)[0],
+            request=first,
+            symbols=symbols,
+            context=compilation,
+            assumptions=torch_compat.LaterAssumptions(),
+            workspace=compiler.workspace,
+            keep=outcome.add,
+        )
+        attempt = replace(attempt, compiled=dispatched(workshop, options, attempt, seconds))
+    return PlannedGraph(attempt, options, first.budget_bytes, outcome.keep, None, decide, inputs, has_part=False)
+
+
+def _searched(
+    compiler: Compiler,
+    options: RematOptions,
+    request: PartitionRequest,
+    known: Attempt | None = None,
+    limit: int | None = None,
+) -> tuple[Attempt, int | None]:
+    """What fits the request's budget and uses it, see `search.Search`."""
+    search = Search(compiler.run, options, chooses_layout=torch_compat.has_convolutions(compiler.gm))
+    return search.run(request, known, limit)
+
+
+def _again(compiler: Compiler, request: PartitionRequest) -> Attempt | None:
     """What comes of the last request of an earlier compilation; `None` where it is refused now."""
     try:
         return compiler.run(request)
     except NoPlan:
         return None
-
-
-class _Compiler:
-    """Compiles copies of one Dynamo graph."""
-
-    def __init__(
-        self,
-        gm: fx.GraphModule,
-        example_inputs: Sequence[Any],
-        workspace: WorkspaceTable,
-        costs: str,
-        reported: bool,
-    ) -> None:
-        self.gm = gm
-        self.costs = costs
-        self.reported = reported
-        self.example_inputs = example_inputs
-        self.workspace = workspace
-
-    def run(self, request: PartitionRequest, real: bool = True) -> Attempt:
-        """Compile and check; `NoPlan` when the planner refuses.
-
-        Where a cache has the compiled code and nothing is known of its plan, it is planned again; the
-        compiled kernels still come from the cache.
-        """
-        attempt = self._run(request, real)
-        if self.reported or not attempt.trains or attempt.partitions:
-            return attempt
-        with torch_compat.partitioner_always_runs():
-            return self._run(request, real)
-
-    def _run(self, request: PartitionRequest, real: bool) -> Attempt:
-        on_inductor = request.inner == "inductor"
-        inner = torch_compat.compile_with_inductor if on_inductor else torch_compat.compile_with_interpreter
-        real = real or not on_inductor
-        limited = nullcontext() if real else torch_compat.code_generation_only()
-        start = time.perf_counter()
-        what = f"planning and {'compiling' if real else 'generating code'}"
-        with progress(what), limited, collect(self.workspace) as partitions, GraphRecorder() as recorder:
-            gm = torch_compat.copy_module(self.gm)
-            compiled = inner(gm, self.example_inputs, RematPartitioner(request, self.costs))
-        compiled_at = time.perf_counter()
-        trains = bool(partitions or recorder.backward)
-        check = DryRun(unknown="no backward")
-        if trains:
-            check = dry_run(compiled, self.example_inputs, recorder.graphs, self.workspace)
-        logger.debug("compiled in %.1f s, checked in %.2f s", compiled_at - start, time.perf_counter() - compiled_at)
-        return Attempt(request, compiled, real, trains, tuple(partitions), check)
 
 
 def first_request(options: RematOptions, environment: Environment, example_inputs: Sequence[Any]) -> PartitionRequest:
@@ -150,6 +149,17 @@ def first_request(options: RematOptions, environment: Environment, example_input
         verify=environment.verify,
         free_layout=budget.kind is not BudgetKind.MIN,
     )
+
+
+def changing_sizes(
+    options: RematOptions, request: PartitionRequest, example_inputs: Sequence[Any]
+) -> tuple[torch_compat.InputSymbol, ...]:
+    """The symbolic sizes that variants of the graph are to serve: all of them under a budget in bytes, else none.
+
+    A fraction of the peak without a budget grows with the sizes; one plan has about the same fraction at all of them.
+    """
+    limited = options.memory_budget.kind in (BudgetKind.BYTES, BudgetKind.AUTO) and request.budget_bytes is not None
+    return torch_compat.input_symbols(example_inputs) if limited else ()
 
 
 def _first_budget(budget: MemoryBudget, example_inputs: Sequence[Any]) -> int | None:

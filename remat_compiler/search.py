@@ -27,6 +27,7 @@ from remat_compiler.errors import InfeasibleBudget
 from remat_compiler.options import RematOptions, format_bytes
 from remat_compiler.partition import NoPlan, Partition
 from remat_compiler.runtime.dry_run import DryRun
+from remat_compiler.runtime.peak_form import PeakForm
 from remat_compiler.simulate.floor import peak_floor
 from remat_compiler.simulate.timeline import simulate
 
@@ -49,6 +50,7 @@ class Attempt:
         trains: Whether there is a backward.
         partitions: What was decided; empty without a backward, and when a compiler's cache was hit.
         check: The dry run of what was emitted.
+        form: Its peak by the sizes of the inputs, where they are symbolic and kernels were compiled.
     """
 
     request: PartitionRequest
@@ -57,6 +59,7 @@ class Attempt:
     trains: bool
     partitions: tuple[Partition, ...]
     check: DryRun
+    form: PeakForm | None = None
 
 
 class Compile(Protocol):

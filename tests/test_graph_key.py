@@ -32,6 +32,8 @@ OTHER_OPTIONS: dict[str, object] = {
     "on_infeasible": "min",
     "max_slowdown": None,
     "time_limit": 3.0,
+    "variants": "never",
+    "max_variants": 3,
 }
 OTHER_REQUEST: dict[str, object] = {
     "budget_bytes": 8,
@@ -46,6 +48,7 @@ OTHER_REQUEST: dict[str, object] = {
     "free_layout": False,
     "early_loops": False,
     "between_bytes": 9,
+    "sizes": (("s0", 10),),
 }
 REQUEST = PartitionRequest(budget_bytes=7)
 

@@ -28,7 +28,8 @@ TIERS: tuple[frozenset[str], ...] = (
     frozenset({"capture", "rewrite", "runtime", "report"}),
     frozenset({"cutter"}),
     frozenset({"partition", "partitioner", "adjust", "graph_key", "reporting", "search", "shares"})
-    | frozenset({"outcome", "planned_graph", "several_graphs", "pipeline"}),
+    | frozenset({"outcome", "planned_graph", "several_graphs", "pipeline"})
+    | frozenset({"compiler", "trade_off", "variants"}),
     frozenset({"backend", "cli"}),
 )
 """Files and folders of remat_compiler, lowest first; each may import the tiers below it."""
@@ -43,8 +44,11 @@ NEIGHBOURS = frozenset(
         ("search", "adjust"),
         *(("planned_graph", name) for name in ("partition", "search")),
         *(("several_graphs", name) for name in ("partition", "partitioner", "planned_graph", "search", "shares")),
-        *(("pipeline", name) for name in ("graph_key", "partition", "partitioner", "reporting", "search")),
-        *(("pipeline", name) for name in ("outcome", "planned_graph", "several_graphs")),
+        *(("pipeline", name) for name in ("graph_key", "partition", "search", "compiler")),
+        *(("pipeline", name) for name in ("outcome", "planned_graph", "several_graphs", "variants")),
+        *(("compiler", name) for name in ("partitioner", "search")),
+        ("trade_off", "partition"),
+        *(("variants", name) for name in ("adjust", "partition", "search", "trade_off")),
         *(("outcome", name) for name in ("partition", "reporting", "search")),
     }
 )

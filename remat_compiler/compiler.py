@@ -1,0 +1,85 @@
+"""Compile copies of one Dynamo graph, each by one request, and check what was emitted."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Any
+
+from torch import fx
+
+from remat_compiler import torch_compat
+from remat_compiler.cutter import PartitionRequest
+from remat_compiler.partitioner import RematPartitioner, collect
+from remat_compiler.progress import progress
+from remat_compiler.runtime.dry_run import DryRun, dry_run
+from remat_compiler.runtime.symbolic_run import symbolic_run
+from remat_compiler.runtime.workspace import WorkspaceTable
+from remat_compiler.runtime.wrapper_capture import GraphRecorder
+from remat_compiler.search import Attempt
+
+logger = logging.getLogger(__name__)
+
+
+class Compiler:
+    """Compiles copies of one Dynamo graph.
+
+    Args:
+        gm: Dynamo's graph.
+        example_inputs: Its inputs, as Dynamo gave them.
+        workspace: Measured workspaces.
+        costs: What decides the operators' times, see `costs.table.cost_identity`.
+        reported: Whether a report of an earlier compilation is at hand, for code that comes from a compiler's cache.
+    """
+
+    def __init__(
+        self,
+        gm: fx.GraphModule,
+        example_inputs: Sequence[Any],
+        workspace: WorkspaceTable,
+        costs: str,
+        reported: bool,
+    ) -> None:
+        self.gm = gm
+        self.costs = costs
+        self.reported = reported
+        self.example_inputs = example_inputs
+        self.traced = torch_compat.symbolic_inputs(gm, example_inputs)
+        self.workspace = workspace
+
+    def run(self, request: PartitionRequest, real: bool = True) -> Attempt:
+        """Compile and check; `NoPlan` when the planner refuses.
+
+        Where a cache has the compiled code and nothing is known of its plan, it is planned again; the
+        compiled kernels still come from the cache.
+        """
+        if not request.sizes:
+            attempt = self._run(request, real)
+            if self.reported or not attempt.trains or attempt.partitions:
+                return attempt
+        with torch_compat.partitioner_always_runs():
+            return self._run(request, real)
+
+    def _run(self, request: PartitionRequest, real: bool) -> Attempt:
+        on_inductor = request.inner == "inductor"
+        inner = torch_compat.compile_with_inductor if on_inductor else torch_compat.compile_with_interpreter
+        real = real or not on_inductor
+        limited = nullcontext() if real else torch_compat.code_generation_only()
+        start = time.perf_counter()
+        what = f"planning and {'compiling' if real else 'generating code'}"
+        with progress(what), limited, collect(self.workspace) as partitions, GraphRecorder() as recorder:
+            gm = torch_compat.copy_module(self.gm)
+            compiled = inner(gm, self.example_inputs, RematPartitioner(request, self.costs))
+        compiled_at = time.perf_counter()
+        trains = bool(partitions or recorder.backward)
+        check, form, sizes = DryRun(unknown="no backward"), None, dict(request.sizes)
+        if trains:
+            with torch_compat.sizes_at(sizes):
+                inputs = self.traced if sizes else self.example_inputs
+                check = dry_run(compiled, inputs, recorder.graphs, self.workspace)
+            if sizes and real and not check.unknown:
+                form = symbolic_run(compiled, self.traced, recorder.graphs, sizes)
+        logger.debug("compiled in %.1f s, checked in %.2f s", compiled_at - start, time.perf_counter() - compiled_at)
+        return Attempt(request, compiled, real, trains, tuple(partitions), check, form)

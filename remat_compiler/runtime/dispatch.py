@@ -1,0 +1,203 @@
+"""Which compiled variant of a graph runs a call: the cheapest one that fits at the call's sizes.
+
+    call ─► sizes ─► seen before? ─► its variant
+                        │ no
+                        ▼
+             the cheapest variant whose guard says that it fits ─► none? ─► `provide` makes one
+
+What recomputation costs is counted on the way: a variant that adds nothing costs nothing, the others are charged the
+part of the time between two calls that they add.  When that reaches `Provider.threshold_s`, the provider may make a
+better variant.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any, Protocol
+
+PAUSE = 3.0
+"""What is longer than this many of the shortest steps was more than a step: an evaluation, a checkpoint written."""
+MOST_SIZES = 65_536
+"""Sizes whose variant is remembered; beyond, all are forgotten and decided again."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Variant:
+    """One way to run the graph.
+
+    Attributes:
+        compiled: The callable.
+        peak_bytes: Its peak at given sizes; `None` where nothing is known of them.
+        added: Time that recomputation adds, as a fraction of the step.
+        sizes: The sizes that it was planned for.
+        label: What people are shown.
+    """
+
+    compiled: Callable[..., Any]
+    peak_bytes: Callable[[Sequence[int]], int | None]
+    added: float
+    sizes: tuple[int, ...]
+    label: str
+
+
+@dataclass(slots=True)
+class Use:
+    """How one combination of sizes was run.
+
+    Attributes:
+        sizes: The sizes.
+        variant: What runs them now.
+        calls: Calls so far.
+        steps: Steps timed with this variant.
+        shortest_s: Shortest of them in seconds.
+        total_s: All of them; of a longer pause no more than `PAUSE` times the shortest step.
+    """
+
+    sizes: tuple[int, ...]
+    variant: Variant
+    calls: int = 0
+    steps: int = 0
+    shortest_s: float = float("inf")
+    total_s: float = 0.0
+
+    @property
+    def added_s(self) -> float:
+        """Seconds of one step that recomputation takes."""
+        added = self.variant.added
+        return self.total_s / max(self.steps, 1) * added / (1.0 + added)
+
+    def time_step(self, seconds: float) -> None:
+        """Note the time from a call to the next one."""
+        self.shortest_s = min(self.shortest_s, seconds)
+        self.total_s += min(seconds, PAUSE * self.shortest_s)
+        self.steps += 1
+
+    def run_by(self, variant: Variant) -> None:
+        """Another variant from now on."""
+        if variant is not self.variant:
+            self.variant, self.steps, self.shortest_s, self.total_s = variant, 0, float("inf"), 0.0
+
+
+class Provider(Protocol):
+    """Makes variants."""
+
+    threshold_s: float
+    """Seconds lost to recomputation after which `improve` is asked."""
+
+    def provide(self, sizes: tuple[int, ...], variants: Sequence[Variant]) -> Sequence[Variant]:
+        """Variants for `sizes`, where none of `variants` fits, the one to run them last; raises where there is none."""
+        ...
+
+    def improve(self, uses: Sequence[Use], variants: Sequence[Variant]) -> Variant | None:
+        """A variant that is worth its compilation for sizes like those in use; else `None`."""
+        ...
+
+
+class Dispatch:
+    """Runs each call by the cheapest variant that fits.
+
+    Args:
+        positions: Positions of the arguments that are the sizes.
+        limit_bytes: The budget.
+        first: The variant that exists.
+        provider: Makes more.
+        max_variants: How many there may be; the one that serves the fewest calls gives way to one that is needed.
+    """
+
+    def __init__(
+        self, positions: Sequence[int], limit_bytes: int, first: Variant, provider: Provider, max_variants: int
+    ) -> None:
+        self.limit_bytes = limit_bytes
+        self.variants = [first]
+        self.provider = provider
+        self.max_variants = max_variants
+        self.decisions = 0
+        self.decision_s = 0.0
+        self._key_of = itemgetter(*positions)
+        self._one = len(positions) == 1
+        self._uses: dict[Any, Use] = {}
+        self._lost_s = 0.0
+        self._last: tuple[Use | None, float] = (None, 0.0)
+        self._lock = threading.RLock()
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Run the forward."""
+        return self.chosen(arguments).compiled(*arguments)
+
+    def chosen(self, arguments: Sequence[Any]) -> Variant:
+        """The variant for a call with these arguments."""
+        key = self._key_of(arguments)
+        use = self._uses.get(key)
+        if use is None:
+            use = self._decide(key)
+        use.calls += 1
+        now = time.perf_counter()
+        before, then = self._last
+        self._last = (use, now)
+        if before is not None and before.variant.added:
+            self._charge(before, now - then)
+            use = self._uses.get(key) or self._decide(key)
+        return use.variant
+
+    @property
+    def uses(self) -> tuple[Use, ...]:
+        """The sizes seen, with what runs them."""
+        return tuple(self._uses.values())
+
+    def _charge(self, use: Use, seconds: float) -> None:
+        """Count what recomputation took of one step; where that is much, look for a better variant."""
+        use.time_step(seconds)
+        self._lost_s += use.added_s
+        if self._lost_s < self.provider.threshold_s:
+            return
+        with self._lock:
+            self._lost_s = 0.0
+            if len(self.variants) < self.max_variants:
+                better = self.provider.improve(self.uses, self.variants)
+                if better is not None:
+                    self._add(better)
+        self._last = (self._last[0], time.perf_counter())
+
+    def _decide(self, key: Any) -> Use:
+        """Choose for sizes not seen before."""
+        start = time.perf_counter()
+        sizes = (key,) if self._one else tuple(key)
+        with self._lock:
+            variant = self.cheapest(sizes)
+            if variant is None:
+                for made in self.provider.provide(sizes, self.variants):
+                    variant = made
+                    if made not in self.variants:
+                        self._add(made)
+            else:
+                self.decisions += 1
+                self.decision_s += time.perf_counter() - start
+            assert variant is not None
+            if len(self._uses) >= MOST_SIZES:
+                self._uses.clear()
+            return self._uses.setdefault(key, Use(sizes, variant))
+
+    def cheapest(self, sizes: tuple[int, ...]) -> Variant | None:
+        """The variant that adds least of those that fit."""
+        fitting = [variant for variant in self.variants if self.fits(variant, sizes)]
+        return min(fitting, key=lambda variant: variant.added, default=None)
+
+    def fits(self, variant: Variant, sizes: tuple[int, ...]) -> bool:
+        """Whether a variant is known to stay within the budget at these sizes."""
+        peak = variant.peak_bytes(sizes)
+        return peak is not None and peak <= self.limit_bytes
+
+    def _add(self, variant: Variant) -> None:
+        """Take in a variant and choose anew for all sizes."""
+        if len(self.variants) >= self.max_variants:
+            calls = {id(v): sum(use.calls for use in self.uses if use.variant is v) for v in self.variants}
+            self.variants.remove(min(self.variants, key=lambda v: calls[id(v)]))
+        self.variants.append(variant)
+        for use in self.uses:
+            best = self.cheapest(use.sizes)
+            if best is not None:
+                use.run_by(best)

@@ -1,0 +1,228 @@
+"""Variants of a graph whose sizes change: what to compile, and when.
+
+    first        planned for the sizes of the first call; Inductor's own partition where those fit
+    needed       no variant fits a call: the smallest peak, once, which then serves every size that nothing else
+                 fits; a plan for the sizes at hand where even that does not
+    worth it     recomputation has taken as long as a compilation: of the sizes seen, the one whose plan would have
+                 saved most, if that is more than a compilation takes
+
+So a size never seen before waits for a compiler at most twice, and compilations take no longer than what they
+save; `RematOptions.variants` forces or forbids the last kind.  Everything is compiled from one captured graph, under
+what Dynamo knew of it.  What is worth it depends on the times of steps, so ranks may come to different variants; the
+plan of each depends on nothing but what it is planned for.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+
+from remat_compiler import torch_compat
+from remat_compiler.adjust import added_ns
+from remat_compiler.cutter import PartitionRequest
+from remat_compiler.options import RematOptions
+from remat_compiler.partition import Partition
+from remat_compiler.runtime.dispatch import Dispatch, Use, Variant
+from remat_compiler.runtime.peak_guard import PeakGuard
+from remat_compiler.runtime.workspace import WorkspaceTable
+from remat_compiler.search import Attempt, Compile
+from remat_compiler.trade_off import TradeOff
+
+logger = logging.getLogger(__name__)
+
+CANDIDATES = 8
+"""Sizes that are considered at most for a better variant."""
+WORTH_IT = 0.02
+"""Fraction of the step that a better variant must be foreseen to save."""
+FIRST_LOSS_S = 0.001
+"""Seconds to lose before a better variant is looked for again, where one is always wanted."""
+LATER = 2.0
+"""Factor on the time to lose before a better variant is looked for again, when there was none."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Workshop:
+    """What it takes to compile a graph.
+
+    Attributes:
+        compile_: Compiles and checks one request.
+        search: Compiles what fits a request's budget; raises `InfeasibleBudget` where nothing does.
+        request: What to aim for at the sizes of the first call.
+        symbols: The symbolic sizes.
+        context: What Dynamo knew of the graph.
+        assumptions: What compilers assume of the sizes without Dynamo.
+        workspace: Measured workspaces.
+        keep: Reports a variant.
+    """
+
+    compile_: Compile
+    search: Callable[[PartitionRequest], Attempt]
+    request: PartitionRequest
+    symbols: tuple[torch_compat.InputSymbol, ...]
+    context: Callable[[], AbstractContextManager[None]]
+    assumptions: torch_compat.LaterAssumptions
+    workspace: WorkspaceTable
+    keep: Callable[[Attempt, str], None]
+
+
+class VariantMaker:
+    """Makes the variants of one graph; see `runtime.dispatch.Provider`.
+
+    Args:
+        workshop: What it takes.
+        options: The user's options.
+        first: What was compiled for the first call.
+        seconds: How long that took.
+    """
+
+    def __init__(self, workshop: Workshop, options: RematOptions, first: Attempt, seconds: float) -> None:
+        self.workshop = workshop
+        self.options = options
+        self.limit_bytes = workshop.request.budget_bytes or 0
+        self.compile_s = seconds
+        self.threshold_s = 0.0 if options.variants == "always" else seconds
+        if options.variants == "never":
+            self.threshold_s = float("inf")
+        self.has_smallest = False
+        self._hopeless_bytes = float("inf")
+        self._first = first
+        self._curve: TradeOff | None = None
+
+    def variant(self, attempt: Attempt, sizes: tuple[int, ...], label: str) -> Variant:
+        """What was compiled, with its peak by size."""
+        names = [symbol.name for symbol in self.workshop.symbols]
+        conditions = self.workshop.assumptions.conditions(names)
+        if attempt.form is None or conditions is None:
+            logger.warning("the peak of a variant is known for %s only", sizes)
+            known = {sizes: attempt.check.peak_bytes} if conditions is not None else {}
+            return Variant(attempt.compiled, lambda at: known.get(tuple(at)), _added(attempt), sizes, label)
+        form = replace(attempt.form, conditions=(*attempt.form.conditions, *conditions))
+        guard = PeakGuard(form, self.workshop.workspace, sizes)
+        return Variant(attempt.compiled, guard.peak_bytes, _added(attempt), sizes, label)
+
+    def provide(self, sizes: tuple[int, ...], variants: Sequence[Variant]) -> Sequence[Variant]:
+        """What to run `sizes` by: the smallest peak, where there is none yet and it fits, else a plan for them.
+
+        Where nothing fits and the options say to take the smallest peak, so it is for all sizes that take more.
+
+        Raises:
+            InfeasibleBudget: Nothing fits, and the options do not say to take the smallest peak.
+        """
+        peaks = {variant: variant.peak_bytes(sizes) for variant in variants}
+        known = {variant: peak for variant, peak in peaks.items() if peak is not None}
+        if known and min(known.values()) >= self._hopeless_bytes:
+            return [min(known, key=lambda variant: known[variant])]
+        made = []
+        if not self.has_smallest:
+            self.has_smallest = True
+            made.append(self._smallest(self._ahead(sizes)))
+            peak = made[0].peak_bytes(sizes)
+            if peak is not None and peak <= self.limit_bytes:
+                return made
+        needed = self._compiled(lambda: self.workshop.search(self._request(sizes)), sizes, "needed")
+        peak = needed.peak_bytes(sizes)
+        if peak is not None and peak > self.limit_bytes:
+            self._hopeless_bytes = min(self._hopeless_bytes, peak)
+        return [*made, needed]
+
+    def _smallest(self, sizes: tuple[int, ...]) -> Variant:
+        """The variant of the smallest peak that is found."""
+        request = replace(self._request(sizes), budget_bytes=1, take_smallest=True, free_layout=False)
+        return self._compiled(lambda: self.workshop.compile_(request), sizes, "smallest peak")
+
+    def _ahead(self, sizes: tuple[int, ...]) -> tuple[int, ...]:
+        """Larger sizes, whose smallest peak serves more sizes still to come: those that change, doubled."""
+        return tuple(
+            n if n == symbol.hint else 2 * n if symbol.upper is None else min(2 * n, symbol.upper)
+            for n, symbol in zip(sizes, self.workshop.symbols)
+        )
+
+    def improve(self, uses: Sequence[Use], variants: Sequence[Variant]) -> Variant | None:
+        """The variant that would have saved most so far, where that is more than its compilation takes."""
+        best_s, best = 0.0, None
+        planned = {variant.sizes for variant in variants}
+        for sizes in self._candidates(uses):
+            if sizes in planned:
+                continue
+            saved = sum(self._saved_s(use, sizes) for use in uses)
+            if saved > best_s:
+                best_s, best = saved, sizes
+        always = self.options.variants == "always"
+        if best is None or (not always and best_s < self.compile_s):
+            self.threshold_s = max(self.threshold_s * LATER, FIRST_LOSS_S if always else self.compile_s)
+            return None
+        made = self._compiled(lambda: self.workshop.search(self._request(best)), best, "worth it")
+        self.threshold_s = 0.0 if always else self.compile_s
+        return made
+
+    def _candidates(self, uses: Sequence[Use]) -> list[tuple[int, ...]]:
+        """Sizes to plan for: of those that recompute now, the largest and some below."""
+        slow = sorted((use.sizes for use in uses if use.variant.added), key=self._curve_of_first().reference_bytes)
+        if len(slow) <= CANDIDATES:
+            return slow
+        return [slow[(i + 1) * len(slow) // CANDIDATES - 1] for i in range(CANDIDATES)]
+
+    def _saved_s(self, use: Use, sizes: tuple[int, ...]) -> float:
+        """Seconds that a plan for `sizes` would have saved at the calls of one use, as far as is foreseen."""
+        curve = self._curve_of_first()
+        now, then = use.variant.added, curve.added_at(sizes)
+        if curve.reference_bytes(use.sizes) > curve.reference_bytes(sizes) or now - then < WORTH_IT:
+            return 0.0
+        return use.calls * use.added_s * (1.0 - then / now)
+
+    def _curve_of_first(self) -> TradeOff:
+        if self._curve is None:
+            sizes = tuple(symbol.hint for symbol in self.workshop.symbols)
+            self._curve = TradeOff(self._partition(), self._first.form, sizes, self.limit_bytes, self.options.planner)
+        return self._curve
+
+    def _partition(self) -> Partition:
+        """What was decided for the first call; decided again where a compiler's cache had the code."""
+        if not self._first.partitions:
+            with self._compiling(), torch_compat.partitioner_always_runs():
+                again = self.workshop.compile_(self._first.request, real=False)
+            self._first = replace(self._first, partitions=again.partitions)
+        return self._first.partitions[0]
+
+    def _request(self, sizes: tuple[int, ...]) -> PartitionRequest:
+        named = zip((symbol.name for symbol in self.workshop.symbols), sizes)
+        return replace(self.workshop.request, sizes=tuple(named))
+
+    def _compiled(self, compile_: Callable[[], Attempt], sizes: tuple[int, ...], label: str) -> Variant:
+        """Compile, report and time a variant."""
+        start = time.perf_counter()
+        with self._compiling():
+            attempt = compile_()
+        self.compile_s = time.perf_counter() - start
+        numbers = ", ".join(f"{symbol.name}={n}" for symbol, n in zip(self.workshop.symbols, sizes))
+        self.workshop.keep(attempt, f"a variant of the graph, planned for {numbers} ({label})")
+        return self.variant(attempt, sizes, label)
+
+    @contextmanager
+    def _compiling(self) -> Iterator[None]:
+        with self.workshop.context(), self.workshop.assumptions.recorded():
+            yield
+
+
+def dispatched(workshop: Workshop, options: RematOptions, first: Attempt, seconds: float) -> Dispatch:
+    """What runs a graph of changing sizes from now on.
+
+    Args:
+        workshop: What it takes to compile it.
+        options: The user's options.
+        first: What was compiled for the first call.
+        seconds: How long that took.
+    """
+    maker = VariantMaker(workshop, options, first, seconds)
+    variant = maker.variant(first, tuple(symbol.hint for symbol in workshop.symbols), "first")
+    positions = [symbol.position for symbol in workshop.symbols]
+    return Dispatch(positions, maker.limit_bytes, variant, maker, options.max_variants)
+
+
+def _added(attempt: Attempt) -> float:
+    """Time that recomputation adds, as a fraction of the step."""
+    step_ns = sum(one.cut.problem.costs.step_ns for one in attempt.partitions)
+    return added_ns(attempt.partitions) / max(step_ns, 1)

@@ -1,0 +1,191 @@
+"""One budget for every size: the same numbers as eager, and no peak above it, in whatever order the sizes come."""
+
+from __future__ import annotations
+
+import random
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import remat_compiler
+from end_to_end.compiling import compile_with
+from remat_compiler import pipeline
+from remat_compiler.errors import InfeasibleBudget
+from remat_compiler.runtime.dispatch import Dispatch
+from runtime.steps import peak_of
+
+WIDTH = 24
+
+
+class Encoder(nn.Module):
+    """Attention with dropout, batch normalisation and a residual stream."""
+
+    def __init__(self, layers: int = 3) -> None:
+        super().__init__()
+        self.qkv = nn.ModuleList(nn.Linear(WIDTH, 3 * WIDTH) for _ in range(layers))
+        self.out = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(layers))
+        self.norm = nn.ModuleList(nn.BatchNorm1d(WIDTH) for _ in range(layers))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for qkv, out, norm in zip(self.qkv, self.out, self.norm):
+            q, k, v = qkv(x).chunk(3, -1)
+            mixed = F.dropout(torch.softmax(q @ k.transpose(-1, -2), -1), 0.1, self.training) @ v
+            x = norm((x + F.gelu(out(mixed))).flatten(0, 1)).view_as(x)
+        return x.square().mean()
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[Dispatch]:
+    """What runs the graphs of changing sizes, in the order of their compilations."""
+    found: list[Dispatch] = []
+    original = pipeline.dispatched
+
+    def dispatched(*arguments: Any) -> Dispatch:
+        found.append(original(*arguments))
+        return found[-1]
+
+    monkeypatch.setattr(pipeline, "dispatched", dispatched)
+    monkeypatch.setenv("REMAT_DISABLE_CACHE", "1")
+    remat_compiler.clear_reports()
+    return found
+
+
+def batch(length: int) -> Tensor:
+    """An input whose length changes."""
+    x = torch.randn(2, length, WIDTH)
+    torch._dynamo.mark_dynamic(x, 1)
+    return x
+
+
+def results(model: nn.Module, call: Any, x: Tensor) -> dict[str, Tensor]:
+    """Loss, gradients, buffers and random state of a step."""
+    model.zero_grad(set_to_none=True)
+    loss = call(x)
+    loss.backward()
+    found = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    return {"loss": loss.detach(), "state": torch.get_rng_state(), **found, **dict(model.named_buffers())}
+
+
+def differing(model: nn.Module, compiled: Any, x: Tensor, seed: int) -> list[str]:
+    """What a compiled step leaves behind otherwise than eager."""
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    torch.manual_seed(seed)
+    planned = {name: value.clone() for name, value in results(model, compiled, x).items()}
+    model.load_state_dict(state)
+    torch.manual_seed(seed)
+    eager = results(model, model, x)
+    return [name for name in eager if not torch.equal(eager[name], planned[name])]
+
+
+def unbudgeted_peak(model: nn.Module, length: int) -> int:
+    """Peak of a step in eager."""
+    x = batch(length)
+    return peak_of(lambda: results(model, model, x))
+
+
+def test_equal_to_eager_while_variants_switch(made: list[Dispatch]) -> None:
+    """A random sequence of lengths, short ones without recomputation and long ones with much."""
+    rng = random.Random(5)
+    model = Encoder()
+    budget = unbudgeted_peak(model, 60)
+    compiled = compile_with(model, None, memory_budget=budget, on_infeasible="error", variants="always")
+    for seed in range(24):
+        assert differing(model, compiled, batch(rng.randint(8, 110)), seed) == []
+    (one,) = made
+    used = {use.variant.label for use in one.uses}
+    assert len(used) >= 3, used
+    assert {use.variant.added == 0 for use in one.uses} == {True, False}
+    assert 2 < len(one.variants) <= 6
+    assert len(remat_compiler.reports()) == len(one.variants)
+
+
+@pytest.mark.parametrize("variants", ["auto", "always", "never"])
+def test_no_size_ever_exceeds_the_budget(variants: str, made: list[Dispatch]) -> None:
+    """Measured by the allocator at every length, the first step of each included."""
+    model = Encoder()
+    budget = unbudgeted_peak(model, 50)
+    compiled = compile_with(model, None, memory_budget=budget, on_infeasible="error", variants=variants)
+    compiled(batch(20)).backward()
+    compiled(batch(21)).backward()
+    (one,) = made
+    measured = {}
+    for length in random.Random(3).sample(range(8, 100), 40):
+        x = batch(length)
+        one.chosen({_position(one): length})
+        model.zero_grad(set_to_none=True)
+        measured[length] = peak_of(lambda x=x: compiled(x).backward())  # type: ignore[misc]
+    assert max(measured.values()) <= budget
+    for use in one.uses:
+        length = use.sizes[0]
+        if length in measured:
+            assert measured[length] <= (use.variant.peak_bytes(use.sizes) or 0) <= budget
+    assert len(made) == 1, "Dynamo compiled again"
+
+
+def _position(one: Dispatch) -> int:
+    """Position of the argument that is the length."""
+    return int(one._key_of.__reduce__()[1][0])
+
+
+def test_two_models_that_train_and_evaluate_in_turn(made: list[Dispatch]) -> None:
+    models = [Encoder(2), Encoder(2)]
+    torch._dynamo.reset()
+    budgets = [unbudgeted_peak(models[0], 40), unbudgeted_peak(models[1], 35)]
+    calls = []
+    for model, budget in zip(models, budgets):
+        options = {"memory_budget": budget, "inner": "eager", "max_slowdown": None, "variants": "always"}
+        calls.append(torch.compile(model, backend=partial(remat_compiler.backend.remat, options=options)))
+    rng = random.Random(11)
+    for seed in range(16):
+        model, compiled = models[seed % 2], calls[seed % 2]
+        x = batch(rng.randint(8, 60))
+        model.train()
+        assert differing(model, compiled, x, seed) == []
+        model.eval()
+        with torch.no_grad():
+            assert torch.allclose(compiled(x), model(x))
+    assert len(made) == 2
+
+
+def test_a_length_that_cannot_fit_is_refused_and_others_go_on(made: list[Dispatch]) -> None:
+    model = Encoder()
+    budget = unbudgeted_peak(model, 30)
+    compiled = compile_with(model, None, memory_budget=budget, on_infeasible="error", max_slowdown=2.0)
+    assert differing(model, compiled, batch(16), 1) == []
+    with pytest.raises(InfeasibleBudget, match="smallest"):
+        compiled(batch(400))
+    assert differing(model, compiled, batch(28), 2) == []
+    assert differing(model, compiled, batch(34), 3) == []
+    assert len(made) == 1
+
+
+def test_a_length_that_cannot_fit_takes_the_smallest_peak(
+    made: list[Dispatch], caplog: pytest.LogCaptureFixture
+) -> None:
+    model = Encoder()
+    compiled = compile_with(model, None, memory_budget=unbudgeted_peak(model, 30), on_infeasible="min")
+    lengths = [16, 400, 410, 420, 400, 20]
+    for seed, length in enumerate(lengths):
+        assert differing(model, compiled, batch(length), seed) == []
+    (one,) = made
+    assert len(one.variants) <= 3, "each such length was compiled for"
+    assert "no plan fits" in caplog.text
+
+
+def test_lengths_that_fit_cost_nothing(made: list[Dispatch]) -> None:
+    """Inductor's own partition, and no other variant."""
+    model = Encoder(2)
+    torch._dynamo.reset()
+    options = {"memory_budget": "1GiB"}
+    compiled = torch.compile(model, backend=partial(remat_compiler.backend.remat, options=options))
+    for length in (8, 30, 12, 80):
+        loss = compiled(batch(length))
+        loss.backward()
+        assert torch.isfinite(loss)
+    (one,) = made
+    assert [variant.added for variant in one.variants] == [0.0]
+    assert remat_compiler.reports()[0].notes[0].startswith("the step fits")
