@@ -13,6 +13,7 @@ from remat_compiler import torch_compat
 from remat_compiler.errors import RematError
 from remat_compiler.options import Environment, MemoryBudget, RematOptions, format_bytes
 from remat_compiler.pipeline import compile_graph
+from remat_compiler.recompilations import watch_recompilations
 from remat_passes.registry import planner_class
 
 logger = logging.getLogger(__name__)
@@ -31,6 +32,7 @@ def remat(
     try:
         environment = Environment.read()
         checked = RematOptions.parse(options, check_planner=planner_class, environment=environment)
+        watch_recompilations(gm)
         _warn_beyond_device(checked.memory_budget, torch_compat.total_device_bytes(example_inputs))
         return compile_graph(gm, example_inputs, checked, environment)
     except RematError as error:

@@ -29,7 +29,7 @@ TIERS: tuple[frozenset[str], ...] = (
     frozenset({"cutter"}),
     frozenset({"partition", "partitioner", "adjust", "graph_key", "reporting", "search", "shares"})
     | frozenset({"outcome", "planned_graph", "several_graphs", "pipeline"})
-    | frozenset({"compiler", "trade_off", "variants"}),
+    | frozenset({"compiler", "recompilations", "trade_off", "variants"}),
     frozenset({"backend", "cli"}),
 )
 """Files and folders of remat_compiler, lowest first; each may import the tiers below it."""

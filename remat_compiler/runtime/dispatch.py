@@ -130,18 +130,22 @@ class Dispatch:
 
     def chosen(self, arguments: Sequence[Any]) -> Variant:
         """The variant for a call with these arguments."""
-        key = self._key_of(arguments)
-        use = self._uses.get(key)
-        if use is None:
-            use = self._decide(key)
+        use = self._use_of(self._key_of(arguments))
         use.calls += 1
-        now = time.perf_counter()
-        before, then = self._last
-        self._last = (use, now)
-        if before is not None and before.variant.added:
-            self._charge(before, now - then)
-            use = self._uses.get(key) or self._decide(key)
+        self._last = (use, time.perf_counter())
         return use.variant
+
+    def prepare(self, sizes: tuple[int, ...]) -> Variant:
+        """The variant for calls at `sizes`, made ahead of them where there is none."""
+        return self._use_of(sizes[0] if self._one else sizes).variant
+
+    def _use_of(self, key: Any) -> Use:
+        before, then = self._last
+        if before is not None and before.variant.added:
+            self._last = (None, 0.0)
+            self._charge(before, time.perf_counter() - then)
+        use = self._uses.get(key)
+        return self._decide(key) if use is None else use
 
     @property
     def uses(self) -> tuple[Use, ...]:
@@ -160,7 +164,6 @@ class Dispatch:
                 better = self.provider.improve(self.uses, self.variants)
                 if better is not None:
                     self._add(better)
-        self._last = (self._last[0], time.perf_counter())
 
     def _decide(self, key: Any) -> Use:
         """Choose for sizes not seen before."""

@@ -54,6 +54,7 @@ from remat_compiler.torch_compat.operators import (
     save_policy,
 )
 from remat_compiler.torch_compat.outline import Halves, finished_modules
+from remat_compiler.torch_compat.recompilations import frame_compilation, input_shapes, make_dynamic
 from remat_compiler.torch_compat.sizes import (
     CPU_ALIGNMENT_BYTES,
     CUDA_ALIGNMENT_BYTES,
@@ -124,12 +125,14 @@ __all__ = [
     "fake_twins",
     "fake_view",
     "finished_modules",
+    "frame_compilation",
     "free_device_bytes",
     "partitioner_always_runs",
     "fusible_ops",
     "has_unbacked_shape",
     "has_convolutions",
     "inductor_fingerprint",
+    "input_shapes",
     "input_symbols",
     "is_backward_seed_offset",
     "is_effectful_hop",
@@ -137,6 +140,7 @@ __all__ = [
     "joint_outputs",
     "made_by_backward",
     "keep_planned_memory",
+    "make_dynamic",
     "memory_deltas",
     "must_be_in_backward",
     "must_be_in_forward",

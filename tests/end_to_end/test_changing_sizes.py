@@ -115,7 +115,7 @@ def test_no_size_ever_exceeds_the_budget(variants: str, made: list[Dispatch]) ->
     measured = {}
     for length in random.Random(3).sample(range(8, 100), 40):
         x = batch(length)
-        one.chosen({_position(one): length})
+        one.prepare((length,))
         model.zero_grad(set_to_none=True)
         measured[length] = peak_of(lambda x=x: compiled(x).backward())  # type: ignore[misc]
     assert max(measured.values()) <= budget
@@ -124,11 +124,6 @@ def test_no_size_ever_exceeds_the_budget(variants: str, made: list[Dispatch]) ->
         if length in measured:
             assert measured[length] <= (use.variant.peak_bytes(use.sizes) or 0) <= budget
     assert len(made) == 1, "Dynamo compiled again"
-
-
-def _position(one: Dispatch) -> int:
-    """Position of the argument that is the length."""
-    return int(one._key_of.__reduce__()[1][0])
 
 
 def test_two_models_that_train_and_evaluate_in_turn(made: list[Dispatch]) -> None:
@@ -189,3 +184,41 @@ def test_lengths_that_fit_cost_nothing(made: list[Dispatch]) -> None:
     (one,) = made
     assert [variant.added for variant in one.variants] == [0.0]
     assert remat_compiler.reports()[0].notes[0].startswith("the step fits")
+
+
+def test_dynamo_does_not_give_up_on_static_sizes(made: list[Dispatch], caplog: pytest.LogCaptureFixture) -> None:
+    """With ``dynamic=False`` the last compilation that Dynamo makes serves all sizes that are still to come."""
+    model = Encoder(1)
+    budget = unbudgeted_peak(model, 60)
+    calls = []
+
+    def backend(gm: Any, inputs: Any) -> Any:
+        calls.append(gm)
+        return remat_compiler.backend.remat(gm, inputs, options={"memory_budget": budget, "inner": "eager"})
+
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend=backend, dynamic=False)
+    with torch._dynamo.config.patch(recompile_limit=4), torch.compiler.config.patch(dynamic_sources=""):
+        for length in range(20, 32):
+            x = torch.randn(2, length, WIDTH)
+            assert differing(model, compiled, x, length) == []
+            model.zero_grad()
+            assert peak_of(lambda x=x: compiled(x).backward()) <= budget  # type: ignore[misc]
+    assert len(calls) == 4
+    assert len(made) == 1
+    assert caplog.text.count("sizes of L['x'] changed in 3 compilations") == 1
+
+
+def test_people_are_told_when_dynamo_will_give_up(made: list[Dispatch], caplog: pytest.LogCaptureFixture) -> None:
+    """What changes is no size of an input, so nothing can be declared to be changing."""
+    model, scale = nn.Linear(4, 4), [0]
+    torch._dynamo.reset()
+
+    def step(x: Tensor) -> Tensor:
+        return model(x).mul(scale[0]).sum()
+
+    compiled = torch.compile(step, backend=partial(remat_compiler.backend.remat, options={"inner": "eager"}))
+    with torch._dynamo.config.patch(recompile_limit=2, automatic_dynamic_shapes=False):
+        for scale[0] in (1, 2):
+            compiled(torch.randn(3, 4)).backward()
+    assert caplog.text.count("this was compilation 2 of one function") == 1

@@ -1,0 +1,77 @@
+"""No size runs without a budget because Dynamo compiled a function too often.
+
+Where every size is compiled for itself (``dynamic=False``), Dynamo gives a function up after
+``torch._dynamo.config.recompile_limit`` compilations: all other sizes would run in eager, at any peak.  So before the
+last one, what changed from one compilation to the next is declared to be changing, and one graph serves all sizes that
+are still to come.  Where no size of an input changes, but something else, people are told.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import defaultdict
+from typing import Any
+
+from torch import fx
+
+from remat_compiler import torch_compat
+
+logger = logging.getLogger(__name__)
+
+MOST_FUNCTIONS = 4_096
+"""Functions whose sizes are remembered."""
+
+_shapes: defaultdict[int, list[dict[str, tuple[Any, ...]]]] = defaultdict(list)
+_lock = threading.Lock()
+
+
+def watch_recompilations(gm: fx.GraphModule) -> None:
+    """Note the sizes that Dynamo compiles for, and act before it gives up.
+
+    Args:
+        gm: Dynamo's graph.
+    """
+    compilation = torch_compat.frame_compilation()
+    if compilation is None:
+        return
+    with _lock:
+        if len(_shapes) >= MOST_FUNCTIONS and compilation.frame not in _shapes:
+            _shapes.clear()
+        seen = _shapes[compilation.frame]
+        seen.append(torch_compat.input_shapes(gm))
+        changing = changed(seen)
+    left = compilation.limit - compilation.earlier - 1
+    if left == 1 and changing:
+        torch_compat.make_dynamic(changing)
+        logger.warning(
+            "the sizes of %s changed in %d compilations of one function, and Dynamo compiles it at most %d times "
+            "(torch._dynamo.config.recompile_limit): the last one will serve all other sizes; call torch.compile "
+            "without dynamic=False to have that from the second size on",
+            ", ".join(changing),
+            compilation.earlier + 1,
+            compilation.limit,
+        )
+    elif left == 0 and not _is_dynamic(seen[-1]):
+        logger.warning(
+            "this was compilation %d of one function, the last that Dynamo makes "
+            "(torch._dynamo.config.recompile_limit): a call that would need another runs in eager, and memory_budget "
+            'does not hold there; TORCH_LOGS="recompiles" shows why it is compiled so often',
+            compilation.limit,
+        )
+
+
+def changed(seen: list[dict[str, tuple[Any, ...]]]) -> list[str]:
+    """Inputs whose sizes differ between compilations, their number of dimensions being the same."""
+    last = seen[-1]
+    found = []
+    for source, shape in last.items():
+        others = [shapes[source] for shapes in seen[:-1] if source in shapes]
+        if any(len(other) == len(shape) and list(map(str, other)) != list(map(str, shape)) for other in others):
+            found.append(source)
+    return found
+
+
+def _is_dynamic(shapes: dict[str, tuple[Any, ...]]) -> bool:
+    """Whether a compilation serves more than one size."""
+    return any(not isinstance(n, int) for shape in shapes.values() for n in shape)
