@@ -197,7 +197,7 @@ class VariantMaker:
         with self._compiling():
             attempt = compile_()
         self.compile_s = time.perf_counter() - start
-        numbers = ", ".join(f"{symbol.name}={n}" for symbol, n in zip(self.workshop.symbols, sizes))
+        numbers = ", ".join(f"{symbol.source} = {n}" for symbol, n in zip(self.workshop.symbols, sizes))
         self.workshop.keep(attempt, f"a variant of the graph, planned for {numbers} ({label})")
         return self.variant(attempt, sizes, label)
 

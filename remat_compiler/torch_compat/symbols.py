@@ -33,6 +33,7 @@ class InputSymbol:
 
     Attributes:
         name: Its name.
+        source: Where it comes from, as Dynamo's guards write it, such as ``L['x'].size()[1]``.
         position: Position of the argument that is the symbol itself.
         hint: Its number in the traced inputs.
         lower: Smallest number that Dynamo's guards let through.
@@ -40,6 +41,7 @@ class InputSymbol:
     """
 
     name: str
+    source: str
     position: int
     hint: int
     lower: int
@@ -57,8 +59,15 @@ def input_symbols(example_inputs: Sequence[Any]) -> tuple[InputSymbol, ...]:
                 lower = int(bounds.lower) if bounds is not None and bounds.lower.is_Integer else 0
                 upper = int(bounds.upper) if bounds is not None and bounds.upper.is_Integer else None
                 name = value.node.expr.name
-                found.setdefault(name, InputSymbol(name, position, int(hint), lower, upper))
+                found.setdefault(name, InputSymbol(name, _source_of(value), position, int(hint), lower, upper))
     return tuple(found.values())
+
+
+def _source_of(symbol: torch.SymInt) -> str:
+    """Where a symbol comes from; its name where that is not known."""
+    sources = symbol.node.shape_env.var_to_sources.get(symbol.node.expr) or [symbol.node.expr]
+    name = sources[0].name
+    return str(name() if callable(name) else name)
 
 
 def symbolic_inputs(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> list[Any]:
