@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -60,6 +60,12 @@ class PeakForm:
         """Those of `calls` at the positions `which`, at these sizes (in the order of `symbols`)."""
         with self.at(dict(zip(self.symbols, sizes))):
             return [self.calls[i].concrete() for i in which]
+
+    def only(self, calls: Sequence[int]) -> PeakForm:
+        """The form where no operators but those of `calls` at these positions take bytes inside; fewer rows."""
+        place = {call: i for i, call in enumerate(calls)}
+        rows = {Row(row.coefficients, place.get(row.call, NO_WORKSPACE)) for row in self.rows}
+        return replace(self, rows=_undominated(rows), calls=tuple(self.calls[i] for i in calls))
 
     def holds(self, sizes: Sequence[int]) -> bool:
         """Whether the form says anything of these sizes (in the order of `symbols`)."""
@@ -112,7 +118,7 @@ def peak_form(
                 changes[freed, column[monomial]] -= count
     heights = np.cumsum(changes, axis=0)[: len(moment_calls)]
     distinct = {Row(tuple(map(int, height)), call) for height, call in zip(heights, moment_calls)}
-    rows = _undominated(sorted(distinct, key=lambda row: (-sum(row.coefficients), row.coefficients, -row.call)))
+    rows = _undominated(distinct)
     used = sorted({row.call for row in rows if row.call >= 0})
     place = {call: i for i, call in enumerate(used)}
     return PeakForm(
@@ -125,12 +131,13 @@ def peak_form(
     )
 
 
-def _undominated(rows: Sequence[Row]) -> list[Row]:
+def _undominated(rows: Iterable[Row]) -> tuple[Row, ...]:
     """Rows that no other one exceeds in every monomial; a row with an operator only gives way to the same operator."""
     kept: list[Row] = []
-    table = np.zeros((0, len(rows[0].coefficients) if rows else 0), dtype=np.int64)
+    ordered = sorted(rows, key=lambda row: (-sum(row.coefficients), row.coefficients, -row.call))
+    table = np.zeros((0, len(ordered[0].coefficients) if ordered else 0), dtype=np.int64)
     calls = np.zeros(0, dtype=np.int64)
-    for row in rows:
+    for row in ordered:
         height = np.array(row.coefficients, dtype=np.int64)
         above = (table >= height).all(axis=1)
         if row.call != NO_WORKSPACE:
@@ -138,7 +145,7 @@ def _undominated(rows: Sequence[Row]) -> list[Row]:
         if not above.any():
             kept.append(row)
             table, calls = np.vstack([table, height]), np.append(calls, row.call)
-    return kept
+    return tuple(kept)
 
 
 @cache

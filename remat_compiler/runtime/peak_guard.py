@@ -34,14 +34,14 @@ class PeakGuard:
         self._taken: dict[tuple[int, ...], tuple[int, ...]] = {}
         here, doubled = (tuple(cell_top(n * factor) for n in sizes) for factor in (1, 2))
         every = range(len(form.calls))
-        pairs = zip(every, self._measured(here, sizes, every), self._measured(doubled, sizes, every))
-        self._measures = [i for i, *taken in pairs if any(taken)]
+        pairs = zip(every, self._measured(here, sizes), self._measured(doubled, sizes))
+        self.form = form.only([i for i, *taken in pairs if any(taken)])
 
     def peak_bytes(self, sizes: Sequence[int]) -> int | None:
         """The peak at these sizes (in the order of the form's symbols); `None` where nothing is known of them."""
         if not self.form.holds(sizes):
             return None
-        if not self._measures:
+        if not self.form.calls:
             return self.form.live_bytes(sizes)
         return self.form.peak_bytes(sizes, self._taken_in_cell(sizes).__getitem__)
 
@@ -52,18 +52,17 @@ class PeakGuard:
             return self._taken[top]
         if torch_compat.profiler_is_running() and self._taken:
             return self._scaled(top)
-        measured = dict(zip(self._measures, self._measured(top, sizes, self._measures)))
-        self._taken[top] = tuple(measured.get(i, 0) for i in range(len(self.form.calls)))
+        self._taken[top] = tuple(self._measured(top, sizes))
         return self._taken[top]
 
-    def _measured(self, top: Sequence[int], sizes: Sequence[int], which: Sequence[int]) -> list[int]:
-        """What some operators take inside at `top`, where they cannot run there at `sizes`; else 0."""
-        at_top = self.form.calls_at(top, which)
+    def _measured(self, top: Sequence[int], sizes: Sequence[int]) -> list[int]:
+        """What each operator takes inside at `top`, where it cannot run there at `sizes`; else 0."""
+        at_top = self.form.calls_at(top, range(len(self.form.calls)))
         known = self._workspace.resolve(at_top)
-        missing = [i for i, call in zip(which, at_top) if call.key not in known]
+        missing = [i for i, call in enumerate(at_top) if call.key not in known]
         exact = dict(zip(missing, self.form.calls_at(sizes, missing)))
         known.update(self._workspace.resolve(exact.values()))
-        return [known.get(exact[i].key if i in exact else call.key, 0) for i, call in zip(which, at_top)]
+        return [known.get(exact[i].key if i in exact else call.key, 0) for i, call in enumerate(at_top)]
 
     def _scaled(self, top: tuple[int, ...]) -> tuple[int, ...]:
         """What was measured at the nearest sizes, grown with the square of each size: nothing can be measured now."""
