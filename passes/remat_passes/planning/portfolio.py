@@ -2,6 +2,7 @@
 
     chain_dp  once: the planner, which is optimal on uniform chains
     greedy    once, on small graphs: the planner, which ends elsewhere
+    hierarchical  once, on large graphs: the planner, whose many cuttings a single round does not get through
     demands   once, on small graphs: narrow searches over demanded sets, see `remat_passes.exact.demand_search`
     blocks    plans of the block DP over few large blocks, with options that were searched for thoroughly
     climb     from the best of each cutting and, every second time, from the best of all; then from what came best
@@ -28,7 +29,7 @@ from remat_passes.planning.climb import Climber
 from remat_passes.planning.entry import Entry
 from remat_passes.planning.exact_regions import solve_region
 from remat_passes.planning.greedy import Greedy
-from remat_passes.planning.hierarchical import BLOCK_COUNTS, block_plans
+from remat_passes.planning.hierarchical import BLOCK_COUNTS, Hierarchical, block_plans
 from remat_passes.planning.interface import Planner
 from remat_passes.planning.search import Search
 
@@ -48,6 +49,8 @@ CHAIN_WORK = 1_500
 """What `chain_dp` takes for each operator, about."""
 GREEDY_WORK, GREEDY_OPERATORS = 7_000_000, 1_500
 """What `greedy` takes, about, and the largest graph on which it is tried."""
+HIERARCHY_WORK = 2_500
+"""What `hierarchical` takes for each operator."""
 DEMAND_WIDTHS, DEMAND_STATES = (1_000, 2_000), 300_000
 """States of each stage of the searches over demanded sets, and of all of them."""
 DEMAND_WORK, DEMAND_OPERATORS = 24_000_000, 300
@@ -88,6 +91,9 @@ def _once(search: Search, work: int) -> int:
     if work > 4 * GREEDY_WORK and operators <= GREEDY_OPERATORS:
         search.keep(list(_planned(search, Greedy())))
         done += GREEDY_WORK
+    if operators >= LARGE and work > 4 * HIERARCHY_WORK * operators:
+        search.keep(list(_planned(search, Hierarchical(HIERARCHY_WORK))))
+        done += HIERARCHY_WORK * operators
     if work > 2 * DEMAND_WORK and operators <= DEMAND_OPERATORS and search.solved:
         search.keep(list(_demands(search)))
         done += DEMAND_WORK
