@@ -1,0 +1,101 @@
+"""Symbolic sizes: at other numbers, as copies, as polynomials, and what is assumed of them behind Dynamo's back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from remat_compiler import torch_compat
+
+
+class Traced:
+    """A backend that keeps Dynamo's graph and its inputs."""
+
+    def __call__(self, gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        self.symbols = torch_compat.input_symbols(inputs)
+        self.inputs = torch_compat.symbolic_inputs(gm, inputs)
+        self.context = torch_compat.saved_compilation()
+        self.later = torch_compat.LaterAssumptions()
+        return gm.forward
+
+    @property
+    def rows(self) -> Any:
+        """The symbolic length of the first tensor."""
+        return next(x for x in self.inputs if isinstance(x, Tensor)).shape[0]
+
+
+@pytest.fixture
+def traced() -> Traced:
+    """Of a function of two inputs whose lengths are one symbol and its double."""
+    torch._dynamo.reset()
+    backend, x, y = Traced(), torch.randn(5, 3), torch.randn(10, 3)
+    torch._dynamo.mark_dynamic(x, 0, min=2, max=64)
+    torch._dynamo.mark_dynamic(y, 0)
+    torch.compile(lambda x, y: torch.cat([x, x]) + y, backend=backend)(x, y)
+    return backend
+
+
+def test_symbols_of_the_inputs(traced: Traced) -> None:
+    (symbol,) = traced.symbols
+    assert (symbol.hint, symbol.lower, symbol.upper) == (5, 2, 64)
+    assert symbol.source == "L['x'].size()[0]"
+    assert isinstance(traced.inputs[symbol.position], torch.SymInt)
+    assert [str(x.shape[0]) for x in traced.inputs if isinstance(x, Tensor)] == [symbol.name, f"2*{symbol.name}"]
+
+
+def test_sizes_at_other_numbers(traced: Traced) -> None:
+    name = traced.symbols[0].name
+    assert torch_compat.size_hint(2 * traced.rows + 1) == 11
+    with torch_compat.sizes_at({name: 20}):
+        assert torch_compat.size_hint(2 * traced.rows + 1) == 41
+        with torch_compat.sizes_at({"another": 7}):
+            assert torch_compat.size_hint(traced.rows) == 5
+        assert torch_compat.symbol_hint(traced.rows) == 20
+    assert torch_compat.size_hint(traced.rows) == 5
+
+
+def test_copies_keep_dynamos_symbols_free(traced: Traced) -> None:
+    name = traced.symbols[0].name
+    copies = torch_compat.OwnSymbols({name: 9})
+    copy = copies.copy(traced.rows * 2)
+    assert isinstance(copy, torch.SymInt)
+    assert torch_compat.size_hint(copy) == 18
+    assert bool(copy > 4)
+    (assumption,) = copies.assumptions
+    assert [eval(assumption, {name: n}) for n in (2, 3)] == [False, True]
+    assert traced.later.conditions([name]) == ()
+    with copies.at({name: 100}):
+        assert torch_compat.size_hint(copy) == 200
+
+
+def test_symbols_without_a_number_become_numbers(traced: Traced) -> None:
+    assert torch_compat.OwnSymbols({}).copy(traced.rows) == 5
+
+
+def test_polynomials(traced: Traced) -> None:
+    name = traced.symbols[0].name
+    copies = torch_compat.OwnSymbols({name: 9})
+    rows = copies.copy(traced.rows)
+    assert copies.polynomial(12) == {"1": 12}
+    assert copies.polynomial(0) == {}
+    assert copies.polynomial(4 * (rows - 1) + 3 * rows * rows + 4) == {name: 4, f"{name}*{name}": 3}
+    padded = copies.polynomial(8 * ((rows + 6) // 7) + 1)
+    assert padded.pop("1") == 1
+    ((expression, count),) = padded.items()
+    assert count == 8
+    assert [eval(expression, {name: n}) for n in (7, 8, 15)] == [1, 2, 3]
+
+
+def test_later_assumptions_are_conditions(traced: Traced) -> None:
+    name = traced.symbols[0].name
+    assert traced.context is not None
+    assert traced.later.conditions([name]) == ()
+    with traced.context(), traced.later.recorded():
+        assert bool(traced.rows * 2 < 50)
+    (condition,) = traced.later.conditions([name]) or ()
+    assert [eval(condition, {name: n}) for n in (24, 25)] == [True, False]
+    assert traced.later.conditions([]) is None
