@@ -17,6 +17,7 @@ from remat_compiler.errors import (
 )
 from remat_compiler.report.plan_report import PlanReport
 from remat_compiler.report.store import clear_reports, reports
+from remat_compiler.runtime.stats import Stats, reset_stats, stats
 
 __all__ = [
     "CaptureError",
@@ -27,7 +28,10 @@ __all__ = [
     "PlanRejected",
     "PlanReport",
     "RematError",
+    "Stats",
     "UnknownName",
     "clear_reports",
     "reports",
+    "reset_stats",
+    "stats",
 ]

@@ -15,6 +15,7 @@ from remat_compiler.cutter import PartitionRequest
 from remat_compiler.partitioner import RematPartitioner, collect
 from remat_compiler.progress import progress
 from remat_compiler.runtime.dry_run import DryRun, dry_run
+from remat_compiler.runtime.stats import count, timed
 from remat_compiler.runtime.symbolic_run import symbolic_run
 from remat_compiler.runtime.workspace import WorkspaceTable
 from remat_compiler.runtime.wrapper_capture import GraphRecorder
@@ -69,17 +70,20 @@ class Compiler:
         limited = nullcontext() if real else torch_compat.code_generation_only()
         start = time.perf_counter()
         what = f"planning and {'compiling' if real else 'generating code'}"
-        with progress(what), limited, collect(self.workspace) as partitions, GraphRecorder() as recorder:
+        count("compilations")
+        counted = timed("compiling_s")
+        with counted, progress(what), limited, collect(self.workspace) as partitions, GraphRecorder() as recorder:
             gm = torch_compat.copy_module(self.gm)
             compiled = inner(gm, self.example_inputs, RematPartitioner(request, self.costs))
         compiled_at = time.perf_counter()
         trains = bool(partitions or recorder.backward)
         check, form, sizes = DryRun(unknown="no backward"), None, dict(request.sizes)
         if trains:
-            with torch_compat.sizes_at(sizes):
+            with timed("dry_run_s"), torch_compat.sizes_at(sizes):
                 inputs = self.traced if sizes else self.example_inputs
                 check = dry_run(compiled, inputs, recorder.graphs, self.workspace)
             if sizes and real and not check.unknown:
-                form = symbolic_run(compiled, self.traced, recorder.graphs, sizes)
+                with timed("dry_run_s"):
+                    form = symbolic_run(compiled, self.traced, recorder.graphs, sizes)
         logger.debug("compiled in %.1f s, checked in %.2f s", compiled_at - start, time.perf_counter() - compiled_at)
         return Attempt(request, compiled, real, trains, tuple(partitions), check, form)
