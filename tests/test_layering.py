@@ -26,7 +26,7 @@ TIERS: tuple[frozenset[str], ...] = (
     frozenset({"torch_compat"}),
     frozenset({"costs", "simulate"}),
     frozenset({"capture", "rewrite", "runtime", "report"}),
-    frozenset({"cutter"}),
+    frozenset({"cutter", "cached_planner"}),
     frozenset({"partition", "partitioner", "adjust", "graph_key", "reporting", "search", "shares"})
     | frozenset({"outcome", "planned_graph", "several_graphs", "pipeline"})
     | frozenset({"compiler", "recompilations", "trade_off", "variants"}),
@@ -62,9 +62,10 @@ PASSES_MAY_IMPORT = {
     "rewriting": frozenset({"errors", "options", "ir", "simulate", "costs", "rewrite", "torch_compat"}),
     "registry": frozenset({"errors"}),
 }
-MAY_IMPORT_PASSES = TIERS[-1] | TIERS[-2]
+MAY_IMPORT_PASSES = TIERS[-1] | TIERS[-2] | {"cached_planner"}
 REGISTRY_SIDE = frozenset(
     {"remat_passes.registry", "remat_passes.planning.interface", "remat_passes.bounds.lower_bound"}
+    | {"remat_passes.reductions.fingerprint"}
 )
 NO_TORCH_PASSES = tuple(f"remat_passes.{name}" for name in ("planning", "exact", "reductions"))
 WITHOUT_TORCH = ("remat_compiler.errors", "remat_compiler.options", "remat_compiler.ir", "remat_compiler.simulate")
