@@ -10,8 +10,13 @@ peak and its times.  It is taken when
     it wastes little    what the bytes that it leaves free are worth is at most TOLERANCE of the step
 
 A plan that was made for a larger size is safe for a smaller one and recomputes too much there.  By how much is
-estimated: it spares `spared` bytes of the peak for `added` nanoseconds; had it spared as many bytes less as it leaves
-free beside the solved one (all of them where the step fits without any plan), it would have cost less in proportion.
+estimated: it spares `spared` bytes of the peak, and leaves `free` bytes more below the budget than the solved one did.
+The cheapest added time grows about like the fourth power of what must be spared, since what is cheap to recompute is
+recomputed first, so that a new plan would save
+
+    wasted = added * (1 - (1 - free / spared) ** 4)
+
+and all of it where the step fits without recomputation.  `benchmarks/plan_cache.py` compares this with new plans.
 """
 
 from __future__ import annotations
@@ -28,6 +33,8 @@ from remat_compiler.simulate.verify import Violation, verify
 
 TOLERANCE = 0.02
 """Fraction of the step by which a plan of another size may be slower than a new one, as far as that can be told."""
+CONVEXITY = 4
+"""Power of the bytes to be spared by which the cheapest added time grows, about; measured on the zoo's step graphs."""
 FITTING = (PlanStatus.OPTIMAL, PlanStatus.FEASIBLE)
 
 
@@ -100,7 +107,8 @@ def wasted_ns(problem: RematProblem, timeline: MemoryTimeline, solved_peak_bytes
         return timeline.added_ns
     free = max(solved_peak_bytes - timeline.peak_bytes, 0)
     spared = everything - timeline.peak_bytes
-    return timeline.added_ns if free >= spared else timeline.added_ns * free // spared
+    still = max(1.0 - free / spared, 0.0) if spared > 0 else 0.0
+    return int(timeline.added_ns * (1.0 - still**CONVEXITY))
 
 
 def saving_all(problem: RematProblem) -> Plan:
