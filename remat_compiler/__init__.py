@@ -6,6 +6,7 @@ Importing this package imports no torch; `remat_compiler.backend` is the entry p
 """
 
 from remat_compiler.errors import (
+    CacheError,
     CaptureError,
     FormatError,
     InfeasibleBudget,
@@ -20,6 +21,7 @@ from remat_compiler.report.store import clear_reports, reports
 from remat_compiler.runtime.stats import Stats, reset_stats, stats
 
 __all__ = [
+    "CacheError",
     "CaptureError",
     "FormatError",
     "InfeasibleBudget",

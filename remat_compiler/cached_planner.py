@@ -46,8 +46,8 @@ from remat_passes.reductions.fingerprint import fingerprint, parameter_sizes, st
 
 logger = logging.getLogger(__name__)
 
-FROM_CACHE = "from cache"
-"""Name among `PlanResult.stats` under which a plan says where in the cache it comes from."""
+FROM_CACHE, FROM_SIMILAR = "from cache", "from cache, of another size"
+"""Names among `PlanResult.stats` under which a plan says where in the cache it comes from."""
 KEPT = (PlanStatus.OPTIMAL, PlanStatus.FEASIBLE, PlanStatus.INFEASIBLE)
 
 
@@ -123,7 +123,8 @@ class CachedPlanner:
             refused.append(f"the plan of the same problem: {judged.refusal}")
             return None
         count("exact_hits")
-        return judged.result if entry.seed else _marked(judged.result, _made_at(entry))
+        # What was taken from another size says so already.
+        return judged.result if entry.seed else _marked(judged.result, FROM_CACHE, _made_at(entry))
 
     def _similar(
         self, cache: PlanCache, question: PlanQuestion, problem: RematProblem, refused: list[str]
@@ -142,7 +143,9 @@ class CachedPlanner:
         result, entry = min(taken, key=lambda one: (one[0].added_ns, one[0].peak_bytes, one[1].question.exact))
         count("similar_hits")
         sizes = f"activations of {format_bytes(entry.question.activation_bytes)}"
-        result = _marked(result, f"{_made_at(entry)} for {sizes}, here {format_bytes(question.activation_bytes)}")
+        result = _marked(
+            result, FROM_SIMILAR, f"{_made_at(entry)} for {sizes}, here {format_bytes(question.activation_bytes)}"
+        )
         cache.keep(CachedPlan(question, entry.question.exact, problem.costs.step_ns, entry.made_at_ns, result))
         return result
 
@@ -150,6 +153,16 @@ class CachedPlanner:
         count("solves")
         with timed("planning_s"):
             return self.planner.plan(problem)
+
+
+def where_in_cache(result: PlanResult) -> str:
+    """Where in the cache `result` comes from, as a part of a sentence; empty for what was solved."""
+    return next((where for name, where in result.stats if name in (FROM_CACHE, FROM_SIMILAR)), "")
+
+
+def is_of_another_size(result: PlanResult) -> bool:
+    """Whether `result` was solved for another size, and was taken knowing that it may leave room."""
+    return any(name == FROM_SIMILAR for name, _ in result.stats)
 
 
 def may_take_similar() -> bool:
@@ -195,7 +208,7 @@ def _made_at(entry: CachedPlan) -> str:
     return time.strftime("made at %Y-%m-%d %H:%M UTC", time.gmtime(entry.made_at_ns / 1e9))
 
 
-def _marked(result: PlanResult, where: str) -> PlanResult:
+def _marked(result: PlanResult, name: str, where: str) -> PlanResult:
     """`result` that says where in the cache it comes from."""
-    others = tuple(one for one in result.stats if one[0] != FROM_CACHE)
-    return replace(result, stats=(*others, (FROM_CACHE, where)))
+    others = tuple(one for one in result.stats if one[0] not in (FROM_CACHE, FROM_SIMILAR))
+    return replace(result, stats=(*others, (name, where)))

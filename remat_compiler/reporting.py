@@ -7,7 +7,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
-from remat_compiler.cached_planner import FROM_CACHE
+from remat_compiler.cached_planner import where_in_cache
 from remat_compiler.options import RematOptions
 from remat_compiler.partition import Partition
 from remat_compiler.report.build import build_report
@@ -38,9 +38,9 @@ def _report(partition: Partition, checked: int | None, check: DryRun, options: R
     notes = []
     if partition.unchanged:
         notes.append("the step fits: torch's own partition is used as it is")
-    notes += [
-        f"the plan comes from the cache ({where})" for name, where in partition.cut.result.stats if name == FROM_CACHE
-    ]
+    where = where_in_cache(partition.cut.result)
+    if where:
+        notes.append(f"the plan comes from the cache ({where})")
     if not partition.before.is_native:
         notes.append(
             "without a budget: what the planned graph would save at most; torch's own partition was not asked for"

@@ -10,7 +10,7 @@ peak and its times.  It is taken when
     it wastes little    what the bytes that it leaves free are worth is at most TOLERANCE of the step
 
 A plan that was made for a larger size is safe for a smaller one and recomputes too much there.  By how much is
-estimated: it spares `spared` bytes of the peak, and leaves `free` bytes more below the budget than the solved one did.
+estimated: it spares `spared` bytes of the peak that the step has without it, and leaves `free` bytes of the budget.
 The cheapest added time grows about like the fourth power of what must be spared, since what is cheap to recompute is
 recomputed first, so that a new plan would save
 
@@ -94,18 +94,12 @@ def judge_similar(problem: RematProblem, entry: CachedPlan) -> Judgement:
     )
 
 
-def wasted_ns(problem: RematProblem, timeline: MemoryTimeline, solved_peak_bytes: int) -> int:
-    """Added time of a plan that a new one would not need, about; see the module docstring.
-
-    Args:
-        problem: The question.
-        timeline: The plan at its sizes.
-        solved_peak_bytes: The peak of the plan at the sizes that it was solved for.
-    """
+def wasted_ns(problem: RematProblem, timeline: MemoryTimeline) -> int:
+    """Added time of a plan, with `timeline`, that a new plan would not need, about; see the module docstring."""
     everything = simulate(problem.graph, problem.costs, saving_all(problem)).peak_bytes
     if everything <= problem.budget_bytes:
         return timeline.added_ns
-    free = max(solved_peak_bytes - timeline.peak_bytes, 0)
+    free = problem.budget_bytes - timeline.peak_bytes
     spared = everything - timeline.peak_bytes
     still = max(1.0 - free / spared, 0.0) if spared > 0 else 0.0
     return int(timeline.added_ns * (1.0 - still**CONVEXITY))
@@ -126,7 +120,7 @@ def _too_slow(problem: RematProblem, timeline: MemoryTimeline, entry: CachedPlan
     solved_share = entry.result.added_ns / entry.step_ns if entry.step_ns else 0.0
     if added > (solved_share + TOLERANCE) * step:
         return f"it adds {_percent(added, step)} of the step, and {100 * solved_share:.1f} % where it was solved"
-    wasted = wasted_ns(problem, timeline, entry.result.peak_bytes)
+    wasted = wasted_ns(problem, timeline)
     if wasted > TOLERANCE * step:
         return f"it recomputes too much, by about {_percent(wasted, step)} of the step"
     return ""
