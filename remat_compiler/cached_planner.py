@@ -59,11 +59,19 @@ class CachedPlanner:
         cache: Where plans are kept; `None` solves everything.
         max_slowdown: What `RematProblem.max_added_ns` comes from.
         costs: What decides the operators' times, see `costs.table.cost_identity`.
+        parameters: Shapes of the parameters, where the problem does not tell them from other inputs.
         similar: Whether plans of other sizes may be taken.
     """
 
     def __init__(
-        self, planner: Planner, cache: PlanCache | None, *, max_slowdown: float | None, costs: str, similar: bool
+        self,
+        planner: Planner,
+        cache: PlanCache | None,
+        *,
+        max_slowdown: float | None,
+        costs: str,
+        parameters: str,
+        similar: bool,
     ) -> None:
         self.planner = planner
         self.options = options_of(planner)
@@ -71,6 +79,7 @@ class CachedPlanner:
         self.cache = None if self.options is None else cache
         self.max_slowdown = max_slowdown
         self.costs = costs
+        self.parameters = parameters
         self.similar = similar
 
     def plan(self, problem: RematProblem) -> PlanResult:
@@ -98,7 +107,7 @@ class CachedPlanner:
         size = activation_bytes(problem)
         key = PlanCacheKey(
             structure=structure(problem),
-            parameters=parameter_sizes(problem),
+            parameters=hashlib.sha256(f"{parameter_sizes(problem)} {self.parameters}".encode()).hexdigest(),
             size_class=size_class(size),
             budget_bytes=problem.budget_bytes,
             max_slowdown=self.max_slowdown,

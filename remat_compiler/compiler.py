@@ -12,6 +12,7 @@ from torch import fx
 
 from remat_compiler import torch_compat
 from remat_compiler.cutter import PartitionRequest
+from remat_compiler.graph_key import parameter_shapes
 from remat_compiler.partitioner import RematPartitioner, collect
 from remat_compiler.progress import progress
 from remat_compiler.runtime.dry_run import DryRun, dry_run
@@ -45,6 +46,7 @@ class Compiler:
     ) -> None:
         self.gm = gm
         self.costs = costs
+        self.parameters = parameter_shapes(gm, example_inputs)
         self.reported = reported
         self.example_inputs = example_inputs
         self.traced = torch_compat.symbolic_inputs(gm, example_inputs)
@@ -71,8 +73,8 @@ class Compiler:
         start = time.perf_counter()
         what = f"planning and {'compiling' if real else 'generating code'}"
         count("compilations")
-        counted = timed("compiling_s")
-        with counted, progress(what), limited, collect(self.workspace) as partitions, GraphRecorder() as recorder:
+        counted, collecting = timed("compiling_s"), collect(self.workspace, self.parameters)
+        with counted, progress(what), limited, collecting as partitions, GraphRecorder() as recorder:
             gm = torch_compat.copy_module(self.gm)
             compiled = inner(gm, self.example_inputs, RematPartitioner(request, self.costs))
         compiled_at = time.perf_counter()

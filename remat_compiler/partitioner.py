@@ -28,18 +28,25 @@ from remat_passes.registry import make_planner
 
 _collected: ContextVar[list[Partition] | None] = ContextVar("remat_partitions", default=None)
 _workspace: ContextVar[WorkspaceTable | None] = ContextVar("remat_workspace", default=None)
+_parameters: ContextVar[str] = ContextVar("remat_parameters", default="")
 
 
 @contextmanager
-def collect(workspace: WorkspaceTable) -> Iterator[list[Partition]]:
-    """Partitions made within the block, in order; `workspace` serves their measurements."""
+def collect(workspace: WorkspaceTable, parameters: str = "") -> Iterator[list[Partition]]:
+    """Partitions made within the block, in order.
+
+    Args:
+        workspace: Serves their measurements; plans are kept below its folder.
+        parameters: Shapes of the parameters of what is compiled, see `graph_key.parameter_shapes`.
+    """
     found: list[Partition] = []
-    tokens = _collected.set(found), _workspace.set(workspace)
+    tokens = _collected.set(found), _workspace.set(workspace), _parameters.set(parameters)
     try:
         yield found
     finally:
         _collected.reset(tokens[0])
         _workspace.reset(tokens[1])
+        _parameters.reset(tokens[2])
 
 
 class RematPartitioner(torch_compat.CustomPartitionerFn):
@@ -78,6 +85,7 @@ class RematPartitioner(torch_compat.CustomPartitionerFn):
             None if workspace.directory is None else shared_plan_cache(workspace.directory),
             max_slowdown=request.max_slowdown,
             costs=self.costs,
+            parameters=_parameters.get(),
             similar=self.similar,
         )
         with torch_compat.sizes_at(dict(request.sizes)):

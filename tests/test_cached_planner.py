@@ -40,7 +40,9 @@ def anew() -> Iterator[None]:
 
 
 def planner_with(cache: PlanCache | None, planner: Any = QUICK, **changes: Any) -> CachedPlanner:
-    return CachedPlanner(planner, cache, **{"max_slowdown": None, "costs": "rates", "similar": True, **changes})
+    return CachedPlanner(
+        planner, cache, **{"max_slowdown": None, "costs": "rates", "parameters": "", "similar": True, **changes}
+    )
 
 
 def counted() -> tuple[int, int, int, int]:
@@ -176,6 +178,10 @@ def test_each_field_of_the_key_heeds_what_it_is_made_of(name: str, monkeypatch: 
 def test_every_option_of_the_planner_is_in_the_key(name: str) -> None:
     changed = replace(QUICK, **{name: False if name == "reorders" else 7})  # type: ignore[arg-type]
     assert asked(step(), changed).key.planner_options != asked(step()).key.planner_options
+
+
+def test_the_shapes_of_parameters_that_the_problem_does_not_tell_are_in_the_key() -> None:
+    assert asked(step(), parameters="16 x 64").key.parameters != asked(step()).key.parameters
 
 
 def test_the_version_of_torch_and_the_code_of_planners_are_in_the_key(monkeypatch: pytest.MonkeyPatch) -> None:

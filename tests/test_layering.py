@@ -46,7 +46,7 @@ NEIGHBOURS = frozenset(
         *(("several_graphs", name) for name in ("partition", "partitioner", "planned_graph", "search", "shares")),
         *(("pipeline", name) for name in ("graph_key", "partition", "search", "compiler")),
         *(("pipeline", name) for name in ("outcome", "planned_graph", "several_graphs", "variants")),
-        *(("compiler", name) for name in ("partitioner", "search")),
+        *(("compiler", name) for name in ("graph_key", "partitioner", "search")),
         ("trade_off", "partition"),
         *(("variants", name) for name in ("adjust", "partition", "search", "trade_off")),
         *(("outcome", name) for name in ("partition", "reporting", "search")),

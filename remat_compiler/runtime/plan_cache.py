@@ -48,7 +48,7 @@ class PlanCacheKey:
 
     Attributes:
         structure: Digest of operators, what they read and make, and what restricts them; no sizes, no times.
-        parameters: Digest of the bytes of each parameter: the same structure at another width is another model.
+        parameters: Digest of the shapes and bytes of parameters: the same structure at another width is another model.
         size_class: Class of the bytes of activations, see `size_class`.
         budget_bytes: Largest peak allowed.
         max_slowdown: Largest time of the step relative to no recomputation; `None` for no limit.
