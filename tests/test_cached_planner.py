@@ -302,3 +302,17 @@ def test_misses_say_why_candidates_were_refused(tmp_path: Path) -> None:
     assert first.refused == ()
     (refused,) = second.refused
     assert "the peak exceeds the budget" in refused
+
+
+def test_a_folder_that_cannot_be_written_is_one_warning_and_memory_serves(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("")
+    cache = PlanCache(tmp_path / "file")
+    with caplog.at_level(logging.WARNING):
+        first = planner_with(cache).plan(step())
+        assert bare(planner_with(cache).plan(step())) == bare(first)
+        planner_with(cache).plan(step(50, 0.2))
+    assert counted() == (1, 0, 2, 2)
+    # The folder may neither be listed nor written; both are told together.
+    assert len(caplog.records) == 1

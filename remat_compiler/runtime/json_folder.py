@@ -56,31 +56,45 @@ class JsonFolder(Generic[T]):
         version: Their version; rises with every change of `cls`.
         max_files: Files kept at most.
         max_bytes: Bytes kept at most, in all files together.
+        level: Level at which trouble is logged.
     """
 
-    def __init__(self, path: Path, cls: type[T], kind: str, version: int, max_files: int, max_bytes: int) -> None:
+    def __init__(
+        self,
+        path: Path,
+        cls: type[T],
+        kind: str,
+        version: int,
+        max_files: int,
+        max_bytes: int,
+        level: int = logging.WARNING,
+    ) -> None:
         self.path = path
         self.cls = cls
         self.kind = kind
         self.version = version
         self.max_files = max_files
         self.max_bytes = max_bytes
+        self.level = level
         self._warned: set[str] = set()
 
     def read(self, name: str) -> T | None:
         """The document `name`, or `None` where there is none that can be read."""
         try:
             return from_document(self.kind, self.version, self.cls, self._file(name).read_bytes())
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
-        except (OSError, FormatError) as error:
+        except OSError as error:
+            self.warn("", f"{self._file(name)} cannot be read ({error}); what it holds is made again")
+            return None
+        except FormatError as error:
             self.warn(name, f"ignored {self._file(name)}, which cannot be read ({error}); it is made again")
             return None
 
     def write(self, name: str, value: T) -> None:
-        """Keep `value` as `name`; a folder that cannot be written is one warning."""
-        text = to_document(self.kind, self.version, value)
+        """Keep `value` as `name`; a folder that cannot be written is one warning, and so is what has no JSON form."""
         try:
+            text = to_document(self.kind, self.version, value)
             self.path.mkdir(parents=True, exist_ok=True)
             handle, temporary = tempfile.mkstemp(dir=self.path, suffix=TEMPORARY)
             try:
@@ -91,7 +105,7 @@ class JsonFolder(Generic[T]):
                 Path(temporary).unlink(missing_ok=True)
                 raise
             self._trim()
-        except OSError as error:
+        except (OSError, TypeError) as error:
             self.warn("", f"{self.path} cannot be written ({error}); what is found holds for this process only")
 
     def use(self, name: str) -> None:
@@ -136,7 +150,7 @@ class JsonFolder(Generic[T]):
         """Log `text`, once for what it is `about`."""
         if about not in self._warned:
             self._warned.add(about)
-            logger.warning("%s", text)
+            logger.log(self.level, "%s", text)
 
     def _trim(self) -> None:
         kept_bytes = 0

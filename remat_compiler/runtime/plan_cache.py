@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import math
 import threading
 from collections import OrderedDict
@@ -234,7 +235,9 @@ def plan_folder(directory: Path) -> JsonFolder[CachedPlan]:
 
 def miss_folder(directory: Path) -> JsonFolder[CacheMiss]:
     """The last misses below the cache folder `directory`."""
-    return JsonFolder(directory / MISS_FOLDER, CacheMiss, "cache-miss", FORMAT_VERSION, MAX_MISSES, MAX_BYTES)
+    where = directory / MISS_FOLDER
+    # Nothing depends on them, and a folder that cannot be written has its warning from the plans.
+    return JsonFolder(where, CacheMiss, "cache-miss", FORMAT_VERSION, MAX_MISSES, MAX_BYTES, logging.DEBUG)
 
 
 @cache

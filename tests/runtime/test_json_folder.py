@@ -75,6 +75,12 @@ def test_a_folder_that_cannot_be_written_is_one_warning(tmp_path: Path, caplog: 
     assert "cannot be written" in caplog.text
 
 
+def test_what_has_no_json_form_is_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder_at(tmp_path).write("one", Note(1, (b"bytes",)))  # type: ignore[arg-type]
+    assert list(tmp_path.iterdir()) == []
+    assert "cannot be written (expected a dataclass" in caplog.text
+
+
 def test_a_failed_write_leaves_the_old_document_and_no_rest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
