@@ -65,7 +65,8 @@ class RematPartitioner(torch_compat.CustomPartitionerFn):
     def __init__(self, request: PartitionRequest, costs: str) -> None:
         self.request = request
         self.costs = costs
-        self.similar = may_take_similar()
+        # A variant for sizes of its own is compiled because the plans of other sizes will not do.
+        self.similar = may_take_similar() and not request.sizes
 
     def __call__(
         self, gm: fx.GraphModule, joint_inputs: Sequence[object], **keywords: Any

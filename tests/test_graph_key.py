@@ -185,6 +185,15 @@ def test_each_field_of_the_request_is_in_the_uuid(name: str) -> None:
     assert RematPartitioner(replace(REQUEST, **changed), "").uuid() != RematPartitioner(REQUEST, "").uuid()
 
 
+def test_whether_plans_of_other_sizes_may_be_taken_is_in_the_uuid(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = RematPartitioner(REQUEST, "")
+    assert before.similar
+    assert not RematPartitioner(replace(REQUEST, sizes=(("s0", 7),)), "").similar
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    assert not RematPartitioner(REQUEST, "").similar
+    assert RematPartitioner(REQUEST, "").uuid() != before.uuid()
+
+
 def test_costs_and_versions_are_in_the_uuid(monkeypatch: pytest.MonkeyPatch) -> None:
     uuids = [RematPartitioner(REQUEST, costs).uuid() for costs in ("", "other")]
     monkeypatch.setattr(partitioner, "__version__", "other")
