@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol, TypeVar
 
-from remat_compiler.cached_planner import is_of_another_size
 from remat_compiler.cutter import PartitionRequest
 from remat_compiler.options import BudgetKind, MemoryBudget
 from remat_compiler.partition import Partition
 from remat_compiler.runtime.dry_run import DryRun
+from remat_compiler.runtime.plan_origin import is_of_another_size
 
 USED_ENOUGH = 0.95
 """A checked peak of at least this fraction of the budget is not improved on."""

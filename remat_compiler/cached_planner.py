@@ -20,7 +20,7 @@ import hashlib
 import logging
 import sys
 import time
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass
 from functools import cache
 from pathlib import Path
 
@@ -29,10 +29,11 @@ import torch
 from remat_compiler.ir.plan import PlanResult, PlanStatus
 from remat_compiler.ir.problem import RematProblem
 from remat_compiler.options import format_bytes
-from remat_compiler.runtime.plan_cache import (
+from remat_compiler.runtime.plan_cache import PlanCache
+from remat_compiler.runtime.plan_origin import FROM_CACHE, FROM_SIMILAR, made_at, marked
+from remat_compiler.runtime.plan_question import (
     CachedPlan,
     CacheMiss,
-    PlanCache,
     PlanCacheKey,
     PlanQuestion,
     activation_bytes,
@@ -46,8 +47,6 @@ from remat_passes.reductions.fingerprint import fingerprint, parameter_sizes, st
 
 logger = logging.getLogger(__name__)
 
-FROM_CACHE, FROM_SIMILAR = "from cache", "from cache, of another size"
-"""Names among `PlanResult.stats` under which a plan says where in the cache it comes from."""
 KEPT = (PlanStatus.OPTIMAL, PlanStatus.FEASIBLE, PlanStatus.INFEASIBLE)
 
 
@@ -133,7 +132,7 @@ class CachedPlanner:
             return None
         count("exact_hits")
         # What was taken from another size says so already.
-        return judged.result if entry.seed else _marked(judged.result, FROM_CACHE, _made_at(entry))
+        return judged.result if entry.seed else marked(judged.result, FROM_CACHE, made_at(entry))
 
     def _similar(
         self, cache: PlanCache, question: PlanQuestion, problem: RematProblem, refused: list[str]
@@ -152,8 +151,8 @@ class CachedPlanner:
         result, entry = min(taken, key=lambda one: (one[0].added_ns, one[0].peak_bytes, one[1].question.exact))
         count("similar_hits")
         sizes = f"activations of {format_bytes(entry.question.activation_bytes)}"
-        result = _marked(
-            result, FROM_SIMILAR, f"{_made_at(entry)} for {sizes}, here {format_bytes(question.activation_bytes)}"
+        result = marked(
+            result, FROM_SIMILAR, f"{made_at(entry)} for {sizes}, here {format_bytes(question.activation_bytes)}"
         )
         cache.keep(CachedPlan(question, entry.question.exact, problem.costs.step_ns, entry.made_at_ns, result))
         return result
@@ -162,16 +161,6 @@ class CachedPlanner:
         count("solves")
         with timed("planning_s"):
             return self.planner.plan(problem)
-
-
-def where_in_cache(result: PlanResult) -> str:
-    """Where in the cache `result` comes from, as a part of a sentence; empty for what was solved."""
-    return next((where for name, where in result.stats if name in (FROM_CACHE, FROM_SIMILAR)), "")
-
-
-def is_of_another_size(result: PlanResult) -> bool:
-    """Whether `result` was solved for another size, and was taken knowing that it may leave room."""
-    return any(name == FROM_SIMILAR for name, _ in result.stats)
 
 
 def may_take_similar() -> bool:
@@ -211,13 +200,3 @@ def code_digest(package: str) -> str:
 def _exact(problem: RematProblem) -> str:
     """Digest of all that a planner sees of `problem` but its budget, which is in the key."""
     return hashlib.sha256(repr((fingerprint(problem), problem.max_added_ns, problem.reference)).encode()).hexdigest()
-
-
-def _made_at(entry: CachedPlan) -> str:
-    return time.strftime("made at %Y-%m-%d %H:%M UTC", time.gmtime(entry.made_at_ns / 1e9))
-
-
-def _marked(result: PlanResult, name: str, where: str) -> PlanResult:
-    """`result` that says where in the cache it comes from."""
-    others = tuple(one for one in result.stats if one[0] not in (FROM_CACHE, FROM_SIMILAR))
-    return replace(result, stats=(*others, (name, where)))

@@ -7,7 +7,6 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
-from remat_compiler.cached_planner import where_in_cache
 from remat_compiler.options import RematOptions
 from remat_compiler.partition import Partition
 from remat_compiler.report.build import build_report
@@ -18,6 +17,7 @@ from remat_compiler.report.plan_report import PlanReport
 from remat_compiler.report.store import add_report
 from remat_compiler.report.summary import one_line
 from remat_compiler.runtime.dry_run import DryRun
+from remat_compiler.runtime.plan_origin import where_in_cache
 from remat_passes.bounds.lower_bound import with_bound
 
 logger = logging.getLogger(__name__)

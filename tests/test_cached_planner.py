@@ -13,17 +13,13 @@ import pytest
 import torch
 
 from remat_compiler import cached_planner
-from remat_compiler.cached_planner import (
-    CachedPlanner,
-    code_digest,
-    is_of_another_size,
-    may_take_similar,
-    where_in_cache,
-)
+from remat_compiler.cached_planner import CachedPlanner, code_digest, may_take_similar
 from remat_compiler.ir.graph import StorageKind
 from remat_compiler.ir.plan import PlanResult, PlanStatus
 from remat_compiler.ir.problem import RematProblem
-from remat_compiler.runtime.plan_cache import PlanCache, PlanCacheKey, PlanQuestion, miss_folder, plan_folder
+from remat_compiler.runtime.plan_cache import PlanCache, miss_folder, plan_folder
+from remat_compiler.runtime.plan_origin import is_of_another_size, where_in_cache
+from remat_compiler.runtime.plan_question import PlanCacheKey, PlanQuestion
 from remat_compiler.runtime.stats import Stats, reset_stats, stats
 from remat_compiler.simulate.verify import verify
 from remat_passes.planning.auto import Auto

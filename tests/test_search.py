@@ -9,7 +9,6 @@ from typing import Any, cast
 import pytest
 
 from builders import chain, with_budget
-from remat_compiler.cached_planner import FROM_CACHE, FROM_SIMILAR
 from remat_compiler.cutter import PartitionRequest
 from remat_compiler.errors import InfeasibleBudget
 from remat_compiler.ir.graph import Phase
@@ -17,6 +16,7 @@ from remat_compiler.ir.plan import Plan, PlanResult, PlanStatus
 from remat_compiler.options import RematOptions
 from remat_compiler.partition import NoPlan, Partition
 from remat_compiler.runtime.dry_run import DryRun
+from remat_compiler.runtime.plan_origin import FROM_CACHE, FROM_SIMILAR
 from remat_compiler.search import MAX_TRIES, Attempt, Search
 
 STEP_NS = 1000

@@ -14,8 +14,9 @@ from remat_compiler.errors import CacheError
 from remat_compiler.ir.text_form import table
 from remat_compiler.options import Environment, format_bytes
 from remat_compiler.runtime.json_folder import JsonFolder
-from remat_compiler.runtime.plan_cache import CachedPlan, CacheMiss, miss_folder, plan_folder
+from remat_compiler.runtime.plan_cache import miss_folder, plan_folder
 from remat_compiler.runtime.plan_misses import Explanation, explain
+from remat_compiler.runtime.plan_question import CachedPlan, CacheMiss
 
 _UNLIMITED_BYTES = 2**62
 _SHOWN_MISSES = 10

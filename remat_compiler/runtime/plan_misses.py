@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
-from remat_compiler.runtime.plan_cache import REACH, CachedPlan, CacheMiss, PlanCacheKey
+from remat_compiler.runtime.plan_cache import REACH
+from remat_compiler.runtime.plan_question import CachedPlan, CacheMiss, PlanCacheKey
 
 
 @dataclass(frozen=True, slots=True)

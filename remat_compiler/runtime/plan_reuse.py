@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 from remat_compiler.ir.graph import Phase
 from remat_compiler.ir.plan import Plan, PlanResult, PlanStatus
 from remat_compiler.ir.problem import RematProblem
-from remat_compiler.runtime.plan_cache import CachedPlan
+from remat_compiler.runtime.plan_question import CachedPlan
 from remat_compiler.runtime.stats import timed
 from remat_compiler.simulate.timeline import MemoryTimeline, simulate
 from remat_compiler.simulate.verify import Violation, verify

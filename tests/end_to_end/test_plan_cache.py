@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -37,7 +38,7 @@ class Reader(nn.Module):
         return x.square().mean()
 
 
-def gradients(call: nn.Module, model: nn.Module, length: int) -> list[torch.Tensor]:
+def gradients(call: Any, model: nn.Module, length: int) -> list[torch.Tensor]:
     torch.manual_seed(length)
     x = torch.randn(2, length, 16)
     model.zero_grad(set_to_none=True)
@@ -56,7 +57,7 @@ def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     remat_compiler.reset_stats()
 
 
-def compiled(model: nn.Module, **options: object) -> nn.Module:
+def compiled(model: nn.Module, **options: object) -> Any:
     given = {"memory_budget": BUDGET, "inner": "eager", "cost_model": "nominal", **options}
     return torch.compile(model, backend=partial(remat, options=given), dynamic=False)
 

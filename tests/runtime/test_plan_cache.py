@@ -13,19 +13,16 @@ import pytest
 
 from remat_compiler.ir.graph import OpId
 from remat_compiler.ir.plan import Plan, PlanResult, PlanStatus
-from remat_compiler.runtime.plan_cache import (
-    CANDIDATES,
+from remat_compiler.runtime.plan_cache import CANDIDATES, MISS_FOLDER, PlanCache, plan_folder
+from remat_compiler.runtime.plan_misses import Difference, differences, explain
+from remat_compiler.runtime.plan_question import (
     CLASS_RATIO,
-    MISS_FOLDER,
     CachedPlan,
     CacheMiss,
-    PlanCache,
     PlanCacheKey,
     PlanQuestion,
-    plan_folder,
     size_class,
 )
-from remat_compiler.runtime.plan_misses import Difference, differences, explain
 
 SIZE = 1_000_000
 KEY = PlanCacheKey(

@@ -10,7 +10,7 @@ import pytest
 from remat_compiler.ir.graph import OpId
 from remat_compiler.ir.plan import Plan, PlanResult, PlanStatus
 from remat_compiler.ir.problem import RematProblem
-from remat_compiler.runtime.plan_cache import CachedPlan, PlanCacheKey, PlanQuestion
+from remat_compiler.runtime.plan_question import CachedPlan, PlanCacheKey, PlanQuestion
 from remat_compiler.runtime.plan_reuse import TOLERANCE, judge_same, judge_similar, saving_all, wasted_ns
 from remat_compiler.simulate.timeline import simulate
 from remat_compiler.simulate.verify import verify
