@@ -6,6 +6,7 @@ Importing this package imports no torch; `remat_compiler.backend` is the entry p
 """
 
 from remat_compiler.errors import (
+    CacheError,
     CaptureError,
     FormatError,
     InfeasibleBudget,
@@ -17,8 +18,10 @@ from remat_compiler.errors import (
 )
 from remat_compiler.report.plan_report import PlanReport
 from remat_compiler.report.store import clear_reports, reports
+from remat_compiler.runtime.stats import Stats, reset_stats, stats
 
 __all__ = [
+    "CacheError",
     "CaptureError",
     "FormatError",
     "InfeasibleBudget",
@@ -27,7 +30,10 @@ __all__ = [
     "PlanRejected",
     "PlanReport",
     "RematError",
+    "Stats",
     "UnknownName",
     "clear_reports",
     "reports",
+    "reset_stats",
+    "stats",
 ]

@@ -10,6 +10,7 @@ from remat_compiler.cutter import PartitionRequest
 from remat_compiler.options import BudgetKind, MemoryBudget
 from remat_compiler.partition import Partition
 from remat_compiler.runtime.dry_run import DryRun
+from remat_compiler.runtime.plan_origin import is_of_another_size
 
 USED_ENOUGH = 0.95
 """A checked peak of at least this fraction of the budget is not improved on."""
@@ -58,6 +59,11 @@ def planned_bytes(partitions: Sequence[Partition]) -> int:
     return sum(p.cut.timeline.peak_bytes for p in partitions)
 
 
+def _scaled(partitions: Sequence[Partition]) -> bool:
+    """Whether a plan of another size was taken: what it leaves free was weighed, and is not worth solving for."""
+    return any(is_of_another_size(p.cut.result) for p in partitions)
+
+
 def best_of(tries: Sequence[C], limit: int | None) -> C | None:
     """The try to keep: one that fits before one that does not; of those that fit the fastest, else the smallest."""
 
@@ -79,7 +85,7 @@ def adjusted(
     if limit is None or check.unknown or not partitions:
         return None
     over = check.peak_bytes > limit
-    if not over and (check.peak_bytes >= USED_ENOUGH * limit or added_ns(partitions) == 0):
+    if not over and (check.peak_bytes >= USED_ENOUGH * limit or added_ns(partitions) == 0 or _scaled(partitions)):
         return None
     planned = planned_bytes(partitions)
     if over and request.budget_bytes is not None and planned > request.budget_bytes:

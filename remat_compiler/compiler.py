@@ -12,9 +12,11 @@ from torch import fx
 
 from remat_compiler import torch_compat
 from remat_compiler.cutter import PartitionRequest
+from remat_compiler.graph_key import parameter_shapes
 from remat_compiler.partitioner import RematPartitioner, collect
 from remat_compiler.progress import progress
 from remat_compiler.runtime.dry_run import DryRun, dry_run
+from remat_compiler.runtime.stats import count, timed
 from remat_compiler.runtime.symbolic_run import symbolic_run
 from remat_compiler.runtime.workspace import WorkspaceTable
 from remat_compiler.runtime.wrapper_capture import GraphRecorder
@@ -44,6 +46,7 @@ class Compiler:
     ) -> None:
         self.gm = gm
         self.costs = costs
+        self.parameters = parameter_shapes(gm, example_inputs)
         self.reported = reported
         self.example_inputs = example_inputs
         self.traced = torch_compat.symbolic_inputs(gm, example_inputs)
@@ -69,17 +72,20 @@ class Compiler:
         limited = nullcontext() if real else torch_compat.code_generation_only()
         start = time.perf_counter()
         what = f"planning and {'compiling' if real else 'generating code'}"
-        with progress(what), limited, collect(self.workspace) as partitions, GraphRecorder() as recorder:
+        count("compilations")
+        counted, collecting = timed("compiling_s"), collect(self.workspace, self.parameters)
+        with counted, progress(what), limited, collecting as partitions, GraphRecorder() as recorder:
             gm = torch_compat.copy_module(self.gm)
             compiled = inner(gm, self.example_inputs, RematPartitioner(request, self.costs))
         compiled_at = time.perf_counter()
         trains = bool(partitions or recorder.backward)
         check, form, sizes = DryRun(unknown="no backward"), None, dict(request.sizes)
         if trains:
-            with torch_compat.sizes_at(sizes):
+            with timed("dry_run_s"), torch_compat.sizes_at(sizes):
                 inputs = self.traced if sizes else self.example_inputs
                 check = dry_run(compiled, inputs, recorder.graphs, self.workspace)
             if sizes and real and not check.unknown:
-                form = symbolic_run(compiled, self.traced, recorder.graphs, sizes)
+                with timed("dry_run_s"):
+                    form = symbolic_run(compiled, self.traced, recorder.graphs, sizes)
         logger.debug("compiled in %.1f s, checked in %.2f s", compiled_at - start, time.perf_counter() - compiled_at)
         return Attempt(request, compiled, real, trains, tuple(partitions), check, form)

@@ -8,6 +8,7 @@ RematError
   CaptureError                          the joint graph cannot be described as a TrainingGraph
   InvalidGraph                          a TrainingGraph that breaks its invariants
   FormatError       (also ValueError)   a JSON file of this project that cannot be read
+  CacheError                            a folder of cached plans that cannot be listed or cleared
 """
 
 from __future__ import annotations
@@ -45,6 +46,10 @@ class InvalidGraph(RematError):
 
     def __reduce__(self) -> tuple[type[InvalidGraph], tuple[tuple[str, ...]]]:
         return type(self), (self.defects,)
+
+
+class CacheError(RematError):
+    """A folder of cached plans cannot be listed or cleared; compiling goes on without one and only warns."""
 
 
 class FormatError(RematError, ValueError):

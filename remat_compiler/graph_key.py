@@ -41,6 +41,16 @@ def plan_key(
     )
 
 
+def parameter_shapes(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> str:
+    """Digest of the shapes and types of the parameters of `gm`, which stand among its inputs or within it.
+
+    Joint graphs do not tell parameters from what is fed to the model; a model of another width differs here.
+    """
+    given = [value for value in example_inputs if isinstance(value, torch.nn.Parameter)]
+    described = [(tuple(map(str, one.shape)), str(one.dtype)) for one in (*given, *gm.parameters())]
+    return hashlib.sha256(repr(described).encode()).hexdigest()
+
+
 def device_types(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> set[str]:
     """Types of the devices that the graph computes on, as far as Dynamo knows them."""
     values = [*example_inputs, *(node.meta.get("example_value") for node in gm.graph.nodes)]

@@ -21,6 +21,7 @@ from remat_compiler.ir.graph import Phase
 from remat_compiler.ir.plan import Plan, PlanResult, PlanStatus
 from remat_compiler.ir.problem import CostTable, RematProblem
 from remat_compiler.rewrite.lower import lower
+from remat_compiler.runtime.stats import timed
 from remat_compiler.runtime.workspace import WorkspaceTable
 from remat_compiler.simulate.timeline import MemoryTimeline, simulate
 from remat_compiler.simulate.verify import verify
@@ -142,7 +143,7 @@ def _partition(cutter: Cutter, plan_with: Callable[[RematProblem], PlanResult]) 
     if found is None:
         found = cutter.planned(captured, costs, budget_bytes, plan_with)
     problem, result, plan = _accepted(found.problem, found.result, request)
-    with cutter.stage("verify"):
+    with cutter.stage("verify"), timed("verifying_s"):
         violations = verify(problem, plan, result.peak_bytes) if request.verify else []
         if violations:
             raise PlanRejected(result.planner, violations)

@@ -17,8 +17,10 @@ import torch
 from torch import fx
 
 from remat_compiler import torch_compat
+from remat_compiler.cached_planner import CachedPlanner, may_take_similar
 from remat_compiler.cutter import PartitionRequest
 from remat_compiler.partition import Partition, partition
+from remat_compiler.runtime.plan_cache import shared_plan_cache
 from remat_compiler.runtime.workspace import WorkspaceTable
 from remat_compiler.simulate.interlude import planned_around
 from remat_compiler.version import __version__
@@ -26,18 +28,25 @@ from remat_passes.registry import make_planner
 
 _collected: ContextVar[list[Partition] | None] = ContextVar("remat_partitions", default=None)
 _workspace: ContextVar[WorkspaceTable | None] = ContextVar("remat_workspace", default=None)
+_parameters: ContextVar[str] = ContextVar("remat_parameters", default="")
 
 
 @contextmanager
-def collect(workspace: WorkspaceTable) -> Iterator[list[Partition]]:
-    """Partitions made within the block, in order; `workspace` serves their measurements."""
+def collect(workspace: WorkspaceTable, parameters: str = "") -> Iterator[list[Partition]]:
+    """Partitions made within the block, in order.
+
+    Args:
+        workspace: Serves their measurements; plans are kept below its folder.
+        parameters: Shapes of the parameters of what is compiled, see `graph_key.parameter_shapes`.
+    """
     found: list[Partition] = []
-    tokens = _collected.set(found), _workspace.set(workspace)
+    tokens = _collected.set(found), _workspace.set(workspace), _parameters.set(parameters)
     try:
         yield found
     finally:
         _collected.reset(tokens[0])
         _workspace.reset(tokens[1])
+        _parameters.reset(tokens[2])
 
 
 class RematPartitioner(torch_compat.CustomPartitionerFn):
@@ -47,11 +56,17 @@ class RematPartitioner(torch_compat.CustomPartitionerFn):
         request: What to aim for.
         costs: What decides the operators' times besides the graph, see `costs.table.cost_identity`: a plan made under
             other rates is still valid, but need not be the best.
+
+    Attributes:
+        similar: Whether a plan of another size may be taken from the cache; where it may not, no code is taken either
+            that was compiled where it might.
     """
 
     def __init__(self, request: PartitionRequest, costs: str) -> None:
         self.request = request
         self.costs = costs
+        # A variant for sizes of its own is compiled because the plans of other sizes will not do.
+        self.similar = may_take_similar() and not request.sizes
 
     def __call__(
         self, gm: fx.GraphModule, joint_inputs: Sequence[object], **keywords: Any
@@ -64,14 +79,24 @@ class RematPartitioner(torch_compat.CustomPartitionerFn):
             # Inductor schedules a moved backward otherwise than planned, and would peak higher.
             reorders=request.inner == "eager",
         )
+        workspace = _workspace.get() or WorkspaceTable()
+        cached = CachedPlanner(
+            planner,
+            # No folder means that nothing is to be kept.
+            None if workspace.directory is None else shared_plan_cache(workspace.directory),
+            max_slowdown=request.max_slowdown,
+            costs=self.costs,
+            parameters=_parameters.get(),
+            similar=self.similar,
+        )
         with torch_compat.sizes_at(dict(request.sizes)):
             made = partition(
                 gm,
                 request,
                 num_fwd_outputs=keywords["num_fwd_outputs"],
                 static_input_indices=tuple(keywords.get("static_lifetime_input_indices") or ()),
-                plan_with=lambda problem: planned_around(problem, request.between_bytes, planner.plan),
-                workspace=_workspace.get() or WorkspaceTable(),
+                plan_with=lambda problem: planned_around(problem, request.between_bytes, cached.plan),
+                workspace=workspace,
             )
         if request.inner == "inductor" and not made.unchanged:
             torch_compat.keep_planned_memory(request.free_layout)
@@ -82,5 +107,5 @@ class RematPartitioner(torch_compat.CustomPartitionerFn):
 
     def uuid(self) -> str:
         """Names the request, and the costs and versions that turn it into a plan."""
-        text = repr((self.request, self.costs, __version__, torch.__version__))
+        text = repr((self.request, self.costs, self.similar, __version__, torch.__version__))
         return hashlib.sha256(text.encode()).hexdigest()

@@ -17,6 +17,7 @@ from remat_compiler.report.plan_report import PlanReport
 from remat_compiler.report.store import add_report
 from remat_compiler.report.summary import one_line
 from remat_compiler.runtime.dry_run import DryRun
+from remat_compiler.runtime.plan_origin import where_in_cache
 from remat_passes.bounds.lower_bound import with_bound
 
 logger = logging.getLogger(__name__)
@@ -37,6 +38,9 @@ def _report(partition: Partition, checked: int | None, check: DryRun, options: R
     notes = []
     if partition.unchanged:
         notes.append("the step fits: torch's own partition is used as it is")
+    where = where_in_cache(partition.cut.result)
+    if where:
+        notes.append(f"the plan comes from the cache ({where})")
     if not partition.before.is_native:
         notes.append(
             "without a budget: what the planned graph would save at most; torch's own partition was not asked for"

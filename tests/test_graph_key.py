@@ -18,7 +18,7 @@ from remat_compiler.costs import rates
 from remat_compiler.costs.rates import NOMINAL
 from remat_compiler.costs.table import cost_identity
 from remat_compiler.cutter import PartitionRequest
-from remat_compiler.graph_key import device_types, plan_key
+from remat_compiler.graph_key import device_types, parameter_shapes, plan_key
 from remat_compiler.options import BudgetKind, MemoryBudget, RematOptions
 from remat_compiler.partitioner import RematPartitioner
 from remat_compiler.runtime.plan_store import PlanKey, PlanStore, StoredPlan
@@ -185,6 +185,15 @@ def test_each_field_of_the_request_is_in_the_uuid(name: str) -> None:
     assert RematPartitioner(replace(REQUEST, **changed), "").uuid() != RematPartitioner(REQUEST, "").uuid()
 
 
+def test_whether_plans_of_other_sizes_may_be_taken_is_in_the_uuid(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = RematPartitioner(REQUEST, "")
+    assert before.similar
+    assert not RematPartitioner(replace(REQUEST, sizes=(("s0", 7),)), "").similar
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    assert not RematPartitioner(REQUEST, "").similar
+    assert RematPartitioner(REQUEST, "").uuid() != before.uuid()
+
+
 def test_costs_and_versions_are_in_the_uuid(monkeypatch: pytest.MonkeyPatch) -> None:
     uuids = [RematPartitioner(REQUEST, costs).uuid() for costs in ("", "other")]
     monkeypatch.setattr(partitioner, "__version__", "other")
@@ -225,3 +234,21 @@ def test_devices_are_those_of_inputs_and_of_what_the_graph_makes() -> None:
     assert device_types(gm, (torch.zeros(2, device="meta"), 3)) == {"meta"}
     next(iter(gm.graph.nodes)).meta["example_value"] = (torch.zeros(2), 3)
     assert device_types(gm, (torch.zeros(2, device="meta"),)) == {"cpu", "meta"}
+
+
+def test_parameters_are_told_by_shape_and_type_wherever_they_stand() -> None:
+    gm, weight = fx.symbolic_trace(Doubled()), nn.Parameter(torch.zeros(4, 2))
+    inside = fx.symbolic_trace(nn.Sequential(nn.Linear(2, 4, bias=False)))
+    same = [
+        parameter_shapes(gm, (weight, torch.zeros(3))),
+        parameter_shapes(gm, (torch.zeros(8, 8), weight)),
+        parameter_shapes(inside, (torch.zeros(8, 8),)),
+    ]
+    others = [
+        parameter_shapes(gm, (torch.zeros(4, 2),)),
+        parameter_shapes(gm, (nn.Parameter(torch.zeros(2, 4)),)),
+        parameter_shapes(gm, (nn.Parameter(torch.zeros(4, 2, dtype=torch.float64)),)),
+        parameter_shapes(gm, (weight, weight)),
+    ]
+    assert len(set(same)) == 1
+    assert len({*same, *others}) == 5

@@ -26,7 +26,7 @@ TIERS: tuple[frozenset[str], ...] = (
     frozenset({"torch_compat"}),
     frozenset({"costs", "simulate"}),
     frozenset({"capture", "rewrite", "runtime", "report"}),
-    frozenset({"cutter"}),
+    frozenset({"cutter", "cached_planner"}),
     frozenset({"partition", "partitioner", "adjust", "graph_key", "reporting", "search", "shares"})
     | frozenset({"outcome", "planned_graph", "several_graphs", "pipeline"})
     | frozenset({"compiler", "recompilations", "trade_off", "variants"}),
@@ -46,7 +46,7 @@ NEIGHBOURS = frozenset(
         *(("several_graphs", name) for name in ("partition", "partitioner", "planned_graph", "search", "shares")),
         *(("pipeline", name) for name in ("graph_key", "partition", "search", "compiler")),
         *(("pipeline", name) for name in ("outcome", "planned_graph", "several_graphs", "variants")),
-        *(("compiler", name) for name in ("partitioner", "search")),
+        *(("compiler", name) for name in ("graph_key", "partitioner", "search")),
         ("trade_off", "partition"),
         *(("variants", name) for name in ("adjust", "partition", "search", "trade_off")),
         *(("outcome", name) for name in ("partition", "reporting", "search")),
@@ -62,9 +62,10 @@ PASSES_MAY_IMPORT = {
     "rewriting": frozenset({"errors", "options", "ir", "simulate", "costs", "rewrite", "torch_compat"}),
     "registry": frozenset({"errors"}),
 }
-MAY_IMPORT_PASSES = TIERS[-1] | TIERS[-2]
+MAY_IMPORT_PASSES = TIERS[-1] | TIERS[-2] | {"cached_planner"}
 REGISTRY_SIDE = frozenset(
     {"remat_passes.registry", "remat_passes.planning.interface", "remat_passes.bounds.lower_bound"}
+    | {"remat_passes.reductions.fingerprint"}
 )
 NO_TORCH_PASSES = tuple(f"remat_passes.{name}" for name in ("planning", "exact", "reductions"))
 WITHOUT_TORCH = ("remat_compiler.errors", "remat_compiler.options", "remat_compiler.ir", "remat_compiler.simulate")

@@ -16,6 +16,7 @@ from remat_compiler.ir.plan import Plan, PlanResult, PlanStatus
 from remat_compiler.options import RematOptions
 from remat_compiler.partition import NoPlan, Partition
 from remat_compiler.runtime.dry_run import DryRun
+from remat_compiler.runtime.plan_origin import FROM_CACHE, FROM_SIMILAR
 from remat_compiler.search import MAX_TRIES, Attempt, Search
 
 STEP_NS = 1000
@@ -32,6 +33,7 @@ class MadeUpCompiler:
         ns_per_byte: Time that each byte below 1,000 adds.
         native_bytes: What the step takes without a budget.
         early_bytes: Bytes that loops fused across kernels take more.
+        origin: Where in the plan cache plans come from; empty for plans that were solved.
         requests: What was asked for, and whether for real.
     """
 
@@ -41,6 +43,7 @@ class MadeUpCompiler:
     ns_per_byte: float = 0.1
     native_bytes: int = 1000
     early_bytes: int = 0
+    origin: str = ""
     requests: list[tuple[PartitionRequest, bool]] = field(default_factory=list)
 
     def __call__(self, request: PartitionRequest, real: bool = True) -> Attempt:
@@ -54,7 +57,8 @@ class MadeUpCompiler:
             peak_bytes=request.budget_bytes, added_ns=int(self.ns_per_byte * (1000 - request.budget_bytes))
         )
         problem = SimpleNamespace(budget_bytes=request.budget_bytes, costs=SimpleNamespace(step_ns=STEP_NS))
-        cut, early = SimpleNamespace(timeline=timeline, problem=problem), request.early_loops
+        result = SimpleNamespace(stats=((self.origin, "then"),))
+        cut, early = SimpleNamespace(timeline=timeline, problem=problem, result=result), request.early_loops
         partition = cast("Partition", SimpleNamespace(cut=cut, early_loops=early))
         emitted = request.budget_bytes + self.other_bytes + (self.layout_bytes if request.free_layout else 0)
         emitted += self.early_bytes if early else 0
@@ -170,3 +174,17 @@ def test_on_request_the_smallest_peak_is_kept_though_it_is_over_the_budget() -> 
     options = options_of(memory_budget=900, on_infeasible="min")
     kept, _ = Search(stubborn, options, chooses_layout=False).run(PartitionRequest(900), None, None)
     assert kept.check.peak_bytes == 950
+
+
+@pytest.mark.parametrize(("origin", "tries"), [("", 3), (FROM_CACHE, 3), (FROM_SIMILAR, 1)])
+def test_a_plan_of_another_size_that_fits_is_not_solved_for_the_bytes_it_leaves(origin: str, tries: int) -> None:
+    compiler = MadeUpCompiler(layout_bytes=0, other_bytes=-100, origin=origin)
+    kept = searched(compiler, 900, convolutions=False)
+    assert len(compiler.requests) == tries
+    assert kept.check.peak_bytes == (800 if tries == 1 else 900)
+
+
+def test_a_plan_of_another_size_that_does_not_fit_is_solved_anew() -> None:
+    kept = searched(MadeUpCompiler(layout_bytes=0, other_bytes=50, origin=FROM_SIMILAR), 900, convolutions=False)
+    assert kept.check.peak_bytes <= 900
+    assert kept.request.budget_bytes != 900

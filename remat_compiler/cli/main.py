@@ -1,4 +1,4 @@
-"""`remat show DIR` prints the reports of a dump, `remat planners` lists the planners.
+"""`remat show DIR` prints the reports of a dump, `remat planners` lists the planners, `remat cache` the cached plans.
 
 Exit codes: 0 done, 2 wrong use or unreadable input; the message says what to do.
 """
@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from remat_compiler.cli.cache import add_cache_commands
 from remat_compiler.errors import RematError, UnknownName
 from remat_compiler.ir.text_form import table
 from remat_compiler.report.dump import read_reports
@@ -43,6 +44,7 @@ def _parser() -> argparse.ArgumentParser:
     show.set_defaults(command=_show)
     planners = commands.add_parser("planners", help="list the registered planners")
     planners.set_defaults(command=_planners)
+    add_cache_commands(commands)
     return parser
 
 

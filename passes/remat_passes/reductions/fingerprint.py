@@ -9,6 +9,10 @@ collisions of SHA-256, that the same sequence of operators is a plan of each, of
     block 4    op 0 reads s1 s12   writes s4          layer.4.mlp          the same fingerprint
 
 The order of operators counts, since plans are sequences of them: cut blocks out of one graph in joint order.
+
+`structure` leaves bytes and times out, and names the operators: the same model at another batch size or length is of
+the same structure, so that a sequence that is valid for the one is a candidate for the other.  A wider model is too,
+which `parameter_sizes` tells.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ from __future__ import annotations
 import hashlib
 import json
 
+from remat_compiler.ir.graph import StorageKind, TrainingGraph
 from remat_compiler.ir.problem import RematProblem
 
 MADE, STATE = "made", "state"
@@ -32,15 +37,7 @@ def fingerprint(problem: RematProblem) -> str:
         64 hexadecimal digits, the same in any process.
     """
     graph, costs = problem.graph, problem.costs
-    makers: list[tuple[int, str]] = [(-1, "")] * len(graph.storages)
-    readers: list[list[int]] = [[] for _ in graph.storages]
-    for op in graph.ops:
-        for s in op.writes:
-            makers[s] = (op.id, MADE)
-        if op.replay is not None:
-            makers[op.replay] = (op.id, STATE)
-        for s in op.reads:
-            readers[s].append(op.id)
+    makers, readers = _makers(graph), _readers(graph)
     storages = sorted((*makers[s.id], s.size_bytes, s.kind.value, readers[s.id]) for s in graph.storages)
     ops = [
         (
@@ -53,4 +50,61 @@ def fingerprint(problem: RematProblem) -> str:
         )
         for op in graph.ops
     ]
-    return hashlib.sha256(json.dumps([ops, storages]).encode()).hexdigest()
+    return _digest([ops, storages])
+
+
+def structure(problem: RematProblem) -> str:
+    """A digest of what decides whether a sequence of operators is a plan of `problem`, whatever its sizes.
+
+    Operators in order (phase, target, traits, restrictions), and of each storage its kind, who makes it and who reads
+    it.  Bytes, times, workspaces, limits, names and the numbers of the storages do not count.
+
+    Returns:
+        64 hexadecimal digits, the same in any process.
+    """
+    graph = problem.graph
+    makers, readers = _makers(graph), _readers(graph)
+    storages = sorted((*makers[s.id], s.kind.value, readers[s.id]) for s in graph.storages)
+    ops = [
+        (
+            op.phase.value,
+            op.target,
+            sorted(trait.value for trait in op.traits),
+            op.may_recompute,
+            op.save_policy.value,
+        )
+        for op in graph.ops
+    ]
+    return _digest([ops, storages])
+
+
+def parameter_sizes(problem: RematProblem) -> str:
+    """Digest of the bytes of each parameter, told apart by who reads it; 64 hexadecimal digits."""
+    graph = problem.graph
+    readers = _readers(graph)
+    kind = StorageKind.PARAMETER
+    return _digest([sorted((readers[s.id], s.size_bytes) for s in graph.storages if s.kind is kind)])
+
+
+def _makers(graph: TrainingGraph) -> list[tuple[int, str]]:
+    """For each storage the operator that makes it, and how; -1 for what no operator makes."""
+    makers: list[tuple[int, str]] = [(-1, "")] * len(graph.storages)
+    for op in graph.ops:
+        for s in op.writes:
+            makers[s] = (op.id, MADE)
+        if op.replay is not None:
+            makers[op.replay] = (op.id, STATE)
+    return makers
+
+
+def _readers(graph: TrainingGraph) -> list[list[int]]:
+    """For each storage the operators that read it, ascending."""
+    readers: list[list[int]] = [[] for _ in graph.storages]
+    for op in graph.ops:
+        for s in op.reads:
+            readers[s].append(op.id)
+    return readers
+
+
+def _digest(values: object) -> str:
+    return hashlib.sha256(json.dumps(values).encode()).hexdigest()
