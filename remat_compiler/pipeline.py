@@ -22,6 +22,7 @@ from remat_compiler.outcome import PART_ONLY, Earlier, Outcome, earlier_outcome
 from remat_compiler.partition import NoPlan
 from remat_compiler.planned_graph import PlannedGraph, Recipe
 from remat_compiler.runtime.plan_store import PlanStore
+from remat_compiler.runtime.variant_store import VariantStore
 from remat_compiler.runtime.workspace import WorkspaceTable
 from remat_compiler.search import Attempt, Search
 from remat_compiler.several_graphs import decide, first_request_of_several, has_fixed_sizes
@@ -45,7 +46,8 @@ def compile_graph(
     compiler = Compiler(gm, example_inputs, WorkspaceTable(directory), costs, reported=earlier is not None)
     outcome = Outcome(options, store, key)
     if symbols:
-        return _for_all_sizes(compiler, options, first, symbols, outcome)
+        digest = plan_key(gm, compiler.traced, options, first.budget_bytes, costs).digest
+        return _for_all_sizes(compiler, options, first, symbols, outcome, VariantStore(directory, digest))
     return _for_these_sizes(compiler, options, first, earlier, outcome)
 
 
@@ -87,10 +89,12 @@ def _for_all_sizes(
     first: PartitionRequest,
     symbols: tuple[torch_compat.InputSymbol, ...],
     outcome: Outcome,
+    variants: VariantStore,
 ) -> Callable[..., Any]:
     """The graph planned for the sizes of the first call, and for others as they come; see `variants`."""
     inputs = compiler.example_inputs
-    first = replace(first, sizes=tuple((symbol.name, symbol.hint) for symbol in symbols))
+    sizes = variants.for_sizes([symbol.hint for symbol in symbols], smallest=False)
+    first = replace(first, sizes=tuple(zip((symbol.name for symbol in symbols), sizes)))
     start = time.perf_counter()
     attempt, limit = _searched(compiler, options, first)
     seconds = time.perf_counter() - start
@@ -109,6 +113,7 @@ def _for_all_sizes(
             assumptions=torch_compat.LaterAssumptions(),
             workspace=compiler.workspace,
             keep=outcome.add,
+            store=variants,
         )
         attempt = replace(attempt, compiled=dispatched(workshop, options, attempt, seconds))
     return PlannedGraph(attempt, options, first.budget_bytes, outcome.keep, None, decide, inputs, has_part=False)

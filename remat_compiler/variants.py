@@ -27,6 +27,8 @@ from remat_compiler.options import RematOptions
 from remat_compiler.partition import Partition
 from remat_compiler.runtime.dispatch import Dispatch, Use, Variant
 from remat_compiler.runtime.peak_guard import PeakGuard
+from remat_compiler.runtime.stats import count
+from remat_compiler.runtime.variant_store import SMALLEST, VariantStore
 from remat_compiler.runtime.workspace import WorkspaceTable
 from remat_compiler.search import Attempt, Compile
 from remat_compiler.trade_off import TradeOff
@@ -56,6 +58,7 @@ class Workshop:
         assumptions: What compilers assume of the sizes without Dynamo.
         workspace: Measured workspaces.
         keep: Reports a variant.
+        store: What earlier processes compiled.
     """
 
     compile_: Compile
@@ -66,6 +69,7 @@ class Workshop:
     assumptions: torch_compat.LaterAssumptions
     workspace: WorkspaceTable
     keep: Callable[[Attempt, str], None]
+    store: VariantStore
 
 
 class VariantMaker:
@@ -83,16 +87,16 @@ class VariantMaker:
         self.options = options
         self.limit_bytes = workshop.request.budget_bytes or 0
         self.compile_s = seconds
-        self.threshold_s = 0.0 if options.variants == "always" else seconds
-        if options.variants == "never":
-            self.threshold_s = float("inf")
         self.has_smallest = False
         self._hopeless_bytes = float("inf")
         self._first = first
         self._curve: TradeOff | None = None
+        self.first_sizes = tuple(number for _, number in first.request.sizes)
+        self.threshold_s = self._next_loss_s([self.first_sizes])
 
     def variant(self, attempt: Attempt, sizes: tuple[int, ...], label: str) -> Variant:
         """What was compiled, with its peak by size."""
+        count("variants")
         names = [symbol.name for symbol in self.workshop.symbols]
         conditions = self.workshop.assumptions.conditions(names)
         if attempt.form is None or conditions is None:
@@ -118,11 +122,12 @@ class VariantMaker:
         made = []
         if not self.has_smallest:
             self.has_smallest = True
-            made.append(self._smallest(self._ahead(sizes)))
+            earlier = self.workshop.store.for_sizes(sizes, smallest=True)
+            made.append(self._smallest(self._ahead(sizes) if earlier == sizes else earlier))
             peak = made[0].peak_bytes(sizes)
             if peak is not None and peak <= self.limit_bytes:
                 return made
-        needed = self._compiled(lambda: self.workshop.search(self._request(sizes)), sizes, "needed")
+        needed = self._fitting(self.workshop.store.for_sizes(sizes, smallest=False), "needed")
         peak = needed.peak_bytes(sizes)
         if peak is not None and peak > self.limit_bytes:
             self._hopeless_bytes = min(self._hopeless_bytes, peak)
@@ -131,7 +136,11 @@ class VariantMaker:
     def _smallest(self, sizes: tuple[int, ...]) -> Variant:
         """The variant of the smallest peak that is found."""
         request = replace(self._request(sizes), budget_bytes=1, take_smallest=True, free_layout=False)
-        return self._compiled(lambda: self.workshop.compile_(request), sizes, "smallest peak")
+        return self._compiled(lambda: self.workshop.compile_(request), sizes, SMALLEST)
+
+    def _fitting(self, sizes: tuple[int, ...], label: str) -> Variant:
+        """A variant planned for the budget at `sizes`."""
+        return self._compiled(lambda: self.workshop.search(self._request(sizes)), sizes, label)
 
     def _ahead(self, sizes: tuple[int, ...]) -> tuple[int, ...]:
         """Larger sizes, whose smallest peak serves more sizes still to come: those that change, doubled."""
@@ -141,22 +150,31 @@ class VariantMaker:
         )
 
     def improve(self, uses: Sequence[Use], variants: Sequence[Variant]) -> Variant | None:
-        """The variant that would have saved most so far, where that is more than its compilation takes."""
-        best_s, best = 0.0, None
-        planned = {variant.sizes for variant in variants}
-        for sizes in self._candidates(uses):
-            if sizes in planned:
-                continue
+        """The variant that would have saved most so far, where that is more than its compilation takes.
+
+        What an earlier process found to be worth it costs little to compile again, and comes first.
+        """
+        planned = [variant.sizes for variant in variants]
+        earlier = [one for one in self.workshop.store.missing(planned) if any(self._saved_s(u, one) for u in uses)]
+        best_s, best = 0.0, earlier[0] if earlier else None
+        for sizes in [] if earlier else self._candidates(uses):
             saved = sum(self._saved_s(use, sizes) for use in uses)
-            if saved > best_s:
+            if sizes not in planned and saved > best_s:
                 best_s, best = saved, sizes
         always = self.options.variants == "always"
-        if best is None or (not always and best_s < self.compile_s):
+        if best is None or not (earlier or always or best_s >= self.compile_s):
             self.threshold_s = max(self.threshold_s * LATER, FIRST_LOSS_S if always else self.compile_s)
             return None
-        made = self._compiled(lambda: self.workshop.search(self._request(best)), best, "worth it")
-        self.threshold_s = 0.0 if always else self.compile_s
+        made = self._fitting(best, "worth it")
+        self.threshold_s = self._next_loss_s([*planned, best])
         return made
+
+    def _next_loss_s(self, planned: Sequence[tuple[int, ...]]) -> float:
+        """Seconds to lose to recomputation before the next variant is looked for."""
+        if self.options.variants == "never":
+            return float("inf")
+        at_once = self.options.variants == "always" or self.workshop.store.missing(planned)
+        return 0.0 if at_once else self.compile_s
 
     def _candidates(self, uses: Sequence[Use]) -> list[tuple[int, ...]]:
         """Sizes to plan for: of those that recompute now, the largest and some below."""
@@ -175,8 +193,8 @@ class VariantMaker:
 
     def _curve_of_first(self) -> TradeOff:
         if self._curve is None:
-            sizes = tuple(symbol.hint for symbol in self.workshop.symbols)
-            self._curve = TradeOff(self._partition(), self._first.form, sizes, self.limit_bytes, self.options.planner)
+            one, form = self._partition(), self._first.form
+            self._curve = TradeOff(one, form, self.first_sizes, self.limit_bytes, self.options.planner)
         return self._curve
 
     def _partition(self) -> Partition:
@@ -199,6 +217,7 @@ class VariantMaker:
         self.compile_s = time.perf_counter() - start
         numbers = ", ".join(f"{symbol.source} = {n}" for symbol, n in zip(self.workshop.symbols, sizes))
         self.workshop.keep(attempt, f"a variant of the graph, planned for {numbers} ({label})")
+        self.workshop.store.add(label, sizes)
         return self.variant(attempt, sizes, label)
 
     @contextmanager
@@ -217,7 +236,8 @@ def dispatched(workshop: Workshop, options: RematOptions, first: Attempt, second
         seconds: How long that took.
     """
     maker = VariantMaker(workshop, options, first, seconds)
-    variant = maker.variant(first, tuple(symbol.hint for symbol in workshop.symbols), "first")
+    workshop.store.add("first", maker.first_sizes)
+    variant = maker.variant(first, maker.first_sizes, "first")
     positions = [symbol.position for symbol in workshop.symbols]
     return Dispatch(positions, maker.limit_bytes, variant, maker, options.max_variants)
 

@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, Protocol
 
+from remat_compiler.runtime.stats import count
+
 PAUSE = 3.0
 """What is longer than this many of the shortest steps was more than a step: an evaluation, a checkpoint written."""
 MOST_SIZES = 65_536
@@ -179,6 +181,8 @@ class Dispatch:
             else:
                 self.decisions += 1
                 self.decision_s += time.perf_counter() - start
+                count("decisions")
+                count("deciding_s", time.perf_counter() - start)
             assert variant is not None
             if len(self._uses) >= MOST_SIZES:
                 self._uses.clear()

@@ -33,11 +33,14 @@ class Stats:
         exact_hits: Problems whose plan was in the cache.
         similar_hits: Problems that took the plan of another size from the cache.
         misses: Problems for which the cache had no plan to take.
+        variants: Variants compiled for graphs whose sizes change, the first of each included.
+        decisions: Sizes never seen before for which a variant was chosen without a compilation.
         planning_s: Seconds in planners.
         lookup_s: Seconds in looking for plans in the cache, and in keeping them.
         verifying_s: Seconds in the verifier.
         compiling_s: Seconds in capture, rewriting and the inner compiler.
         dry_run_s: Seconds in checking the peak of what was emitted.
+        deciding_s: Seconds in choosing variants.
     """
 
     compilations: int = 0
@@ -45,11 +48,14 @@ class Stats:
     exact_hits: int = 0
     similar_hits: int = 0
     misses: int = 0
+    variants: int = 0
+    decisions: int = 0
     planning_s: float = 0.0
     lookup_s: float = 0.0
     verifying_s: float = 0.0
     compiling_s: float = 0.0
     dry_run_s: float = 0.0
+    deciding_s: float = 0.0
 
     def __str__(self) -> str:
         rows = []

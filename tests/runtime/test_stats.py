@@ -66,6 +66,6 @@ def test_every_field_can_be_counted_and_is_shown() -> None:
     assert [line.split()[0] for line in text] == [f.name.split("_")[0] for f in fields(Stats)]
     assert "exact hits" in text[2]
     assert text[2].endswith("3")
-    assert text[-1].endswith("10.000 s")
+    assert text[-1].endswith(f"{len(text)}.000 s")
     with pytest.raises(AttributeError):
         count("solvs")

@@ -1,0 +1,81 @@
+"""The sizes that variants of a graph were planned for, kept on disk: the next process plans for the same.
+
+Which sizes come first, and how long steps take, differs from run to run, and so would the variants.  Planned for the
+sizes of an earlier run, plans come from the plan cache and kernels from the inner compiler's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from remat_compiler.runtime.json_folder import JsonFolder
+
+FOLDER, FORMAT_VERSION, MOST_FILES, MOST_BYTES = "variants", 1, 4_096, 16_000_000
+SMALLEST = "smallest peak"
+"""Label of the variant that serves what nothing else fits."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedSizes:
+    """One variant: what people are shown of its purpose, and the sizes that it was planned for."""
+
+    label: str
+    sizes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredVariants:
+    """All variants of a graph, in the order in which they were made."""
+
+    variants: tuple[PlannedSizes, ...] = ()
+
+
+class VariantStore:
+    """The variants of one graph.
+
+    Args:
+        directory: The cache folder; `None` keeps them for this object only.
+        name: Digest of everything that decides what is planned for the graph, but its sizes.
+    """
+
+    def __init__(self, directory: Path | None, name: str) -> None:
+        self._folder = None if directory is None else _folder(directory)
+        self._name = name
+        found = None if self._folder is None else self._folder.read(name)
+        self.earlier = () if found is None else found.variants
+        self._made: list[PlannedSizes] = []
+
+    def add(self, label: str, sizes: tuple[int, ...]) -> None:
+        """Keep one more; what an earlier run made stays until this one has made as many."""
+        self._made.append(PlannedSizes(label, sizes))
+        rest = [one for one in self.earlier if one not in self._made][: max(len(self.earlier) - len(self._made), 0)]
+        if self._folder is not None:
+            self._folder.write(self._name, StoredVariants((*self._made, *rest)))
+
+    def for_sizes(self, sizes: Sequence[int], *, smallest: bool) -> tuple[int, ...]:
+        """The least sizes planned for earlier that are nowhere below `sizes`, else `sizes` themselves.
+
+        Args:
+            sizes: Sizes to plan for.
+            smallest: Whether it is for the smallest peak; such variants and others are kept apart.
+        """
+        fitting = [
+            one.sizes
+            for one in self.earlier
+            if (one.label == SMALLEST) == smallest
+            and len(one.sizes) == len(sizes)
+            and all(planned >= size for planned, size in zip(one.sizes, sizes))
+        ]
+        return min(fitting, default=tuple(sizes))
+
+    def missing(self, planned: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+        """Sizes that an earlier run planned for and this one did not, but for the smallest peak."""
+        return [one.sizes for one in self.earlier if one.label != SMALLEST and one.sizes not in planned]
+
+
+@cache
+def _folder(directory: Path) -> JsonFolder[StoredVariants]:
+    return JsonFolder(directory / FOLDER, StoredVariants, "variants", FORMAT_VERSION, MOST_FILES, MOST_BYTES)
