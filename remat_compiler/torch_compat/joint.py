@@ -23,6 +23,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 from remat_compiler.torch_compat.duplicates import merge_duplicates
 from remat_compiler.torch_compat.mincut import quick_partitioning
 from remat_compiler.torch_compat.modules import erase_dead_code, new_module, without_code
+from remat_compiler.torch_compat.size_nodes import sizes_from_inputs
 
 MUST_SAVE = CheckpointPolicy.MUST_SAVE
 RECOMPUTE_SUFFIX = "_recompute"
@@ -43,6 +44,7 @@ def callable_builtin(op: Any) -> bool:
 def prepare_joint(joint: fx.GraphModule) -> None:
     """Bring the joint graph to the form in which torch's own partitioner would cut it (in place)."""
     erase_dead_code(joint.graph)
+    sizes_from_inputs(joint.graph)
     if functorch_config.cse:
         merge_duplicates(joint.graph)
     if partitioners.has_recomputable_ops(joint):

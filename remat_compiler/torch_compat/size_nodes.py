@@ -1,0 +1,94 @@
+"""Sizes that a joint graph reads from tensors it computes, computed from its inputs instead.
+
+A size is a number that both halves of the step need, at no cost; read from a tensor it would tie that tensor to every
+place that needs the number.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from functools import reduce
+from typing import Any
+
+import sympy
+import torch
+from torch import fx
+from torch.utils._sympy import functions
+
+_READ = (
+    torch.ops.aten.sym_size.int,
+    torch.ops.aten.sym_numel.default,
+    torch.ops.aten.sym_stride.int,
+    torch.ops.aten.sym_storage_offset.default,
+)
+_BINARY: dict[Any, Callable[..., Any]] = {
+    sympy.Add: operator.add,
+    sympy.Mul: operator.mul,
+    functions.FloorDiv: operator.floordiv,
+    functions.CleanDiv: operator.floordiv,
+    functions.Mod: operator.mod,
+    functions.PythonMod: operator.mod,
+    functions.Max: torch.sym_max,
+    functions.Min: torch.sym_min,
+}
+
+
+def sizes_from_inputs(graph: fx.Graph) -> None:
+    """Replace the nodes that read a size of a computed tensor, where that size follows from symbolic inputs."""
+    placeholders = graph.find_nodes(op="placeholder")
+    symbols = {node.meta["val"].node.expr: node for node in placeholders if _is_symbol(node.meta.get("val"))}
+    reading = [node for target in _READ for node in graph.find_nodes(op="call_function", target=target)]
+    maker = _Maker(graph, symbols)
+    for node in reading:
+        size = node.meta.get("val")
+        if isinstance(size, torch.SymInt) and node.args[0] not in placeholders:
+            made = maker.node_of(size.node.expr)
+            if made is not None:
+                node.replace_all_uses_with(made)
+                graph.erase_node(node)
+
+
+def _is_symbol(value: Any) -> bool:
+    return isinstance(value, torch.SymInt) and isinstance(value.node.expr, sympy.Symbol)
+
+
+class _Maker:
+    """Makes nodes of expressions, each once, behind the inputs of a graph."""
+
+    def __init__(self, graph: fx.Graph, symbols: dict[Any, fx.Node]) -> None:
+        self.graph = graph
+        self.made: dict[Any, fx.Node] = dict(symbols)
+        self.place = next(node for node in graph.nodes if node.op != "placeholder")
+
+    def node_of(self, expression: Any) -> fx.Node | None:
+        """The node of `expression`; `None` where something in it is not known, or it is a number."""
+        found = self._value_of(expression)
+        return found if isinstance(found, fx.Node) else None
+
+    def _value_of(self, expression: Any) -> fx.Node | int | None:
+        if expression in self.made:
+            return self.made[expression]
+        if expression.is_Integer:
+            return int(expression)
+        if isinstance(expression, sympy.Pow) and expression.exp.is_Integer and expression.exp > 0:
+            target, parts = operator.mul, [self._value_of(expression.base)] * int(expression.exp)
+        elif expression.func in _BINARY:
+            target, parts = _BINARY[expression.func], [self._value_of(part) for part in expression.args]
+        else:
+            return None
+        if any(part is None for part in parts):
+            return None
+        value = reduce(lambda one, two: self._call(target, one, two), parts)
+        if isinstance(value, fx.Node):
+            self.made[expression] = value
+        return value
+
+    def _call(self, target: Callable[..., Any], one: Any, two: Any) -> Any:
+        numbers = [part.meta["val"] if isinstance(part, fx.Node) else part for part in (one, two)]
+        if not isinstance(one, fx.Node) and not isinstance(two, fx.Node):
+            return target(*numbers)
+        with self.graph.inserting_before(self.place):
+            node = self.graph.call_function(target, (one, two))
+        node.meta["val"] = target(*numbers)
+        return node
