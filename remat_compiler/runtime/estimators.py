@@ -25,10 +25,10 @@ from time import perf_counter_ns
 import numpy as np
 
 from remat_compiler.errors import RematError
-from remat_compiler.runtime.padding_steps import Basis, FloatArray, IntArray, Steps, find_steps
+from remat_compiler.runtime.padding_steps import Basis, FloatArray, Rounding, Steps, find_steps, relative_errors
 
-TOLERANCE = 0.002
-"""Relative error of a sample above which padding is looked for."""
+TOLERANCE = 0.005
+"""Relative error of a sample above which padding is looked for, and to which it must explain the samples."""
 
 
 class BadSample(RematError, ValueError):
@@ -96,7 +96,7 @@ class Fit:
         block_margins: The same for each block.
         basis: Monomials of the sizes as they are.
         padded_basis: Monomials of rounded sizes.
-        roundings: Multiples that sizes are rounded up to, a row each.
+        roundings: How sizes are rounded up for one block or another.
         coefficients: ``[column, block]`` of the constant, the monomials of the sizes, and those of each rounding.
         time_coefficients: ``[column, block]`` of the constant and the monomials of the sizes; `None` without times.
         low: Least seen size of each dimension.
@@ -109,7 +109,7 @@ class Fit:
     block_margins: tuple[int, ...]
     basis: Basis
     padded_basis: Basis
-    roundings: IntArray
+    roundings: tuple[Rounding, ...]
     coefficients: FloatArray
     time_coefficients: FloatArray | None
     low: FloatArray
@@ -120,7 +120,7 @@ class Fit:
         point = np.array(sizes, np.float64)
         row = np.concatenate([np.ones(1), self.basis.monomials(point)])
         if len(self.roundings):
-            row = np.concatenate([row, self.padded_basis.monomials(point, self.roundings).ravel()])
+            row = np.concatenate([row, self.padded_basis.rounded(point, self.roundings).ravel()])
         times: list[int] = []
         if self.time_coefficients is not None:
             times = _counts(row[: len(self.time_coefficients)] @ self.time_coefficients)
@@ -245,7 +245,7 @@ def fit(samples: Sequence[Sample], degree: int = 2, pads: bool = True) -> Fit:
     steps: list[Steps | None] = [None] * values.shape[1]
     if pads and degree:
         steps = _steps(sizes, values, basis, padded_basis)
-    roundings = sorted({multiple for own in steps if own for multiple in own.roundings})
+    roundings = sorted({rounding for own in steps if own for rounding in own.roundings})
     width = len(basis.exponents)
     coefficients = np.zeros((1 + width * (1 + len(roundings)), values.shape[1]))
     left_out = np.zeros_like(values)
@@ -253,7 +253,7 @@ def fit(samples: Sequence[Sample], degree: int = 2, pads: bool = True) -> Fit:
         blocks = np.array([block for block, other in enumerate(steps) if other == own])
         rows = [np.arange(1 + width)]
         if own:
-            starts = (1 + width * (1 + roundings.index(multiple)) for multiple in own.roundings)
+            starts = (1 + width * (1 + roundings.index(rounding)) for rounding in own.roundings)
             rows = [np.zeros(1, np.int64), *(start + padded_basis.columns(own.degrees) for start in starts)]
         solved = (padded_basis if own else basis).solve(sizes, values[:, blocks], own)
         coefficients[np.concatenate(rows)[:, None], blocks] = solved
@@ -270,7 +270,7 @@ def fit(samples: Sequence[Sample], degree: int = 2, pads: bool = True) -> Fit:
         block_margins=tuple(_margin(short[:, block]) for block in range(values.shape[1])),
         basis=basis,
         padded_basis=padded_basis,
-        roundings=np.array(roundings, np.int64).reshape(-1, 1),
+        roundings=tuple(roundings),
         coefficients=coefficients,
         time_coefficients=times,
         low=sizes.min(axis=0),
@@ -286,10 +286,9 @@ def affordable_degree(sizes: FloatArray, degree: int) -> int:
 
 def _steps(sizes: FloatArray, values: FloatArray, basis: Basis, padded_basis: Basis) -> list[Steps | None]:
     """Roundings for the blocks that the polynomial of the sizes themselves does not explain."""
-    explained = basis.design(sizes, None) @ basis.solve(sizes, values, None)
-    error = np.abs(values - explained) / np.maximum(values, 1.0)
+    rest = values - basis.design(sizes, None) @ basis.solve(sizes, values, None)
     steps: list[Steps | None] = [None] * values.shape[1]
-    rough = np.flatnonzero(error.max(axis=0) > TOLERANCE).tolist()
+    rough = np.flatnonzero(relative_errors(values, rest) > TOLERANCE).tolist()
     if rough:
         for block, found in zip(rough, find_steps(sizes, values[:, rough], padded_basis, TOLERANCE)):
             steps[block] = found

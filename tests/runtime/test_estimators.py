@@ -39,14 +39,18 @@ def distinct(rng: Random, dimensions: int, count: int, low: int = 1, high: int =
     return sorted(found)
 
 
-def swin(size: int, window: int = 7, patch: int = 4, stages: int = 4) -> tuple[int, ...]:
-    """Bytes of the stages of a model of windows: tokens as they are, padded tokens, and a table of positions."""
+def swin(size: int, window: int = 7, unit: int = 1) -> tuple[int, ...]:
+    """Bytes of the four stages of a model of windows: tokens as they are, padded tokens, and a table of positions.
+
+    Each tensor takes a multiple of `unit`.
+    """
     found = []
-    for stage in range(stages):
-        tokens = ceil(size / (patch << stage))
+    for stage in range(4):
+        tokens = ceil(size / (4 << stage))
         padded = window * ceil(tokens / window)
-        channels = 16 << stage
-        found.append(4 * (tokens**2 * channels * 9 + padded**2 * (channels * 6 + 3 * window**2) + 2 * window**4))
+        plain, wide = 64 * tokens**2 << stage, 64 * padded**2 << stage
+        tensors = [*[plain] * 9, *[wide] * 6, *[4 * window**2 * padded**2] * 3, 8 * window**4]
+        found.append(sum(unit * ceil(tensor / unit) for tensor in tensors))
     return tuple(found)
 
 
@@ -81,7 +85,7 @@ def test_the_order_of_samples_does_not_matter(seed: int) -> None:
     one_by_one = PolynomialEstimator()
     for sample in shuffled:
         one_by_one.add(sample)
-    for at in (1, 50, 99):
+    for at in (1, 200, 512):
         assert one_by_one.predict((at,)) == learnt(samples).predict((at,))
 
 
@@ -176,6 +180,39 @@ def test_padding_is_found_and_predicted_exactly(seed: int) -> None:
     blind.add_all(Sample((at,), swin(at)) for at in seen)
     worst = max(abs(blind.predict((at,)).total_bytes / sum(swin(at)) - 1) for at in range(64, 449, 5))
     assert worst > 0.05, "a polynomial of the sizes alone is far off"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_padding_is_found_where_an_allocator_rounds_each_tensor(seed: int) -> None:
+    seen = Random(seed).sample(range(64, 449), 10)
+    estimator = learnt([Sample((at,), swin(at, unit=512)) for at in seen])
+    assert [steps and (steps.grain, steps.pad) for steps in estimator.fitted().steps] == [
+        (4 << k, 28 << k) for k in range(4)
+    ]
+    between = [at for at in range(min(seen), max(seen)) if at not in seen]
+    errors = [abs(estimator.predict((at,)).total_bytes / sum(swin(at, unit=512)) - 1) for at in between]
+    assert sum(errors) / len(errors) < 0.001
+
+
+def test_a_copy_where_there_is_something_to_pad() -> None:
+    def patches(side: int) -> int:
+        padded = 4 * ceil(side / 4)
+        return 9 * padded**2 + 100 + (24 * padded**2 if side % 4 else 0)
+
+    seen = Random(1).sample(range(96, 400), 10)
+    estimator = learnt([Sample((at,), (patches(at),)) for at in seen])
+    assert estimator.fitted().steps == (Steps(4, 4, (2,), copied=True),)
+    assert [estimator.predict((at,)).block_bytes[0] for at in range(96, 400)] == [patches(at) for at in range(96, 400)]
+
+
+def test_padding_of_which_one_multiple_was_seen_looks_like_a_constant() -> None:
+    seen = Random(2).sample(range(230, 448), 10)
+    estimator = learnt([Sample((at,), swin(at)) for at in seen])
+    assert all(estimator.predict((at,)).block_bytes == swin(at) for at in range(min(seen), max(seen)))
+    outside = estimator.predict((100,))
+    assert outside.extrapolated
+    assert outside.block_bytes[:3] == swin(100)[:3]
+    assert outside.block_bytes[3] > swin(100)[3]
 
 
 def test_padding_alone_and_in_two_dimensions() -> None:
