@@ -31,6 +31,7 @@ PLANNERS: Mapping[str, str] = MappingProxyType(
         "hierarchical": "remat_passes.planning.hierarchical:Hierarchical",
         "ilp": "remat_passes.planning.ilp:Ilp",
         "knapsack": "remat_passes.planning.knapsack:Knapsack",
+        "mimose": "remat_passes.planning.mimose:Mimose",
         "min_cut": "remat_passes.planning.min_cut:MinCut",
         "save_all": "remat_passes.planning.save_all:SaveAll",
     }

@@ -104,7 +104,7 @@ def chain_of(index: StepIndex, order: Order, forward: Forward, cuts: Sequence[in
     checkpoint, content, gradient = [0] * (n + 2), [0] * (n + 1), [0] * (n + 1)
     used = [False] * len(forward.made_at)
     segment = [-1 if at < 0 else bisect_right(cuts, at) for at in forward.made_at]
-    for stage, i in zip(_stages(index, order, segment), order.backward):
+    for stage, i in zip(stages_of(index, order, segment), order.backward):
         gradient[stage + 1] += sum(index.size_bytes[s] for s in index.writes[i] if index.kept[s])
         for s in index.reads[i]:
             used[s] = True
@@ -131,15 +131,21 @@ def segmented_plan(index: StepIndex, order: Order, forward: Forward, cuts: Seque
     segment = [-1 if at < 0 else bisect_right(cuts, at) for at in forward.made_at]
     last = len(cuts)
     saved = [made in (-1, last) or bisect_right(cuts, read) > made for made, read in zip(segment, forward.last_read)]
-    stages = _stages(index, order, segment)
+    stages = stages_of(index, order, segment)
     for stage, i in zip(stages, order.backward):
         for s in index.reads[i]:
             saved[s] = saved[s] or segment[s] < stage
     return recompute(index, order, saved, stages)
 
 
-def _stages(index: StepIndex, order: Order, segment: Sequence[int]) -> list[int]:
-    """Stage of each operator of the backward, see the module docstring."""
+def stages_of(index: StepIndex, order: Order, segment: Sequence[int]) -> list[int]:
+    """Stage of each operator of the backward, see the module docstring.
+
+    Args:
+        index: The graph.
+        order: Each operator once.
+        segment: For each storage, the segment that makes it; -1 for those that are at hand anyway.
+    """
     seen = [at < 0 for at in segment]
     stages: list[int] = []
     for i in order.backward:
