@@ -14,6 +14,8 @@ from pathlib import Path
 from remat_compiler.runtime.json_folder import JsonFolder
 
 FOLDER, FORMAT_VERSION, MOST_FILES, MOST_BYTES = "variants", 1, 4_096, 16_000_000
+MOST_VARIANTS = 16
+"""Variants that are kept of one graph; Dynamo may make several graphs of it, for ranges of sizes."""
 SMALLEST = "smallest peak"
 """Label of the variant that serves what nothing else fits."""
 
@@ -49,11 +51,11 @@ class VariantStore:
         self._made: list[PlannedSizes] = []
 
     def add(self, label: str, sizes: tuple[int, ...]) -> None:
-        """Keep one more; what an earlier run made stays until this one has made as many."""
+        """Keep one more, before those of earlier processes; the last of too many goes."""
         self._made.append(PlannedSizes(label, sizes))
-        rest = [one for one in self.earlier if one not in self._made][: max(len(self.earlier) - len(self._made), 0)]
+        kept = dict.fromkeys([*self._made, *self.earlier])
         if self._folder is not None:
-            self._folder.write(self._name, StoredVariants((*self._made, *rest)))
+            self._folder.write(self._name, StoredVariants(tuple(kept)[:MOST_VARIANTS]))
 
     def for_sizes(self, sizes: Sequence[int], *, smallest: bool) -> tuple[int, ...]:
         """The least sizes planned for earlier that are nowhere below `sizes`, else `sizes` themselves.

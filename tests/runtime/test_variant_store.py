@@ -34,15 +34,15 @@ def test_missing_are_those_of_the_earlier_process(tmp_path: Path) -> None:
     assert VariantStore(tmp_path, "another graph").missing([]) == []
 
 
-def test_what_an_earlier_process_made_stays_until_as_many_are_made(tmp_path: Path) -> None:
+def test_what_earlier_processes_made_stays_behind_what_is_new(tmp_path: Path) -> None:
     again = stored(tmp_path)
     again.add("first", (4, 70))
-    third = VariantStore(tmp_path, "graph")
-    assert [one.sizes for one in third.earlier] == [(4, 70), (4, 60), (4, 300), (4, 200)]
-    again.add("first", (4, 60))
-    again.add("first", (4, 80))
-    again.add("first", (4, 90))
-    assert [one.sizes for one in VariantStore(tmp_path, "graph").earlier] == [(4, 70), (4, 60), (4, 80), (4, 90)]
+    again.add("needed", (4, 500))
+    earlier = [one.sizes for one in VariantStore(tmp_path, "graph").earlier]
+    assert earlier == [(4, 70), (4, 500), (4, 60), (4, 300), (4, 200)]
+    for number in range(variant_store.MOST_VARIANTS):
+        again.add("worth it", (5, number))
+    assert len(VariantStore(tmp_path, "graph").earlier) == variant_store.MOST_VARIANTS
 
 
 def test_no_folder_keeps_nothing(tmp_path: Path) -> None:
