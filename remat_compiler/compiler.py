@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 from torch import fx
@@ -19,7 +20,7 @@ from remat_compiler.runtime.dry_run import DryRun, dry_run
 from remat_compiler.runtime.stats import count, timed
 from remat_compiler.runtime.symbolic_run import symbolic_run
 from remat_compiler.runtime.workspace import WorkspaceTable
-from remat_compiler.runtime.wrapper_capture import GraphRecorder
+from remat_compiler.runtime.wrapper_capture import EmittedGraph, GraphRecorder
 from remat_compiler.search import Attempt
 
 logger = logging.getLogger(__name__)
@@ -77,15 +78,24 @@ class Compiler:
         with counted, progress(what), limited, collecting as partitions, GraphRecorder() as recorder:
             gm = torch_compat.copy_module(self.gm)
             compiled = inner(gm, self.example_inputs, RematPartitioner(request, self.costs))
-        compiled_at = time.perf_counter()
         trains = bool(partitions or recorder.backward)
-        check, form, sizes = DryRun(unknown="no backward"), None, dict(request.sizes)
-        if trains:
-            with timed("dry_run_s"), torch_compat.sizes_at(sizes):
-                inputs = self.traced if sizes else self.example_inputs
-                check = dry_run(compiled, inputs, recorder.graphs, self.workspace)
-            if sizes and real and not check.unknown:
-                with timed("dry_run_s"):
-                    form = symbolic_run(compiled, self.traced, recorder.graphs, sizes)
-        logger.debug("compiled in %.1f s, checked in %.2f s", compiled_at - start, time.perf_counter() - compiled_at)
-        return Attempt(request, compiled, real, trains, tuple(partitions), check, form)
+        logger.debug("compiled in %.1f s", time.perf_counter() - start)
+        if not trains:
+            return Attempt(request, compiled, real, trains, tuple(partitions), DryRun(unknown="no backward"))
+        if not request.sizes:
+            with timed("dry_run_s"):
+                check = dry_run(compiled, self.example_inputs, recorder.graphs, self.workspace)
+            return Attempt(request, compiled, real, trains, tuple(partitions), check)
+        sizes, check_at = dict(request.sizes), partial(self._check_at, compiled, recorder.graphs)
+        check, form = check_at(sizes), None
+        if real and not check.unknown:
+            with timed("dry_run_s"):
+                form = symbolic_run(compiled, self.traced, recorder.graphs, sizes)
+        return Attempt(request, compiled, real, trains, tuple(partitions), check, form, check_at)
+
+    def _check_at(
+        self, compiled: Callable[..., Any], graphs: Sequence[EmittedGraph], sizes: Mapping[str, int]
+    ) -> DryRun:
+        """The dry run at sizes given by symbol."""
+        with timed("dry_run_s"), torch_compat.sizes_at(sizes):
+            return dry_run(compiled, self.traced, graphs, self.workspace)

@@ -27,6 +27,7 @@ INNER_COMPILERS: Final = ("inductor", "eager")
 COST_MODELS: Final = ("roofline", "measured", "nominal")
 ON_INFEASIBLE: Final = ("error", "min")
 VARIANTS: Final = ("auto", "always", "never")
+ESTIMATORS: Final = ("symbolic", "quadratic")
 ENVIRONMENT_VARIABLES: Final = ("REMAT_CACHE_DIR", "REMAT_DISABLE_CACHE", "REMAT_DUMP", "REMAT_PLANNER", "REMAT_VERIFY")
 
 _UNIT_BYTES: Final = {
@@ -158,6 +159,8 @@ class RematOptions:
             it pays, ``"always"`` as soon as one would be faster, ``"never"``.  What a size needs to fit is compiled in
             any case.
         max_variants: How many variants of one graph there may be, at least 2.
+        estimator: How the peak of a variant at other sizes is known: ``"symbolic"``, by the exact formula (learnt where
+            there is none), or ``"quadratic"``, learnt from dry runs at the first sizes.
     """
 
     memory_budget: MemoryBudget = field(default_factory=lambda: MemoryBudget(BudgetKind.AUTO))
@@ -170,6 +173,7 @@ class RematOptions:
     time_limit: float | None = None
     variants: str = "auto"
     max_variants: int = 6
+    estimator: str = "symbolic"
 
     @staticmethod
     def parse(
@@ -212,6 +216,7 @@ class RematOptions:
             time_limit=_seconds("time_limit", given.get("time_limit", default.time_limit)),
             variants=_one_of("variants", given.get("variants", default.variants), VARIANTS),
             max_variants=_count("max_variants", given.get("max_variants", default.max_variants), least=2),
+            estimator=_one_of("estimator", given.get("estimator", default.estimator), ESTIMATORS),
         )
 
 

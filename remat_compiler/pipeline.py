@@ -102,7 +102,7 @@ def _for_all_sizes(
     if not attempt.trains:
         return attempt.compiled
     compilation = torch_compat.saved_compilation()
-    if compilation is not None:
+    if compilation is not None and not attempt.check.unknown:
         compiler.example_inputs = compiler.traced
         workshop = Workshop(
             compile_=compiler.run,

@@ -17,7 +17,7 @@ weights, then, where those do not fit, or only at the price of much recomputatio
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -51,6 +51,7 @@ class Attempt:
         partitions: What was decided; empty without a backward, and when a compiler's cache was hit.
         check: The dry run of what was emitted.
         form: Its peak by the sizes of the inputs, where they are symbolic and kernels were compiled.
+        check_at: The dry run at other sizes, given by symbol, likewise.
     """
 
     request: PartitionRequest
@@ -60,6 +61,7 @@ class Attempt:
     partitions: tuple[Partition, ...]
     check: DryRun
     form: PeakForm | None = None
+    check_at: Callable[[Mapping[str, int]], DryRun] | None = None
 
 
 class Compile(Protocol):

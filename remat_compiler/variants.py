@@ -25,8 +25,10 @@ from remat_compiler.adjust import added_ns
 from remat_compiler.cutter import PartitionRequest
 from remat_compiler.options import RematOptions
 from remat_compiler.partition import Partition
-from remat_compiler.runtime.dispatch import Dispatch, Use, Variant
+from remat_compiler.runtime.dispatch import Dispatch, PeakBySize, Use, Variant
+from remat_compiler.runtime.peak_form import condition_on
 from remat_compiler.runtime.peak_guard import PeakGuard
+from remat_compiler.runtime.sampled_peak import SampledPeak
 from remat_compiler.runtime.stats import count
 from remat_compiler.runtime.variant_store import SMALLEST, VariantStore
 from remat_compiler.runtime.workspace import WorkspaceTable
@@ -97,15 +99,21 @@ class VariantMaker:
     def variant(self, attempt: Attempt, sizes: tuple[int, ...], label: str) -> Variant:
         """What was compiled, with its peak by size."""
         count("variants")
+        return Variant(attempt.compiled, self._peak_by_size(attempt, sizes), _added(attempt), sizes, label)
+
+    def _peak_by_size(self, attempt: Attempt, sizes: tuple[int, ...]) -> PeakBySize:
+        """Its formula where there is one and the options do not say otherwise; else learnt from dry runs."""
         names = [symbol.name for symbol in self.workshop.symbols]
         conditions = self.workshop.assumptions.conditions(names)
-        if attempt.form is None or conditions is None:
-            logger.warning("the peak of a variant is known for %s only", sizes)
-            known = {sizes: attempt.check.peak_bytes} if conditions is not None else {}
-            return Variant(attempt.compiled, lambda at: known.get(tuple(at)), _added(attempt), sizes, label)
-        form = replace(attempt.form, conditions=(*attempt.form.conditions, *conditions))
-        guard = PeakGuard(form, self.workshop.workspace, sizes)
-        return Variant(attempt.compiled, guard.peak_bytes, _added(attempt), sizes, label)
+        if conditions is None or attempt.check_at is None:
+            logger.warning("nothing is known of the peak of a variant, which is not used: its sizes are restricted")
+            return lambda sizes: None
+        if attempt.form is not None and self.options.estimator == "symbolic":
+            form = replace(attempt.form, conditions=(*attempt.form.conditions, *conditions))
+            return PeakGuard(form, self.workshop.workspace, sizes).peak_bytes
+        check_at, holds = attempt.check_at, condition_on(names, conditions)
+        sampled = SampledPeak(lambda at: check_at(dict(zip(names, at))))
+        return lambda at: sampled.peak_bytes(at) if holds(*at) else None
 
     def provide(self, sizes: tuple[int, ...], variants: Sequence[Variant]) -> Sequence[Variant]:
         """What to run `sizes` by: the smallest peak, where there is none yet and it fits, else a plan for them.

@@ -34,6 +34,7 @@ OTHER_OPTIONS: dict[str, object] = {
     "time_limit": 3.0,
     "variants": "never",
     "max_variants": 3,
+    "estimator": "quadratic",
 }
 OTHER_REQUEST: dict[str, object] = {
     "budget_bytes": 8,

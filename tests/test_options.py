@@ -125,6 +125,7 @@ def test_every_int_is_its_own_byte_string(size: int) -> None:
         ({"time_limit": "2"}, "time_limit"),
         ({"variants": "all"}, "unknown variants 'all'"),
         ({"variants": True}, "variants must be one of 'auto', 'always', 'never'"),
+        ({"estimator": "linear"}, "unknown estimator 'linear'"),
         ({"max_variants": 1}, "max_variants must be a whole number of at least 2, got 1"),
         ({"max_variants": 2.5}, "max_variants"),
         ({"max_variants": True}, "max_variants"),

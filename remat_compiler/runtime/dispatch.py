@@ -26,6 +26,9 @@ PAUSE = 3.0
 MOST_SIZES = 65_536
 """Sizes whose variant is remembered; beyond, all are forgotten and decided again."""
 
+PeakBySize = Callable[[Sequence[int]], "int | None"]
+"""The peak at given sizes in bytes; `None` where nothing is known of them."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Variant:
@@ -40,7 +43,7 @@ class Variant:
     """
 
     compiled: Callable[..., Any]
-    peak_bytes: Callable[[Sequence[int]], int | None]
+    peak_bytes: PeakBySize
     added: float
     sizes: tuple[int, ...]
     label: str

@@ -69,7 +69,7 @@ class PeakForm:
 
     def holds(self, sizes: Sequence[int]) -> bool:
         """Whether the form says anything of these sizes (in the order of `symbols`)."""
-        return bool(_holds(self.symbols, self.conditions)(*sizes))
+        return bool(condition_on(self.symbols, self.conditions)(*sizes))
 
     def live_bytes(self, sizes: Sequence[int]) -> int:
         """The peak without what operators take inside (sizes in the order of `symbols`)."""
@@ -165,9 +165,13 @@ def _evaluator(
     return heights_at
 
 
+def condition_on(symbols: Sequence[str], conditions: Sequence[str]) -> Callable[..., bool]:
+    """All conditions, Python expressions over `symbols`, as one function of the sizes."""
+    return _condition(tuple(symbols), tuple(conditions))
+
+
 @cache
-def _holds(symbols: tuple[str, ...], conditions: tuple[str, ...]) -> Callable[..., bool]:
-    """All conditions as one function of the sizes."""
+def _condition(symbols: tuple[str, ...], conditions: tuple[str, ...]) -> Callable[..., bool]:
     test = " and ".join(f"({condition})" for condition in conditions) or "True"
     holds: Callable[..., bool] = _compiled(f"def holds({', '.join(symbols)}):\n    return {test}\n", "holds")
     return holds

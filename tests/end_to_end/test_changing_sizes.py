@@ -105,12 +105,17 @@ def test_equal_to_eager_while_variants_switch(made: list[Dispatch]) -> None:
     assert all("a variant of the graph, planned for L['x'].size()[1] = " in r.notes[-1] for r in reports[1:])
 
 
-@pytest.mark.parametrize("variants", ["auto", "always", "never"])
-def test_no_size_ever_exceeds_the_budget(variants: str, made: list[Dispatch]) -> None:
+@pytest.mark.parametrize(
+    ("variants", "estimator"),
+    [("auto", "symbolic"), ("always", "symbolic"), ("never", "symbolic"), ("auto", "quadratic")],
+)
+def test_no_size_ever_exceeds_the_budget(variants: str, estimator: str, made: list[Dispatch]) -> None:
     """Measured by the allocator at every length, the first step of each included."""
     model = Encoder()
     budget = unbudgeted_peak(model, 50)
-    compiled = compile_with(model, None, memory_budget=budget, on_infeasible="error", variants=variants)
+    compiled = compile_with(
+        model, None, memory_budget=budget, on_infeasible="error", variants=variants, estimator=estimator
+    )
     compiled(batch(20)).backward()
     compiled(batch(21)).backward()
     (one,) = made

@@ -68,6 +68,6 @@ class Flattened(nn.Module):
 
 def test_batch_normalisation_of_changing_sizes_under_inductor() -> None:
     model, x = Flattened(), torch.randn(4, 9, 8)
-    assert differences_from_eager(
-        model, (x,), dynamic=True, inner="inductor", memory_budget="min", tolerance=1e-4
-    ) == []
+    assert (
+        differences_from_eager(model, (x,), dynamic=True, inner="inductor", memory_budget="min", tolerance=1e-4) == []
+    )

@@ -1,0 +1,56 @@
+"""The peak by size learnt from dry runs at a few sizes, where the step cannot run on symbolic ones.
+
+Source: Liao, Li, Sun et al., *Mimose: An Input-Aware Checkpointing Planner for Efficient Training on GPU*, section 4.3:
+a quadratic fitted to about ten sizes as they come.  Deviation: not the peak is fitted, which bends where another
+operator takes its place, but the bytes alive at every moment of the step; the peak is their maximum.  The samples are
+dry runs, which are exact, so that no step has to be measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from remat_compiler.runtime.dry_run import DryRun
+from remat_compiler.runtime.estimators import PolynomialEstimator, Sample
+
+
+class SampledPeak:
+    """The peak of a compiled step at any sizes: exact at the first sizes and outside of their range, else fitted.
+
+    Args:
+        check_at: The dry run of the step at given sizes.
+        most_samples: Sizes that are dry-run before anything is predicted.
+    """
+
+    def __init__(self, check_at: Callable[[Sequence[int]], DryRun], most_samples: int = 10) -> None:
+        self.checks = 0
+        self._check_at = check_at
+        self._estimator = PolynomialEstimator(most_samples=most_samples)
+        self._known: dict[tuple[int, ...], int | None] = {}
+
+    def peak_bytes(self, sizes: Sequence[int]) -> int | None:
+        """The peak at these sizes, at least about; `None` where nothing is known of them."""
+        key = tuple(sizes)
+        if key not in self._known:
+            self._known[key] = self._predicted(key) if self._estimator.full else self._checked(key)
+        return self._known[key]
+
+    def _predicted(self, sizes: tuple[int, ...]) -> int | None:
+        """From the fit, with its margin at every moment; a dry run outside of what was seen."""
+        fit = self._estimator.fitted()
+        estimate = fit.predict(sizes)
+        if estimate.extrapolated:
+            return self._checked(sizes)
+        return max(map(sum, zip(estimate.block_bytes, fit.block_margins)))
+
+    def _checked(self, sizes: tuple[int, ...]) -> int | None:
+        """From a dry run, which is kept as a sample."""
+        self.checks += 1
+        found = self._check_at(sizes)
+        if found.unknown:
+            return None
+        heights = tuple(sample.live_bytes + sample.workspace_bytes for sample in found.timeline)
+        known = self._estimator.samples
+        if heights and (not known or len(known[0].block_bytes) == len(heights)):
+            self._estimator.add(Sample(sizes, heights))
+        return found.peak_bytes
