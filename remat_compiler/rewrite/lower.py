@@ -48,6 +48,7 @@ class _Lowering:
         self.current: dict[fx.Node, fx.Node] = {}
         self.inlined: dict[tuple[fx.Node, tuple[fx.Node, ...]], fx.Node] = {}
         self.emitted: dict[fx.Node, int] = {}
+        self.fractions: dict[fx.Node, fx.Node] = {}
         self.kept = {s.id for s in captured.graph.storages if s.kept}
         self.random = ReplayedRandom(captured, plan, self.out)
         self.stored = _to_be_stored(captured)
@@ -149,7 +150,18 @@ class _Lowering:
 
     def _lookup(self, local: dict[fx.Node, fx.Node]) -> Callable[[fx.Node], fx.Node]:
         """What a node of the joint graph is now, in the graph that is being written."""
-        return lambda a: local[a] if a in local else self.out.here(self.current[a])
+        return lambda a: local[a] if a in local else self._value_of(a)
+
+    def _value_of(self, node: fx.Node) -> fx.Node:
+        """The latest instance of a node; the backward computes fractions of sizes anew.
+
+        Inductor's cache takes no graph that has such a number among its inputs.
+        """
+        if not self.out.in_backward or not isinstance(node.meta.get("val"), torch.SymFloat):
+            return self.out.here(self.current[node])
+        if node not in self.fractions:
+            self.fractions[node] = self._copy(node, {})
+        return self.fractions[node]
 
     def _name(self, node: fx.Node) -> str:
         """Name of the next copy of `node`; from the second copy on it has the recompute suffix."""

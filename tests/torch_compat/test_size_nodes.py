@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.utils import counters
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from end_to_end.compiling import differences_from_eager
@@ -67,7 +68,10 @@ class Flattened(nn.Module):
 
 
 def test_batch_normalisation_of_changing_sizes_under_inductor() -> None:
+    """Its correction is a fraction of sizes, which Inductor's cache would not take among the inputs of a graph."""
+    counters["inductor"].clear()
     model, x = Flattened(), torch.randn(4, 9, 8)
-    assert (
-        differences_from_eager(model, (x,), dynamic=True, inner="inductor", memory_budget="min", tolerance=1e-4) == []
-    )
+    options = {"inner": "inductor", "memory_budget": "min", "tolerance": 1e-4}
+    assert differences_from_eager(model, (x,), dynamic=True, **options) == []
+    assert counters["inductor"]["fxgraph_cache_miss"] + counters["inductor"]["fxgraph_cache_hit"] >= 2
+    assert counters["inductor"]["fxgraph_cache_bypass"] == 0
