@@ -93,7 +93,7 @@ def _for_all_sizes(
 ) -> Callable[..., Any]:
     """The graph planned for the sizes of the first call, and for others as they come; see `variants`."""
     inputs = compiler.example_inputs
-    sizes = variants.for_sizes([symbol.hint for symbol in symbols], smallest=False)
+    sizes = variants.for_sizes([symbol.hint for symbol in symbols], ahead=False)
     first = replace(first, sizes=tuple(zip((symbol.name for symbol in symbols), sizes)))
     start = time.perf_counter()
     attempt, limit = _searched(compiler, options, first)

@@ -1,15 +1,16 @@
 """Variants of a graph whose sizes change: what to compile, and when.
 
     first        planned for the sizes of the first call; Inductor's own partition where those fit
-    needed       no variant fits a call: the smallest peak, once, which then serves every size that nothing else
-                 fits; a plan for the sizes at hand where even that does not
+    larger sizes no variant fits a call: once, a plan for twice its sizes, of the smallest peak where those cannot fit;
+                 it serves every size up to there that nothing else fits
+    needed       a plan for the sizes at hand, where even that does not fit
     worth it     recomputation has taken as long as a compilation: of the sizes seen, the one whose plan would have
                  saved most, if that is more than a compilation takes
 
-So a size never seen before waits for a compiler at most twice, and compilations take no longer than what they
-save; `RematOptions.variants` forces or forbids the last kind.  Everything is compiled from one captured graph, under
-what Dynamo knew of it.  What is worth it depends on the times of steps, so ranks may come to different variants; the
-plan of each depends on nothing but what it is planned for.
+So sizes never seen before wait for a compiler at most once for every doubling, and other compilations take no longer
+than what they save; `RematOptions.variants` forces or forbids those.  Everything is compiled from one captured graph,
+under what Dynamo knew of it.  What is worth it depends on the times of steps, so ranks may come to different variants;
+the plan of each depends on nothing but what it is planned for.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from remat_compiler.runtime.peak_form import condition_on
 from remat_compiler.runtime.peak_guard import PeakGuard
 from remat_compiler.runtime.sampled_peak import SampledPeak
 from remat_compiler.runtime.stats import count
-from remat_compiler.runtime.variant_store import SMALLEST, VariantStore
+from remat_compiler.runtime.variant_store import AHEAD, VariantStore
 from remat_compiler.runtime.workspace import WorkspaceTable
 from remat_compiler.search import Attempt, Compile
 from remat_compiler.trade_off import TradeOff
@@ -89,7 +90,7 @@ class VariantMaker:
         self.options = options
         self.limit_bytes = workshop.request.budget_bytes or 0
         self.compile_s = seconds
-        self.has_smallest = False
+        self.looked_ahead = False
         self._hopeless_bytes = float("inf")
         self._first = first
         self._curve: TradeOff | None = None
@@ -116,7 +117,7 @@ class VariantMaker:
         return lambda at: sampled.peak_bytes(at) if holds(*at) else None
 
     def provide(self, sizes: tuple[int, ...], variants: Sequence[Variant]) -> Sequence[Variant]:
-        """What to run `sizes` by: the smallest peak, where there is none yet and it fits, else a plan for them.
+        """What to run `sizes` by: a plan for larger ones, where there is none yet and it fits, else a plan for them.
 
         Where nothing fits and the options say to take the smallest peak, so it is for all sizes that take more.
 
@@ -128,30 +129,30 @@ class VariantMaker:
         if known and min(known.values()) >= self._hopeless_bytes:
             return [min(known, key=lambda variant: known[variant])]
         made = []
-        if not self.has_smallest:
-            self.has_smallest = True
-            earlier = self.workshop.store.for_sizes(sizes, smallest=True)
-            made.append(self._smallest(self._ahead(sizes) if earlier == sizes else earlier))
+        if not self.looked_ahead:
+            self.looked_ahead = True
+            earlier = self.workshop.store.for_sizes(sizes, ahead=True)
+            made.append(self._ahead(self._doubled(sizes) if earlier == sizes else earlier))
             peak = made[0].peak_bytes(sizes)
             if peak is not None and peak <= self.limit_bytes:
                 return made
-        needed = self._fitting(self.workshop.store.for_sizes(sizes, smallest=False), "needed")
+        needed = self._fitting(self.workshop.store.for_sizes(sizes, ahead=False), "needed")
         peak = needed.peak_bytes(sizes)
         if peak is not None and peak > self.limit_bytes:
             self._hopeless_bytes = min(self._hopeless_bytes, peak)
         return [*made, needed]
 
-    def _smallest(self, sizes: tuple[int, ...]) -> Variant:
-        """The variant of the smallest peak that is found."""
-        request = replace(self._request(sizes), budget_bytes=1, take_smallest=True, free_layout=False)
-        return self._compiled(lambda: self.workshop.compile_(request), sizes, SMALLEST)
+    def _ahead(self, sizes: tuple[int, ...]) -> Variant:
+        """A variant planned for larger sizes than are at hand, of the smallest peak where the budget is too small."""
+        request = replace(self._request(sizes), take_smallest=True, free_layout=False)
+        return self._compiled(lambda: self.workshop.compile_(request), sizes, AHEAD)
 
     def _fitting(self, sizes: tuple[int, ...], label: str) -> Variant:
         """A variant planned for the budget at `sizes`."""
         return self._compiled(lambda: self.workshop.search(self._request(sizes)), sizes, label)
 
-    def _ahead(self, sizes: tuple[int, ...]) -> tuple[int, ...]:
-        """Larger sizes, whose smallest peak serves more sizes still to come: those that change, doubled."""
+    def _doubled(self, sizes: tuple[int, ...]) -> tuple[int, ...]:
+        """The sizes that change twice as large, the others as they are."""
         return tuple(
             n if n == symbol.hint else 2 * n if symbol.upper is None else min(2 * n, symbol.upper)
             for n, symbol in zip(sizes, self.workshop.symbols)

@@ -16,8 +16,8 @@ from remat_compiler.runtime.json_folder import JsonFolder
 FOLDER, FORMAT_VERSION, MOST_FILES, MOST_BYTES = "variants", 1, 4_096, 16_000_000
 MOST_VARIANTS = 16
 """Variants that are kept of one graph; Dynamo may make several graphs of it, for ranges of sizes."""
-SMALLEST = "smallest peak"
-"""Label of the variant that serves what nothing else fits."""
+AHEAD = "larger sizes"
+"""Label of the variant that was planned for larger sizes than were at hand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,25 +57,25 @@ class VariantStore:
         if self._folder is not None:
             self._folder.write(self._name, StoredVariants(tuple(kept)[:MOST_VARIANTS]))
 
-    def for_sizes(self, sizes: Sequence[int], *, smallest: bool) -> tuple[int, ...]:
+    def for_sizes(self, sizes: Sequence[int], *, ahead: bool) -> tuple[int, ...]:
         """The least sizes planned for earlier that are nowhere below `sizes`, else `sizes` themselves.
 
         Args:
             sizes: Sizes to plan for.
-            smallest: Whether it is for the smallest peak; such variants and others are kept apart.
+            ahead: Whether to plan for larger sizes than are at hand; such variants and others are kept apart.
         """
         fitting = [
             one.sizes
             for one in self.earlier
-            if (one.label == SMALLEST) == smallest
+            if (one.label == AHEAD) == ahead
             and len(one.sizes) == len(sizes)
             and all(planned >= size for planned, size in zip(one.sizes, sizes))
         ]
         return min(fitting, default=tuple(sizes))
 
     def missing(self, planned: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
-        """Sizes that an earlier run planned for and this one did not, but for the smallest peak."""
-        return [one.sizes for one in self.earlier if one.label != SMALLEST and one.sizes not in planned]
+        """Sizes that an earlier run planned for and this one did not, but for those planned ahead."""
+        return [one.sizes for one in self.earlier if one.label != AHEAD and one.sizes not in planned]
 
 
 @cache

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from remat_compiler.runtime import variant_store
-from remat_compiler.runtime.variant_store import SMALLEST, VariantStore
+from remat_compiler.runtime.variant_store import AHEAD, VariantStore
 
 
 def stored(folder: Path) -> VariantStore:
     """The store of a process that made four variants."""
     store = VariantStore(folder, "graph")
-    for label, sizes in [("first", (4, 60)), (SMALLEST, (4, 300)), ("worth it", (4, 200)), ("needed", (4, 500))]:
+    for label, sizes in [("first", (4, 60)), (AHEAD, (4, 300)), ("worth it", (4, 200)), ("needed", (4, 500))]:
         store.add(label, sizes)
     return VariantStore(folder, "graph")
 
@@ -21,11 +21,11 @@ def stored(folder: Path) -> VariantStore:
 def test_the_least_sizes_that_cover_are_taken(tmp_path: Path) -> None:
     again = stored(tmp_path)
     sizes = [(4, 10), (4, 61), (4, 200), (4, 201), (4, 501), (5, 10)]
-    found = [again.for_sizes(one, smallest=False) for one in sizes]
+    found = [again.for_sizes(one, ahead=False) for one in sizes]
     assert found == [(4, 60), (4, 200), (4, 200), (4, 500), (4, 501), (5, 10)]
-    assert again.for_sizes((4, 299), smallest=True) == (4, 300)
-    assert again.for_sizes((4, 301), smallest=True) == (4, 301)
-    assert again.for_sizes((3,), smallest=False) == (3,)
+    assert again.for_sizes((4, 299), ahead=True) == (4, 300)
+    assert again.for_sizes((4, 301), ahead=True) == (4, 301)
+    assert again.for_sizes((3,), ahead=False) == (3,)
 
 
 def test_missing_are_those_of_the_earlier_process(tmp_path: Path) -> None:
