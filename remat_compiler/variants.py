@@ -44,6 +44,8 @@ WORTH_IT = 0.02
 """Fraction of the step that a better variant must be foreseen to save."""
 FIRST_LOSS_S = 0.001
 """Seconds to lose before a better variant is looked for again, where one is always wanted."""
+ROOM = (1.25, 1.1)
+"""How much larger than the sizes seen those may be that are planned for."""
 LATER = 2.0
 """Factor on the time to lose before a better variant is looked for again, when there was none."""
 
@@ -132,7 +134,7 @@ class VariantMaker:
         if not self.looked_ahead:
             self.looked_ahead = True
             earlier = self.workshop.store.for_sizes(sizes, ahead=True)
-            made.append(self._ahead(self._doubled(sizes) if earlier == sizes else earlier))
+            made.append(self._ahead(self._scaled(sizes, 2.0) if earlier == sizes else earlier))
             peak = made[0].peak_bytes(sizes)
             if peak is not None and peak <= self.limit_bytes:
                 return made
@@ -151,10 +153,10 @@ class VariantMaker:
         """A variant planned for the budget at `sizes`."""
         return self._compiled(lambda: self.workshop.search(self._request(sizes)), sizes, label)
 
-    def _doubled(self, sizes: tuple[int, ...]) -> tuple[int, ...]:
-        """The sizes that change twice as large, the others as they are."""
+    def _scaled(self, sizes: tuple[int, ...], factor: float) -> tuple[int, ...]:
+        """The sizes that change `factor` times as large, the others as they are."""
         return tuple(
-            n if n == symbol.hint else 2 * n if symbol.upper is None else min(2 * n, symbol.upper)
+            n if n == symbol.hint else min(int(factor * n), int(factor * n) if symbol.upper is None else symbol.upper)
             for n, symbol in zip(sizes, self.workshop.symbols)
         )
 
@@ -186,11 +188,21 @@ class VariantMaker:
         return 0.0 if at_once else self.compile_s
 
     def _candidates(self, uses: Sequence[Use]) -> list[tuple[int, ...]]:
-        """Sizes to plan for: of those that recompute now, the largest and some below."""
+        """Sizes to plan for: of those that recompute now, the largest and some below, with room to grow."""
         slow = sorted((use.sizes for use in uses if use.variant.added), key=self._curve_of_first().reference_bytes)
-        if len(slow) <= CANDIDATES:
-            return slow
-        return [slow[(i + 1) * len(slow) // CANDIDATES - 1] for i in range(CANDIDATES)]
+        if len(slow) > CANDIDATES:
+            slow = [slow[(i + 1) * len(slow) // CANDIDATES - 1] for i in range(CANDIDATES)]
+        return [self._with_room(sizes) for sizes in slow]
+
+    def _with_room(self, sizes: tuple[int, ...]) -> tuple[int, ...]:
+        """Somewhat larger sizes where that costs next to nothing: others that are near will come, too.
+
+        Where nothing is to be recomputed at `sizes`, nor is it at the larger ones.
+        """
+        curve = self._curve_of_first()
+        least = curve.added_at(sizes)
+        most = least + WORTH_IT if least else 0.0
+        return next((larger for f in ROOM if curve.added_at(larger := self._scaled(sizes, f)) <= most), sizes)
 
     def _saved_s(self, use: Use, sizes: tuple[int, ...]) -> float:
         """Seconds that a plan for `sizes` would have saved at the calls of one use, as far as is foreseen."""
