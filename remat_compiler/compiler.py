@@ -90,7 +90,8 @@ class Compiler:
         check, form = check_at(sizes), None
         if real and not check.unknown:
             with timed("dry_run_s"):
-                form = symbolic_run(compiled, self.traced, recorder.graphs, sizes)
+                signed = [symbol.name for symbol in torch_compat.input_symbols(self.traced) if symbol.signed]
+                form = symbolic_run(compiled, self.traced, recorder.graphs, sizes, signed)
         return Attempt(request, compiled, real, trains, tuple(partitions), check, form, check_at)
 
     def _check_at(

@@ -87,6 +87,20 @@ class UnknownName(RematError, LookupError):
         return type(self), (self.kind, self.name, self.allowed)
 
 
+class UnservedSizes(RematError):
+    """What a compiler assumed of changing sizes does not hold at those of a call.
+
+    Args:
+        sizes: The sizes of the call, as people are shown them.
+    """
+
+    def __init__(self, sizes: str) -> None:
+        super().__init__(
+            f"got {sizes}, for which the compiled graph may not be used: what the inner compiler assumed of changing "
+            "sizes does not hold there; run such sizes by a function that is compiled with dynamic=False"
+        )
+
+
 class InfeasibleBudget(RematError):
     """No plan stays within the budget.
 

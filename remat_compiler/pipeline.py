@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -27,6 +28,8 @@ from remat_compiler.runtime.workspace import WorkspaceTable
 from remat_compiler.search import Attempt, Search
 from remat_compiler.several_graphs import decide, first_request_of_several, has_fixed_sizes
 from remat_compiler.variants import Workshop, dispatched
+
+logger = logging.getLogger(__name__)
 
 
 def compile_graph(
@@ -93,7 +96,7 @@ def _for_all_sizes(
 ) -> Callable[..., Any]:
     """The graph planned for the sizes of the first call, and for others as they come; see `variants`."""
     inputs = compiler.example_inputs
-    sizes = variants.for_sizes([symbol.hint for symbol in symbols], ahead=False)
+    sizes = variants.for_first([symbol.hint for symbol in symbols], [symbol.upper for symbol in symbols])
     first = replace(first, sizes=tuple(zip((symbol.name for symbol in symbols), sizes)))
     start = time.perf_counter()
     attempt, limit = _searched(compiler, options, first)
@@ -102,7 +105,12 @@ def _for_all_sizes(
     if not attempt.trains:
         return attempt.compiled
     compilation = torch_compat.saved_compilation()
-    if compilation is not None and not attempt.check.unknown:
+    if compilation is None or attempt.check.unknown or not attempt.partitions:
+        logger.warning(
+            "memory_budget is kept for the sizes of the first call only, and one plan serves all sizes: %s",
+            attempt.check.unknown or "the graph is not compiled by Dynamo",
+        )
+    else:
         compiler.example_inputs = compiler.traced
         workshop = Workshop(
             compile_=compiler.run,

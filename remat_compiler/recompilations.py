@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 MOST_FUNCTIONS = 4_096
 """Functions whose sizes are remembered."""
 
-_shapes: defaultdict[int, list[dict[str, tuple[Any, ...]]]] = defaultdict(list)
+_shapes: defaultdict[int, list[dict[str, tuple[str, ...]]]] = defaultdict(list)
 _lock = threading.Lock()
 
 
@@ -38,8 +38,11 @@ def watch_recompilations(gm: fx.GraphModule) -> None:
     with _lock:
         if len(_shapes) >= MOST_FUNCTIONS and compilation.frame not in _shapes:
             _shapes.clear()
+        if compilation.earlier == 0:
+            _shapes.pop(compilation.frame, None)  # torch._dynamo.reset counts functions anew
         seen = _shapes[compilation.frame]
-        seen.append(torch_compat.input_shapes(gm))
+        shapes = torch_compat.input_shapes(gm)
+        seen.append({source: tuple(map(str, shape)) for source, shape in shapes.items()})
         changing = changed(seen)
     left = compilation.limit - compilation.earlier - 1
     if left == 1 and changing:
@@ -52,7 +55,7 @@ def watch_recompilations(gm: fx.GraphModule) -> None:
             compilation.earlier + 1,
             compilation.limit,
         )
-    elif left == 0 and not _is_dynamic(seen[-1]):
+    elif left == 0 and not _is_dynamic(shapes):
         logger.warning(
             "this was compilation %d of one function, the last that Dynamo makes "
             "(torch._dynamo.config.recompile_limit): a call that would need another runs in eager, and memory_budget "
@@ -61,13 +64,13 @@ def watch_recompilations(gm: fx.GraphModule) -> None:
         )
 
 
-def changed(seen: list[dict[str, tuple[Any, ...]]]) -> list[str]:
+def changed(seen: list[dict[str, tuple[str, ...]]]) -> list[str]:
     """Inputs whose sizes differ between compilations, their number of dimensions being the same."""
     last = seen[-1]
     found = []
     for source, shape in last.items():
         others = [shapes[source] for shapes in seen[:-1] if source in shapes]
-        if any(len(other) == len(shape) and list(map(str, other)) != list(map(str, shape)) for other in others):
+        if any(len(other) == len(shape) and other != shape for other in others):
             found.append(source)
     return found
 

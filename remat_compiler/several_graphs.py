@@ -27,6 +27,7 @@ from remat_compiler.cutter import PartitionRequest
 from remat_compiler.errors import InfeasibleBudget
 from remat_compiler.options import BudgetKind, RematOptions, format_bytes
 from remat_compiler.planned_graph import PlannedGraph, watch
+from remat_compiler.runtime.dispatch import Dispatch
 from remat_compiler.runtime.step_watch import WatchedStep
 from remat_compiler.search import Attempt
 from remat_compiler.shares import Level, levels_of, share
@@ -127,6 +128,10 @@ class _Together:
                 self._warn("together they take more than each alone", "what one of them takes is not known")
             return
         peak, limit = self.peak(known), self._limit()
+        if limit is not None and any(isinstance(graph.compiled, Dispatch) for graph in self.graphs):
+            now = f"at their first sizes they peak at {format_bytes(peak)} together"
+            self._warn(now, "their sizes change, and what they take at others is not shared out")
+            return
         if any(replace(g.options, dump=None) != replace(self.options, dump=None) for g in self.graphs):
             limit = min((g.budget_bytes for g in self.graphs if g.budget_bytes is not None), default=None)
             if limit is not None and peak > limit:

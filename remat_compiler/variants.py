@@ -24,8 +24,9 @@ from dataclasses import dataclass, replace
 from remat_compiler import torch_compat
 from remat_compiler.adjust import added_ns
 from remat_compiler.cutter import PartitionRequest
+from remat_compiler.errors import InfeasibleBudget, RematError, UnservedSizes
 from remat_compiler.options import RematOptions
-from remat_compiler.partition import Partition
+from remat_compiler.partition import NoPlan
 from remat_compiler.runtime.dispatch import Dispatch, PeakBySize, Use, Variant
 from remat_compiler.runtime.peak_form import condition_on
 from remat_compiler.runtime.peak_guard import PeakGuard
@@ -44,6 +45,8 @@ WORTH_IT = 0.02
 """Fraction of the step that a better variant must be foreseen to save."""
 FIRST_LOSS_S = 0.001
 """Seconds to lose before a better variant is looked for again, where one is always wanted."""
+HOPELESS = 0.95
+"""Where even this part of the smallest peak of all variants is over the budget, no other one is tried."""
 ROOM = (1.25, 1.1)
 """How much larger than the sizes seen those may be that are planned for."""
 LATER = 2.0
@@ -92,8 +95,11 @@ class VariantMaker:
         self.options = options
         self.limit_bytes = workshop.request.budget_bytes or 0
         self.compile_s = seconds
-        self.looked_ahead = False
-        self._hopeless_bytes = float("inf")
+        self._most = [symbol.upper for symbol in workshop.symbols]
+        self._reach: tuple[int, ...] = ()
+        self._spare: list[Variant] = []
+        self._refused: dict[tuple[int, ...], RematError] = {}
+        self._hopeless = False
         self._first = first
         self._curve: TradeOff | None = None
         self.first_sizes = tuple(number for _, number in first.request.sizes)
@@ -102,7 +108,10 @@ class VariantMaker:
     def variant(self, attempt: Attempt, sizes: tuple[int, ...], label: str) -> Variant:
         """What was compiled, with its peak by size."""
         count("variants")
-        return Variant(attempt.compiled, self._peak_by_size(attempt, sizes), _added(attempt), sizes, label)
+        made = Variant(attempt.compiled, self._peak_by_size(attempt, sizes), _added(attempt), sizes, label)
+        if label == AHEAD or self._fits(made, sizes):
+            self.workshop.store.add(label, sizes, free=not made.added)
+        return made
 
     def _peak_by_size(self, attempt: Attempt, sizes: tuple[int, ...]) -> PeakBySize:
         """Its formula where there is one and the options do not say otherwise; else learnt from dry runs."""
@@ -119,35 +128,51 @@ class VariantMaker:
         return lambda at: sampled.peak_bytes(at) if holds(*at) else None
 
     def provide(self, sizes: tuple[int, ...], variants: Sequence[Variant]) -> Sequence[Variant]:
-        """What to run `sizes` by: a plan for larger ones, where there is none yet and it fits, else a plan for them.
+        """What to run `sizes` by, last: a plan for larger ones, where that is new and fits, else a plan for them.
 
         Where nothing fits and the options say to take the smallest peak, so it is for all sizes that take more.
 
         Raises:
             InfeasibleBudget: Nothing fits, and the options do not say to take the smallest peak.
+            UnservedSizes: What was compiled may not run at them.
         """
-        peaks = {variant: variant.peak_bytes(sizes) for variant in variants}
-        known = {variant: peak for variant, peak in peaks.items() if peak is not None}
-        if known and min(known.values()) >= self._hopeless_bytes:
-            return [min(known, key=lambda variant: known[variant])]
-        made = []
-        if not self.looked_ahead:
-            self.looked_ahead = True
-            earlier = self.workshop.store.for_sizes(sizes, ahead=True)
-            made.append(self._ahead(self._scaled(sizes, 2.0) if earlier == sizes else earlier))
-            peak = made[0].peak_bytes(sizes)
-            if peak is not None and peak <= self.limit_bytes:
-                return made
-        needed = self._fitting(self.workshop.store.for_sizes(sizes, ahead=False), "needed")
-        peak = needed.peak_bytes(sizes)
-        if peak is not None and peak > self.limit_bytes:
-            self._hopeless_bytes = min(self._hopeless_bytes, peak)
+        peaks = [(peak, i) for i, variant in enumerate(variants) if (peak := variant.peak_bytes(sizes)) is not None]
+        least, i = min(peaks, default=(0, 0))
+        if self._hopeless and least * HOPELESS > self.limit_bytes:
+            return [variants[i]]
+        if sizes in self._refused:
+            raise self._refused[sizes]
+        made = self._looked_ahead(sizes)
+        fitting = [variant for variant in made if self._fits(variant, sizes)]
+        if fitting:
+            return [*(variant for variant in made if variant is not fitting[0]), fitting[0]]
+        try:
+            needed = self._fitting(self.workshop.store.for_sizes(sizes, self._most, ahead=False), "needed")
+            peak = needed.peak_bytes(sizes)
+            if peak is None:
+                raise UnservedSizes(self._named(sizes))
+        except (InfeasibleBudget, UnservedSizes) as error:
+            self._spare, self._refused[sizes] = made, error
+            raise
+        self._hopeless |= peak > self.limit_bytes
         return [*made, needed]
 
-    def _ahead(self, sizes: tuple[int, ...]) -> Variant:
-        """A variant planned for larger sizes than are at hand, of the smallest peak where the budget is too small."""
-        request = replace(self._request(sizes), take_smallest=True, free_layout=False)
-        return self._compiled(lambda: self.workshop.compile_(request), sizes, AHEAD)
+    def _fits(self, variant: Variant, sizes: tuple[int, ...]) -> bool:
+        peak = variant.peak_bytes(sizes)
+        return peak is not None and peak <= self.limit_bytes
+
+    def _looked_ahead(self, sizes: tuple[int, ...]) -> list[Variant]:
+        """The variant for larger sizes, once for each doubling, and what was made for a call that was refused."""
+        made, self._spare = self._spare, []
+        if not self._reach or any(n > top for n, top in zip(sizes, self._reach)):
+            earlier = self.workshop.store.for_sizes(sizes, self._most, ahead=True)
+            self._reach = self._scaled(sizes, 2.0) if earlier == sizes else earlier
+            request = replace(self._request(self._reach), take_smallest=True, free_layout=False)
+            try:
+                made.append(self._compiled(lambda: self.workshop.compile_(request), self._reach, AHEAD))
+            except NoPlan:
+                logger.debug("the planner has no plan for %s", self._named(self._reach))
+        return made
 
     def _fitting(self, sizes: tuple[int, ...], label: str) -> Variant:
         """A variant planned for the budget at `sizes`."""
@@ -166,6 +191,7 @@ class VariantMaker:
         What an earlier process found to be worth it costs little to compile again, and comes first.
         """
         planned = [variant.sizes for variant in variants]
+        planned += self._refused
         earlier = [one for one in self.workshop.store.missing(planned) if any(self._saved_s(u, one) for u in uses)]
         best_s, best = 0.0, earlier[0] if earlier else None
         for sizes in [] if earlier else self._candidates(uses):
@@ -176,7 +202,13 @@ class VariantMaker:
         if best is None or not (earlier or always or best_s >= self.compile_s):
             self.threshold_s = max(self.threshold_s * LATER, FIRST_LOSS_S if always else self.compile_s)
             return None
-        made = self._fitting(best, "worth it")
+        try:
+            made = self._fitting(best, "worth it")
+        except InfeasibleBudget as error:
+            # It was only estimated to be possible, and what runs now fits.
+            logger.info("no better variant: %s", error)
+            self._refused[best] = error
+            return None
         self.threshold_s = self._next_loss_s([*planned, best])
         return made
 
@@ -214,17 +246,9 @@ class VariantMaker:
 
     def _curve_of_first(self) -> TradeOff:
         if self._curve is None:
-            one, form = self._partition(), self._first.form
+            one, form = self._first.partitions[0], self._first.form
             self._curve = TradeOff(one, form, self.first_sizes, self.limit_bytes, self.options.planner)
         return self._curve
-
-    def _partition(self) -> Partition:
-        """What was decided for the first call; decided again where a compiler's cache had the code."""
-        if not self._first.partitions:
-            with self._compiling(), torch_compat.partitioner_always_runs():
-                again = self.workshop.compile_(self._first.request, real=False)
-            self._first = replace(self._first, partitions=again.partitions)
-        return self._first.partitions[0]
 
     def _request(self, sizes: tuple[int, ...]) -> PartitionRequest:
         named = zip((symbol.name for symbol in self.workshop.symbols), sizes)
@@ -236,10 +260,12 @@ class VariantMaker:
         with self._compiling():
             attempt = compile_()
         self.compile_s = time.perf_counter() - start
-        numbers = ", ".join(f"{symbol.source} = {n}" for symbol, n in zip(self.workshop.symbols, sizes))
-        self.workshop.keep(attempt, f"a variant of the graph, planned for {numbers} ({label})")
-        self.workshop.store.add(label, sizes)
+        self.workshop.keep(attempt, f"a variant of the graph, planned for {self._named(sizes)} ({label})")
         return self.variant(attempt, sizes, label)
+
+    def _named(self, sizes: tuple[int, ...]) -> str:
+        """Sizes as people are shown them."""
+        return ", ".join(f"{symbol.source} = {n}" for symbol, n in zip(self.workshop.symbols, sizes))
 
     @contextmanager
     def _compiling(self) -> Iterator[None]:
@@ -257,7 +283,6 @@ def dispatched(workshop: Workshop, options: RematOptions, first: Attempt, second
         seconds: How long that took.
     """
     maker = VariantMaker(workshop, options, first, seconds)
-    workshop.store.add("first", maker.first_sizes)
     variant = maker.variant(first, maker.first_sizes, "first")
     positions = [symbol.position for symbol in workshop.symbols]
     return Dispatch(positions, maker.limit_bytes, variant, maker, options.max_variants)

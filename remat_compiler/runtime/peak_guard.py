@@ -1,8 +1,8 @@
 """Whether a compiled step fits at given sizes of its inputs: its peak by size, with what operators take inside.
 
-What an operator takes inside is measured, and at no size that a call waits for: sizes are rounded up to a grid, and
-what was measured there serves all sizes of the cell below.  That is sure where an operator takes no less for larger
-inputs; where it does (an algorithm chosen by size), it is off by what one operator takes inside.
+What an operator takes inside is measured on real tensors: sizes are rounded up to a grid, and what was measured there
+serves all sizes of the cell below, so that only the first call in a cell waits.  That is sure where an operator takes
+no less for larger inputs; where it does (an algorithm chosen by size), it is off by what one operator takes inside.
 """
 
 from __future__ import annotations

@@ -51,6 +51,6 @@ class SampledPeak:
             return None
         heights = tuple(sample.live_bytes + sample.workspace_bytes for sample in found.timeline)
         known = self._estimator.samples
-        if heights and (not known or len(known[0].block_bytes) == len(heights)):
+        if heights and min(sizes) > 0 and (not known or len(known[0].block_bytes) == len(heights)):
             self._estimator.add(Sample(sizes, heights))
         return found.peak_bytes

@@ -197,7 +197,8 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         address = storage._cdata
         if address in self._known:
             return None
-        symbolic = -(-storage.nbytes() // self._alignment) * self._alignment
+        # Rounded up without a negative number, which a formula of sizes could not be ordered by.
+        symbolic = (storage.nbytes() + self._alignment - 1) // self._alignment * self._alignment
         size = torch_compat.size_hint(symbolic)
         life = StorageLife(size, len(self.moments), label, "", 0, symbolic)
         self._known[address] = weakref.ref(storage, partial(self._free, address, life))

@@ -8,7 +8,7 @@ what it assumes of them on the way becomes a condition of the form.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from remat_compiler import torch_compat
@@ -27,6 +27,7 @@ def symbolic_run(
     inputs: Sequence[Any],
     graphs: Sequence[EmittedGraph],
     sizes: Mapping[str, int],
+    signed: Iterable[str] = (),
 ) -> PeakForm | None:
     """The peak of ``loss = compiled(*inputs); loss.backward()`` as a function of the sizes.
 
@@ -35,11 +36,12 @@ def symbolic_run(
         inputs: Inputs as `torch_compat.symbolic_inputs` gives them.
         graphs: What a `GraphRecorder` around the compilation recorded; empty for FX interpreters.
         sizes: By symbol, the number that it stands for where the step asks for one.
+        signed: Symbols that may be below 0.
 
     Returns:
         `None`, logged, where the step cannot run on fake tensors.
     """
-    symbols = torch_compat.OwnSymbols(sizes)
+    symbols = torch_compat.OwnSymbols(sizes, signed)
     try:
         with torch_compat.outside_tracing(), torch_compat.sizes_at(sizes):
             step = FakeStep(inputs, graphs, gradients_exist=False, symbols=symbols)

@@ -6,6 +6,7 @@ sizes of an earlier run, plans come from the plan cache and kernels from the inn
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -13,7 +14,7 @@ from pathlib import Path
 
 from remat_compiler.runtime.json_folder import JsonFolder
 
-FOLDER, FORMAT_VERSION, MOST_FILES, MOST_BYTES = "variants", 1, 4_096, 16_000_000
+FOLDER, FORMAT_VERSION, MOST_FILES, MOST_BYTES = "variants", 2, 4_096, 16_000_000
 MOST_VARIANTS = 16
 """Variants that are kept of one graph; Dynamo may make several graphs of it, for ranges of sizes."""
 AHEAD = "larger sizes"
@@ -22,10 +23,17 @@ AHEAD = "larger sizes"
 
 @dataclass(frozen=True, slots=True)
 class PlannedSizes:
-    """One variant: what people are shown of its purpose, and the sizes that it was planned for."""
+    """One variant.
+
+    Attributes:
+        label: What people are shown of its purpose.
+        sizes: The sizes that it was planned for.
+        free: Whether it recomputes nothing.
+    """
 
     label: str
     sizes: tuple[int, ...]
+    free: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,18 +58,19 @@ class VariantStore:
         self.earlier = () if found is None else found.variants
         self._made: list[PlannedSizes] = []
 
-    def add(self, label: str, sizes: tuple[int, ...]) -> None:
+    def add(self, label: str, sizes: tuple[int, ...], *, free: bool) -> None:
         """Keep one more, before those of earlier processes; the last of too many goes."""
-        self._made.append(PlannedSizes(label, sizes))
+        self._made.append(PlannedSizes(label, sizes, free))
         kept = dict.fromkeys([*self._made, *self.earlier])
         if self._folder is not None:
             self._folder.write(self._name, StoredVariants(tuple(kept)[:MOST_VARIANTS]))
 
-    def for_sizes(self, sizes: Sequence[int], *, ahead: bool) -> tuple[int, ...]:
+    def for_sizes(self, sizes: Sequence[int], most: Sequence[int | None], *, ahead: bool) -> tuple[int, ...]:
         """The least sizes planned for earlier that are nowhere below `sizes`, else `sizes` themselves.
 
         Args:
             sizes: Sizes to plan for.
+            most: Largest sizes that may come, `None` for no limit.
             ahead: Whether to plan for larger sizes than are at hand; such variants and others are kept apart.
         """
         fitting = [
@@ -69,9 +78,15 @@ class VariantStore:
             for one in self.earlier
             if (one.label == AHEAD) == ahead
             and len(one.sizes) == len(sizes)
-            and all(planned >= size for planned, size in zip(one.sizes, sizes))
+            and all(size <= n and (top is None or n <= top) for n, size, top in zip(one.sizes, sizes, most))
         ]
-        return min(fitting, default=tuple(sizes))
+        return min(fitting, key=math.prod, default=tuple(sizes))
+
+    def for_first(self, sizes: Sequence[int], most: Sequence[int | None]) -> tuple[int, ...]:
+        """The same for the first call: what recomputes nothing at larger sizes need not at these; else `sizes`."""
+        free = VariantStore(None, "")
+        free.earlier = tuple(one for one in self.earlier if one.free)
+        return free.for_sizes(sizes, most, ahead=False)
 
     def missing(self, planned: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
         """Sizes that an earlier run planned for and this one did not, but for those planned ahead."""

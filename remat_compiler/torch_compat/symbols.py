@@ -18,6 +18,7 @@ import torch._prims.rng_prims
 from torch import fx
 from torch._dynamo.source import ConstantSource
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+from torch.utils._sympy import functions
 from torch.utils._sympy.printers import PythonPrinter
 
 from remat_compiler.torch_compat.compile_again import STATIC_INPUT
@@ -36,7 +37,7 @@ class InputSymbol:
         source: Where it comes from, as Dynamo's guards write it, such as ``L['x'].size()[1]``.
         position: Position of the argument that is the symbol itself.
         hint: Its number in the traced inputs.
-        lower: Smallest number that Dynamo's guards let through.
+        signed: Whether it may be below 0: no size, but a number that the user hands over.
         upper: Largest one; `None` where there is no limit.
     """
 
@@ -44,7 +45,7 @@ class InputSymbol:
     source: str
     position: int
     hint: int
-    lower: int
+    signed: bool
     upper: int | None
 
 
@@ -56,10 +57,10 @@ def input_symbols(example_inputs: Sequence[Any]) -> tuple[InputSymbol, ...]:
             hint = value.node.hint if value.node.has_hint() else None
             if hint is not None:
                 bounds = value.node.shape_env.var_to_range.get(value.node.expr)
-                lower = int(bounds.lower) if bounds is not None and bounds.lower.is_Integer else 0
+                signed = bounds is None or not bool(bounds.lower >= 0)
                 upper = int(bounds.upper) if bounds is not None and bounds.upper.is_Integer else None
                 name = value.node.expr.name
-                found.setdefault(name, InputSymbol(name, _source_of(value), position, int(hint), lower, upper))
+                found.setdefault(name, InputSymbol(name, _source_of(value), position, int(hint), signed, upper))
     return tuple(found.values())
 
 
@@ -92,21 +93,23 @@ class OwnSymbols:
     """Copies of the symbols in a graph's inputs, in a `ShapeEnv` of their own.
 
     Args:
-        sizes: The number that each symbol stands for, by name; symbols that are not named become numbers.
+        sizes: The number that each symbol stands for, by name.
+        signed: Names of those that may be below 0.
     """
 
-    def __init__(self, sizes: Mapping[str, int]) -> None:
+    def __init__(self, sizes: Mapping[str, int], signed: Iterable[str] = ()) -> None:
         self.shape_env = ShapeEnv()
         self._sizes = dict(sizes)
+        self._signed = frozenset(signed)
         self._copies: dict[str, sympy.Symbol] = {}
 
     def copy(self, value: torch.SymInt) -> int | torch.SymInt | None:
-        """A size in copied symbols; a number where a symbol in it has no copy, `None` where only data decide it."""
+        """A size in copied symbols; `None` where a symbol in it has no number, or only data decide it."""
         symbols = value.node.expr.free_symbols
         with sizes_at(self._sizes):
             hint = symbol_hint(value)
         if hint is None or not all(symbol.name in self._sizes for symbol in symbols):
-            return None if hint is None else int(hint)
+            return None
         replaced = value.node.expr.xreplace({symbol: self._copy_of(symbol.name) for symbol in symbols})
         copied: int | torch.SymInt = self.shape_env.create_symintnode(replaced, hint=int(hint))
         return copied
@@ -118,6 +121,7 @@ class OwnSymbols:
                 ConstantSource(name),
                 dynamic_dim=DimDynamic.DYNAMIC,
                 constraint_dim=None,
+                positive=None if name in self._signed else True,
                 do_not_specialize_zero_one=True,
             )
         return self._copies[name]
@@ -140,7 +144,7 @@ class OwnSymbols:
         return tuple(_source(guard.expr, self.names) for guard in self.shape_env.guards)
 
     def polynomial(self, size: int | torch.SymInt) -> Mapping[str, int]:
-        """A size as integer coefficients by monomial; monomials are Python expressions over the original symbols."""
+        """Bytes as integer coefficients by monomial; monomials are Python expressions, at least 0, over the symbols."""
         if isinstance(size, int):
             return {ONE: size} if size else {}
         return _polynomial(size.node.expr, tuple(self.names.items()))
@@ -181,9 +185,21 @@ class LaterAssumptions:
 @lru_cache(maxsize=4_096)
 def _polynomial(expression: Any, names: tuple[tuple[str, str], ...]) -> Mapping[str, int]:
     terms = sympy.expand(expression).as_coefficients_dict()
-    if not all(coefficient.is_Integer for coefficient in terms.values()):
+    whole = all(coefficient.is_Integer for coefficient in terms.values())
+    if not whole or not all(map(_is_never_negative, terms)):
         return {_source(expression, dict(names)): 1}
     return {_source(monomial, dict(names)): int(coefficient) for monomial, coefficient in terms.items()}
+
+
+def _is_never_negative(expression: Any) -> bool:
+    """Whether an expression is surely at least 0 at any sizes."""
+    if expression.is_Symbol or expression.is_number:
+        return bool(expression.is_nonnegative)
+    if isinstance(expression, (functions.Mod, functions.PythonMod)):
+        return bool(expression.args[1].is_positive)
+    if isinstance(expression, (sympy.Add, sympy.Mul, sympy.Pow, functions.FloorDiv, functions.CleanDiv)):
+        return all(map(_is_never_negative, expression.args))
+    return False
 
 
 def _source(expression: Any, names: Mapping[str, str]) -> str:

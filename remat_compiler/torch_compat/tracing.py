@@ -76,9 +76,18 @@ def compile_backward_at_once() -> AbstractContextManager[None]:
 
 @contextmanager
 def callable_replaced(graph: CompiledFxGraph, replacement: Callable[[list[Any]], Any]) -> Iterator[None]:
-    """Run `replacement` wherever `graph` is called; all that the first call would change in it is put back."""
+    """Run `replacement` where `graph` is called with fake tensors; all that such a call would change is put back.
+
+    Other threads may run the graph meanwhile.
+    """
     call, compile_context = graph.current_callable, getattr(graph, "_compile_context", None)
-    graph.current_callable = replacement
+
+    def chosen(inputs: list[Any]) -> Any:
+        real = [type(x) is not FakeTensor for x in inputs if isinstance(x, torch.Tensor)]
+        runs = call if call is not None and real and all(real) else replacement
+        return runs(inputs)
+
+    graph.current_callable = chosen
     graph._compile_context = None
     try:
         yield

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 
 import remat_compiler
 from end_to_end.compiling import compile_with
-from remat_compiler import pipeline
-from remat_compiler.errors import InfeasibleBudget
+from remat_compiler import pipeline, torch_compat
+from remat_compiler.errors import InfeasibleBudget, UnservedSizes
 from remat_compiler.runtime.dispatch import Dispatch
+from remat_compiler.runtime.variant_store import AHEAD
 from runtime.steps import peak_of
 
 WIDTH = 24
@@ -170,12 +171,69 @@ def test_a_length_that_cannot_fit_takes_the_smallest_peak(
 ) -> None:
     model = Encoder()
     compiled = compile_with(model, None, memory_budget=unbudgeted_peak(model, 30), on_infeasible="min")
-    lengths = [16, 400, 410, 420, 400, 20]
+    lengths = [16, 400, 410, 420, 395, 390, 385, 400, 20]
     for seed, length in enumerate(lengths):
         assert differing(model, compiled, batch(length), seed) == []
     (one,) = made
     assert len(one.variants) <= 3, "each such length was compiled for"
     assert "no plan fits" in caplog.text
+
+
+def test_what_is_made_for_a_refused_length_is_kept(made: list[Dispatch]) -> None:
+    model = Encoder()
+    budget = unbudgeted_peak(model, 30)
+    compiled = compile_with(model, None, memory_budget=budget, on_infeasible="error", max_slowdown=2.0)
+    compiled(batch(16)).backward()
+    for _ in range(2):
+        with pytest.raises(InfeasibleBudget):
+            compiled(batch(300))
+    (one,) = made
+    assert [v.label for v in one.variants] == ["first"]
+    assert differing(model, compiled, batch(36), 3) == []
+    assert [v.label for v in one.variants][:2] == ["first", AHEAD]
+
+
+def test_what_compilers_assume_of_sizes_is_kept_to(made: list[Dispatch], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A variant whose conditions do not hold at the sizes of a call is not run there."""
+    model = Encoder()
+    compiled = compile_with(model, None, memory_budget=unbudgeted_peak(model, 40), on_infeasible="error")
+    compiled(batch(20)).backward()
+    original = torch_compat.LaterAssumptions.conditions
+    monkeypatch.setattr(
+        torch_compat.LaterAssumptions,
+        "conditions",
+        lambda self, symbols: (*(original(self, symbols) or ()), f"{next(iter(symbols))} < 50"),
+    )
+    assert differing(model, compiled, batch(45), 1) == []
+    for _ in range(2):
+        with pytest.raises(UnservedSizes, match=r"L\['x'\].size\(\)\[1\] = 60"):
+            compiled(batch(60))
+    assert differing(model, compiled, batch(46), 2) == []
+
+
+def test_a_planner_without_a_plan_says_what_is_reachable(made: list[Dispatch]) -> None:
+    model = Encoder()
+    budget = unbudgeted_peak(model, 40)
+    compiled = compile_with(model, None, memory_budget=budget, on_infeasible="error", planner="min_cut")
+    compiled(batch(20)).backward()
+    with pytest.raises(InfeasibleBudget, match="smallest reachable peak"):
+        compiled(batch(90))
+
+
+def test_numbers_that_are_no_sizes(made: list[Dispatch]) -> None:
+    """A number that changes from call to call may be negative, and decides no bytes."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
+
+    def step(x: Tensor, number: int) -> Tensor:
+        return model(x).mul(number).square().mean()
+
+    torch._dynamo.reset()
+    options = {"memory_budget": "1MiB", "inner": "eager"}
+    compiled = torch.compile(step, backend=partial(remat_compiler.backend.remat, options=options))
+    x = torch.randn(5, 8)
+    for number in (-3, -4, 7, -5):
+        assert torch.equal(compiled(x, number), step(x, number))
+        compiled(x, number).backward()
 
 
 def test_lengths_that_fit_cost_nothing(made: list[Dispatch]) -> None:

@@ -121,13 +121,13 @@ def decided(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
 def compilations(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
     """The budget of each compilation."""
     found: list[int | None] = []
-    run = pipeline._Compiler._run
+    run = pipeline.Compiler._run
 
     def counted(self: Any, request: PartitionRequest, real: bool) -> Attempt:
         found.append(request.budget_bytes)
         return run(self, request, real)
 
-    monkeypatch.setattr(pipeline._Compiler, "_run", counted)
+    monkeypatch.setattr(pipeline.Compiler, "_run", counted)
     return found
 
 

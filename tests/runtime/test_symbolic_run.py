@@ -127,6 +127,24 @@ def test_equals_dry_runs_at_every_size(case: str, inner: str) -> None:
         assert (PeakGuard(form, TABLE, values).peak_bytes(values) or 0) >= exact
 
 
+@pytest.mark.parametrize("inner", ["inductor", "eager"])
+def test_sizes_that_the_allocator_rounds(inner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on an accelerator, where the formula has to round as well."""
+    monkeypatch.setattr(torch_compat, "allocation_alignment", lambda _: 512)
+    torch._dynamo.reset()
+    backend, x = Compiled(inner), torch.randn(4, 20, 32)
+    torch._dynamo.mark_dynamic(x, 1)
+    torch.compile(Attention(), backend=backend)(x).backward()
+    (symbol,) = backend.symbols
+    form = symbolic_run(backend.compiled, backend.inputs, backend.graphs, {symbol.name: symbol.hint})
+    assert form is not None
+    for length in (5, 20, 33, 128, 201):
+        calls = form.calls_at([length], range(len(form.calls)))
+        taken = TABLE.resolve(calls)
+        exact = form.peak_bytes([length], lambda i, calls=calls, taken=taken: taken.get(calls[i].key, 0))
+        assert exact == backend.peak_at({symbol.name: length})
+
+
 def _names(backend: Compiled, shape: Sequence[int]) -> list[str]:
     """The symbols, in the order of the changing dimensions of the first input."""
     tensor = next(x for x in backend.inputs if isinstance(x, Tensor) and x.dim() == len(shape) and not x.requires_grad)

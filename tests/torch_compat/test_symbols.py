@@ -41,7 +41,7 @@ def traced() -> Traced:
 
 def test_symbols_of_the_inputs(traced: Traced) -> None:
     (symbol,) = traced.symbols
-    assert (symbol.hint, symbol.lower, symbol.upper) == (5, 2, 64)
+    assert (symbol.hint, symbol.signed, symbol.upper) == (5, False, 64)
     assert symbol.source == "L['x'].size()[0]"
     assert isinstance(traced.inputs[symbol.position], torch.SymInt)
     assert [str(x.shape[0]) for x in traced.inputs if isinstance(x, Tensor)] == [symbol.name, f"2*{symbol.name}"]
@@ -72,8 +72,20 @@ def test_copies_keep_dynamos_symbols_free(traced: Traced) -> None:
         assert torch_compat.size_hint(copy) == 200
 
 
-def test_symbols_without_a_number_become_numbers(traced: Traced) -> None:
-    assert torch_compat.OwnSymbols({}).copy(traced.rows) == 5
+def test_symbols_without_a_number_are_unknown(traced: Traced) -> None:
+    assert torch_compat.OwnSymbols({}).copy(traced.rows) is None
+
+
+def test_what_may_be_negative_is_no_monomial(traced: Traced) -> None:
+    """Rows of a formula are compared by their coefficients, which tells nothing where monomials may be below 0."""
+    name = traced.symbols[0].name
+    copies = torch_compat.OwnSymbols({name: 9})
+    rows = copies.copy(traced.rows)
+    ((expression, count),) = copies.polynomial(512 * ((40 - rows) // 2) + 8).items()
+    assert (count, eval(expression, {name: 9})) == (1, 7_688)
+    signed = torch_compat.OwnSymbols({name: -4}, [name])
+    ((expression, count),) = signed.polynomial(signed.copy(traced.rows) * 3 + 20).items()
+    assert (count, eval(expression, {name: -4})) == (1, 8)
 
 
 def test_polynomials(traced: Traced) -> None:
