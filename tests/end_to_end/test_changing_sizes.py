@@ -94,8 +94,8 @@ def test_equal_to_eager_while_variants_switch(made: list[Dispatch]) -> None:
     model = Encoder()
     budget = unbudgeted_peak(model, 60)
     compiled = compile_with(model, None, memory_budget=budget, on_infeasible="error", variants="always")
-    for seed in range(24):
-        assert differing(model, compiled, batch(rng.randint(8, 110)), seed) == []
+    for seed, length in enumerate([20, *(rng.randint(8, 110) for _ in range(24))]):
+        assert differing(model, compiled, batch(length), seed) == []
     (one,) = made
     used = {use.variant.label for use in one.uses}
     assert len(used) >= 3, used
