@@ -1,16 +1,16 @@
 """Variants of a graph whose sizes change: what to compile, and when.
 
     first        planned for the sizes of the first call; Inductor's own partition where those fit
-    larger sizes no variant fits a call: once, a plan for twice its sizes, of the smallest peak where those cannot fit;
-                 it serves every size up to there that nothing else fits
+    larger sizes no variant fits a call: a plan for up to twice its sizes, as far as that costs little more; it serves
+                 every size up to there that nothing else fits
     needed       a plan for the sizes at hand, where even that does not fit
     worth it     recomputation has taken as long as a compilation: of the sizes seen, the one whose plan would have
                  saved most, if that is more than a compilation takes
 
-So sizes never seen before wait for a compiler at most once for every doubling, and other compilations take no longer
-than what they save; `RematOptions.variants` forces or forbids those.  Everything is compiled from one captured graph,
-under what Dynamo knew of it.  What is worth it depends on the times of steps, so ranks may come to different variants;
-the plan of each depends on nothing but what it is planned for.
+So sizes never seen before wait for a compiler only where they go far beyond those before, and other compilations take
+no longer than what they save; `RematOptions.variants` forces or forbids those.  Everything is compiled from one
+captured graph, under what Dynamo knew of it.  What is worth it depends on the times of steps, so ranks may come to
+different variants; the plan of each depends on nothing but what it is planned for.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
+from math import isfinite
 
 from remat_compiler import torch_compat
 from remat_compiler.adjust import added_ns
@@ -47,6 +48,10 @@ FIRST_LOSS_S = 0.001
 """Seconds to lose before a better variant is looked for again, where one is always wanted."""
 HOPELESS = 0.95
 """Where even this part of the smallest peak of all variants is over the budget, no other one is tried."""
+REACH = (2.0, 1.5, 1.25)
+"""How much larger than the sizes at hand those may be that are planned for when nothing fits ..."""
+REACH_COST = 0.1
+"""... where no more of the step than this is recomputed in addition; else the least of them."""
 ROOM = (1.25, 1.1)
 """How much larger than the sizes seen those may be that are planned for."""
 LATER = 2.0
@@ -162,17 +167,25 @@ class VariantMaker:
         return peak is not None and peak <= self.limit_bytes
 
     def _looked_ahead(self, sizes: tuple[int, ...]) -> list[Variant]:
-        """The variant for larger sizes, once for each doubling, and what was made for a call that was refused."""
+        """The variant for larger sizes, once up to where it reaches, and what was made for a call that was refused."""
         made, self._spare = self._spare, []
         if not self._reach or any(n > top for n, top in zip(sizes, self._reach)):
             earlier = self.workshop.store.for_sizes(sizes, self._most, ahead=True)
-            self._reach = self._scaled(sizes, 2.0) if earlier == sizes else earlier
+            self._reach = self._beyond(sizes) if earlier == sizes else earlier
             request = replace(self._request(self._reach), take_smallest=True, free_layout=False)
             try:
                 made.append(self._compiled(lambda: self.workshop.compile_(request), self._reach, AHEAD))
             except NoPlan:
                 logger.debug("the planner has no plan for %s", self._named(self._reach))
         return made
+
+    def _beyond(self, sizes: tuple[int, ...]) -> tuple[int, ...]:
+        """Larger sizes: as large as cost little more than those at hand, as far as is foreseen."""
+        larger, curve = [self._scaled(sizes, factor) for factor in REACH], self._curve_of_first()
+        most = curve.added_at(sizes) + REACH_COST
+        return next(
+            (one for one in larger if isfinite(curve.added_at(one)) and curve.added_at(one) <= most), larger[-1]
+        )
 
     def _fitting(self, sizes: tuple[int, ...], label: str) -> Variant:
         """A variant planned for the budget at `sizes`."""
