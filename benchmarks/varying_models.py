@@ -207,32 +207,27 @@ def _image(height: int, width: int = 0) -> Tensor:
     return torch.randn(2, 3, height, width or height)
 
 
+_ENCODER: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": WIDTH,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS,
+    "intermediate_size": 4 * WIDTH,
+    "attn_implementation": "eager",
+}
+"""What BERT and RoBERTa have in common."""
+
+
 def bert() -> VaryingModel:
     """TC-Bert and QA-Bert: a BERT with a classifier."""
-    config = BertConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=WIDTH,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=HEADS,
-        intermediate_size=4 * WIDTH,
-        max_position_embeddings=LONGEST,
-        attn_implementation="eager",
-    )
+    config = BertConfig(max_position_embeddings=LONGEST, **_ENCODER)
     module = BertForSequenceClassification(config).train()
     return VaryingModel(module, list(module.bert.encoder.layer), _tokens((4,)))
 
 
 def roberta() -> VaryingModel:
     """MC-Roberta: four choices a question."""
-    config = RobertaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=WIDTH,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=HEADS,
-        intermediate_size=4 * WIDTH,
-        max_position_embeddings=LONGEST + 2,
-        attn_implementation="eager",
-    )
+    config = RobertaConfig(max_position_embeddings=LONGEST + 2, **_ENCODER)
     module = RobertaForMultipleChoice(config).train()
     return VaryingModel(module, list(module.roberta.encoder.layer), _tokens((1, 4)))
 

@@ -32,6 +32,7 @@ class Compiler:
     Args:
         gm: Dynamo's graph.
         example_inputs: Its inputs, as Dynamo gave them.
+        traced: The same with symbols for sizes, see `torch_compat.symbolic_inputs`; empty where no sizes change.
         workspace: Measured workspaces.
         costs: What decides the operators' times, see `costs.table.cost_identity`.
         reported: Whether a report of an earlier compilation is at hand, for code that comes from a compiler's cache.
@@ -41,6 +42,7 @@ class Compiler:
         self,
         gm: fx.GraphModule,
         example_inputs: Sequence[Any],
+        traced: Sequence[Any],
         workspace: WorkspaceTable,
         costs: str,
         reported: bool,
@@ -50,7 +52,7 @@ class Compiler:
         self.parameters = parameter_shapes(gm, example_inputs)
         self.reported = reported
         self.example_inputs = example_inputs
-        self.traced = torch_compat.symbolic_inputs(gm, example_inputs)
+        self.traced = traced
         self.workspace = workspace
 
     def run(self, request: PartitionRequest, real: bool = True) -> Attempt:
@@ -82,12 +84,10 @@ class Compiler:
         logger.debug("compiled in %.1f s", time.perf_counter() - start)
         if not trains:
             return Attempt(request, compiled, real, trains, tuple(partitions), DryRun(unknown="no backward"))
-        if not request.sizes:
-            with timed("dry_run_s"):
-                check = dry_run(compiled, self.example_inputs, recorder.graphs, self.workspace)
-            return Attempt(request, compiled, real, trains, tuple(partitions), check)
         sizes, check_at = dict(request.sizes), partial(self._check_at, compiled, recorder.graphs)
         check, form = check_at(sizes), None
+        if not sizes:
+            return Attempt(request, compiled, real, trains, tuple(partitions), check)
         if real and not check.unknown:
             with timed("dry_run_s"):
                 signed = [symbol.name for symbol in torch_compat.input_symbols(self.traced) if symbol.signed]
@@ -97,6 +97,6 @@ class Compiler:
     def _check_at(
         self, compiled: Callable[..., Any], graphs: Sequence[EmittedGraph], sizes: Mapping[str, int]
     ) -> DryRun:
-        """The dry run at sizes given by symbol."""
+        """The dry run at sizes given by symbol, which are none where no sizes change."""
         with timed("dry_run_s"), torch_compat.sizes_at(sizes):
-            return dry_run(compiled, self.traced, graphs, self.workspace)
+            return dry_run(compiled, self.traced if sizes else self.example_inputs, graphs, self.workspace)

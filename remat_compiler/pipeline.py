@@ -44,13 +44,15 @@ def compile_graph(
     first = first_request(options, environment, example_inputs)
     symbols = changing_sizes(options, first, example_inputs)
     costs = cost_identity(options.cost_model, device_types(gm, example_inputs), directory)
-    store, key = PlanStore(directory), plan_key(gm, example_inputs, options, first.budget_bytes, costs)
-    earlier = None if symbols else earlier_outcome(store.load(key))
-    compiler = Compiler(gm, example_inputs, WorkspaceTable(directory), costs, reported=earlier is not None)
+    traced = torch_compat.symbolic_inputs(gm, example_inputs) if symbols else []
+    key = plan_key(gm, traced or example_inputs, options, first.budget_bytes, costs)
+    # What variants were planned for is kept, and their plans are in the plan cache.
+    store = PlanStore(None if symbols else directory)
+    earlier = earlier_outcome(store.load(key))
+    compiler = Compiler(gm, example_inputs, traced, WorkspaceTable(directory), costs, reported=earlier is not None)
     outcome = Outcome(options, store, key)
     if symbols:
-        digest = plan_key(gm, compiler.traced, options, first.budget_bytes, costs).digest
-        return _for_all_sizes(compiler, options, first, symbols, outcome, VariantStore(directory, digest))
+        return _for_all_sizes(compiler, options, first, symbols, outcome, VariantStore(directory, key.digest))
     return _for_these_sizes(compiler, options, first, earlier, outcome)
 
 

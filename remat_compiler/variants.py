@@ -114,7 +114,7 @@ class VariantMaker:
         """What was compiled, with its peak by size."""
         count("variants")
         made = Variant(attempt.compiled, self._peak_by_size(attempt, sizes), _added(attempt), sizes, label)
-        if label == AHEAD or self._fits(made, sizes):
+        if label == AHEAD or made.fits(sizes, self.limit_bytes):
             self.workshop.store.add(label, sizes, free=not made.added)
         return made
 
@@ -148,7 +148,7 @@ class VariantMaker:
         if sizes in self._refused:
             raise self._refused[sizes]
         made = self._looked_ahead(sizes)
-        fitting = [variant for variant in made if self._fits(variant, sizes)]
+        fitting = [variant for variant in made if variant.fits(sizes, self.limit_bytes)]
         if fitting:
             return [*(variant for variant in made if variant is not fitting[0]), fitting[0]]
         try:
@@ -161,10 +161,6 @@ class VariantMaker:
             raise
         self._hopeless |= peak > self.limit_bytes
         return [*made, needed]
-
-    def _fits(self, variant: Variant, sizes: tuple[int, ...]) -> bool:
-        peak = variant.peak_bytes(sizes)
-        return peak is not None and peak <= self.limit_bytes
 
     def _looked_ahead(self, sizes: tuple[int, ...]) -> list[Variant]:
         """The variant for larger sizes, once up to where it reaches, and what was made for a call that was refused."""

@@ -48,6 +48,11 @@ class Variant:
     sizes: tuple[int, ...]
     label: str
 
+    def fits(self, sizes: Sequence[int], limit_bytes: int) -> bool:
+        """Whether it is known to stay within a budget at these sizes."""
+        peak = self.peak_bytes(sizes)
+        return peak is not None and peak <= limit_bytes
+
 
 @dataclass(slots=True)
 class Use:
@@ -182,10 +187,11 @@ class Dispatch:
                     if made not in self.variants:
                         self._add(made)
             else:
+                seconds = time.perf_counter() - start
                 self.decisions += 1
-                self.decision_s += time.perf_counter() - start
+                self.decision_s += seconds
                 count("decisions")
-                count("deciding_s", time.perf_counter() - start)
+                count("deciding_s", seconds)
             assert variant is not None
             if len(self._uses) >= MOST_SIZES:
                 self._uses.clear()
@@ -193,13 +199,8 @@ class Dispatch:
 
     def cheapest(self, sizes: tuple[int, ...]) -> Variant | None:
         """The variant that adds least of those that fit."""
-        fitting = [variant for variant in self.variants if self.fits(variant, sizes)]
+        fitting = [variant for variant in self.variants if variant.fits(sizes, self.limit_bytes)]
         return min(fitting, key=lambda variant: variant.added, default=None)
-
-    def fits(self, variant: Variant, sizes: tuple[int, ...]) -> bool:
-        """Whether a variant is known to stay within the budget at these sizes."""
-        peak = variant.peak_bytes(sizes)
-        return peak is not None and peak <= self.limit_bytes
 
     def _add(self, variant: Variant) -> None:
         """Take in a variant and choose anew for all sizes."""

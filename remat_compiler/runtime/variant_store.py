@@ -73,24 +73,26 @@ class VariantStore:
             most: Largest sizes that may come, `None` for no limit.
             ahead: Whether to plan for larger sizes than are at hand; such variants and others are kept apart.
         """
-        fitting = [
-            one.sizes
-            for one in self.earlier
-            if (one.label == AHEAD) == ahead
-            and len(one.sizes) == len(sizes)
-            and all(size <= n and (top is None or n <= top) for n, size, top in zip(one.sizes, sizes, most))
-        ]
-        return min(fitting, key=math.prod, default=tuple(sizes))
+        return _least([one for one in self.earlier if (one.label == AHEAD) == ahead], sizes, most)
 
     def for_first(self, sizes: Sequence[int], most: Sequence[int | None]) -> tuple[int, ...]:
         """The same for the first call: what recomputes nothing at larger sizes need not at these; else `sizes`."""
-        free = VariantStore(None, "")
-        free.earlier = tuple(one for one in self.earlier if one.free)
-        return free.for_sizes(sizes, most, ahead=False)
+        return _least([one for one in self.earlier if one.free and one.label != AHEAD], sizes, most)
 
     def missing(self, planned: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
         """Sizes that an earlier run planned for and this one did not, but for those planned ahead."""
         return [one.sizes for one in self.earlier if one.label != AHEAD and one.sizes not in planned]
+
+
+def _least(known: Sequence[PlannedSizes], sizes: Sequence[int], most: Sequence[int | None]) -> tuple[int, ...]:
+    """The least of the known sizes that are nowhere below `sizes` nor above `most`, else `sizes` themselves."""
+    fitting = [
+        one.sizes
+        for one in known
+        if len(one.sizes) == len(sizes)
+        and all(size <= n and (top is None or n <= top) for n, size, top in zip(one.sizes, sizes, most))
+    ]
+    return min(fitting, key=math.prod, default=tuple(sizes))
 
 
 @cache

@@ -60,11 +60,16 @@ def fake_twins(inputs: Iterable[Any]) -> list[Any]:
         twin = value
         if isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor):
             twin = mode.from_tensor(value, static_shapes=True)
-            kind = getattr(value, STATIC_INPUT, None)
-            if kind is not None:
-                setattr(twin, STATIC_INPUT, kind)
+            take_over_mark(twin, value)
         twins.append(twin)
     return twins
+
+
+def take_over_mark(twin: Any, value: Any) -> None:
+    """Mark the twin of an input as Dynamo marked the input."""
+    kind = getattr(value, STATIC_INPUT, None)
+    if kind is not None:
+        setattr(twin, STATIC_INPUT, kind)
 
 
 def ends_at_graph_break(gm: fx.GraphModule) -> bool:

@@ -21,7 +21,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 from torch.utils._sympy import functions
 from torch.utils._sympy.printers import PythonPrinter
 
-from remat_compiler.torch_compat.compile_again import STATIC_INPUT
+from remat_compiler.torch_compat.compile_again import take_over_mark
 from remat_compiler.torch_compat.sizes import sizes_at, symbol_hint
 
 ONE = "1"
@@ -82,9 +82,7 @@ def symbolic_inputs(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> list[A
     inputs = []
     for node, given in zip(placeholders, example_inputs):
         traced = node.meta.get("example_value", given)
-        kind = getattr(given, STATIC_INPUT, None)
-        if kind is not None and traced is not given:
-            setattr(traced, STATIC_INPUT, kind)
+        take_over_mark(traced, given)
         inputs.append(traced)
     return inputs
 

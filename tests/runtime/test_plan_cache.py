@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -129,24 +129,17 @@ def test_memory_keeps_those_used_last(tmp_path: Path) -> None:
 
 def test_threads_share_a_cache(tmp_path: Path) -> None:
     cache = PlanCache(tmp_path, max_in_memory=8)
-    errors: list[BaseException] = []
 
-    def work(worker: int) -> None:
-        try:
-            for number in range(40):
-                mine = question(SIZE + number, digest(1000 * worker + number))
-                cache.keep(entry(mine))
-                assert cache.find(mine) == entry(mine)
-                assert cache.similar(question(SIZE + number))
-        except BaseException as error:
-            errors.append(error)
+    def work(worker: int) -> int:
+        for number in range(40):
+            mine = question(SIZE + number, digest(1000 * worker + number))
+            cache.keep(entry(mine))
+            assert cache.find(mine) == entry(mine)
+            assert cache.similar(question(SIZE + number))
+        return worker
 
-    threads = [threading.Thread(target=work, args=(worker,)) for worker in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert errors == []
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(work, range(4))) == [0, 1, 2, 3]
     assert len(cache) == 8
     assert len(plan_folder(tmp_path).names()) == 160
 
