@@ -5,7 +5,8 @@
                  every size up to there that nothing else fits
     needed       a plan for the sizes at hand, where even that does not fit
     worth it     recomputation has taken as long as a compilation: of the sizes seen, the one whose plan would have
-                 saved most, if that is more than a compilation takes
+                 saved most, if that is more than a compilation takes; where there are as many as there may be, if it
+                 is more than that and what is lost without the one that is missed least, which gives way
 
 So sizes never seen before wait for a compiler only where they go far beyond those before, and other compilations take
 no longer than what they save; `RematOptions.variants` forces or forbids those.  Everything is compiled from one
@@ -20,7 +21,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
-from math import isfinite
 
 from remat_compiler import torch_compat
 from remat_compiler.adjust import added_ns
@@ -40,20 +40,10 @@ from remat_compiler.trade_off import TradeOff
 
 logger = logging.getLogger(__name__)
 
-CANDIDATES = 8
-"""Sizes that are considered at most for a better variant."""
-WORTH_IT = 0.02
-"""Fraction of the step that a better variant must be foreseen to save."""
 FIRST_LOSS_S = 0.001
 """Seconds to lose before a better variant is looked for again, where one is always wanted."""
 HOPELESS = 0.95
 """Where even this part of the smallest peak of all variants is over the budget, no other one is tried."""
-REACH = (2.0, 1.5, 1.25)
-"""How much larger than the sizes at hand those may be that are planned for when nothing fits ..."""
-REACH_COST = 0.1
-"""... where no more of the step than this is recomputed in addition; else the least of them."""
-ROOM = (1.25, 1.1)
-"""How much larger than the sizes seen those may be that are planned for."""
 LATER = 2.0
 """Factor on the time to lose before a better variant is looked for again, when there was none."""
 
@@ -167,7 +157,7 @@ class VariantMaker:
         made, self._spare = self._spare, []
         if not self._reach or any(n > top for n, top in zip(sizes, self._reach)):
             earlier = self.workshop.store.for_sizes(sizes, self._most, ahead=True)
-            self._reach = self._beyond(sizes) if earlier == sizes else earlier
+            self._reach = self._curve_of_first().beyond(sizes) if earlier == sizes else earlier
             request = replace(self._request(self._reach), take_smallest=True, free_layout=False)
             try:
                 made.append(self._compiled(lambda: self.workshop.compile_(request), self._reach, AHEAD))
@@ -175,40 +165,23 @@ class VariantMaker:
                 logger.debug("the planner has no plan for %s", self._named(self._reach))
         return made
 
-    def _beyond(self, sizes: tuple[int, ...]) -> tuple[int, ...]:
-        """Larger sizes: as large as cost little more than those at hand, as far as is foreseen."""
-        larger, curve = [self._scaled(sizes, factor) for factor in REACH], self._curve_of_first()
-        most = curve.added_at(sizes) + REACH_COST
-        return next(
-            (one for one in larger if isfinite(curve.added_at(one)) and curve.added_at(one) <= most), larger[-1]
-        )
-
     def _fitting(self, sizes: tuple[int, ...], label: str) -> Variant:
         """A variant planned for the budget at `sizes`."""
         return self._compiled(lambda: self.workshop.search(self._request(sizes)), sizes, label)
 
-    def _scaled(self, sizes: tuple[int, ...], factor: float) -> tuple[int, ...]:
-        """The sizes that change `factor` times as large, the others as they are."""
-        return tuple(
-            n if n == symbol.hint else min(int(factor * n), int(factor * n) if symbol.upper is None else symbol.upper)
-            for n, symbol in zip(sizes, self.workshop.symbols)
-        )
-
-    def improve(self, uses: Sequence[Use], variants: Sequence[Variant]) -> Variant | None:
+    def improve(self, uses: Sequence[Use], variants: Sequence[Variant], lost_s: float | None) -> Variant | None:
         """The variant that would have saved most so far, where that is more than its compilation takes.
 
-        What an earlier process found to be worth it costs little to compile again, and comes first.
+        What an earlier process found to be worth it costs little to compile again, and comes first.  Where another
+        variant has to give way, what is lost by that is to be saved, too, and the compilation in any case.
         """
-        planned = [variant.sizes for variant in variants]
-        planned += self._refused
-        earlier = [one for one in self.workshop.store.missing(planned) if any(self._saved_s(u, one) for u in uses)]
-        best_s, best = 0.0, earlier[0] if earlier else None
-        for sizes in [] if earlier else self._candidates(uses):
-            saved = sum(self._saved_s(use, sizes) for use in uses)
-            if sizes not in planned and saved > best_s:
-                best_s, best = saved, sizes
-        always = self.options.variants == "always"
-        if best is None or not (earlier or always or best_s >= self.compile_s):
+        planned = [*(variant.sizes for variant in variants), *self._refused]
+        curve = self._curve_of_first()
+        missing = self.workshop.store.missing(planned) if lost_s is None else []
+        earlier = next((one for one in missing if curve.saved_s(uses, one)), None)
+        best, saved_s = (earlier, 0.0) if earlier else curve.best(uses, planned)
+        always = self.options.variants == "always" and lost_s is None
+        if best is None or not (earlier or always or saved_s - (lost_s or 0.0) >= self.compile_s):
             self.threshold_s = max(self.threshold_s * LATER, FIRST_LOSS_S if always else self.compile_s)
             return None
         try:
@@ -228,35 +201,12 @@ class VariantMaker:
         at_once = self.options.variants == "always" or self.workshop.store.missing(planned)
         return 0.0 if at_once else self.compile_s
 
-    def _candidates(self, uses: Sequence[Use]) -> list[tuple[int, ...]]:
-        """Sizes to plan for: of those that recompute now, the largest and some below, with room to grow."""
-        slow = sorted((use.sizes for use in uses if use.variant.added), key=self._curve_of_first().reference_bytes)
-        if len(slow) > CANDIDATES:
-            slow = [slow[(i + 1) * len(slow) // CANDIDATES - 1] for i in range(CANDIDATES)]
-        return [self._with_room(sizes) for sizes in slow]
-
-    def _with_room(self, sizes: tuple[int, ...]) -> tuple[int, ...]:
-        """Somewhat larger sizes where that costs next to nothing: others that are near will come, too.
-
-        Where nothing is to be recomputed at `sizes`, nor is it at the larger ones.
-        """
-        curve = self._curve_of_first()
-        least = curve.added_at(sizes)
-        most = least + WORTH_IT if least else 0.0
-        return next((larger for f in ROOM if curve.added_at(larger := self._scaled(sizes, f)) <= most), sizes)
-
-    def _saved_s(self, use: Use, sizes: tuple[int, ...]) -> float:
-        """Seconds that a plan for `sizes` would have saved at the calls of one use, as far as is foreseen."""
-        curve = self._curve_of_first()
-        now, then = use.variant.added, curve.added_at(sizes)
-        if curve.reference_bytes(use.sizes) > curve.reference_bytes(sizes) or now - then < WORTH_IT:
-            return 0.0
-        return use.calls * use.added_s * (1.0 - then / now)
-
     def _curve_of_first(self) -> TradeOff:
         if self._curve is None:
             one, form = self._first.partitions[0], self._first.form
-            self._curve = TradeOff(one, form, self.first_sizes, self.limit_bytes, self.options.planner)
+            self._curve = TradeOff(
+                one, form, self.workshop.symbols, self.first_sizes, self.limit_bytes, self.options.planner
+            )
         return self._curve
 
     def _request(self, sizes: tuple[int, ...]) -> PartitionRequest:

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import prod
 from operator import itemgetter
 from typing import Any, Protocol
 
@@ -102,8 +103,11 @@ class Provider(Protocol):
         """Variants for `sizes`, where none of `variants` fits, the one to run them last; raises where there is none."""
         ...
 
-    def improve(self, uses: Sequence[Use], variants: Sequence[Variant]) -> Variant | None:
-        """A variant that is worth its compilation for sizes like those in use; else `None`."""
+    def improve(self, uses: Sequence[Use], variants: Sequence[Variant], lost_s: float | None) -> Variant | None:
+        """A variant that is worth its compilation for sizes like those in use; else `None`.
+
+        Where another one has to give way, `lost_s` is what the calls so far would have taken more without it.
+        """
         ...
 
 
@@ -115,7 +119,7 @@ class Dispatch:
         limit_bytes: The budget.
         first: The variant that exists.
         provider: Makes more.
-        max_variants: How many there may be; the one that serves the fewest calls gives way to one that is needed.
+        max_variants: How many there may be; the one that is missed least gives way.
     """
 
     def __init__(
@@ -170,10 +174,32 @@ class Dispatch:
             return
         with self._lock:
             self._lost_s = 0.0
-            if len(self.variants) < self.max_variants:
-                better = self.provider.improve(self.uses, self.variants)
+            lost_s = None if len(self.variants) < self.max_variants else min(self._lost_without(self.variants).values())
+            if lost_s is None or lost_s < float("inf"):
+                better = self.provider.improve(self.uses, self.variants, lost_s)
                 if better is not None:
                     self._add(better)
+
+    def _lost_without(self, variants: Sequence[Variant]) -> dict[Variant, float]:
+        """Seconds that the calls so far would have taken more without each of the variants that there are.
+
+        Infinite for those that some calls cannot do without: where nothing else fits, or where nothing is recomputed
+        now, and for the one of the smallest peak at the largest sizes, which other large sizes will need.
+        """
+        lost = dict.fromkeys(self.variants, 0.0)
+        for use in self.uses:
+            if use.variant in lost:
+                rest = [v.added for v in variants if v is not use.variant and v.fits(use.sizes, self.limit_bytes)]
+                added = min(rest, default=None)
+                if added is None or not use.variant.added:
+                    lost[use.variant] = float("inf")
+                else:
+                    lost[use.variant] += use.calls * use.added_s * (added / use.variant.added - 1.0)
+        largest = max((use.sizes for use in self.uses), key=prod, default=self.variants[0].sizes)
+        peaks = {v: peak for v in self.variants if (peak := v.peak_bytes(largest)) is not None}
+        if peaks:
+            lost[min(peaks, key=peaks.__getitem__)] = float("inf")
+        return lost
 
     def _decide(self, key: Any) -> Use:
         """Choose for sizes not seen before."""
@@ -205,8 +231,11 @@ class Dispatch:
     def _add(self, variant: Variant) -> None:
         """Take in a variant and choose anew for all sizes."""
         if len(self.variants) >= self.max_variants:
-            calls = {id(v): sum(use.calls for use in self.uses if use.variant is v) for v in self.variants}
-            self.variants.remove(min(self.variants, key=lambda v: calls[id(v)]))
+            lost_s = self._lost_without([*self.variants, variant])
+            calls = dict.fromkeys(self.variants, 0)
+            for use in self.uses:
+                calls[use.variant] = calls.get(use.variant, 0) + use.calls
+            self.variants.remove(min(self.variants, key=lambda v: (lost_s[v], calls[v])))
         self.variants.append(variant)
         for use in self.uses:
             best = self.cheapest(use.sizes)

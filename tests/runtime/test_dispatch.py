@@ -35,6 +35,7 @@ class Prepared:
     better: list[Variant] = field(default_factory=list)
     threshold_s: float = float("inf")
     asked: list[tuple[int, ...]] = field(default_factory=list)
+    lost_s: list[float | None] = field(default_factory=list)
 
     def provide(self, sizes: tuple[int, ...], variants: Sequence[Variant]) -> Sequence[Variant]:
         self.asked.append(sizes)
@@ -43,7 +44,8 @@ class Prepared:
             made.append(self.needed.pop(0))
         return made
 
-    def improve(self, uses: Sequence[Use], variants: Sequence[Variant]) -> Variant | None:
+    def improve(self, uses: Sequence[Use], variants: Sequence[Variant], lost_s: float | None) -> Variant | None:
+        self.lost_s.append(lost_s)
         return self.better.pop(0) if self.better else None
 
 
@@ -109,6 +111,48 @@ def test_improves_when_recomputation_took_long(monkeypatch: pytest.MonkeyPatch) 
         ran.append(made(100, "x")[0])
         clock.now += 1.0
     assert ran == ["slow"] * 6 + ["better"] * 3
+
+
+def full_of_variants(monkeypatch: pytest.MonkeyPatch, better: Variant) -> tuple[Dispatch, Prepared, Clock]:
+    """Three variants, as many as there may be, after one step of each length 10, 50 and 500 that takes 1 s."""
+    clock = Clock()
+    monkeypatch.setattr(dispatch, "time", clock)
+    provider = Prepared(needed=[variant("b", 5, 1.0), variant("c", 2, 3.0)], better=[better])
+    made = Dispatch([0], LIMIT, variant("a", 100), provider, 3)
+    for length in [10, 50, 500]:
+        made(length, "x")
+        clock.now += 1.0
+    provider.threshold_s = 0.0
+    return made, provider, clock
+
+
+def test_what_is_missed_least_gives_way_to_what_is_better(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without b, the step of 0.5 s and as much again would have taken 1.0 s more under c."""
+    made, provider, _ = full_of_variants(monkeypatch, variant("d", 4, 0.5))
+    assert labels(made, [50, 10, 500]) == ["d", "a", "c"]
+    assert provider.lost_s[0] == pytest.approx(1.0)
+    assert [v.label for v in made.variants] == ["a", "c", "d"]
+
+
+def test_nothing_that_is_needed_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where one recomputes nothing and the other alone fits, better ones are not even looked for."""
+    clock = Clock()
+    monkeypatch.setattr(dispatch, "time", clock)
+    provider = Prepared(needed=[variant("b", 5, 1.0)], better=[variant("c", 4, 0.5)])
+    made = Dispatch([0], LIMIT, variant("a", 100), provider, 2)
+    provider.threshold_s = 0.0
+    for length in [10, 150, 150, 10, 150]:
+        made(length, "x")
+        clock.now += 1.0
+    assert provider.lost_s == []
+    assert {v.label for v in made.variants} == {"a", "b"}
+
+
+def test_one_variant_may_be_all_there_is() -> None:
+    provider = Prepared(needed=[variant("b", 5, 1.0), variant("c", 1, 2.0)])
+    made = Dispatch([0], LIMIT, variant("a", 100), provider, 1)
+    assert labels(made, [50, 500, 50]) == ["b", "c", "c"]
+    assert len(made.variants) == 1
 
 
 def test_pauses_are_no_steps(monkeypatch: pytest.MonkeyPatch) -> None:
