@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -14,8 +15,33 @@ from remat_compiler import torch_compat
 from remat_compiler.costs.op_call import tensors_in
 from remat_compiler.costs.store import environment
 from remat_compiler.options import RematOptions
-from remat_compiler.runtime.plan_store import PlanKey
 from remat_compiler.version import __version__
+
+
+@dataclass(frozen=True, slots=True)
+class PlanKey:
+    """Everything that decides what is planned for a graph.
+
+    Attributes:
+        graph: Digest of Dynamo's graph and of its inputs' shapes, strides, types and devices.
+        options: The options of the compilation, printed.
+        budget: What the options' budget is in bytes here and now, where that is known before planning.
+        costs: What decides the operators' times, see `costs.table.cost_identity`.
+        inner_settings: Settings of the inner compiler that change what it emits, such as the thread count.
+        versions: Versions of this project and of torch.
+    """
+
+    graph: str
+    options: str
+    budget: str
+    costs: str
+    inner_settings: str
+    versions: str
+
+    @property
+    def digest(self) -> str:
+        """File name of the entry."""
+        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
 
 
 def plan_key(

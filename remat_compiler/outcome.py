@@ -1,21 +1,24 @@
-"""What a graph ends with: told to the user, and kept for the next process."""
+"""What a graph ends with: told to the user, and kept for the next process.
+
+On a hit in the caches of the inner compiler the partitioner never runs.  So it is kept, for every graph and every way
+of compiling it, which request was final, so that the next process asks for the same and hits, and what was reported.
+"""
 
 from __future__ import annotations
 
-import logging
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
 
 from remat_compiler.cutter import PartitionRequest
-from remat_compiler.errors import FormatError
-from remat_compiler.ir.codec import decode
+from remat_compiler.graph_key import PlanKey
 from remat_compiler.options import RematOptions
 from remat_compiler.report.plan_report import PlanReport
 from remat_compiler.reporting import checked_reports, make_reports, publish
-from remat_compiler.runtime.plan_store import PlanKey, PlanStore, StoredPlan
+from remat_compiler.runtime.json_folder import JsonFolder
 from remat_compiler.search import Attempt
 
-logger = logging.getLogger(__name__)
-
+FOLDER, FORMAT_VERSION, MOST_FILES, MOST_BYTES = "plans", 2, 4_096, 64_000_000
 PART_ONLY = "the step goes on in other graphs: this one has a part of the budget until all of them are known"
 
 
@@ -34,28 +37,32 @@ class Earlier:
     reports: tuple[PlanReport, ...]
 
 
-def earlier_outcome(stored: StoredPlan | None) -> Earlier | None:
-    """A stored plan as data; `None`, with a warning, where it cannot be read."""
-    if stored is None:
-        return None
-    try:
-        request = decode(PartitionRequest, stored.request, "$.request")
-        return Earlier(request, stored.limit_bytes, tuple(PlanReport.from_json(text) for text in stored.reports))
-    except FormatError as error:
-        logger.warning("ignored a stored plan that cannot be read (%s); it is planned again", error)
-        return None
+@cache
+def kept_outcomes(directory: Path) -> JsonFolder[Earlier]:
+    """What compilations ended with, by the digests of their keys."""
+    return JsonFolder(directory / FOLDER, Earlier, "outcome", FORMAT_VERSION, MOST_FILES, MOST_BYTES)
 
 
 class Outcome:
-    """Reports and stores what a graph ends with; a later outcome takes the place of an earlier one."""
+    """Reports and keeps what a graph ends with; a later outcome takes the place of an earlier one.
 
-    def __init__(self, options: RematOptions, store: PlanStore, key: PlanKey) -> None:
+    Args:
+        options: The user's options.
+        directory: The cache folder; `None` keeps nothing.
+        key: What decides the outcome.
+    """
+
+    def __init__(self, options: RematOptions, directory: Path | None, key: PlanKey) -> None:
         self.options = options
-        self.store = store
+        self.kept = None if directory is None else kept_outcomes(directory)
         self.key = key
         self.attempt: Attempt | None = None
         self.limit_bytes: int | None = None
         self.reports: list[PlanReport] = []
+
+    def earlier(self) -> Earlier | None:
+        """What an earlier compilation under the key ended with; `None`, warned of, where that cannot be read."""
+        return None if self.kept is None else self.kept.read(self.key.digest)
 
     def add(self, attempt: Attempt, note: str) -> None:
         """Report one more variant of the graph, for other sizes."""
@@ -83,6 +90,5 @@ class Outcome:
             reports = [replace(reports[0], budget_bytes=limit_bytes)]
         self.attempt, self.reports, self.limit_bytes = attempt, reports, limit_bytes
         publish(reports, attempt.partitions, self.options)
-        if final:
-            documents = tuple(report.to_json() for report in reports)
-            self.store.save(self.key, StoredPlan(asdict(attempt.request), limit_bytes, documents))
+        if final and self.kept is not None:
+            self.kept.write(self.key.digest, Earlier(attempt.request, limit_bytes, tuple(reports)))

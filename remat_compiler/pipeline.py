@@ -19,10 +19,9 @@ from remat_compiler.costs.table import cost_identity
 from remat_compiler.cutter import PartitionRequest
 from remat_compiler.graph_key import device_types, plan_key
 from remat_compiler.options import BudgetKind, Environment, MemoryBudget, RematOptions
-from remat_compiler.outcome import PART_ONLY, Earlier, Outcome, earlier_outcome
+from remat_compiler.outcome import PART_ONLY, Earlier, Outcome
 from remat_compiler.partition import NoPlan
 from remat_compiler.planned_graph import PlannedGraph, Recipe
-from remat_compiler.runtime.plan_store import PlanStore
 from remat_compiler.runtime.variant_store import VariantStore
 from remat_compiler.runtime.workspace import WorkspaceTable
 from remat_compiler.search import Attempt, Search
@@ -46,11 +45,10 @@ def compile_graph(
     costs = cost_identity(options.cost_model, device_types(gm, example_inputs), directory)
     traced = torch_compat.symbolic_inputs(gm, example_inputs) if symbols else []
     key = plan_key(gm, traced or example_inputs, options, first.budget_bytes, costs)
-    # What variants were planned for is kept, and their plans are in the plan cache.
-    store = PlanStore(None if symbols else directory)
-    earlier = earlier_outcome(store.load(key))
+    # Where sizes change, what variants were planned for is kept, and their plans are in the plan cache.
+    outcome = Outcome(options, None if symbols else directory, key)
+    earlier = outcome.earlier()
     compiler = Compiler(gm, example_inputs, traced, WorkspaceTable(directory), costs, reported=earlier is not None)
-    outcome = Outcome(options, store, key)
     if symbols:
         return _for_all_sizes(compiler, options, first, symbols, outcome, VariantStore(directory, key.digest))
     return _for_these_sizes(compiler, options, first, earlier, outcome)

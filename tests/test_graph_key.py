@@ -18,10 +18,10 @@ from remat_compiler.costs import rates
 from remat_compiler.costs.rates import NOMINAL
 from remat_compiler.costs.table import cost_identity
 from remat_compiler.cutter import PartitionRequest
-from remat_compiler.graph_key import device_types, parameter_shapes, plan_key
+from remat_compiler.graph_key import PlanKey, device_types, parameter_shapes, plan_key
 from remat_compiler.options import BudgetKind, MemoryBudget, RematOptions
+from remat_compiler.outcome import Earlier, kept_outcomes
 from remat_compiler.partitioner import RematPartitioner
-from remat_compiler.runtime.plan_store import PlanKey, PlanStore, StoredPlan
 
 OTHER_OPTIONS: dict[str, object] = {
     "memory_budget": MemoryBudget(BudgetKind.BYTES, limit_bytes=7),
@@ -77,10 +77,10 @@ def key(
 
 @pytest.mark.parametrize("name", [f.name for f in fields(PlanKey)])
 def test_each_field_of_the_key_is_a_miss(name: str, tmp_path: Path) -> None:
-    store, plan = PlanStore(tmp_path), StoredPlan({"budget_bytes": 7}, 7, ("{}",))
-    store.save(key(), plan)
-    assert store.load(key()) == plan
-    assert store.load(replace(key(), **{name: "other"})) is None
+    kept, outcome = kept_outcomes(tmp_path), Earlier(PartitionRequest(budget_bytes=7), 7, ())
+    kept.write(key().digest, outcome)
+    assert kept.read(key().digest) == outcome
+    assert kept.read(replace(key(), **{name: "other"}).digest) is None
 
 
 @pytest.mark.parametrize("name", [f.name for f in fields(RematOptions)])

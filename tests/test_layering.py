@@ -49,7 +49,7 @@ NEIGHBOURS = frozenset(
         *(("compiler", name) for name in ("graph_key", "partitioner", "search")),
         ("trade_off", "partition"),
         *(("variants", name) for name in ("adjust", "partition", "search", "trade_off")),
-        *(("outcome", name) for name in ("partition", "reporting", "search")),
+        *(("outcome", name) for name in ("graph_key", "partition", "reporting", "search")),
     }
 )
 """Imports within a tier: importer and imported."""

@@ -3,7 +3,8 @@
 A document is ``{"data": ..., "format": "remat/<kind>", "version": N}``, keys sorted, no spaces: equal values
 give equal bytes, so a document can be compared, hashed and used as a key.  Understood are dataclasses and
 their fields of type int, float, bool, str, Path, enum, tuple, frozenset, `NewType` and ``X | None``.
-Reading is strict: a field that is missing, unknown or of another type is a `FormatError`.
+Reading is strict: a field that is missing, unknown or of another type is a `FormatError`, and so is one that the
+dataclass itself refuses with a `FormatError` at ``.field``.
 """
 
 from __future__ import annotations
@@ -115,7 +116,11 @@ def _dataclass_decoder(cls: type[object]) -> Decoder:
                 if name not in decoders:
                     raise FormatError(place, f"unknown field {name!r}{suggestion(name, tuple(decoders))}")
             raise FormatError(place, f"field {next(n for n in decoders if n not in data)!r} is missing")
-        return cls(**{name: one(data[name], f"{place}.{name}") for name, one in decoders.items()})
+        values = {name: one(data[name], f"{place}.{name}") for name, one in decoders.items()}
+        try:
+            return cls(**values)
+        except FormatError as error:
+            raise FormatError(place + error.place, error.problem) from error
 
     return decode_fields
 

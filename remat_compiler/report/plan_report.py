@@ -155,6 +155,11 @@ class PlanReport:
         """The predicted peak: after the check where there was one, else the simulator's."""
         return self.estimated_peak_bytes if self.checked_peak_bytes is None else self.checked_peak_bytes
 
+    def __post_init__(self) -> None:
+        for name in ("num_ops", "joint_nodes", "step_ns", "added_ns", "peak_before_bytes", "estimated_peak_bytes"):
+            if getattr(self, name) < 0:
+                raise FormatError(f".{name}", f"expected at least 0, got {getattr(self, name)}")
+
     @property
     def added_percent(self) -> float:
         """Added time in percent of the step without recomputation."""
@@ -177,8 +182,4 @@ class PlanReport:
     @staticmethod
     def from_json(text: str | bytes) -> PlanReport:
         """The report that `text` describes; FormatError, with the place, when it describes none."""
-        report = from_document("report", _VERSION, PlanReport, text)
-        for name in ("num_ops", "joint_nodes", "step_ns", "added_ns", "peak_before_bytes", "estimated_peak_bytes"):
-            if getattr(report, name) < 0:
-                raise FormatError(f"$.data.{name}", f"expected at least 0, got {getattr(report, name)}")
-        return report
+        return from_document("report", _VERSION, PlanReport, text)
