@@ -6,7 +6,8 @@ A BERT-like model is trained on lengths drawn as the paper of Mimose describes t
 normal), SQuAD (153 to 512, normal), GLUE-QQP (30 to 332, a power law).  The budget lies at `--position` between the
 smallest peak of the longest length (0) and its peak without a budget (1).  First remat runs each length once, in the
 order drawn, while the allocator is watched, and the others some of them; then the same batches run in all systems in
-turn, and are timed.
+turn, and are timed.  By default remat compiles a better variant where that pays; "every better variant" compiles all
+that are foreseen to be faster, whatever that takes, and shows what there is to gain.
 
 The time of an epoch is, for each length, the median step times how often the length was drawn; steps in which a
 system compiled are not in it, and its compilations are printed beside.
@@ -39,6 +40,10 @@ from remat_compiler.backend import remat
 from remat_compiler.errors import InfeasibleBudget
 from remat_compiler.runtime.dispatch import Dispatch
 
+REMAT = "remat"
+"""What the systems that it is about are called, at the beginning of their names."""
+DRAWN = f"{REMAT}, every better variant"
+"""Whose variants are told apart in the picture."""
 KNOB = (0.7, 0.5, 0.3, 0.1)
 """Settings of PyTorch's knob that are tried until its measured peak fits at the longest length."""
 WATCHED = 12
@@ -104,7 +109,7 @@ class System:
         compiled: What is called.
         dispatches: What picks its variants, where it is remat.
         compilations: How often Dynamo called the backend.
-        compile_s: Seconds of steps in which something was compiled.
+        compile_s: Seconds of whatever compiled something.
         peaks: Measured peak at each length, the first step of it included.
         times: Seconds of the steps at each length.
     """
@@ -126,18 +131,24 @@ class System:
 
     def timed_step(self, ids: Tensor, labels: Tensor) -> None:
         """One step, its time noted unless something was compiled in it."""
+        seconds = self.without_compiling(lambda: self.step(ids, labels))
+        if seconds is not None:
+            self.times[ids.shape[1]].append(seconds)
+
+    def without_compiling(self, action: Callable[[], object]) -> float | None:
+        """Seconds that it took; `None` where something was compiled, which is noted."""
         before = self.state()
         start = time.perf_counter()
-        self.step(ids, labels)
+        action()
         seconds = time.perf_counter() - start
         if self.state() == before:
-            self.times[ids.shape[1]].append(seconds)
-        else:
-            self.compile_s += seconds
+            return seconds
+        self.compile_s += seconds
+        return None
 
     def state(self) -> tuple[int, int]:
         """Changes when something was compiled."""
-        return self.compilations, sum(len(one.variants) for one in self.dispatches)
+        return self.compilations, sum(one.made for one in self.dispatches)
 
     def epoch_s(self, lengths: Sequence[int]) -> float:
         """Seconds of all steps at these lengths."""
@@ -177,17 +188,17 @@ class Setting:
         """The model under a budget."""
         return self.system(name, partial(remat, options={"memory_budget": budget, **options}))
 
-    def remat_for_all(self, name: str, budget: int) -> System:
+    def remat_for_all(self, name: str, budget: int, variants: str) -> System:
         """The model under a budget for every length, with what the first batch needs compiled."""
-        system = self.remat(name, budget, variants=self.arguments.variants)
-        system.step(*self.batch(self.lengths[0]))
+        system = self.remat(name, budget, variants=variants)
+        system.without_compiling(lambda: system.step(*self.batch(self.lengths[0])))
         return system
 
     def peak(self, system: System, length: int) -> int:
         """Measured peak of one step, for which what it needs is compiled before."""
         batch = self.batch(length)
         for one in system.dispatches:
-            one.prepare((length,))
+            system.without_compiling(partial(one.prepare, (length,)))
         gc.collect()
         return measure_step(lambda: system.step(*batch), warmup=0).peak_bytes
 
@@ -226,9 +237,10 @@ def systems_of(setting: Setting) -> tuple[int, list[System]]:
         f"longest {longest}: {unbudgeted:,} B without a budget, {lowest:,} B at least; budget {budget:,} B", flush=True
     )
     systems = [
-        setting.remat_for_all("remat", budget),
+        setting.remat_for_all(REMAT, budget, "auto"),
+        setting.remat_for_all(DRAWN, budget, "always"),
         *(_static(setting, budget, planner) for planner in setting.arguments.static),
-        *_knob(setting, budget),
+        *(_knob(setting, budget) if setting.arguments.knob else ()),
         free,
     ]
     return budget, [system for system in systems if system is not None]
@@ -261,7 +273,8 @@ def _knob(setting: Setting, budget: int) -> list[System]:
         if peak <= budget:
             break
     least = min(peaks)
-    return [peaks[least], setting.remat_for_all(f"remat at the peak of {peaks[least].name}", least)]
+    same = setting.remat_for_all(f"{REMAT} at the peak of {peaks[least].name}", least, "always")
+    return [peaks[least], same]
 
 
 def run(setting: Setting) -> dict[str, Any]:
@@ -271,7 +284,7 @@ def run(setting: Setting) -> dict[str, Any]:
     some = set(sorted(distinct)[:: max(len(distinct) // WATCHED, 1)]) | {max(distinct)}
     for i, length in enumerate(distinct):
         for system in systems:
-            if system.name == "remat" or length in some:
+            if system.name == DRAWN or length in some:
                 system.peaks[length] = setting.peak(system, length)
         if i % 20 == 19:
             print(f"peaks of {i + 1} of {len(distinct)} lengths", flush=True)
@@ -304,10 +317,15 @@ def _result(system: System, setting: Setting, budget: int) -> dict[str, Any]:
         "variant_of_length": {use.sizes[0]: use.variant.label + str(use.variant.sizes) for use in uses},
         "decision_ms": 1e3 * sum(one.decision_s for one in system.dispatches) / max(decisions, 1),
         "peak_bytes": system.peaks,
-        "budget_bytes": system.dispatches[0].limit_bytes if system.dispatches else None,
-        "over_budget": sum(peak > budget for peak in system.peaks.values()),
+        "budget_bytes": _own_budget(system, budget),
+        "variants_made": sum(one.made for one in system.dispatches),
+        "over_budget": sum(peak > _own_budget(system, budget) for peak in system.peaks.values()),
         "median_s": {length: statistics.median(times) for length, times in system.times.items()},
     }
+
+
+def _own_budget(system: System, budget: int) -> int:
+    return system.dispatches[0].limit_bytes if system.dispatches else budget
 
 
 def draw(result: dict[str, Any], path: Path) -> None:
@@ -318,14 +336,14 @@ def draw(result: dict[str, Any], path: Path) -> None:
     systems = result["systems"]
     for number, system in enumerate(systems):
         peaks = sorted((int(length), peak / 2**20) for length, peak in system["peak_bytes"].items())
-        if system["name"] != "remat":
+        if system["name"] != DRAWN:
             left.plot(*zip(*peaks), color=f"C{number}", linewidth=1, label=system["name"])
             continue
         of_length = {int(length): label for length, label in system["variant_of_length"].items()}
         for marker, variant in zip("os^vD*PX", sorted(set(of_length.values()))):
             points = [(length, peak) for length, peak in peaks if of_length.get(length) == variant]
             if points:
-                left.plot(*zip(*points), marker, color="black", markersize=4, label=f"remat: {variant}")
+                left.plot(*zip(*points), marker, color="black", markersize=4, label=f"{REMAT}: {variant}")
     left.axhline(result["budget_bytes"] / 2**20, color="red", linestyle="--", linewidth=1, label="budget")
     left.set(xlabel="length", ylabel="measured peak, MiB", title="Peak of each length, its first step included")
     left.legend(fontsize=7)
@@ -348,8 +366,8 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--width", type=int, default=128)
-    parser.add_argument("--variants", choices=("auto", "always", "never"), default="always")
     parser.add_argument("--static", nargs="*", default=["chen_sqrt", "auto"], metavar="PLANNER")
+    parser.add_argument("--knob", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plot", type=Path)
@@ -357,11 +375,15 @@ def main() -> None:
     torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = MOST_WAYS
     result = run(Setting(arguments))
     free = next(s["epoch_s"] for s in result["systems"] if s["name"] == "no budget")
-    print(f"{'system':30} {'epoch':>8} {'ratio':>6} {'largest peak':>14} {'over':>5} {'calls':>5} {'variants':>8}")
+    print(
+        f"{'system':30} {'epoch':>8} {'ratio':>6} {'largest peak':>14} {'over':>5} {'calls':>5} "
+        f"{'variants':>8} {'compiling':>9}"
+    )
     for s in result["systems"]:
         print(
             f"{s['name']:30} {s['epoch_s']:7.1f}s {s['epoch_s'] / free:6.3f} {max(s['peak_bytes'].values()):14,} "
-            f"{s['over_budget']:5} {s['backend_calls']:5} {len(s['variants']):8}  decision {s['decision_ms']:.3f} ms"
+            f"{s['over_budget']:5} {s['backend_calls']:5} {s['variants_made']:8} "
+            f"{s['compile_s']:8.1f}s  decision {s['decision_ms']:.3f} ms"
         )
     if arguments.plot:
         draw(result, arguments.plot)

@@ -129,6 +129,7 @@ class Dispatch:
         self.variants = [first]
         self.provider = provider
         self.max_variants = max_variants
+        self.made = 1
         self.decisions = 0
         self.decision_s = 0.0
         self._key_of = itemgetter(*positions)
@@ -237,6 +238,7 @@ class Dispatch:
                 calls[use.variant] = calls.get(use.variant, 0) + use.calls
             self.variants.remove(min(self.variants, key=lambda v: (lost_s[v], calls[v])))
         self.variants.append(variant)
+        self.made += 1
         for use in self.uses:
             best = self.cheapest(use.sizes)
             if best is not None:
