@@ -49,6 +49,17 @@ class Prepared:
         return self.better.pop(0) if self.better else None
 
 
+class Endless(Prepared):
+    """What is needed is always the same one."""
+
+    def __init__(self, last: Variant, better: list[Variant], threshold_s: float) -> None:
+        super().__init__(better=better, threshold_s=threshold_s)
+        self.last = last
+
+    def provide(self, sizes: tuple[int, ...], variants: Sequence[Variant]) -> Sequence[Variant]:
+        return [self.last]
+
+
 class Clock:
     """A clock that is set by hand."""
 
@@ -197,3 +208,29 @@ def test_what_runs_fits_and_nothing_cheaper_does(kinds: list[tuple[int, float]],
         chosen = next(v for v in [*variants, last] if v.label == label)
         assert chosen.peak_bytes((size,)) <= LIMIT
         assert not [v for v in made.variants if v.peak_bytes((size,)) <= LIMIT and v.added < chosen.added]
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 20), st.floats(0, 2)), min_size=4, max_size=8),
+    st.lists(st.tuples(st.integers(1, 2_000), st.floats(0, 3)), min_size=1, max_size=30),
+    st.integers(1, 3),
+)
+def test_whatever_gives_way_each_call_fits(
+    kinds: list[tuple[int, float]], calls: list[tuple[int, float]], most: int
+) -> None:
+    """Variants that are needed and better ones come in turn, more than there may be."""
+    variants = [variant(str(i), unit, added) for i, (unit, added) in enumerate(kinds)]
+    last = variant("least", 0, 9.0)
+    provider = Endless(last, better=variants[2:], threshold_s=0.0)
+    made = Dispatch([0], LIMIT, variants[0], provider, most)
+    clock = Clock()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dispatch, "time", clock)
+        for size, seconds in calls:
+            label = made(size)[0]
+            clock.now += seconds
+            assert len(made.variants) <= most
+            chosen = next(v for v in [*variants, last] if v.label == label)
+            assert chosen.fits((size,), LIMIT)
+            assert chosen in made.variants
+    assert len(made.variants) == len(set(made.variants))
