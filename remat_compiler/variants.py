@@ -175,6 +175,8 @@ class VariantMaker:
         What an earlier process found to be worth it costs little to compile again, and comes first.  Where another
         variant has to give way, what is lost by that is to be saved, too, and the compilation in any case.
         """
+        if torch_compat.profiler_is_running():
+            return None  # what is compiled now cannot be checked as well as later
         planned = [*(variant.sizes for variant in variants), *self._refused]
         curve = self._curve_of_first()
         missing = self.workshop.store.missing(planned) if lost_s is None else []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -41,6 +42,11 @@ class TensorSpec:
     def __repr__(self) -> str:
         name = str(self.dtype).removeprefix("torch.")
         return f"{name}{list(self.shape)}/{list(self.stride)}@{self.device_type}"
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of its elements."""
+        return math.prod(self.shape) * self.dtype.itemsize
 
     def make(self) -> torch.Tensor:
         """A real tensor like this one; its values are valid indices, probabilities and denominators alike.
@@ -120,6 +126,11 @@ class OpCall:
     def device_type(self) -> str:
         """Device type of its first tensor; ``cpu`` without one."""
         return next((spec.device_type for spec in _leaves((self.args, self.kwargs), TensorSpec)), "cpu")
+
+    @property
+    def argument_bytes(self) -> int:
+        """Bytes of its tensors."""
+        return sum(spec.num_bytes for spec in _leaves((self.args, self.kwargs), TensorSpec))
 
     def real_arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Fresh real arguments to repeat the call with."""

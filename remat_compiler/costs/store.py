@@ -12,6 +12,7 @@ import logging
 import os
 import platform
 import tempfile
+from collections import ChainMap
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -38,6 +39,7 @@ class FigureStore:
     kind: str
     directory: Path | None = None
     known: dict[str, int] = field(default_factory=dict)
+    _noted: dict[str, int] = field(default_factory=dict)
     _environment: tuple[str, ...] = ()
 
     def current(self) -> Mapping[str, int]:
@@ -46,8 +48,14 @@ class FigureStore:
         if now != self._environment:
             self._environment = now
             self.known.clear()
+            self._noted.clear()
             self.known.update(self._load())
-        return self.known
+        return ChainMap(self.known, self._noted)
+
+    def note(self, fresh: Mapping[str, int]) -> None:
+        """Keep `fresh` for this process and environment only."""
+        self.current()
+        self._noted.update(fresh)
 
     def add(self, fresh: Mapping[str, int]) -> None:
         """Keep `fresh`.  What another process stored meanwhile wins, so that equal processes agree."""

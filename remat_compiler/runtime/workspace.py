@@ -32,6 +32,7 @@ class WorkspaceTable:
 
     directory: Path | None = None
     _store: FigureStore = field(init=False)
+    _warned: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         self._store = FigureStore("workspace_bytes", self.directory)
@@ -41,16 +42,20 @@ class WorkspaceTable:
         """Bytes by key of the call, in the environment as it is now."""
         return self._store.current()
 
-    def resolve(self, calls: Iterable[OpCall]) -> dict[str, int]:
+    def resolve(self, calls: Iterable[OpCall], *, keep: bool = True) -> dict[str, int]:
         """Workspace bytes of each call by its key; calls that cannot be measured are left out.
 
         Measures what is not known yet; puts the random state back afterwards.
+
+        Args:
+            calls: The calls.
+            keep: Whether what is measured is kept on disk, or else in memory only.
         """
         known = self.known
         wanted = {call.key: call for call in calls}
         missing = [call for key, call in wanted.items() if key not in known and call.repeatable]
         if missing and torch_compat.profiler_is_running():
-            log.warning("cannot measure the workspace of %d operators while a profiler runs", len(missing))
+            self._warn_of_profiler()
             missing = []
         fresh = {}
         for call in missing:
@@ -58,8 +63,16 @@ class WorkspaceTable:
             if measured is not None:
                 fresh[call.key] = measured
         if fresh:
-            self._store.add(fresh)
+            (self._store.add if keep else self._store.note)(fresh)
         return {key: known[key] for key in wanted if key in known}
+
+    def _warn_of_profiler(self) -> None:
+        if not self._warned:
+            self._warned = True
+            log.warning(
+                "while a profiler runs, what operators take inside cannot be measured, and peaks of what is compiled "
+                "or of sizes that are new may be foreseen too low; let a few steps run before the profiler does"
+            )
 
     def probe(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any = None) -> int:
         """Workspace bytes of one operator, from fake or meta arguments.
