@@ -28,7 +28,8 @@ class PeakGuard:
         form: What is alive, as a function of the sizes.
         workspace: Measured workspaces.
         sizes: Sizes to begin with, in the order of the form's symbols: operators that take nothing inside at these,
-            nor at their doubles (where these are no larger than the step at hand), are taken to do so at no others.
+            nor at their doubles (where the form holds there, and operands are no larger than the step at hand), are
+            taken to do so at no others.
     """
 
     def __init__(self, form: PeakForm, workspace: WorkspaceTable, sizes: Sequence[int]) -> None:
@@ -50,9 +51,9 @@ class PeakGuard:
 
     def _settle(self) -> None:
         """Leave out the operators that take nothing."""
-        most = self.form.live_bytes(self._first)
-        doubled = self._measured(tuple(2 * n for n in self._first), most)
-        pairs = zip(self.form.calls, self._measured(self._first), doubled)
+        here, doubled = self._first, tuple(2 * n for n in self._first)
+        most = self.form.live_bytes(here) if self.form.holds(doubled) else 0
+        pairs = zip(self.form.calls, self._measured(here), self._measured(doubled, most))
         takes = {call.func for call, *taken in pairs if any(taken)}
         self.form = self.form.only([i for i, call in enumerate(self.form.calls) if call.func in takes])
         self._taken.clear()
@@ -70,7 +71,7 @@ class PeakGuard:
         return self._taken[sizes]
 
     def _measured(self, sizes: Sequence[int], most_bytes: int | None = None) -> tuple[int, ...]:
-        """The same, measured; 0 for what cannot be, and for arguments of more than `most_bytes`."""
+        """The same, measured; 0 for what cannot be, and for operands of more than `most_bytes`."""
         calls = self.form.calls_at(sizes, range(len(self.form.calls)))
         small = [call for call in calls if most_bytes is None or call.argument_bytes <= most_bytes]
         known = self._workspace.resolve(small, keep=False)
