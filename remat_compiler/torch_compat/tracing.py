@@ -104,8 +104,11 @@ def symbolic_kernels() -> AbstractContextManager[None]:
 
 @contextmanager
 def outside_tracing() -> Iterator[None]:
-    """Leave the tracing context, all dispatch modes and the Python dispatcher of a compilation under way."""
-    with torch._guards.tracing(None), _disable_current_modes(), no_python_dispatcher():
+    """Leave the tracing context, all dispatch modes and the Python dispatcher of a compilation under way, and autocast.
+
+    Casts are operators of the captured graph, so what runs it leaves autocast, too.
+    """
+    with torch._guards.tracing(None), _disable_current_modes(), no_python_dispatcher(), torch._C._DisableAutocast():
         yield
 
 

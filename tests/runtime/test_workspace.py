@@ -48,6 +48,15 @@ def test_known_workspaces(func: Any, arguments: tuple[Any, ...], expected: int) 
     assert probe_workspace(func, arguments) == expected
 
 
+def test_autocast_around_the_call_does_not_count() -> None:
+    """It is on where a model is called under it, and would convert the operands."""
+    call = OpCall.any(aten.mm.default, (torch.empty(64, 64), torch.empty(64, 64)), {})
+    assert call is not None
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert measure_workspace(call) == 0
+        assert torch.is_autocast_enabled("cpu")
+
+
 def test_indices_are_valid_and_the_random_state_is_put_back() -> None:
     state = torch.get_rng_state()
     assert probe_workspace(aten.embedding.default, (torch.empty(10, 4), torch.empty(3, dtype=torch.long))) == 0
