@@ -119,7 +119,7 @@ class VariantMaker:
             form = replace(attempt.form, conditions=(*attempt.form.conditions, *conditions))
             return PeakGuard(form, self.workshop.workspace, sizes).peak_bytes
         check_at, holds = attempt.check_at, condition_on(names, conditions)
-        sampled = SampledPeak(lambda at: check_at(dict(zip(names, at))))
+        sampled = SampledPeak(lambda at: check_at(dict(zip(names, at))), self.limit_bytes)
         return lambda at: sampled.peak_bytes(at) if holds(*at) else None
 
     def provide(self, sizes: tuple[int, ...], variants: Sequence[Variant]) -> Sequence[Variant]:

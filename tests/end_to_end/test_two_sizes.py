@@ -43,8 +43,10 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[int, int], tuple[int, 
 }
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_what_is_foreseen_is_measured(case: str, made: list[Dispatch]) -> None:
+@pytest.mark.parametrize(
+    ("case", "estimator"), [*((case, "symbolic") for case in CASES), ("height and width", "quadratic")]
+)
+def test_what_is_foreseen_is_measured(case: str, estimator: str, made: list[Dispatch]) -> None:
     build, shape, dims, (fits, first, second) = CASES[case]
     model, rng = build(), random.Random(1)
 
@@ -56,7 +58,13 @@ def test_what_is_foreseen_is_measured(case: str, made: list[Dispatch]) -> None:
 
     x = batch(*fits)
     budget = peak_of(lambda: results(model, model, x))
-    options = {"inner": "eager", "memory_budget": budget, "on_infeasible": "error", "max_slowdown": None}
+    options = {
+        "inner": "eager",
+        "estimator": estimator,
+        "memory_budget": budget,
+        "on_infeasible": "error",
+        "max_slowdown": None,
+    }
     compiled = compile_with(model, None, variants="always", **options)
     refused: list[int] = []
     slow = 0
@@ -71,7 +79,8 @@ def test_what_is_foreseen_is_measured(case: str, made: list[Dispatch]) -> None:
         measured = peak_of(lambda x=x: compiled(x).backward())  # type: ignore[misc]
         (one,) = made
         (use,) = [use for use in one.uses if set(use.sizes) == {x.shape[dim] for dim in dims}]
-        assert measured == use.variant.peak_bytes(use.sizes)
+        if estimator == "symbolic":
+            assert measured == use.variant.peak_bytes(use.sizes)
         assert measured <= budget
         slow += use.variant.added > 0
     assert len(refused) < 4
