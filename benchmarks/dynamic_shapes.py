@@ -112,6 +112,7 @@ class System:
         compilations: How often Dynamo called the backend.
         compile_s: Seconds of whatever compiled something.
         peaks: Measured peak at each length, the first step of it included.
+        watched: What ran each length when its peak was measured.
         times: Seconds of the steps at each length.
     """
 
@@ -122,6 +123,7 @@ class System:
     compilations: int = 0
     compile_s: float = 0.0
     peaks: dict[int, int] = field(default_factory=dict)
+    watched: dict[int, str] = field(default_factory=dict)
     times: dict[int, list[float]] = field(default_factory=lambda: collections.defaultdict(list))
 
     def step(self, ids: Tensor, labels: Tensor) -> None:
@@ -200,6 +202,8 @@ class Setting:
         batch = self.batch(length)
         for one in system.dispatches:
             system.without_compiling(partial(one.prepare, (length,)))
+            variant = one.prepare((length,))
+            system.watched[length] = f"{variant.label} {variant.sizes[0]}"
         gc.collect()
         return measure_step(lambda: system.step(*batch), warmup=0).peak_bytes
 
@@ -305,7 +309,6 @@ def run(setting: Setting) -> dict[str, Any]:
 
 
 def _result(system: System, setting: Setting, budget: int) -> dict[str, Any]:
-    uses = [use for one in system.dispatches for use in one.uses]
     decisions = sum(one.decisions for one in system.dispatches)
     return {
         "name": system.name,
@@ -315,7 +318,7 @@ def _result(system: System, setting: Setting, budget: int) -> dict[str, Any]:
         "variants": [
             {"label": v.label, "sizes": v.sizes, "added": v.added} for one in system.dispatches for v in one.variants
         ],
-        "variant_of_length": {use.sizes[0]: use.variant.label + str(use.variant.sizes) for use in uses},
+        "variant_of_length": system.watched,
         "decision_ms": 1e3 * sum(one.decision_s for one in system.dispatches) / max(decisions, 1),
         "peak_bytes": system.peaks,
         "budget_bytes": _own_budget(system, budget),
