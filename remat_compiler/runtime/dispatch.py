@@ -24,7 +24,7 @@ from remat_compiler.runtime.stats import count
 
 PAUSE = 3.0
 """What is longer than this many of the shortest steps was more than a step: an evaluation, a checkpoint written."""
-MOST_SIZES = 65_536
+MOST_SIZES = 4_096
 """Sizes whose variant is remembered; beyond, all are forgotten and decided again."""
 
 PeakBySize = Callable[[Sequence[int]], "int | None"]
@@ -106,7 +106,8 @@ class Provider(Protocol):
     def improve(self, uses: Sequence[Use], variants: Sequence[Variant], lost_s: float | None) -> Variant | None:
         """A variant that is worth its compilation for sizes like those in use; else `None`.
 
-        Where another one has to give way, `lost_s` is what the calls so far would have taken more without it.
+        Where another one has to give way, `lost_s` is what the calls so far would have taken more without it;
+        infinite where none can.
         """
         ...
 
@@ -176,10 +177,9 @@ class Dispatch:
         with self._lock:
             self._lost_s = 0.0
             lost_s = None if len(self.variants) < self.max_variants else min(self._lost_without(self.variants).values())
-            if lost_s is None or lost_s < float("inf"):
-                better = self.provider.improve(self.uses, self.variants, lost_s)
-                if better is not None:
-                    self._add(better)
+            better = self.provider.improve(self.uses, self.variants, lost_s)
+            if better is not None:
+                self._add(better)
 
     def _lost_without(self, variants: Sequence[Variant]) -> dict[Variant, float]:
         """Seconds that the calls so far would have taken more without each of the variants that there are.
