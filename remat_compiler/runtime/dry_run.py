@@ -167,6 +167,8 @@ class FakeStep:
         for tensor in self.inputs.held:
             self.tracker.hold_resident(tensor)
         self.boundary_bytes = self.saved_bytes = self.final_bytes = 0
+        self.held: list[StorageLife] = []
+        self.left: list[StorageLife] = []
 
     def run(self, compiled: Callable[..., Any]) -> None:
         """Forward, then backward from the outputs that require grad."""
@@ -180,6 +182,7 @@ class FakeStep:
             stack.enter_context(torch.set_grad_enabled(trains and torch.is_grad_enabled()))
             outputs = compiled(*self.inputs.values)
             self.boundary_bytes = self.tracker.live_bytes
+            self.held = [life for life in self.tracker.lives if life.freed is None]
             self.saved_bytes = self.boundary_bytes - self.tracker.counted_bytes(tensors_in(outputs))
             self.tracker.phase = "backward"
             roots = self._seeded(outputs)
@@ -187,6 +190,7 @@ class FakeStep:
                 torch.autograd.backward(roots)
             del roots
             self.final_bytes = self.tracker.live_bytes
+            self.left = [life for life in self.tracker.lives if life.freed is None]
             moments, lives = tuple(self.tracker.moments), tuple(self.tracker.lives)
         self.moments: tuple[Moment, ...] = moments
         # What dies from here on dies after the step.

@@ -47,6 +47,8 @@ class PeakForm:
         conditions: What must hold of the sizes, as Python expressions over `symbols`.
         calls: Operators that may take bytes beyond their results, their sizes symbolic.
         at: Context in which the sizes of `calls` stand for the numbers given by symbol.
+        held: What is alive between forward and backward, as coefficients of the monomials.
+        left: What is alive after the step, likewise.
     """
 
     symbols: tuple[str, ...]
@@ -55,6 +57,8 @@ class PeakForm:
     conditions: tuple[str, ...]
     calls: tuple[OpCall, ...]
     at: Callable[[Mapping[str, int]], AbstractContextManager[None]]
+    held: tuple[int, ...] = ()
+    left: tuple[int, ...] = ()
 
     def calls_at(self, sizes: Sequence[int], which: Iterable[int]) -> list[OpCall]:
         """Those of `calls` at the positions `which`, at these sizes (in the order of `symbols`)."""
@@ -74,6 +78,12 @@ class PeakForm:
     def live_bytes(self, sizes: Sequence[int]) -> int:
         """The peak without what operators take inside (sizes in the order of `symbols`)."""
         return int(_evaluator(self.symbols, self.monomials, self.rows)(*sizes)[0])
+
+    def resting_bytes(self, sizes: Sequence[int]) -> tuple[int, int]:
+        """What is alive between forward and backward, and after the step (sizes in the order of `symbols`)."""
+        rows = (Row(self.held, NO_WORKSPACE), Row(self.left, NO_WORKSPACE))
+        held, left = _evaluator(self.symbols, self.monomials, rows)(*sizes)[1]
+        return held, left
 
     def peak_bytes(self, sizes: Sequence[int], workspace_bytes: Callable[[int], int]) -> int:
         """The peak at these sizes.
@@ -96,6 +106,8 @@ def peak_form(
     conditions: Sequence[str],
     calls: Sequence[OpCall],
     at: Callable[[Mapping[str, int]], AbstractContextManager[None]],
+    held: Sequence[Mapping[str, int]] = (),
+    left: Sequence[Mapping[str, int]] = (),
 ) -> PeakForm:
     """The form of a step.
 
@@ -107,6 +119,8 @@ def peak_form(
         conditions: What must hold of the sizes.
         calls: Operators that may take bytes beyond their results.
         at: See `PeakForm`.
+        held: Bytes by monomial of each of those storages that is alive between forward and backward.
+        left: The same after the step.
     """
     monomials = sorted({monomial for _, _, size in lives for monomial in size})
     column = {monomial: i for i, monomial in enumerate(monomials)}
@@ -128,6 +142,8 @@ def peak_form(
         tuple(dict.fromkeys(conditions)),
         tuple(calls[i] for i in used),
         at,
+        tuple(sum(size.get(monomial, 0) for size in held) for monomial in monomials),
+        tuple(sum(size.get(monomial, 0) for size in left) for monomial in monomials),
     )
 
 

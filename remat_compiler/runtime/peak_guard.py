@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from remat_compiler import torch_compat
 from remat_compiler.runtime.peak_form import PeakForm
 from remat_compiler.runtime.workspace import WorkspaceTable
+from remat_compiler.simulate.whole_step import GraphMemory
 
 MOST_SIZES = 65_536
 """Combinations of sizes whose measurements are remembered; beyond, all are forgotten."""
@@ -48,6 +49,14 @@ class PeakGuard:
         if not self.form.calls:
             return self.form.live_bytes(sizes)
         return self.form.peak_bytes(sizes, self._taken_at(tuple(sizes)).__getitem__)
+
+    def memory(self, sizes: Sequence[int]) -> GraphMemory | None:
+        """The peak at these sizes and what is alive between and after; `None` where nothing is known of them."""
+        peak = self.peak_bytes(sizes)
+        if peak is None:
+            return None
+        held, left = self.form.resting_bytes(sizes)
+        return GraphMemory(peak, held, peak, left)
 
     def _settle(self) -> None:
         """Leave out the operators that take nothing."""

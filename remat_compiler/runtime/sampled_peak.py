@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 
 from remat_compiler.runtime.dry_run import DryRun
 from remat_compiler.runtime.estimators import PolynomialEstimator, Sample
+from remat_compiler.simulate.whole_step import GraphMemory
 
 DOUBT = 0.1
 """A prediction below the budget by less than this part of it is checked."""
@@ -34,6 +35,7 @@ class SampledPeak:
         self._limit_bytes = limit_bytes
         self._estimator = PolynomialEstimator(most_samples=most_samples)
         self._known: dict[tuple[int, ...], int | None] = {}
+        self._memories: dict[tuple[int, ...], GraphMemory | None] = {}
 
     def peak_bytes(self, sizes: Sequence[int]) -> int | None:
         """The peak at these sizes, at least about; `None` where nothing is known of them."""
@@ -41,6 +43,14 @@ class SampledPeak:
         if key not in self._known:
             self._known[key] = self._predicted(key) if self._estimator.full else self._checked(key)
         return self._known[key]
+
+    def memory(self, sizes: Sequence[int]) -> GraphMemory | None:
+        """The peak at these sizes and what is alive between and after, which is not fitted: a dry run tells."""
+        key = tuple(sizes)
+        if key not in self._memories:
+            self.checks += 1
+            self._memories[key] = self._check_at(key).memory
+        return self._memories[key]
 
     def _predicted(self, sizes: tuple[int, ...]) -> int | None:
         """From the fit, with its margin at every moment; a dry run outside of what was seen."""

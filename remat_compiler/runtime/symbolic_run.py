@@ -49,6 +49,7 @@ def symbolic_run(
     except UNKNOWN as error:
         log.info("symbolic dry run: no peak by size, %s", str(error).partition("\n")[0])
         return None
+    held, left = ([symbols.polynomial(life.symbolic_bytes) for life in lives] for lives in (step.held, step.left))
     positions = {key: i for i, key in enumerate(step.tracker.calls)}
     return peak_form(
         tuple(sizes),
@@ -57,4 +58,6 @@ def symbolic_run(
         symbols.assumptions,
         tuple(step.tracker.calls.values()),
         symbols.at,
+        held,
+        left,
     )

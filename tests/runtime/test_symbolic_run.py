@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from remat_compiler import torch_compat
-from remat_compiler.runtime.dry_run import dry_run
+from remat_compiler.runtime.dry_run import DryRun, dry_run
 from remat_compiler.runtime.peak_form import NO_WORKSPACE, Row, peak_form
 from remat_compiler.runtime.peak_guard import PeakGuard
 from remat_compiler.runtime.symbolic_run import symbolic_run
@@ -82,11 +82,11 @@ class Compiled:
         self.graphs = recorder.graphs
         return self.compiled
 
-    def peak_at(self, sizes: Mapping[str, int]) -> int:
+    def check_at(self, sizes: Mapping[str, int]) -> DryRun:
         with torch_compat.sizes_at(sizes):
             found = dry_run(self.compiled, self.inputs, self.graphs, TABLE)
         assert not found.unknown
-        return found.peak_bytes
+        return found
 
 
 CASES = {
@@ -124,7 +124,8 @@ def test_equals_dry_runs_at_every_size(case: str, inner: str, caplog: pytest.Log
         calls = form.calls_at(values, range(len(form.calls)))
         taken = TABLE.resolve(calls)
         exact = form.peak_bytes(values, lambda i, calls=calls, taken=taken: taken.get(calls[i].key, 0))
-        assert exact == backend.peak_at(sizes)
+        check = backend.check_at(sizes)
+        assert (exact, *form.resting_bytes(values)) == (check.peak_bytes, check.boundary_bytes, check.final_bytes)
         assert guard.peak_bytes(values) == exact
     assert "the workspace of" not in caplog.text
 
@@ -144,7 +145,8 @@ def test_sizes_that_the_allocator_rounds(inner: str, monkeypatch: pytest.MonkeyP
         calls = form.calls_at([length], range(len(form.calls)))
         taken = TABLE.resolve(calls)
         exact = form.peak_bytes([length], lambda i, calls=calls, taken=taken: taken.get(calls[i].key, 0))
-        assert exact == backend.peak_at({symbol.name: length})
+        check = backend.check_at({symbol.name: length})
+        assert (exact, *form.resting_bytes([length])) == (check.peak_bytes, check.boundary_bytes, check.final_bytes)
 
 
 def _names(backend: Compiled, shape: Sequence[int]) -> list[str]:
