@@ -46,7 +46,7 @@ def limit_bytes(budget: MemoryBudget, partitions: Sequence[Partition]) -> int | 
 
 def over_budget(check: DryRun, limit: int | None) -> bool:
     """Whether the checked peak is known to exceed the budget."""
-    return limit is not None and not check.unknown and check.peak_bytes > limit
+    return limit is not None and not check.unknown and check.needed_bytes > limit
 
 
 def added_ns(partitions: Sequence[Partition]) -> int:
@@ -54,9 +54,10 @@ def added_ns(partitions: Sequence[Partition]) -> int:
     return sum(p.cut.timeline.added_ns for p in partitions)
 
 
-def planned_bytes(partitions: Sequence[Partition]) -> int:
-    """Peak that the simulator foresees."""
-    return sum(p.cut.timeline.peak_bytes for p in partitions)
+def planned_bytes(partitions: Sequence[Partition], between_bytes: int = 0) -> int:
+    """Peak that the simulator foresees, what other graphs take between forward and backward included."""
+    peak = sum(p.cut.timeline.peak_bytes for p in partitions)
+    return max(peak, sum(p.cut.timeline.saved_bytes for p in partitions) + between_bytes) if between_bytes else peak
 
 
 def _scaled(partitions: Sequence[Partition]) -> bool:
@@ -69,7 +70,7 @@ def best_of(tries: Sequence[C], limit: int | None) -> C | None:
 
     def rank(one: C) -> tuple[bool, int, int]:
         over = over_budget(one.check, limit)
-        peak = one.check.peak_bytes
+        peak = one.check.needed_bytes
         return (over, peak, 0) if over else (over, added_ns(one.partitions), peak)
 
     return min(tries, key=rank, default=None)
@@ -85,13 +86,13 @@ def adjusted(
     if limit is None or check.unknown or not partitions:
         return None
     over = check.peak_bytes > limit
-    if not over and (check.peak_bytes >= USED_ENOUGH * limit or added_ns(partitions) == 0 or _scaled(partitions)):
+    if not over and (check.needed_bytes >= USED_ENOUGH * limit or added_ns(partitions) == 0 or _scaled(partitions)):
         return None
-    planned = planned_bytes(partitions)
+    planned = planned_bytes(partitions, check.between_bytes)
     if over and request.budget_bytes is not None and planned > request.budget_bytes:
         # The smallest peak was taken: there is nothing less to aim for.
         return None
-    aim = limit - (check.peak_bytes - planned) - (int(MARGIN * limit) if over else 0)
+    aim = limit - (check.needed_bytes - planned) - (int(MARGIN * limit) if over else 0)
     aimed = sum(p.cut.problem.budget_bytes for p in partitions)
     if aim <= 0 or aim == aimed or (over and aim >= planned):
         return None

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -85,7 +86,7 @@ class Compiler:
         if not trains:
             return Attempt(request, compiled, real, trains, tuple(partitions), DryRun(unknown="no backward"))
         sizes, check_at = dict(request.sizes), partial(self._check_at, compiled, recorder.graphs)
-        check, form = check_at(sizes), None
+        check, form = replace(check_at(sizes), between_bytes=request.between_bytes), None
         if not sizes:
             return Attempt(request, compiled, real, trains, tuple(partitions), check)
         if real and not check.unknown:

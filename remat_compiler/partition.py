@@ -81,12 +81,26 @@ class NoPlan(RematError):
     Attributes:
         problem: The question.
         result: The planner's answer, with the plan of the smallest peak that it found.
+        between_bytes: What other graphs take between forward and backward, see `PartitionRequest`.
     """
 
-    def __init__(self, problem: RematProblem, result: PlanResult) -> None:
+    def __init__(self, problem: RematProblem, result: PlanResult, between_bytes: int = 0) -> None:
         super().__init__(f"no plan within {problem.budget_bytes} bytes")
         self.problem = problem
         self.result = result
+        self.between_bytes = between_bytes
+
+    @property
+    def held_bytes(self) -> int:
+        """What that plan holds between forward and backward, with what other graphs take; 0 where none take any."""
+        if not self.between_bytes or self.result.plan is None:
+            return 0
+        return simulate(self.problem.graph, self.problem.costs, self.result.plan).saved_bytes + self.between_bytes
+
+    @property
+    def needed_bytes(self) -> int:
+        """Smallest budget that the planner found a plan for."""
+        return max(self.result.peak_bytes, self.held_bytes)
 
 
 def partition(
@@ -204,10 +218,10 @@ def _accepted(
 ) -> tuple[RematProblem, PlanResult, Plan]:
     """The plan to apply, and the problem that it answers (with the budget raised where that is allowed)."""
     if result.plan is None:
-        raise NoPlan(problem, result)
+        raise NoPlan(problem, result, request.between_bytes)
     if result.status in FITTING:
         return problem, result, result.plan
     if not request.take_smallest:
-        raise NoPlan(problem, result)
+        raise NoPlan(problem, result, request.between_bytes)
     raised = replace(problem, budget_bytes=result.peak_bytes)
     return raised, replace(result, status=PlanStatus.FEASIBLE), result.plan

@@ -172,16 +172,17 @@ class Search:
             logger.warning(
                 "no plan fits memory_budget=%d bytes; training goes on at the smallest peak found, %s",
                 self.limit,
-                format_bytes(best.check.peak_bytes),
+                format_bytes(best.check.needed_bytes),
             )
             return best
         refusal = self.refusal
-        if best is None or (refusal is not None and refusal.result.peak_bytes < planned_bytes(best.partitions)):
+        foreseen = None if best is None else planned_bytes(best.partitions, best.check.between_bytes)
+        if best is None or (refusal is not None and foreseen is not None and refusal.needed_bytes < foreseen):
             assert refusal is not None
             raise infeasible(refusal, self.options, self.limit) from refusal
         assert self.limit is not None
         peak = best.check.timeline[best.check.peak_index]
-        raise InfeasibleBudget(self.limit, best.check.peak_bytes, peak.label, peak.text, _reason(self.options))
+        raise InfeasibleBudget(self.limit, best.check.needed_bytes, peak.label, peak.text, _reason(self.options))
 
 
 def infeasible(refusal: NoPlan, options: RematOptions, limit: int | None) -> InfeasibleBudget:
@@ -193,7 +194,7 @@ def infeasible(refusal: NoPlan, options: RematOptions, limit: int | None) -> Inf
         smallest, forced = floor.peak_bytes, None if floor.op is None else graph.ops[floor.op]
     else:
         timeline = simulate(graph, problem.costs, plan)
-        smallest, forced = timeline.peak_bytes, graph.ops[plan.steps[timeline.peak_step]]
+        smallest, forced = max(timeline.peak_bytes, refusal.held_bytes), graph.ops[plan.steps[timeline.peak_step]]
     name, source = ("", "") if forced is None else (forced.name, forced.source)
     return InfeasibleBudget(problem.budget_bytes if limit is None else limit, smallest, name, source, _reason(options))
 

@@ -15,7 +15,7 @@ from remat_compiler.ir.graph import Phase
 from remat_compiler.ir.plan import Plan, PlanResult, PlanStatus
 from remat_compiler.options import RematOptions
 from remat_compiler.partition import NoPlan, Partition
-from remat_compiler.runtime.dry_run import DryRun
+from remat_compiler.runtime.dry_run import DryRun, Sample
 from remat_compiler.runtime.plan_origin import FROM_CACHE, FROM_SIMILAR
 from remat_compiler.search import MAX_TRIES, Attempt, Search
 
@@ -62,8 +62,7 @@ class MadeUpCompiler:
         partition = cast("Partition", SimpleNamespace(cut=cut, early_loops=early))
         emitted = request.budget_bytes + self.other_bytes + (self.layout_bytes if request.free_layout else 0)
         emitted += self.early_bytes if early else 0
-        point = SimpleNamespace(label="aten.convolution", text="x = conv(y)")
-        check = cast("DryRun", SimpleNamespace(unknown="", peak_bytes=emitted, peak_index=0, timeline=(point,)))
+        check = DryRun(emitted, (Sample("forward", "aten.convolution", 0, "x = conv(y)", emitted, 0),))
         return Attempt(request, lambda: None, real, True, (partition,), check)
 
 
@@ -168,8 +167,7 @@ def test_on_request_the_smallest_peak_is_kept_though_it_is_over_the_budget() -> 
 
     def stubborn(request: PartitionRequest, real: bool = True) -> Attempt:
         made = compiler(request, real)
-        made.check.peak_bytes = 950  # type: ignore[misc]
-        return made
+        return replace(made, check=replace(made.check, peak_bytes=950))
 
     options = options_of(memory_budget=900, on_infeasible="min")
     kept, _ = Search(stubborn, options, chooses_layout=False).run(PartitionRequest(900), None, None)

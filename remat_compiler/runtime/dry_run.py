@@ -79,6 +79,7 @@ class DryRun:
         resident_bytes: Bytes of the inputs, parameters among them.
         unmeasured: Operators whose workspace could not be measured (counted as 0).
         unknown: Why nothing is known about the step; empty when the figures are valid.
+        between_bytes: What other graphs take between forward and backward, see `PartitionRequest`.
     """
 
     peak_bytes: int = 0
@@ -91,6 +92,13 @@ class DryRun:
     resident_bytes: int = 0
     unmeasured: tuple[str, ...] = ()
     unknown: str = ""
+    between_bytes: int = 0
+
+    @property
+    def needed_bytes(self) -> int:
+        """The peak, or what is held while other graphs run, with what they take."""
+        beside = self.boundary_bytes + self.between_bytes if self.between_bytes else 0
+        return max(self.peak_bytes, beside)
 
     @property
     def memory(self) -> GraphMemory | None:
