@@ -9,23 +9,34 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from torch import fx
 
 from remat_compiler import torch_compat
+from remat_compiler.changing_graph import ChangingGraph
 from remat_compiler.compiler import Compiler
 from remat_compiler.costs.table import cost_identity
 from remat_compiler.cutter import PartitionRequest
+from remat_compiler.errors import InfeasibleBudget
+from remat_compiler.first_step import (
+    allowance_of_several,
+    check_first_step,
+    first_request_of_several,
+    has_fixed_sizes,
+    onward_of,
+)
 from remat_compiler.graph_key import device_types, plan_key
 from remat_compiler.options import BudgetKind, Environment, MemoryBudget, RematOptions
 from remat_compiler.outcome import PART_ONLY, Earlier, Outcome
 from remat_compiler.partition import NoPlan
 from remat_compiler.planned_graph import PlannedGraph, Recipe
+from remat_compiler.runtime.allowance import Allowance
 from remat_compiler.runtime.variant_store import VariantStore
 from remat_compiler.runtime.workspace import WorkspaceTable
 from remat_compiler.search import Attempt, Search
-from remat_compiler.several_graphs import decide, first_request_of_several, has_fixed_sizes
+from remat_compiler.several_graphs import decide
 from remat_compiler.variants import Workshop, dispatched
 
 logger = logging.getLogger(__name__)
@@ -99,11 +110,13 @@ def _for_all_sizes(
     sizes = variants.for_first([symbol.hint for symbol in symbols], [symbol.upper for symbol in symbols])
     first = replace(first, sizes=tuple(zip((symbol.name for symbol in symbols), sizes)))
     start = time.perf_counter()
-    attempt, limit = _searched(compiler, options, first)
+    part = allowance_of_several(compiler.gm, options, first.budget_bytes or 0)
+    attempt, limit = _searched(compiler, options, first) if part is None else _in_part(compiler, options, first, part)
     seconds = time.perf_counter() - start
-    outcome.keep(attempt, limit)
+    outcome.keep(attempt, limit, "" if part is None else PART_ONLY, final=part is None)
     if not attempt.trains:
         return attempt.compiled
+    changing, memory = None, attempt.check.memory
     compilation = torch_compat.saved_compilation()
     if compilation is None or attempt.check.unknown or not attempt.partitions:
         logger.warning(
@@ -111,10 +124,12 @@ def _for_all_sizes(
             attempt.check.unknown or "the graph is not compiled by Dynamo",
         )
     else:
+        if part is not None and memory is not None:
+            part = part.grown_to(memory)
         compiler.example_inputs = compiler.traced
         workshop = Workshop(
             compile_=compiler.run,
-            search=lambda request: _searched(compiler, options, request)[0],
+            search=lambda request: _within_share(compiler, options, request, first.budget_bytes or 0),
             request=first,
             symbols=symbols,
             context=compilation,
@@ -122,9 +137,52 @@ def _for_all_sizes(
             workspace=compiler.workspace,
             keep=outcome.add,
             store=variants,
+            input_bytes=partial(_input_bytes, compiler.traced, [symbol.name for symbol in symbols]),
         )
-        attempt = replace(attempt, compiled=dispatched(workshop, options, attempt, seconds))
-    return PlannedGraph(attempt, options, first.budget_bytes, outcome.keep, None, decide, inputs, has_part=False)
+        dispatch = dispatched(workshop, options, attempt, seconds, part)
+        changing = ChangingGraph(
+            dispatch, attempt, symbols, onward_of(compiler.gm, changing=True), workshop.input_bytes
+        )
+        attempt = replace(attempt, compiled=dispatch)
+    shared = part is not None and changing is not None
+    return PlannedGraph(
+        attempt, options, first.budget_bytes, outcome.keep, None, decide, inputs, has_part=shared, changing=changing
+    )
+
+
+def _input_bytes(traced: Sequence[Any], names: Sequence[str], positions: Sequence[int], sizes: Sequence[int]) -> int:
+    """Bytes of the inputs at some positions, at given sizes."""
+    with torch_compat.sizes_at(dict(zip(names, sizes))):
+        return sum(torch_compat.size_hint(traced[i].numel()) * traced[i].element_size() for i in positions)
+
+
+def _in_part(
+    compiler: Compiler, options: RematOptions, first: PartitionRequest, part: Allowance
+) -> tuple[Attempt, int | None]:
+    """A graph of changing sizes within a part of the budget, or at its smallest peak, as long as the step has room."""
+    request = replace(first, budget_bytes=part.limit_bytes, between_bytes=part.between_bytes)
+    try:
+        attempt, _ = _searched(compiler, replace(options, on_infeasible="error"), request, limit=part.limit_bytes)
+    except InfeasibleBudget:
+        attempt = compiler.run(replace(request, take_smallest=True))
+    memory = attempt.check.memory
+    if attempt.trains and memory is not None:
+        check_first_step(memory, options, first.budget_bytes or 0)
+    return attempt, part.limit_bytes
+
+
+def _within_share(compiler: Compiler, options: RematOptions, request: PartitionRequest, whole_bytes: int) -> Attempt:
+    """What fits the request's budget, which may be a share of the whole."""
+    limit = request.budget_bytes
+    try:
+        return _searched(compiler, options, request, limit=limit)[0]
+    except InfeasibleBudget as error:
+        if limit is None or (limit == whole_bytes and not request.between_bytes):
+            raise
+        missing = error.smallest_peak_bytes - limit
+        reason = f"{error.reason}, " if error.reason else ""
+        reason += f"where other graphs of the step take all but {limit} bytes"
+        raise InfeasibleBudget(whole_bytes, whole_bytes + missing, error.forced_by, error.source, reason) from error
 
 
 def _searched(

@@ -16,6 +16,7 @@ from weakref import WeakSet
 import torch
 
 from remat_compiler import torch_compat
+from remat_compiler.changing_graph import ChangingGraph
 from remat_compiler.options import RematOptions
 from remat_compiler.partition import Partition
 from remat_compiler.runtime.step_watch import StepWatch, WatchedStep
@@ -55,6 +56,7 @@ class PlannedGraph:
         decide: Decides about a complete step, before the next call of one of its graphs.
         example_inputs: Its inputs, as Dynamo gave them.
         has_part: Whether it has a part of the budget for now; else it was taken to be alone.
+        changing: What runs it, where its sizes change.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class PlannedGraph:
         example_inputs: Sequence[Any],
         *,
         has_part: bool,
+        changing: ChangingGraph | None = None,
     ) -> None:
         self.compiled = attempt.compiled
         self.attempt: Attempt | None = attempt
@@ -75,6 +78,7 @@ class PlannedGraph:
         self.budget_bytes = budget_bytes
         self.recipe = recipe
         self.has_part = has_part
+        self.changing = changing
         self.waits = follows_others(example_inputs)
         self.pending: WatchedStep[PlannedGraph] | None = None
         self._keep = keep
@@ -90,6 +94,8 @@ class PlannedGraph:
             with _deciding:
                 if self.pending is not None:
                     self._decide(self.pending)
+        if self.changing is not None and self.budget_bytes is not None and self in _unsettled:
+            self.changing.make_room(self.budget_bytes, held_now(watch.current.open_graphs))
         outputs = self.compiled(*arguments)
         watch.forward(self, arguments, outputs)
         return outputs
@@ -105,8 +111,15 @@ class PlannedGraph:
         return None if one is None else memory_of(one.cut.problem.graph, one.cut.timeline)
 
     @property
+    def memory_now(self) -> GraphMemory | None:
+        """The same at the sizes of its latest call."""
+        return self.memory if self.changing is None else self.changing.dispatch.memory_now or self.memory
+
+    @property
     def partition(self) -> Partition | None:
         """What was decided; `None` for what a compiler's cache had, and once it is settled."""
+        if self.changing is not None:
+            return self.changing.first.partitions[0]
         partitions = () if self.attempt is None else self.attempt.partitions
         return partitions[0] if len(partitions) == 1 else None
 
@@ -121,6 +134,8 @@ class PlannedGraph:
         one = self.partition
         if one is None:
             return None
+        if self.changing is not None:
+            return self.changing.unbudgeted
         return self.memory if one.unchanged else memory_of(one.cut.problem.graph, one.before.timeline)
 
     def keep(self, own_budget: int | None, note: str = "") -> None:
@@ -145,6 +160,11 @@ class PlannedGraph:
         self.pending = self.recipe = self.attempt = None
         self._keep = _nothing
         _unsettled.discard(self)
+
+
+def held_now(graphs: Sequence[PlannedGraph]) -> int:
+    """What open calls of these graphs hold, as far as it is known."""
+    return sum(memory.held_bytes for memory in (graph.memory_now for graph in graphs) if memory is not None)
 
 
 def _nothing(*_: object) -> None:

@@ -9,7 +9,9 @@ them anew and they are compiled again, before the next step.
     next step     A and B planned together               compiled under what Dynamo knew of them, then kept
 
 A graph that was taken to be alone, and is not, may exceed the budget together with the others in the first step.
-Graphs of changing sizes are not compiled again, since what a compiler assumes of their sizes would not be checked.
+
+Where sizes change, graphs get limits of their own for all sizes, see `size_shares`; then the first step keeps to the
+budget, too, or is refused.
 """
 
 from __future__ import annotations
@@ -17,27 +19,21 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import NoReturn
 
-import torch
-from torch import fx
-
-from remat_compiler import torch_compat
-from remat_compiler.cutter import PartitionRequest
 from remat_compiler.errors import InfeasibleBudget
-from remat_compiler.options import BudgetKind, RematOptions, format_bytes
-from remat_compiler.planned_graph import PlannedGraph, watch
-from remat_compiler.runtime.dispatch import Dispatch
+from remat_compiler.options import BudgetKind, format_bytes
+from remat_compiler.planned_graph import PlannedGraph
 from remat_compiler.runtime.step_watch import WatchedStep
 from remat_compiler.search import Attempt
 from remat_compiler.shares import Level, levels_of, share
-from remat_compiler.simulate.whole_step import GraphMemory, whole_step_peak
+from remat_compiler.simulate.whole_step import GraphMemory, Passed, handed_on, whole_step_peak
+from remat_compiler.size_shares import Division, Member, SharedSizes, SizeShares
 from remat_passes.registry import make_planner
 
 logger = logging.getLogger(__name__)
 
-FIRST_PART = 0.25
-"""Part of the budget left that a graph gets when more graphs follow and nothing is known of them."""
 WORTH_IT = 0.02
 """Fraction of the step by which recomputation must shrink for graphs that fit to be compiled again."""
 MAX_ROUNDS = 4
@@ -46,37 +42,6 @@ LEVEL_EFFORT = 2_000
 """Work for each of the plans that only tell how to share, see `remat_passes.planning.auto.Auto`."""
 _LIMITED = (BudgetKind.BYTES, BudgetKind.FRACTION)
 GRAPH_BREAKS = 'TORCH_LOGS="graph_breaks" shows where the step is cut'
-
-
-def first_request_of_several(
-    gm: fx.GraphModule, options: RematOptions, request: PartitionRequest
-) -> PartitionRequest | None:
-    """What to aim for as long as the other graphs of the step are not known; `None` for a graph that stands alone.
-
-    Args:
-        gm: Dynamo's graph.
-        options: The user's options.
-        request: What to aim for if it were alone.
-    """
-    kind = options.memory_budget.kind
-    before, precedes = watch.current.open_graphs, torch_compat.ends_at_graph_break(gm)
-    limited = kind is not BudgetKind.MIN and (request.budget_bytes is not None or request.fraction is not None)
-    if not limited or not (before or precedes):
-        return None
-    if request.budget_bytes is None:
-        return replace(request, take_smallest=True)
-    left = request.budget_bytes
-    if kind is BudgetKind.BYTES:  # what the device has left is less what it holds already
-        held = [graph.memory for graph in before]
-        left -= sum(memory.held_bytes for memory in held if memory is not None)
-    part = max(int(left * FIRST_PART) if precedes else left, 1)
-    return replace(request, budget_bytes=part, take_smallest=True)
-
-
-def has_fixed_sizes(example_inputs: Sequence[Any]) -> bool:
-    """Whether no size of the inputs may change from call to call."""
-    sizes = [n for x in example_inputs for n in (x.shape if isinstance(x, torch.Tensor) else [x])]
-    return not any(isinstance(n, torch.SymInt) for n in sizes)
 
 
 def decide(step: WatchedStep[PlannedGraph]) -> None:
@@ -97,8 +62,13 @@ def decide(step: WatchedStep[PlannedGraph]) -> None:
 
 def _decide_alone(graph: PlannedGraph) -> None:
     """A graph that got a part of the budget gets all of it."""
-    assert graph.recipe is not None
     own_budget = graph.budget_bytes
+    if graph.changing is not None:
+        assert own_budget is not None, "only a budget in bytes holds for all sizes"
+        graph.changing.take_all(own_budget)
+        graph.keep(own_budget)
+        return
+    assert graph.recipe is not None
     if graph.added_ns and own_budget is not None:
         with graph.recipe.context():
             attempt, own_budget = graph.recipe.search()
@@ -128,15 +98,15 @@ class _Together:
                 self._warn("together they take more than each alone", "what one of them takes is not known")
             return
         peak, limit = self.peak(known), self._limit()
-        if limit is not None and any(isinstance(graph.compiled, Dispatch) for graph in self.graphs):
-            now = f"at their first sizes they peak at {format_bytes(peak)} together"
-            self._warn(now, "their sizes change, and what they take at others is not shared out")
-            return
+        change = any(graph.changing is not None for graph in self.graphs)
         if any(replace(g.options, dump=None) != replace(self.options, dump=None) for g in self.graphs):
             limit = min((g.budget_bytes for g in self.graphs if g.budget_bytes is not None), default=None)
-            if limit is not None and peak > limit:
+            if limit is not None and (peak > limit or change):
                 self._warn(f"together they peak at {format_bytes(peak)}", "their options differ")
                 return
+        if limit is not None and change:
+            self._share_sizes(limit)
+            return
         if limit is None or (peak <= limit and not any(graph.has_part for graph in self.graphs)):
             self._keep_all(peak, limit)
             return
@@ -148,6 +118,45 @@ class _Together:
             )
             return
         self._share(peak, limit)
+
+    def _share_sizes(self, limit: int) -> None:
+        """Limits for the graphs whose sizes change; the others are compiled again for what is left to them."""
+        for graph in self.graphs:
+            graph.plan_again()
+        changing = [graph.changing for graph in self.graphs]
+        passed = handed_on(self.step.calls, self.step.turns)
+        members = [_member(graph, passed[i]) for i, graph in enumerate(self.graphs)]
+        shares, division = self._division(members, limit)
+        for i, graph in enumerate(self.graphs):
+            if graph.changing is None:
+                attempt = _compiled(graph, division.levels[i], real=True)
+                if attempt is not None and attempt is not graph.attempt:
+                    graph.exchange(attempt)
+                memory = graph.memory
+                if memory is not None:
+                    members[i] = Member((_passing(replace(division.levels[i], memory=memory), passed[i]),))
+        if any(graph.changing is None for graph in self.graphs):
+            shares, division = self._division(members, limit)
+        SharedSizes(shares, changing, self.step.calls[0].graph).apply(division)
+        note = f"the step runs {len(self.graphs)} planned graphs, which share the budget of {format_bytes(limit)}"
+        for graph, allowance in zip(self.graphs, division.allowances):
+            fixed = graph.memory if graph.changing is None else None
+            graph.keep(allowance.limit_bytes if fixed is None else fixed.peak_bytes, f"{note} at all sizes")
+
+    def _division(self, members: Sequence[Member], limit: int) -> tuple[SizeShares, Division]:
+        """The budget shared out; where nothing fits, more than the budget, where the options allow that."""
+        shares = SizeShares(members, self.step.calls, self.step.turns, limit)
+        division = shares.divide(needed=0)
+        if division is not None:
+            return shares, division
+        least = shares.least_peak()
+        if self.options.on_infeasible != "min":
+            self._refuse(limit, least)
+        self._warn_of_smallest(limit, least)
+        shares = SizeShares(members, self.step.calls, self.step.turns, least)
+        division = shares.divide(needed=0)
+        assert division is not None, "the smallest peak is within itself"
+        return shares, division
 
     def _share(self, peak: int, limit: int) -> None:
         """Compile again under a shared budget, where that is needed or worth it."""
@@ -180,17 +189,22 @@ class _Together:
         together = self._peak_of(attempts) or self.peak([level.memory for level in lowest])
         if together > limit:
             if self.options.on_infeasible != "min":
-                slowest = self.options.max_slowdown
-                reason = "" if slowest is None else f"max_slowdown={slowest}, "
-                reason += f"{len(self.graphs)} graphs of the step together"
-                raise InfeasibleBudget(limit, together, reason=reason)
-            logger.warning(
-                "no plan fits memory_budget=%d bytes: the %d graphs of the step together peak at %s; training goes on",
-                limit,
-                len(self.graphs),
-                format_bytes(together),
-            )
+                self._refuse(limit, together)
+            self._warn_of_smallest(limit, together)
         self._exchange(attempts, lowest, together, limit)
+
+    def _refuse(self, limit: int, smallest: int) -> NoReturn:
+        slowest = self.options.max_slowdown
+        reason = "" if slowest is None else f"max_slowdown={slowest}, "
+        raise InfeasibleBudget(limit, smallest, reason=f"{reason}{len(self.graphs)} graphs of the step together")
+
+    def _warn_of_smallest(self, limit: int, smallest: int) -> None:
+        logger.warning(
+            "no plan fits memory_budget=%d bytes: the %d graphs of the step together peak at %s; training goes on",
+            limit,
+            len(self.graphs),
+            format_bytes(smallest),
+        )
 
     def _peak_of(self, attempts: Sequence[Attempt | None]) -> int | None:
         pairs = zip(self.graphs, attempts)
@@ -250,11 +264,26 @@ class _Together:
             graph.keep(graph.budget_bytes, f"the budget holds for this graph only: {found}, but {why}")
 
 
+def _member(graph: PlannedGraph, passed: Sequence[Passed]) -> Member:
+    """A graph of a step with sizes that change, and the gradients that it hands on at once."""
+    levels = _levels(graph)
+    if graph.changing is None:
+        return Member(tuple(_passing(level, passed) for level in levels))
+    arguments = tuple(one.argument for one in passed)
+    return Member(levels, partial(graph.changing.grown, arguments), arguments)
+
+
+def _passing(level: Level, passed: Sequence[Passed]) -> Level:
+    """The level where these gradients count with the graph that they are handed to."""
+    left_bytes = max(level.memory.left_bytes - sum(one.size_bytes for one in passed), 0)
+    return replace(level, memory=replace(level.memory, left_bytes=left_bytes))
+
+
 def _levels(graph: PlannedGraph) -> tuple[Level, ...]:
     """The ways to plan a graph; as it is, where it cannot be compiled again."""
     memory, unbudgeted, one = graph.memory, graph.unbudgeted, graph.partition
     assert memory is not None
-    if graph.recipe is None or unbudgeted is None or one is None:
+    if (graph.recipe is None and graph.changing is None) or unbudgeted is None or one is None:
         return (Level(memory.peak_bytes, 0, memory, graph.added_ns),)
     options = graph.options
     planner = make_planner(options.planner, effort=LEVEL_EFFORT, time_limit=0.0)

@@ -28,7 +28,8 @@ from remat_compiler.cutter import PartitionRequest
 from remat_compiler.errors import InfeasibleBudget, RematError, UnservedSizes
 from remat_compiler.options import RematOptions
 from remat_compiler.partition import NoPlan
-from remat_compiler.runtime.dispatch import Dispatch, PeakBySize, Use, Variant
+from remat_compiler.runtime.allowance import Allowance
+from remat_compiler.runtime.dispatch import Dispatch, Use, Variant
 from remat_compiler.runtime.peak_form import condition_on
 from remat_compiler.runtime.peak_guard import PeakGuard
 from remat_compiler.runtime.sampled_peak import SampledPeak
@@ -36,7 +37,7 @@ from remat_compiler.runtime.stats import count
 from remat_compiler.runtime.variant_store import AHEAD, VariantStore
 from remat_compiler.runtime.workspace import WorkspaceTable
 from remat_compiler.search import Attempt, Compile
-from remat_compiler.trade_off import TradeOff
+from remat_compiler.trade_off import WORTH_IT, TradeOff
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +63,7 @@ class Workshop:
         workspace: Measured workspaces.
         keep: Reports a variant.
         store: What earlier processes compiled.
+        input_bytes: Bytes of the arguments at some positions, at given sizes.
     """
 
     compile_: Compile
@@ -73,6 +75,7 @@ class Workshop:
     workspace: WorkspaceTable
     keep: Callable[[Attempt, str], None]
     store: VariantStore
+    input_bytes: Callable[[Sequence[int], Sequence[int]], int]
 
 
 class VariantMaker:
@@ -88,7 +91,7 @@ class VariantMaker:
     def __init__(self, workshop: Workshop, options: RematOptions, first: Attempt, seconds: float) -> None:
         self.workshop = workshop
         self.options = options
-        self.limit_bytes = workshop.request.budget_bytes or 0
+        self.allowance = Allowance.whole(workshop.request.budget_bytes or 0)
         self.compile_s = seconds
         self._most = [symbol.upper for symbol in workshop.symbols]
         self._reach: tuple[int, ...] = ()
@@ -103,24 +106,53 @@ class VariantMaker:
     def variant(self, attempt: Attempt, sizes: tuple[int, ...], label: str) -> Variant:
         """What was compiled, with its peak by size."""
         count("variants")
-        made = Variant(attempt.compiled, self._peak_by_size(attempt, sizes), _added(attempt), sizes, label)
+        # Near the limit that they are made for, peaks are exact; what is held is at any.
+        known, limit = self._known(attempt, sizes), self.limit_bytes
+
+        def needed_bytes(at: Sequence[int]) -> int | None:
+            if known is None or (self.allowance.is_whole and self.limit_bytes == limit):
+                return None if known is None else known.peak_bytes(at)
+            memory = known.memory(at)
+            if memory is None:
+                return None
+            return self.allowance.needed_bytes(memory, self.workshop.input_bytes(self.allowance.passed, at))
+
+        of_all = (attempt.compiled, needed_bytes, _added(attempt), sizes, label)
+        made = Variant(*of_all) if known is None else Variant(*of_all, known.memory)
         if label == AHEAD or made.fits(sizes, self.limit_bytes):
             self.workshop.store.add(label, sizes, free=not made.added)
         return made
 
-    def _peak_by_size(self, attempt: Attempt, sizes: tuple[int, ...]) -> PeakBySize:
+    @property
+    def limit_bytes(self) -> int:
+        """Most bytes that the graph may take."""
+        return self.allowance.limit_bytes
+
+    def allow(self, allowance: Allowance, variants: Sequence[Variant]) -> Variant | None:
+        """See `runtime.dispatch.Provider`."""
+        self.allowance = allowance
+        self._refused.clear()
+        self._hopeless, self._curve = False, None
+        added = _added(self._first)
+        if len(variants) == 1 and added and self._curve_of_first().added_at(self.first_sizes) <= added - WORTH_IT:
+            try:
+                return self._fitting(self.first_sizes, "first")
+            except InfeasibleBudget as error:
+                logger.info("no better variant for the first sizes: %s", error)
+        return None
+
+    def _known(self, attempt: Attempt, sizes: tuple[int, ...]) -> PeakGuard | SampledPeak | None:
         """Its formula where there is one and the options do not say otherwise; else learnt from dry runs."""
         names = [symbol.name for symbol in self.workshop.symbols]
         conditions = self.workshop.assumptions.conditions(names)
         if conditions is None or attempt.check_at is None:
             logger.warning("nothing is known of the peak of a variant, which is not used: its sizes are restricted")
-            return lambda sizes: None
+            return None
         if attempt.form is not None and self.options.estimator == "symbolic":
             form = replace(attempt.form, conditions=(*attempt.form.conditions, *conditions))
-            return PeakGuard(form, self.workshop.workspace, sizes).peak_bytes
+            return PeakGuard(form, self.workshop.workspace, sizes)
         check_at, holds = attempt.check_at, condition_on(names, conditions)
-        sampled = SampledPeak(lambda at: check_at(dict(zip(names, at))), self.limit_bytes)
-        return lambda at: sampled.peak_bytes(at) if holds(*at) else None
+        return SampledPeak(lambda at: check_at(dict(zip(names, at))), self.limit_bytes, holds=holds)
 
     def provide(self, sizes: tuple[int, ...], variants: Sequence[Variant]) -> Sequence[Variant]:
         """What to run `sizes` by, last: a plan for larger ones, where that is new and fits, else a plan for them.
@@ -205,15 +237,18 @@ class VariantMaker:
 
     def _curve_of_first(self) -> TradeOff:
         if self._curve is None:
-            one, form = self._first.partitions[0], self._first.form
-            self._curve = TradeOff(
-                one, form, self.workshop.symbols, self.first_sizes, self.limit_bytes, self.options.planner
-            )
+            one, form, limit = self._first.partitions[0], self._first.form, self.limit_bytes
+            if not self.allowance.is_whole:
+                # What is held may be the narrower limit: of the step without a budget it is this part of the peak.
+                before = one.before.timeline
+                limit = min(limit, self.allowance.held_bytes * before.peak_bytes // max(before.saved_bytes, 1))
+            self._curve = TradeOff(one, form, self.workshop.symbols, self.first_sizes, limit, self.options.planner)
         return self._curve
 
     def _request(self, sizes: tuple[int, ...]) -> PartitionRequest:
         named = zip((symbol.name for symbol in self.workshop.symbols), sizes)
-        return replace(self.workshop.request, sizes=tuple(named))
+        request = replace(self.workshop.request, sizes=tuple(named))
+        return replace(request, budget_bytes=self.limit_bytes, between_bytes=self.allowance.between_bytes)
 
     def _compiled(self, compile_: Callable[[], Attempt], sizes: tuple[int, ...], label: str) -> Variant:
         """Compile, report and time a variant."""
@@ -234,7 +269,9 @@ class VariantMaker:
             yield
 
 
-def dispatched(workshop: Workshop, options: RematOptions, first: Attempt, seconds: float) -> Dispatch:
+def dispatched(
+    workshop: Workshop, options: RematOptions, first: Attempt, seconds: float, allowance: Allowance | None = None
+) -> Dispatch:
     """What runs a graph of changing sizes from now on.
 
     Args:
@@ -242,11 +279,15 @@ def dispatched(workshop: Workshop, options: RematOptions, first: Attempt, second
         options: The user's options.
         first: What was compiled for the first call.
         seconds: How long that took.
+        allowance: What it may take of the budget for now; `None` for all.
     """
     maker = VariantMaker(workshop, options, first, seconds)
+    maker.allowance = allowance or maker.allowance
     variant = maker.variant(first, maker.first_sizes, "first")
     positions = [symbol.position for symbol in workshop.symbols]
-    return Dispatch(positions, maker.limit_bytes, variant, maker, options.max_variants)
+    found = Dispatch(positions, maker.limit_bytes, variant, maker, options.max_variants)
+    found.allowance = maker.allowance
+    return found
 
 
 def _added(attempt: Attempt) -> float:

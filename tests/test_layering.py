@@ -29,6 +29,7 @@ TIERS: tuple[frozenset[str], ...] = (
     frozenset({"cutter", "cached_planner"}),
     frozenset({"partition", "partitioner", "adjust", "graph_key", "reporting", "search", "shares"})
     | frozenset({"outcome", "planned_graph", "several_graphs", "pipeline"})
+    | frozenset({"changing_graph", "first_step", "size_shares"})
     | frozenset({"compiler", "recompilations", "trade_off", "variants"}),
     frozenset({"backend", "cli"}),
 )
@@ -42,7 +43,12 @@ NEIGHBOURS = frozenset(
         ("reporting", "partition"),
         ("search", "partition"),
         ("search", "adjust"),
-        *(("planned_graph", name) for name in ("partition", "search")),
+        *(("planned_graph", name) for name in ("changing_graph", "partition", "search")),
+        ("changing_graph", "search"),
+        *(("first_step", name) for name in ("changing_graph", "planned_graph")),
+        ("size_shares", "shares"),
+        ("several_graphs", "size_shares"),
+        *(("pipeline", name) for name in ("changing_graph", "first_step")),
         *(("several_graphs", name) for name in ("partition", "partitioner", "planned_graph", "search", "shares")),
         *(("pipeline", name) for name in ("graph_key", "partition", "search", "compiler")),
         *(("pipeline", name) for name in ("outcome", "planned_graph", "several_graphs", "variants")),

@@ -20,7 +20,9 @@ from math import prod
 from operator import itemgetter
 from typing import Any, Protocol
 
+from remat_compiler.runtime.allowance import Allowance
 from remat_compiler.runtime.stats import count
+from remat_compiler.simulate.whole_step import GraphMemory
 
 PAUSE = 3.0
 """What is longer than this many of the shortest steps was more than a step: an evaluation, a checkpoint written."""
@@ -29,6 +31,8 @@ MOST_SIZES = 4_096
 
 PeakBySize = Callable[[Sequence[int]], "int | None"]
 """The peak at given sizes in bytes; `None` where nothing is known of them."""
+MemoryBySize = Callable[[Sequence[int]], "GraphMemory | None"]
+"""The memory at given sizes; `None` where nothing is known of them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,10 +41,12 @@ class Variant:
 
     Attributes:
         compiled: The callable.
-        peak_bytes: Its peak at given sizes; `None` where nothing is known of them.
+        peak_bytes: Its peak at given sizes; `None` where nothing is known of them.  Where the graph shares its budget
+            with others, all that counts of it then, see `Allowance.needed_bytes`.
         added: Time that recomputation adds, as a fraction of the step.
         sizes: The sizes that it was planned for.
         label: What people are shown.
+        memory: Its memory at given sizes.
     """
 
     compiled: Callable[..., Any]
@@ -48,6 +54,7 @@ class Variant:
     added: float
     sizes: tuple[int, ...]
     label: str
+    memory: MemoryBySize = lambda _: None
 
     def fits(self, sizes: Sequence[int], limit_bytes: int) -> bool:
         """Whether it is known to stay within a budget at these sizes."""
@@ -111,6 +118,13 @@ class Provider(Protocol):
         """
         ...
 
+    def allow(self, allowance: Allowance, variants: Sequence[Variant]) -> Variant | None:
+        """Keep to `allowance` from now on.
+
+        Where there is the first variant only, which was made for less, a better one for its sizes if there is one.
+        """
+        ...
+
 
 class Dispatch:
     """Runs each call by the cheapest variant that fits.
@@ -127,6 +141,7 @@ class Dispatch:
         self, positions: Sequence[int], limit_bytes: int, first: Variant, provider: Provider, max_variants: int
     ) -> None:
         self.limit_bytes = limit_bytes
+        self.allowance = Allowance.whole(limit_bytes)
         self.variants = [first]
         self.provider = provider
         self.max_variants = max_variants
@@ -135,9 +150,11 @@ class Dispatch:
         self.decision_s = 0.0
         self._key_of = itemgetter(*positions)
         self._one = len(positions) == 1
+        self.before_new_sizes: Callable[[tuple[int, ...]], None] | None = None
         self._uses: dict[Any, Use] = {}
         self._lost_s = 0.0
         self._last: tuple[Use | None, float] = (None, 0.0)
+        self._latest: Use | None = None
         self._lock = threading.RLock()
 
     def __call__(self, *arguments: Any) -> Any:
@@ -148,12 +165,32 @@ class Dispatch:
         """The variant for a call with these arguments."""
         use = self._use_of(self._key_of(arguments))
         use.calls += 1
+        self._latest = use
         self._last = (use, time.perf_counter())
         return use.variant
 
     def prepare(self, sizes: tuple[int, ...]) -> Variant:
         """The variant for calls at `sizes`, made ahead of them where there is none."""
         return self._use_of(sizes[0] if self._one else sizes).variant
+
+    @property
+    def memory_now(self) -> GraphMemory | None:
+        """The memory of the latest call; `None` where nothing is known of it."""
+        return None if self._latest is None else self._latest.variant.memory(self._latest.sizes)
+
+    def allow(self, allowance: Allowance) -> None:
+        """Keep to `allowance` from now on; sizes that nothing fits any more are decided when they come again."""
+        with self._lock:
+            self.limit_bytes, self.allowance = allowance.limit_bytes, allowance
+            better = self.provider.allow(allowance, self.variants)
+            for key, use in list(self._uses.items()):
+                best = self.cheapest(use.sizes)
+                if best is None:
+                    del self._uses[key]
+                else:
+                    use.run_by(best)
+            if better is not None:
+                self._add(better)
 
     def _use_of(self, key: Any) -> Use:
         before, then = self._last
@@ -206,6 +243,8 @@ class Dispatch:
         """Choose for sizes not seen before."""
         start = time.perf_counter()
         sizes = (key,) if self._one else tuple(key)
+        if self.before_new_sizes is not None:
+            self.before_new_sizes(sizes)
         with self._lock:
             variant = self.cheapest(sizes)
             if variant is None:

@@ -27,10 +27,18 @@ class SampledPeak:
         check_at: The dry run of the step at given sizes.
         limit_bytes: The budget.
         most_samples: Sizes that are dry-run before anything is predicted.
+        holds: Whether anything is known of given sizes.
     """
 
-    def __init__(self, check_at: Callable[[Sequence[int]], DryRun], limit_bytes: int, most_samples: int = 10) -> None:
+    def __init__(
+        self,
+        check_at: Callable[[Sequence[int]], DryRun],
+        limit_bytes: int,
+        most_samples: int = 10,
+        holds: Callable[..., bool] = lambda *_: True,
+    ) -> None:
         self.checks = 0
+        self._holds = holds
         self._check_at = check_at
         self._limit_bytes = limit_bytes
         self._estimator = PolynomialEstimator(most_samples=most_samples)
@@ -40,6 +48,8 @@ class SampledPeak:
     def peak_bytes(self, sizes: Sequence[int]) -> int | None:
         """The peak at these sizes, at least about; `None` where nothing is known of them."""
         key = tuple(sizes)
+        if not self._holds(*key):
+            return None
         if key not in self._known:
             self._known[key] = self._predicted(key) if self._estimator.full else self._checked(key)
         return self._known[key]
@@ -47,6 +57,8 @@ class SampledPeak:
     def memory(self, sizes: Sequence[int]) -> GraphMemory | None:
         """The peak at these sizes and what is alive between and after, which is not fitted: a dry run tells."""
         key = tuple(sizes)
+        if not self._holds(*key):
+            return None
         if key not in self._memories:
             self.checks += 1
             self._memories[key] = self._check_at(key).memory

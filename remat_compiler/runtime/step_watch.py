@@ -94,11 +94,12 @@ class StepWatch(Generic[G]):
 def _passed(arguments: Iterable[Any], makers: dict[int, frozenset[int]]) -> tuple[Passed, ...]:
     """Gradients that the backward of a call with these arguments hands to other operators."""
     found: dict[int, Passed] = {}
-    for tensor in arguments:
+    for argument, tensor in enumerate(arguments):
         if isinstance(tensor, torch.Tensor) and tensor.requires_grad and not tensor.is_leaf:
             address = _address(tensor)
             maker = next((call for call, made in makers.items() if address in made), None)
-            found[address] = Passed(tensor.numel() * tensor.element_size(), maker)
+            if address not in found:
+                found[address] = Passed(tensor.numel() * tensor.element_size(), maker, argument)
     return tuple(found.values())
 
 

@@ -14,9 +14,10 @@ the graphs' own part.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import pairwise
 
 from remat_compiler.ir.graph import TrainingGraph
 from remat_compiler.simulate.timeline import MemoryTimeline
@@ -51,10 +52,12 @@ class Passed:
     Attributes:
         size_bytes: Its bytes.
         to: The call whose output that input is, for which the gradient is a tangent; `None` where no graph made it.
+        argument: Position of that input among the arguments of the call.
     """
 
     size_bytes: int
     to: int | None
+    argument: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +91,26 @@ def whole_step_peak(graphs: Sequence[GraphMemory], calls: Sequence[Call], turns:
         turns: What happens, and to which call; what is not dropped and has no backward here runs it at the end, the
             last call first.
     """
+    return max((beside + own for _, beside, own in _runs(graphs, calls, turns)), default=0)
+
+
+def beside_bytes(
+    graphs: Sequence[GraphMemory], calls: Sequence[Call], turns: Sequence[tuple[Turn, int]]
+) -> tuple[int, ...]:
+    """Most bytes that the others hold while each graph runs; arguments as for `whole_step_peak`."""
+    most = [0] * len(graphs)
+    for graph, beside, _ in _runs(graphs, calls, turns):
+        most[graph] = max(most[graph], beside)
+    return tuple(most)
+
+
+def _runs(
+    graphs: Sequence[GraphMemory], calls: Sequence[Call], turns: Sequence[tuple[Turn, int]]
+) -> Iterator[tuple[int, int, int]]:
+    """For each run of a graph which one it is, the bytes that others hold meanwhile, and those that it takes itself."""
     held: dict[int, int] = {}
     left: dict[int, int] = {}
     waiting: list[Passed] = []
-    peak = 0
     for turn, call in (*turns, *_missing_backwards(calls, turns)):
         graph, memory = calls[call].graph, graphs[calls[call].graph]
         held.pop(call, None)
@@ -99,13 +118,31 @@ def whole_step_peak(graphs: Sequence[GraphMemory], calls: Sequence[Call], turns:
         waiting = [passed for passed in waiting if passed.to != call]
         beside = sum(held.values()) + sum(left.values()) + sum(passed.size_bytes for passed in waiting)
         if turn is Turn.FORWARD:
-            peak = max(peak, beside + memory.forward_bytes)
+            yield graph, beside, memory.forward_bytes
             held[call] = memory.held_bytes
         elif turn is Turn.BACKWARD:
-            peak = max(peak, beside + memory.backward_bytes)
+            yield graph, beside, memory.backward_bytes
             left[graph] = max(memory.left_bytes - sum(passed.size_bytes for passed in calls[call].passed), 0)
             waiting += [passed for passed in calls[call].passed if passed.to in held]
-    return peak
+
+
+def handed_on(calls: Sequence[Call], turns: Sequence[tuple[Turn, int]]) -> dict[int, tuple[Passed, ...]]:
+    """By graph, the gradients that its backward hands to what runs next, in all of its calls, so that none waits.
+
+    Args:
+        calls: The calls in order.
+        turns: What happens, in order, see `whole_step_peak`.
+    """
+    backwards = [call for turn, call in (*turns, *_missing_backwards(calls, turns)) if turn is Turn.BACKWARD]
+    following = dict(pairwise(backwards))
+    found: dict[int, tuple[Passed, ...]] = {}
+    for i, call in enumerate(calls):
+        at_once = [passed for passed in call.passed if passed.to is None or passed.to == following.get(i)]
+        arguments = {passed.argument for passed in at_once}
+        before = found.get(call.graph)
+        kept = at_once if before is None else [passed for passed in before if passed.argument in arguments]
+        found[call.graph] = tuple(kept)
+    return found
 
 
 def _missing_backwards(calls: Sequence[Call], turns: Sequence[tuple[Turn, int]]) -> list[tuple[Turn, int]]:

@@ -17,6 +17,7 @@ from remat_compiler.torch_compat.compile_again import (
     compiled_backward,
     ends_at_graph_break,
     fake_twins,
+    returns_scalar,
     saved_compilation,
 )
 from remat_compiler.torch_compat.inductor import (
@@ -152,6 +153,7 @@ __all__ = [
     "prepare_joint",
     "profiler_is_running",
     "remove_post_compile_listener",
+    "returns_scalar",
     "rng_state_value",
     "run_and_save_rng_state",
     "run_with_rng_state",

@@ -72,6 +72,13 @@ def take_over_mark(twin: Any, value: Any) -> None:
         setattr(twin, STATIC_INPUT, kind)
 
 
+def returns_scalar(gm: fx.GraphModule) -> bool:
+    """Whether a result of the graph is a single number that may be a loss."""
+    values = [node.meta.get("example_value") for node in gm.graph.output_node().all_input_nodes]
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    return any(all(str(n) == "1" for n in value.shape) for value in tensors)
+
+
 def ends_at_graph_break(gm: fx.GraphModule) -> bool:
     """Whether Dynamo ended the graph before the user's function did, so that the step goes on behind it."""
     reason = getattr(gm, "compile_subgraph_reason", None)

@@ -1,0 +1,109 @@
+"""What a graph may take in the first step that runs it, when nothing is known of the graphs behind it.
+
+    the step goes on at a graph break     a quarter of what is left of the budget
+    it returns no loss, sizes change      what is left, of which it may hold half until its backward
+    else                                  what is left
+
+What is left is the budget less what the graphs hold whose backward is still to come.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from remat_compiler import torch_compat
+from remat_compiler.changing_graph import Onward, first_allowance
+from remat_compiler.cutter import PartitionRequest
+from remat_compiler.errors import InfeasibleBudget
+from remat_compiler.options import BudgetKind, RematOptions, format_bytes
+from remat_compiler.planned_graph import held_now, watch
+from remat_compiler.runtime.allowance import Allowance
+from remat_compiler.simulate.whole_step import Call, GraphMemory, Turn, whole_step_peak
+
+logger = logging.getLogger(__name__)
+
+
+def first_request_of_several(
+    gm: fx.GraphModule, options: RematOptions, request: PartitionRequest
+) -> PartitionRequest | None:
+    """What to aim for as long as the other graphs of the step are not known; `None` for a graph that stands alone.
+
+    Args:
+        gm: Dynamo's graph.
+        options: The user's options.
+        request: What to aim for if it were alone.
+    """
+    kind = options.memory_budget.kind
+    before, onward = watch.current.open_graphs, onward_of(gm, changing=False)
+    limited = kind is not BudgetKind.MIN and (request.budget_bytes is not None or request.fraction is not None)
+    if not limited or not (before or onward is Onward.SURELY):
+        return None
+    if request.budget_bytes is None:
+        return replace(request, take_smallest=True)
+    allowed = first_allowance(request.budget_bytes - _held_in_bytes(options), onward)
+    return replace(request, budget_bytes=allowed.limit_bytes, take_smallest=True)
+
+
+def allowance_of_several(gm: fx.GraphModule, options: RematOptions, limit_bytes: int) -> Allowance | None:
+    """The same for a graph of changing sizes: what it may take at any of them.
+
+    Args:
+        gm: Dynamo's graph.
+        options: The user's options.
+        limit_bytes: The budget of the step.
+    """
+    onward = onward_of(gm, changing=True)
+    if not watch.current.open_graphs and onward is Onward.NO:
+        return None
+    return first_allowance(limit_bytes - _held_in_bytes(options), onward)
+
+
+def onward_of(gm: fx.GraphModule, *, changing: bool) -> Onward:
+    """Whether the step goes on in other graphs behind this one."""
+    if torch_compat.ends_at_graph_break(gm):
+        return Onward.SURELY
+    return Onward.PERHAPS if changing and not torch_compat.returns_scalar(gm) else Onward.NO
+
+
+def check_first_step(memory: GraphMemory, options: RematOptions, limit_bytes: int) -> None:
+    """Refuse a graph that exceeds the budget with those of its step that ran before it.
+
+    Raises:
+        InfeasibleBudget: It does, and the options do not say to take the smallest peak, which is then warned of.
+    """
+    step = watch.current
+    known = [graph.memory_now for graph in step.graphs]
+    memories = [one for one in known if one is not None]
+    if len(memories) < len(known):
+        return
+    new = len(memories)
+    calls, turns = [*step.calls, Call(new)], [*step.turns, (Turn.FORWARD, len(step.calls))]
+    peak = whole_step_peak([*memories, memory], calls, turns)
+    if peak <= limit_bytes:
+        return
+    if options.on_infeasible != "min":
+        reason = f"beside {new} graphs of the step that ran before" if new else ""
+        raise InfeasibleBudget(limit_bytes, peak, reason=reason)
+    logger.warning(
+        "no plan fits memory_budget=%d bytes: a graph of the step peaks at %s beside %d others; training goes on",
+        limit_bytes,
+        format_bytes(peak),
+        new,
+    )
+
+
+def has_fixed_sizes(example_inputs: Sequence[Any]) -> bool:
+    """Whether no size of the inputs may change from call to call."""
+    sizes = [n for x in example_inputs for n in (x.shape if isinstance(x, torch.Tensor) else [x])]
+    return not any(isinstance(n, torch.SymInt) for n in sizes)
+
+
+def _held_in_bytes(options: RematOptions) -> int:
+    """What graphs of the step hold already, unless the budget was measured meanwhile: then it is less that."""
+    return held_now(watch.current.open_graphs) if options.memory_budget.kind is BudgetKind.BYTES else 0

@@ -1,0 +1,209 @@
+"""One budget for all graphs of a step whose sizes change: kept at every size, from the first step on, or refused."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import remat_compiler
+from end_to_end.test_one_budget import WIDTH, Blocks, Broken, BrokenTwice, Tower, compile_model, equal, gradients
+from measure import measure_step, train_step
+from remat_compiler import pipeline, several_graphs
+from remat_compiler.errors import InfeasibleBudget
+from remat_compiler.planned_graph import PlannedGraph
+from remat_compiler.runtime.dispatch import Dispatch
+from remat_compiler.runtime.step_watch import WatchedStep
+from remat_compiler.simulate.whole_step import whole_step_peak
+
+BUDGET = 1_400_000
+
+
+class TwoModules(nn.Module):
+    """Two modules in a row, each compiled by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Half(last=False), Half(last=True)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.blocks[1](self.blocks[0](x))
+        return result
+
+
+class Half(Tower):
+    def __init__(self, *, last: bool) -> None:
+        super().__init__()
+        self.last = last
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.part(x, 0, 3)
+        return x.square().mean() if self.last else x
+
+
+class FixedEnd(Tower):
+    """The second graph is of one size whatever the length."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.part(x, 0, 3)
+        pooled = torch.stack([x.mean(0), x.amax(0)]).repeat(128, 1)
+        torch._dynamo.graph_break()
+        return self.part(pooled, 3, 6).square().mean()
+
+
+class BreakAtTheEnd(Tower):
+    """Ends at a graph break behind which nothing is trained."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        loss = self.part(x, 0, 6).square().mean()
+        torch._dynamo.graph_break()
+        return loss
+
+
+@pytest.fixture(autouse=True)
+def made(monkeypatch: pytest.MonkeyPatch) -> list[Dispatch]:
+    """What runs the graphs of changing sizes, in the order of their compilations."""
+    found: list[Dispatch] = []
+    original = pipeline.dispatched
+
+    def dispatched(*arguments: Any) -> Dispatch:
+        found.append(original(*arguments))
+        return found[-1]
+
+    monkeypatch.setattr(pipeline, "dispatched", dispatched)
+    monkeypatch.setenv("REMAT_DISABLE_CACHE", "1")
+    torch._dynamo.reset()
+    remat_compiler.clear_reports()
+    torch.manual_seed(0)
+    return found
+
+
+@pytest.fixture(autouse=True)
+def first_peaks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """For each step after which the budget was shared out, its own peak as predicted."""
+    found: list[int] = []
+
+    def decide(step: WatchedStep[PlannedGraph]) -> None:
+        memories = [memory for memory in (graph.memory_now for graph in step.graphs) if memory is not None]
+        assert len(memories) == len(step.graphs)
+        found.append(whole_step_peak(memories, step.calls, step.turns))
+        several_graphs.decide(step)
+
+    monkeypatch.setattr(pipeline, "decide", decide)
+    return found
+
+
+def batch(length: int) -> Tensor:
+    """An input whose length changes."""
+    x = torch.randn(length, WIDTH)
+    torch._dynamo.mark_dynamic(x, 0)
+    return x
+
+
+def served(model: nn.Module, made: Sequence[Dispatch], lengths: Sequence[int], budget: int) -> list[int]:
+    """The lengths that were trained on, each with eager's gradients and within the budget; the others were refused."""
+    found = []
+    eager = type(model)()
+    eager.load_state_dict(model.state_dict())
+    for length in lengths:
+        x = batch(length)
+        try:
+            gradients(model, x)
+            for one in made:  # the allocator is not watched while variants are compiled
+                one.prepare((length,))
+        except InfeasibleBudget:
+            continue
+        measured = measure_step(train_step(model, {"x": x}), steps=1, warmup=0)
+        assert measured.peak_bytes <= budget, length
+        assert equal(gradients(eager, x), gradients(model, x))
+        found.append(length)
+    return found
+
+
+@pytest.mark.parametrize("kind", [Broken, BrokenTwice, TwoModules])
+def test_no_length_ever_exceeds_the_budget(
+    kind: type[nn.Module], made: list[Dispatch], first_peaks: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    rng = random.Random(4)
+    model = kind()
+    compile_model(model, BUDGET, dynamic=None, on_infeasible="error")
+    lengths = [256, *(rng.randint(32, 540) for _ in range(7)), 540]
+    assert served(model, made, lengths, BUDGET) == lengths
+    assert max(first_peaks) <= BUDGET
+    used = [use.variant for one in made for use in one.uses]
+    assert {variant.added == 0 for variant in used} == {True, False}
+    assert "each of them only" not in caplog.text
+    refused = 20_000
+    assert served(model, made, [refused, 100], BUDGET) == [100]
+
+
+@pytest.mark.parametrize("budget", [300_000, 700_000])
+def test_what_cannot_fit_is_refused_in_the_first_step(budget: int, made: list[Dispatch]) -> None:
+    """The first graph alone, or only the second one beside what the first one holds."""
+    model = Broken()
+    compile_model(model, budget, dynamic=None, on_infeasible="error")
+    with pytest.raises(InfeasibleBudget, match="smallest reachable peak") as refused:
+        gradients(model, batch(512))
+    assert ("beside 1 graphs" in str(refused.value)) == (budget == 700_000)
+    assert len(made) == (budget == 700_000)
+
+
+def test_on_request_the_smallest_peak_is_taken_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    model, x = Broken(), batch(512)
+    expected = gradients(model, x)
+    compile_model(model, 400_000, dynamic=None, on_infeasible="min")
+    assert [equal(expected, gradients(model, x)) for _ in range(3)] == [True] * 3
+    assert "no plan fits memory_budget=400000" in caplog.text
+
+
+def test_a_graph_of_one_size_beside_one_that_changes(made: list[Dispatch], first_peaks: list[int]) -> None:
+    model = FixedEnd()
+    compile_model(model, BUDGET, dynamic=None, on_infeasible="error")
+    lengths = [256, 60, 400, 512, 300]
+    assert served(model, made, lengths, BUDGET) == lengths
+    assert len(made) == 1
+    assert max(first_peaks) <= BUDGET
+
+
+def test_a_graph_that_is_called_again_and_again(made: list[Dispatch]) -> None:
+    """Equal blocks, each compiled by itself, are one graph with calls that hold something each."""
+    model = Blocks()
+    compile_model(model, 2 * BUDGET, dynamic=None, on_infeasible="error")
+    for length in (128, 300, 64, 200):
+        x = batch(length)
+        gradients(model, x)
+        eager_bytes = 2 * x.nbytes  # the first layer and the loss are not compiled
+        assert measure_step(train_step(model, {"x": x})).peak_bytes <= 2 * BUDGET + eager_bytes
+    (one,) = made
+    assert 4 * one.allowance.held_bytes <= 2 * BUDGET
+
+
+@pytest.mark.parametrize("kind", [Tower, BreakAtTheEnd])
+def test_a_graph_that_is_alone_has_the_whole_budget(kind: type[nn.Module], made: list[Dispatch]) -> None:
+    model = kind()
+    compile_model(model, BUDGET, dynamic=None)
+    for length in (150, 100, 200):
+        gradients(model, batch(length))
+    (one,) = made
+    assert one.allowance.is_whole
+    assert one.limit_bytes == BUDGET
+    assert {use.variant.added for use in one.uses} == {0.0}
+    if kind is Tower:
+        assert [variant.label for variant in one.variants] == ["first"]
+
+
+@pytest.mark.slow
+def test_inductor_keeps_to_the_budget(made: list[Dispatch], first_peaks: list[int]) -> None:
+    model = Broken()
+    compile_model(model, BUDGET, dynamic=None, inner="inductor", on_infeasible="error")
+    for length in (256, 500, 100):
+        x = batch(length)
+        gradients(model, x)
+        for one in made:
+            one.prepare((length,))
+        assert measure_step(train_step(model, {"x": x}), warmup=0).peak_bytes <= BUDGET
+    assert max(first_peaks) <= BUDGET
