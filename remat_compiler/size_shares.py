@@ -228,10 +228,6 @@ class SharedSizes:
 
 
 def _scaled(memory: GraphMemory, factor: float, left_bytes: int) -> GraphMemory:
-    """Memory at other sizes."""
-    return GraphMemory(
-        int(factor * memory.forward_bytes),
-        int(factor * memory.held_bytes),
-        max(int(factor * memory.backward_bytes), left_bytes),
-        left_bytes,
-    )
+    """Memory at other sizes, where forward and backward have one limit."""
+    peak_bytes = max(int(factor * memory.peak_bytes), left_bytes)
+    return GraphMemory(peak_bytes, int(factor * memory.held_bytes), peak_bytes, left_bytes)

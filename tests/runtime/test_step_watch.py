@@ -65,7 +65,7 @@ def test_two_graphs_in_a_row(watch: StepWatch[Watched], steps: list[Step]) -> No
     second(y).backward()
     (step,) = steps
     assert step.graphs == [first, second]
-    assert step.calls == [Call(0), Call(1, (Passed(4 * 8 * 4, 0),))]
+    assert step.calls == [Call(0), Call(1, (Passed(4 * 8 * 4, 0, 0),))]
     assert step.turns == [(F, 0), (F, 1), (B, 1), (B, 0)]
     assert watch.current.open_graphs == []
 
@@ -112,7 +112,7 @@ def test_a_critic_between_and_a_gradient_passed_over_it(watch: StepWatch[Watched
     critic(made).backward()
     (step,) = steps
     assert step.turns == [(F, 0), (F, 1), (B, 1), (F, 2), (B, 2), (B, 0)]
-    assert [call.passed for call in step.calls] == [(), (), (Passed(128, 0),)]
+    assert [call.passed for call in step.calls] == [(), (), (Passed(128, 0, 0),)]
 
 
 def test_a_view_of_an_output_is_linked_and_other_operators_are_not(
@@ -122,7 +122,7 @@ def test_a_view_of_an_output_is_linked_and_other_operators_are_not(
     y = first(leaf())
     second(y.view(-1)[:8], y.cos()).backward()
     (step,) = steps
-    assert step.calls[1].passed == (Passed(32, 0), Passed(128, None))
+    assert step.calls[1].passed == (Passed(32, 0, 0), Passed(128, None, 1))
 
 
 def test_calls_without_gradients_are_not_noted(watch: StepWatch[Watched], steps: list[Step]) -> None:
