@@ -22,8 +22,9 @@ from remat_compiler.changing_graph import Onward, first_allowance
 from remat_compiler.cutter import PartitionRequest
 from remat_compiler.errors import InfeasibleBudget
 from remat_compiler.options import BudgetKind, RematOptions, format_bytes
-from remat_compiler.planned_graph import held_now, watch
+from remat_compiler.planned_graph import PlannedGraph, held_now, watch
 from remat_compiler.runtime.allowance import Allowance
+from remat_compiler.runtime.step_watch import WatchedStep
 from remat_compiler.simulate.whole_step import Call, GraphMemory, Turn, whole_step_peak
 
 logger = logging.getLogger(__name__)
@@ -77,7 +78,8 @@ def check_first_step(memory: GraphMemory, options: RematOptions, limit_bytes: in
     Raises:
         InfeasibleBudget: It does, and the options do not say to take the smallest peak, which is then warned of.
     """
-    step = watch.current
+    # What the device has left, where the budget is that, is less what the others hold already.
+    step = watch.current if options.memory_budget.kind is BudgetKind.BYTES else WatchedStep[PlannedGraph]()
     known = [graph.memory_now for graph in step.graphs]
     memories = [one for one in known if one is not None]
     if len(memories) < len(known):

@@ -17,6 +17,7 @@ import torch
 
 from remat_compiler import torch_compat
 from remat_compiler.changing_graph import ChangingGraph
+from remat_compiler.errors import InfeasibleBudget
 from remat_compiler.options import RematOptions
 from remat_compiler.partition import Partition
 from remat_compiler.runtime.step_watch import StepWatch, WatchedStep
@@ -94,11 +95,28 @@ class PlannedGraph:
             with _deciding:
                 if self.pending is not None:
                     self._decide(self.pending)
-        if self.changing is not None and self.budget_bytes is not None and self in _unsettled:
-            self.changing.make_room(self.budget_bytes, held_now(watch.current.open_graphs))
+        self._check_room(arguments)
         outputs = self.compiled(*arguments)
         watch.forward(self, arguments, outputs)
         return outputs
+
+    def _check_room(self, arguments: Sequence[Any]) -> None:
+        """Before a call beside graphs that it does not share the budget with yet, where sizes change.
+
+        Raises:
+            InfeasibleBudget: It does not fit beside what they hold, and the options do not say to go on.
+        """
+        before, limit = watch.current.open_graphs, self.budget_bytes
+        if limit is None or not any(graph.changing is not None for graph in (self, *before)):
+            return
+        held = held_now(before)
+        if self.changing is not None and self in _unsettled:
+            self.changing.make_room(limit, held)
+        elif before and self.options.on_infeasible != "min":
+            memory = self.memory if self.changing is None else self.changing.dispatch.memory_at(arguments)
+            if memory is not None and held + memory.peak_bytes > limit:
+                reason = f"beside {len(before)} graphs of the step that ran before"
+                raise InfeasibleBudget(limit, held + memory.peak_bytes, reason=reason)
 
     @property
     def memory(self) -> GraphMemory | None:

@@ -40,13 +40,14 @@ def watch_recompilations(gm: fx.GraphModule) -> None:
             _shapes.clear()
         if compilation.earlier == 0:
             _shapes.pop(compilation.frame, None)  # torch._dynamo.reset counts functions anew
+            torch_compat.forget_dynamic(compilation.frame)
         seen = _shapes[compilation.frame]
         shapes = torch_compat.input_shapes(gm)
         seen.append({source: tuple(map(str, shape)) for source, shape in shapes.items()})
         changing = changed(seen)
     left = compilation.limit - compilation.earlier - 1
     if left == 1 and changing:
-        torch_compat.make_dynamic(changing)
+        torch_compat.make_dynamic(compilation, changing)
         logger.warning(
             "the sizes of %s changed in %d compilations of one function, and Dynamo compiles it at most %d times "
             "(torch._dynamo.config.recompile_limit): the last one will serve all other sizes; call torch.compile "

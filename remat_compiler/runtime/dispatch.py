@@ -178,6 +178,11 @@ class Dispatch:
         """The memory of the latest call; `None` where nothing is known of it."""
         return None if self._latest is None else self._latest.variant.memory(self._latest.sizes)
 
+    def memory_at(self, arguments: Sequence[Any]) -> GraphMemory | None:
+        """The memory of a call with these arguments."""
+        use = self._use_of(self._key_of(arguments))
+        return use.variant.memory(use.sizes)
+
     def allow(self, allowance: Allowance) -> None:
         """Keep to `allowance` from now on; sizes that nothing fits any more are decided when they come again."""
         with self._lock:

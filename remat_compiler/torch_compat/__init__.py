@@ -55,7 +55,12 @@ from remat_compiler.torch_compat.operators import (
     save_policy,
 )
 from remat_compiler.torch_compat.outline import Halves, finished_modules
-from remat_compiler.torch_compat.recompilations import frame_compilation, input_shapes, make_dynamic
+from remat_compiler.torch_compat.recompilations import (
+    forget_dynamic,
+    frame_compilation,
+    input_shapes,
+    make_dynamic,
+)
 from remat_compiler.torch_compat.sizes import (
     CPU_ALIGNMENT_BYTES,
     CUDA_ALIGNMENT_BYTES,
@@ -126,6 +131,7 @@ __all__ = [
     "fake_twins",
     "fake_view",
     "finished_modules",
+    "forget_dynamic",
     "frame_compilation",
     "free_device_bytes",
     "partitioner_always_runs",

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from functools import wraps
 from typing import Any, NamedTuple
 
 import torch
 import torch._prims.rng_prims
 from torch import fx
 from torch._dynamo import config as dynamo_config
+from torch._dynamo.variables import builder
+
+_OF_FUNCTION = "_remat_of_function"
+"""Marks the question that Dynamo asks once it is asked of functions, too."""
 
 
 class FrameCompilation(NamedTuple):
@@ -48,7 +54,36 @@ def input_shapes(gm: fx.GraphModule) -> dict[str, tuple[Any, ...]]:
     return shapes
 
 
-def make_dynamic(sources: list[str]) -> None:
-    """Let Dynamo take the sizes of these inputs as changing from the next compilation on."""
-    given = [s for s in torch.compiler.config.dynamic_sources.split(",") if s]
-    torch.compiler.config.dynamic_sources = ",".join(dict.fromkeys([*given, *sources]))
+_declared: dict[int, tuple[int, frozenset[str]]] = {}
+"""By function, the number of the compilation that declared inputs to be changing, and their sources."""
+
+
+def make_dynamic(compilation: FrameCompilation, sources: Iterable[str]) -> None:
+    """Let Dynamo take the sizes of these inputs of the function as changing from its next compilation on.
+
+    torch's own list, ``torch.compiler.config.dynamic_sources``, goes by the input's name in every function.
+    """
+    _declared[compilation.frame] = (compilation.earlier, frozenset(sources))
+    asked = builder.is_dynamic_source
+    if not hasattr(asked, _OF_FUNCTION):
+
+        @wraps(asked)
+        def is_dynamic_source(source_name: str, *arguments: Any, **keywords: Any) -> bool:
+            return _is_declared(source_name) or bool(asked(source_name, *arguments, **keywords))
+
+        setattr(is_dynamic_source, _OF_FUNCTION, True)
+        builder.is_dynamic_source = is_dynamic_source
+
+
+def forget_dynamic(frame: int) -> None:
+    """The number stands for another function from now on."""
+    _declared.pop(frame, None)
+
+
+def _is_declared(source: str) -> bool:
+    """Whether the function that Dynamo traces now had this input declared to be changing in an earlier compilation."""
+    now = frame_compilation()
+    if now is None or now.frame not in _declared:
+        return False
+    since, sources = _declared[now.frame]
+    return now.earlier > since and source in sources

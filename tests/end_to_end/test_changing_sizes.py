@@ -263,7 +263,7 @@ def test_dynamo_does_not_give_up_on_static_sizes(made: list[Dispatch], caplog: p
 
     torch._dynamo.reset()
     compiled = torch.compile(model, backend=backend, dynamic=False)
-    with torch._dynamo.config.patch(recompile_limit=4), torch.compiler.config.patch(dynamic_sources=""):
+    with torch._dynamo.config.patch(recompile_limit=4):
         for length in range(20, 32):
             x = torch.randn(2, length, WIDTH)
             assert differing(model, compiled, x, length) == []
@@ -271,6 +271,19 @@ def test_dynamo_does_not_give_up_on_static_sizes(made: list[Dispatch], caplog: p
             assert peak_of(lambda x=x: compiled(x).backward()) <= budget  # type: ignore[misc]
     assert len(calls) == 4
     assert len(made) == 1
+    other_calls: list[Any] = []
+
+    def other_backend(gm: Any, inputs: Any) -> Any:
+        other_calls.append(tuple(inputs[0].shape))
+        return gm
+
+    def forward(x: Tensor) -> Tensor:
+        return x.sum()
+
+    other = torch.compile(forward, backend=other_backend, dynamic=False)
+    for length in (3, 4):
+        other(torch.randn(length))
+    assert other_calls == [(3,), (4,)], "an input of the same name in another function was taken to be changing"
     assert caplog.text.count("sizes of L['x'] changed in 3 compilations") == 1
 
 

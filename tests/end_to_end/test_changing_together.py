@@ -207,3 +207,23 @@ def test_inductor_keeps_to_the_budget(made: list[Dispatch], first_peaks: list[in
             one.prepare((length,))
         assert measure_step(train_step(model, {"x": x}), warmup=0).peak_bytes <= BUDGET
     assert max(first_peaks) <= BUDGET
+
+
+def test_a_graph_that_was_planned_for_one_size_beside_a_new_one_of_changing_sizes(made: list[Dispatch]) -> None:
+    """Dynamo takes the first length as fixed: the graph behind was given nearly all of the budget, and stays."""
+    model, budget = FixedEnd(), 800_000
+    compile_model(model, budget, dynamic=None, on_infeasible="error")
+    gradients(model, torch.randn(48, WIDTH))
+    gradients(model, torch.randn(48, WIDTH))
+    found = []
+    for length in (200, 100, 360, 64):
+        x = torch.randn(length, WIDTH)
+        try:
+            gradients(model, x)
+            gradients(model, x)
+        except InfeasibleBudget:
+            continue
+        assert measure_step(train_step(model, {"x": x}), warmup=0).peak_bytes <= budget
+        found.append(length)
+    assert len(made) == 1
+    assert {100, 64} <= set(found)
