@@ -25,6 +25,7 @@ from typing import NoReturn
 from remat_compiler.errors import InfeasibleBudget
 from remat_compiler.options import BudgetKind, format_bytes
 from remat_compiler.planned_graph import PlannedGraph
+from remat_compiler.runtime.allowance import Allowance
 from remat_compiler.runtime.step_watch import WatchedStep
 from remat_compiler.search import Attempt
 from remat_compiler.shares import Level, levels_of, share
@@ -144,13 +145,21 @@ class _Together:
             graph.keep(allowance.limit_bytes if fixed is None else fixed.peak_bytes, f"{note} at all sizes")
 
     def _division(self, members: Sequence[Member], limit: int) -> tuple[SizeShares, Division]:
-        """The budget shared out; where nothing fits, more than the budget, where the options allow that."""
+        """The budget shared out; where nothing fits, more than the budget, where the options allow that.
+
+        Where the first sizes do not fit, it is shared for the largest that do: the others are refused when they come.
+        """
         shares = SizeShares(members, self.step.calls, self.step.turns, limit)
         division = shares.divide(needed=0)
+        if division is None and shares.most is not None and self.options.on_infeasible != "min":
+            division = shares.divide(shares.most)
         if division is not None:
             return shares, division
         least = shares.least_peak()
         if self.options.on_infeasible != "min":
+            for graph in self.graphs:
+                if graph.changing is not None:
+                    graph.changing.share(Allowance.whole(0), self)
             self._refuse(limit, least)
         self._warn_of_smallest(limit, least)
         shares = SizeShares(members, self.step.calls, self.step.turns, least)
