@@ -9,6 +9,7 @@ What is left is the budget less what the graphs hold whose backward is still to 
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
@@ -60,6 +61,8 @@ def allowance_of_several(gm: fx.GraphModule, options: RematOptions, limit_bytes:
         limit_bytes: The budget of the step.
     """
     onward = onward_of(gm, changing=True)
+    if watch.current.open_graphs:
+        gc.collect()  # what is left of a step that was refused may only wait for that
     if not watch.current.open_graphs and onward is Onward.NO:
         return None
     return first_allowance(limit_bytes - _held_in_bytes(options), onward)

@@ -6,6 +6,7 @@ keeps what is needed to compile it again.
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -114,7 +115,11 @@ class PlannedGraph:
             self.changing.make_room(limit, held)
         elif before and self.options.on_infeasible != "min":
             memory = self.memory if self.changing is None else self.changing.dispatch.memory_at(arguments)
-            if memory is not None and held + memory.peak_bytes > limit:
+            if memory is None or held + memory.peak_bytes <= limit:
+                return
+            gc.collect()  # what is left of a step that was refused may only wait for that
+            held = held_now(watch.current.open_graphs)
+            if held + memory.peak_bytes > limit:
                 reason = f"beside {len(before)} graphs of the step that ran before"
                 raise InfeasibleBudget(limit, held + memory.peak_bytes, reason=reason)
 
