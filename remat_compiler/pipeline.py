@@ -114,7 +114,7 @@ def _for_all_sizes(
         compiler.example_inputs = compiler.traced
         workshop = Workshop(
             compile_=compiler.run,
-            search=lambda request: _searched(compiler, options, request)[0],
+            search=lambda request: _searched(compiler, options, request, limit=request.budget_bytes)[0],
             request=first,
             symbols=symbols,
             context=compilation,

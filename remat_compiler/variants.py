@@ -28,6 +28,8 @@ from remat_compiler.cutter import PartitionRequest
 from remat_compiler.errors import InfeasibleBudget, RematError, UnservedSizes
 from remat_compiler.options import RematOptions
 from remat_compiler.partition import NoPlan
+from remat_compiler.runtime.allocator_watch import AllocatorWatch
+from remat_compiler.runtime.correction import Correction
 from remat_compiler.runtime.dispatch import Dispatch, PeakBySize, Use, Variant
 from remat_compiler.runtime.peak_form import condition_on
 from remat_compiler.runtime.peak_guard import PeakGuard
@@ -36,7 +38,9 @@ from remat_compiler.runtime.stats import count
 from remat_compiler.runtime.variant_store import AHEAD, VariantStore
 from remat_compiler.runtime.workspace import WorkspaceTable
 from remat_compiler.search import Attempt, Compile
+from remat_compiler.sheltered import Predict, shelter
 from remat_compiler.trade_off import TradeOff
+from remat_passes.registry import has_option
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +58,7 @@ class Workshop:
 
     Attributes:
         compile_: Compiles and checks one request.
-        search: Compiles what fits a request's budget; raises `InfeasibleBudget` where nothing does.
+        search: Compiles what fits a request's budget in bytes; raises `InfeasibleBudget` where nothing does.
         request: What to aim for at the sizes of the first call.
         symbols: The symbolic sizes.
         context: What Dynamo knew of the graph.
@@ -90,6 +94,8 @@ class VariantMaker:
         self.options = options
         self.limit_bytes = workshop.request.budget_bytes or 0
         self.compile_s = seconds
+        self.correction = Correction()
+        self.layers_at: Predict = lambda sizes: ()
         self._most = [symbol.upper for symbol in workshop.symbols]
         self._reach: tuple[int, ...] = ()
         self._spare: list[Variant] = []
@@ -103,7 +109,8 @@ class VariantMaker:
     def variant(self, attempt: Attempt, sizes: tuple[int, ...], label: str) -> Variant:
         """What was compiled, with its peak by size."""
         count("variants")
-        made = Variant(attempt.compiled, self._peak_by_size(attempt, sizes), _added(attempt), sizes, label)
+        peak_by_size, correction = self._peak_by_size(attempt, sizes), replace(self.correction)
+        made = Variant(attempt.compiled, peak_by_size, _added(attempt), sizes, label, correction)
         if label == AHEAD or made.fits(sizes, self.limit_bytes):
             self.workshop.store.add(label, sizes, free=not made.added)
         return made
@@ -213,7 +220,8 @@ class VariantMaker:
 
     def _request(self, sizes: tuple[int, ...]) -> PartitionRequest:
         named = zip((symbol.name for symbol in self.workshop.symbols), sizes)
-        return replace(self.workshop.request, sizes=tuple(named))
+        limit, layers = self.correction.limit_bytes(self.limit_bytes), self.layers_at(sizes)
+        return replace(self.workshop.request, sizes=tuple(named), budget_bytes=limit, layer_bytes=layers)
 
     def _compiled(self, compile_: Callable[[], Attempt], sizes: tuple[int, ...], label: str) -> Variant:
         """Compile, report and time a variant."""
@@ -246,7 +254,16 @@ def dispatched(workshop: Workshop, options: RematOptions, first: Attempt, second
     maker = VariantMaker(workshop, options, first, seconds)
     variant = maker.variant(first, maker.first_sizes, "first")
     positions = [symbol.position for symbol in workshop.symbols]
-    return Dispatch(positions, maker.limit_bytes, variant, maker, options.max_variants)
+    made = Dispatch(positions, maker.limit_bytes, variant, maker, options.max_variants)
+    inputs = first.partitions[0].cut.forward.graph.find_nodes(op="placeholder")
+    allocator = torch_compat.device_allocator(node.meta.get("val") for node in inputs)
+    if allocator is not None:
+        made.watchers = (AllocatorWatch(made, allocator, maker.correction),)
+    if options.estimator == "quadratic":
+        layers_at = shelter(made, first, maker.limit_bytes, workshop.workspace)
+        if has_option(options.planner, "layer_bytes"):
+            maker.layers_at = layers_at
+    return made
 
 
 def _added(attempt: Attempt) -> float:
