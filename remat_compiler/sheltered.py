@@ -14,15 +14,13 @@ from torch import fx
 
 from remat_compiler import torch_compat
 from remat_compiler.capture.graph import CPU_RNG_STATE_BYTES
+from remat_compiler.capture.storages import find_roots
 from remat_compiler.ir.graph import Op, Phase, Trait
 from remat_compiler.partition import Partition
-from remat_compiler.runtime.blocked_forward import Block, BlockedForward, NoMeter, meter_for, written_nodes
+from remat_compiler.runtime.blocked_forward import Block, BlockedForward, meter_for, written_nodes
 from remat_compiler.runtime.collector import Collector
 from remat_compiler.runtime.dispatch import Dispatch, PeakBySize, Use
-from remat_compiler.runtime.dry_run import dry_run
 from remat_compiler.runtime.fake_inputs import counted_device_type
-from remat_compiler.runtime.peak_guard import PeakGuard
-from remat_compiler.runtime.symbolic_run import symbolic_run
 from remat_compiler.runtime.workspace import WorkspaceTable
 from remat_compiler.search import Attempt
 from remat_passes.planning.saved_layers import SavedLayers, saved_layers
@@ -140,27 +138,17 @@ def _not_twice(one: Partition) -> str:
 
 
 def _peak_of_run(forward: BlockedForward, attempt: Attempt, workspace: WorkspaceTable) -> PeakBySize:
-    """The peak of a run of the forward, by its formula where there is one, else from a dry run at each sizes."""
+    """The peak of a run of the forward beside the step."""
     names = [name for name, _ in attempt.request.sizes]
-    values = forward.input_values
-    known: list[PeakBySize] = []
-
-    def run(*arguments: Any) -> None:
-        forward.run(arguments, NoMeter())
-
-    def dry(sizes: Sequence[int]) -> int | None:
-        with torch_compat.sizes_at(dict(zip(names, sizes))):
-            found = dry_run(run, values, (), workspace)
-        return None if found.unknown else found.peak_bytes
-
+    roots = find_roots(attempt.partitions[0].joint.graph)
     # The random state is kept aside meanwhile, in the memory of the CPU.
-    beside = CPU_RNG_STATE_BYTES if counted_device_type(values) == "cpu" else 0
+    beside = CPU_RNG_STATE_BYTES if counted_device_type(forward.input_values) == "cpu" else 0
+
+    def inside(node: fx.Node) -> int:
+        return workspace.probe(*torch_compat.fake_call(node)) if node.op == "call_function" else 0
 
     def peak_bytes(sizes: Sequence[int]) -> int | None:
-        if not known:
-            form = symbolic_run(run, values, (), dict(zip(names, sizes)))
-            known.append(dry if form is None else PeakGuard(form, workspace, sizes).peak_bytes)
-        peak = known[0](sizes)
-        return None if peak is None else peak + beside
+        with torch_compat.sizes_at(dict(zip(names, sizes))):
+            return beside + forward.peak_bytes(roots, torch_compat.allocated_bytes, inside)
 
     return peak_bytes

@@ -12,8 +12,10 @@ expected to materialise at the sizes of the first call, and times are those of o
 
 from __future__ import annotations
 
+import operator
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Protocol
@@ -21,6 +23,8 @@ from typing import Any, Protocol
 import torch
 from torch import fx
 
+WHOLE = -1
+"""Position of a result that is no tuple."""
 _COPY = torch.ops.aten.copy_.default
 
 
@@ -110,6 +114,30 @@ class BlockedForward:
                 size[block] = meter.release(saved)
         return Measured(tuple(size), tuple(spent))
 
+    def peak_bytes(
+        self, roots: Mapping[fx.Node, fx.Node], size_of: Callable[[Any], int], inside: Callable[[fx.Node], int]
+    ) -> int:
+        """The peak of a run, from the traced values.
+
+        Args:
+            roots: For each node with a tensor, the node that owns its memory, see `capture.storages.find_roots`.
+            size_of: Bytes of the storage of a traced tensor.
+            inside: Bytes that a node takes while it runs, beyond its results.
+        """
+        memory = _Memory(roots, size_of)
+        peak = 0
+        for i, (block, section) in enumerate(self._sections):
+            for node in section:
+                memory.hold(node)
+                peak = max(peak, memory.live_bytes + inside(node))
+                for dead in self._dead.get(node, ()):
+                    memory.drop(dead)
+            if block >= 0 and self._last[block] == i:
+                for node in self._saved[block]:
+                    if node not in self._read_later:
+                        memory.drop(node)
+        return peak
+
     def _read_behind_their_block(self) -> set[fx.Node]:
         """Values to be measured that something reads once their block is over."""
         over = {node: self._last[block] for block, saved in enumerate(self._saved) for node in saved}
@@ -163,17 +191,48 @@ def written_nodes(graph: fx.Graph, names: Iterable[str]) -> Iterator[fx.Node]:
             yield node
 
 
-class NoMeter:
-    """For runs on tensors without data."""
+class _Memory:
+    """What values that are held keep alive; results of an operator with several are pieces of their own."""
 
-    def now_ns(self) -> int:
-        """No time passes."""
-        return 0
+    def __init__(self, roots: Mapping[fx.Node, fx.Node], size_of: Callable[[Any], int]) -> None:
+        self.live_bytes = 0
+        self._roots = roots
+        self._size_of = size_of
+        self._holders: Counter[tuple[fx.Node, int]] = Counter()
 
-    def release(self, values: list[torch.Tensor]) -> int:
-        """Release them."""
-        values.clear()
-        return 0
+    def hold(self, node: fx.Node) -> None:
+        """The value of `node` is there."""
+        for piece in self._pieces(node):
+            self._holders[piece] += 1
+            if self._holders[piece] == 1:
+                self.live_bytes += self._size(piece)
+
+    def drop(self, node: fx.Node) -> None:
+        """The value of `node` is let go."""
+        for piece in self._pieces(node):
+            self._holders[piece] -= 1
+            if self._holders[piece] == 0:
+                self.live_bytes -= self._size(piece)
+
+    def _pieces(self, node: fx.Node) -> list[tuple[fx.Node, int]]:
+        """Owner and position among its results of each piece of memory; none for what was there before."""
+        root = self._roots.get(_copied(node) if node.target is _COPY else node)
+        if root is None or root.op != "call_function":
+            return []
+        if root.target is operator.getitem:
+            parent, position = root.args
+            assert isinstance(parent, fx.Node)
+            assert isinstance(position, int)
+            return [(parent, position)]
+        value = root.meta.get("val")
+        if isinstance(value, (list, tuple)):
+            return [(root, i) for i, one in enumerate(value) if isinstance(one, torch.Tensor)]
+        return [(root, WHOLE)] if isinstance(value, torch.Tensor) else []
+
+    def _size(self, piece: tuple[fx.Node, int]) -> int:
+        owner, position = piece
+        value = owner.meta["val"]
+        return self._size_of(value if position == WHOLE else value[position])
 
 
 class CpuMeter:
