@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 import remat_compiler
 from end_to_end.compiling import compile_with
 from remat_compiler import partitioner, pipeline, sheltered, torch_compat
+from remat_compiler.cached_planner import options_of
 from remat_compiler.capture.graph import capture
 from remat_compiler.cutter import PartitionRequest
 from remat_compiler.ir.problem import CostTable, RematProblem
@@ -25,6 +26,7 @@ from remat_compiler.runtime.collector import Collector, Dropped
 from remat_compiler.runtime.dispatch import Dispatch
 from remat_compiler.search import Attempt
 from remat_passes.planning.saved_layers import SavedLayers, saved_layers
+from remat_passes.registry import make_planner
 from runtime.steps import peak_of
 
 WIDTH, LAYERS = 16, 2
@@ -378,3 +380,11 @@ def test_nothing_is_collected_where_the_bytes_are_known(seen: Seen) -> None:
     assert not seen.collectors
     assert not seen.dispatches[0].watchers
     assert not seen.dispatches[0].sheltered
+
+
+def test_caches_tell_plans_by_what_was_collected() -> None:
+    """Neither compiled code nor a plan is taken that was made of other bytes of layers."""
+    requests = [PartitionRequest(MUCH, planner="mimose", layer_bytes=sizes) for sizes in ((), (1, 2), (2, 1))]
+    assert len({partitioner.RematPartitioner(request, "").uuid() for request in requests}) == 3
+    planners = [make_planner(request.planner, layer_bytes=request.layer_bytes) for request in requests]
+    assert len({options_of(planner) for planner in planners}) == 3
