@@ -367,14 +367,6 @@ def test_plans_are_made_of_what_was_collected(seen: Seen) -> None:
         assert request.layer_bytes == exact
 
 
-def test_other_planners_are_not_told(seen: Seen) -> None:
-    model = Encoder()
-    budget = peak_of(lambda: model(batch(20)).backward())
-    train(compiled(model, memory_budget=budget, planner="chen_sqrt"), [10, 11, 12, 13, 32])
-    assert len(seen.requests) > 1
-    assert all(request.layer_bytes == () for request in seen.requests)
-
-
 def test_nothing_is_collected_where_the_bytes_are_known(seen: Seen) -> None:
     train(compiled(Encoder(), estimator="symbolic"), [12, 14])
     assert not seen.collectors
