@@ -93,7 +93,8 @@ class Compiler:
             with timed("dry_run_s"):
                 signed = [symbol.name for symbol in torch_compat.input_symbols(self.traced) if symbol.signed]
                 form = symbolic_run(compiled, self.traced, recorder.graphs, sizes, signed)
-        return Attempt(request, compiled, real, trains, tuple(partitions), check, form, check_at)
+        graphs = tuple(recorder.graphs)
+        return Attempt(request, compiled, real, trains, tuple(partitions), check, form, check_at, graphs)
 
     def _check_at(
         self, compiled: Callable[..., Any], graphs: Sequence[EmittedGraph], sizes: Mapping[str, int]

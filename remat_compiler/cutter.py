@@ -44,6 +44,8 @@ class PartitionRequest:
         between_bytes: Bytes that other graphs of the step take between the forward and the backward, beside what the
             forward saves.
         sizes: Name and number of each symbolic size that is planned for; empty for those of the traced inputs.
+        layer_bytes: Bytes of each layer at these sizes as an estimator predicts them, for planners that go by layers;
+            empty for what the graph says.
     """
 
     budget_bytes: int | None
@@ -59,6 +61,7 @@ class PartitionRequest:
     early_loops: bool = True
     between_bytes: int = 0
     sizes: tuple[tuple[str, int], ...] = ()
+    layer_bytes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -160,7 +160,8 @@ class RematOptions:
             any case.
         max_variants: How many variants of one graph there may be, at least 2.
         estimator: How the peak of a variant at other sizes is known: ``"symbolic"``, by the exact formula (learnt where
-            there is none), or ``"quadratic"``, learnt from dry runs at the first sizes.
+            there is none), or ``"quadratic"``, learnt from dry runs at the first sizes.  With the latter, what layers
+            save is also measured in the first steps, which run by the variant of the smallest peak.
     """
 
     memory_budget: MemoryBudget = field(default_factory=lambda: MemoryBudget(BudgetKind.AUTO))

@@ -78,6 +78,7 @@ class RematPartitioner(torch_compat.CustomPartitionerFn):
             **({} if request.time_limit is None else {"time_limit": request.time_limit}),
             # Inductor schedules a moved backward otherwise than planned, and would peak higher.
             reorders=request.inner == "eager",
+            layer_bytes=request.layer_bytes,
         )
         workspace = _workspace.get() or WorkspaceTable()
         cached = CachedPlanner(

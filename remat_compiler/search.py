@@ -28,6 +28,7 @@ from remat_compiler.options import RematOptions, format_bytes
 from remat_compiler.partition import NoPlan, Partition
 from remat_compiler.runtime.dry_run import DryRun
 from remat_compiler.runtime.peak_form import PeakForm
+from remat_compiler.runtime.wrapper_capture import EmittedGraph
 from remat_compiler.simulate.floor import peak_floor
 from remat_compiler.simulate.timeline import simulate
 
@@ -52,6 +53,7 @@ class Attempt:
         check: The dry run of what was emitted.
         form: Its peak by the sizes of the inputs, where they are symbolic and kernels were compiled.
         check_at: The dry run at other sizes, given by symbol, likewise.
+        graphs: What Inductor emitted, likewise.
     """
 
     request: PartitionRequest
@@ -62,6 +64,7 @@ class Attempt:
     check: DryRun
     form: PeakForm | None = None
     check_at: Callable[[Mapping[str, int]], DryRun] | None = None
+    graphs: tuple[EmittedGraph, ...] = ()
 
 
 class Compile(Protocol):

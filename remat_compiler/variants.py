@@ -28,8 +28,10 @@ from remat_compiler.cutter import PartitionRequest
 from remat_compiler.errors import InfeasibleBudget, RematError, UnservedSizes
 from remat_compiler.options import RematOptions
 from remat_compiler.partition import NoPlan
+from remat_compiler.runtime.allocator_watch import AllocatorWatch
 from remat_compiler.runtime.allowance import Allowance
-from remat_compiler.runtime.dispatch import Dispatch, Use, Variant
+from remat_compiler.runtime.correction import Correction
+from remat_compiler.runtime.dispatch import Dispatch, MemoryBySize, Use, Variant
 from remat_compiler.runtime.peak_form import condition_on
 from remat_compiler.runtime.peak_guard import PeakGuard
 from remat_compiler.runtime.sampled_peak import SampledPeak
@@ -37,7 +39,9 @@ from remat_compiler.runtime.stats import count
 from remat_compiler.runtime.variant_store import AHEAD, VariantStore
 from remat_compiler.runtime.workspace import WorkspaceTable
 from remat_compiler.search import Attempt, Compile
+from remat_compiler.sheltered import Predict, shelter
 from remat_compiler.trade_off import WORTH_IT, TradeOff
+from remat_passes.registry import has_option
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +59,7 @@ class Workshop:
 
     Attributes:
         compile_: Compiles and checks one request.
-        search: Compiles what fits a request's budget; raises `InfeasibleBudget` where nothing does.
+        search: Compiles what fits a request's budget in bytes; raises `InfeasibleBudget` where nothing does.
         request: What to aim for at the sizes of the first call.
         symbols: The symbolic sizes.
         context: What Dynamo knew of the graph.
@@ -93,6 +97,8 @@ class VariantMaker:
         self.options = options
         self.allowance = Allowance.whole(workshop.request.budget_bytes or 0)
         self.compile_s = seconds
+        self.correction = Correction()
+        self.layers_at: Predict = lambda sizes: ()
         self._most = [symbol.upper for symbol in workshop.symbols]
         self._reach: tuple[int, ...] = ()
         self._spare: list[Variant] = []
@@ -117,8 +123,9 @@ class VariantMaker:
                 return None
             return self.allowance.needed_bytes(memory, self.workshop.input_bytes(self.allowance.passed, at))
 
-        of_all = (attempt.compiled, needed_bytes, _added(attempt), sizes, label)
-        made = Variant(*of_all) if known is None else Variant(*of_all, known.memory)
+        memory: MemoryBySize = _unknown if known is None else known.memory
+        correction = replace(self.correction)
+        made = Variant(attempt.compiled, needed_bytes, _added(attempt), sizes, label, memory, correction)
         if label == AHEAD or made.fits(sizes, self.limit_bytes):
             self.workshop.store.add(label, sizes, free=not made.added)
         return made
@@ -247,8 +254,9 @@ class VariantMaker:
 
     def _request(self, sizes: tuple[int, ...]) -> PartitionRequest:
         named = zip((symbol.name for symbol in self.workshop.symbols), sizes)
-        request = replace(self.workshop.request, sizes=tuple(named))
-        return replace(request, budget_bytes=self.limit_bytes, between_bytes=self.allowance.between_bytes)
+        limit, layers = self.correction.limit_bytes(self.limit_bytes), self.layers_at(sizes)
+        request = replace(self.workshop.request, sizes=tuple(named), layer_bytes=layers)
+        return replace(request, budget_bytes=limit, between_bytes=self.allowance.between_bytes)
 
     def _compiled(self, compile_: Callable[[], Attempt], sizes: tuple[int, ...], label: str) -> Variant:
         """Compile, report and time a variant."""
@@ -285,9 +293,21 @@ def dispatched(
     maker.allowance = allowance or maker.allowance
     variant = maker.variant(first, maker.first_sizes, "first")
     positions = [symbol.position for symbol in workshop.symbols]
-    found = Dispatch(positions, maker.limit_bytes, variant, maker, options.max_variants)
-    found.allowance = maker.allowance
-    return found
+    made = Dispatch(positions, maker.limit_bytes, variant, maker, options.max_variants)
+    made.allowance = maker.allowance
+    inputs = first.partitions[0].cut.forward.graph.find_nodes(op="placeholder")
+    allocator = torch_compat.device_allocator(node.meta.get("val") for node in inputs)
+    if allocator is not None:
+        made.watchers = (AllocatorWatch(made, allocator, maker.correction),)
+    if options.estimator == "quadratic":
+        layers_at = shelter(made, first, maker.limit_bytes, workshop.workspace)
+        if has_option(options.planner, "layer_bytes"):
+            maker.layers_at = layers_at
+    return made
+
+
+def _unknown(sizes: Sequence[int]) -> None:
+    """The memory of a variant of which nothing is known."""
 
 
 def _added(attempt: Attempt) -> float:

@@ -50,6 +50,7 @@ OTHER_REQUEST: dict[str, object] = {
     "early_loops": False,
     "between_bytes": 9,
     "sizes": (("s0", 10),),
+    "layer_bytes": (5, 6),
 }
 REQUEST = PartitionRequest(budget_bytes=7)
 

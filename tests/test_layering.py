@@ -30,7 +30,7 @@ TIERS: tuple[frozenset[str], ...] = (
     frozenset({"partition", "partitioner", "adjust", "graph_key", "reporting", "search", "shares"})
     | frozenset({"outcome", "planned_graph", "several_graphs", "pipeline"})
     | frozenset({"changing_graph", "first_step", "size_shares"})
-    | frozenset({"compiler", "recompilations", "trade_off", "variants"}),
+    | frozenset({"compiler", "recompilations", "sheltered", "trade_off", "variants"}),
     frozenset({"backend", "cli"}),
 )
 """Files and folders of remat_compiler, lowest first; each may import the tiers below it."""
@@ -54,7 +54,8 @@ NEIGHBOURS = frozenset(
         *(("pipeline", name) for name in ("outcome", "planned_graph", "several_graphs", "variants")),
         *(("compiler", name) for name in ("graph_key", "partitioner", "search")),
         ("trade_off", "partition"),
-        *(("variants", name) for name in ("adjust", "partition", "search", "trade_off")),
+        *(("variants", name) for name in ("adjust", "partition", "search", "sheltered", "trade_off")),
+        *(("sheltered", name) for name in ("partition", "search")),
         *(("outcome", name) for name in ("graph_key", "partition", "reporting", "search")),
     }
 )
@@ -71,7 +72,7 @@ PASSES_MAY_IMPORT = {
 MAY_IMPORT_PASSES = TIERS[-1] | TIERS[-2] | {"cached_planner"}
 REGISTRY_SIDE = frozenset(
     {"remat_passes.registry", "remat_passes.planning.interface", "remat_passes.bounds.lower_bound"}
-    | {"remat_passes.reductions.fingerprint"}
+    | {"remat_passes.reductions.fingerprint", "remat_passes.planning.saved_layers"}
 )
 NO_TORCH_PASSES = tuple(f"remat_passes.{name}" for name in ("planning", "exact", "reductions"))
 WITHOUT_TORCH = ("remat_compiler.errors", "remat_compiler.options", "remat_compiler.ir", "remat_compiler.simulate")

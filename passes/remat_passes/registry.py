@@ -99,6 +99,11 @@ def make_planner(name: str, **options: object) -> Planner:
     return found(**{key: value for key, value in options.items() if key in known})
 
 
+def has_option(name: str, option: str) -> bool:
+    """Whether the planner registered as `name` has a field for `option`; errors as `planner_class`."""
+    return option in getattr(planner_class(name), "__dataclass_fields__", {})
+
+
 def merge_tables(tables: Iterable[tuple[str, Mapping[str, str]]]) -> dict[str, str]:
     """One table of all (owner, table) pairs; a name in two of them is an error that names both owners."""
     owner_of: dict[str, str] = {}

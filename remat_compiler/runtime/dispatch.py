@@ -12,17 +12,22 @@ better variant.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from operator import itemgetter
 from typing import Any, Protocol
 
+from remat_compiler.errors import InfeasibleBudget
 from remat_compiler.runtime.allowance import Allowance
+from remat_compiler.runtime.correction import Correction
 from remat_compiler.runtime.stats import count
 from remat_compiler.simulate.whole_step import GraphMemory
+
+logger = logging.getLogger(__name__)
 
 PAUSE = 3.0
 """What is longer than this many of the shortest steps was more than a step: an evaluation, a checkpoint written."""
@@ -41,20 +46,27 @@ class Variant:
 
     Attributes:
         compiled: The callable.
-        peak_bytes: Its peak at given sizes; `None` where nothing is known of them.  Where the graph shares its budget
-            with others, all that counts of it then, see `Allowance.needed_bytes`.
+        predicted: Its peak at given sizes as predicted; `None` where nothing is known of them.  Where the graph shares
+            its budget with others, all that counts of it then, see `Allowance.needed_bytes`.
         added: Time that recomputation adds, as a fraction of the step.
         sizes: The sizes that it was planned for.
         label: What people are shown.
         memory: Its memory at given sizes.
+        correction: What its peaks were measured to be above predictions.
     """
 
     compiled: Callable[..., Any]
-    peak_bytes: PeakBySize
+    predicted: PeakBySize
     added: float
     sizes: tuple[int, ...]
     label: str
     memory: MemoryBySize = lambda _: None
+    correction: Correction = field(default_factory=Correction)
+
+    def peak_bytes(self, sizes: Sequence[int]) -> int | None:
+        """Its peak at given sizes, corrected by what was measured; `None` where nothing is known of them."""
+        peak = self.predicted(sizes)
+        return None if peak is None else peak + self.correction.margin_bytes(peak)
 
     def fits(self, sizes: Sequence[int], limit_bytes: int) -> bool:
         """Whether it is known to stay within a budget at these sizes."""
@@ -126,6 +138,18 @@ class Provider(Protocol):
         ...
 
 
+class Watcher(Protocol):
+    """Looks at calls."""
+
+    def before(self, use: Use, arguments: Sequence[Any]) -> None:
+        """A variant is chosen for a call with these arguments; it runs next."""
+        ...
+
+    def after(self, use: Use, outputs: Any) -> None:
+        """Its forward has run."""
+        ...
+
+
 class Dispatch:
     """Runs each call by the cheapest variant that fits.
 
@@ -135,6 +159,10 @@ class Dispatch:
         first: The variant that exists.
         provider: Makes more.
         max_variants: How many there may be; the one that is missed least gives way.
+
+    Attributes:
+        watchers: Who looks at calls.
+        sheltered: Whether, for now, the variant of the smallest peak runs each call.
     """
 
     def __init__(
@@ -145,6 +173,8 @@ class Dispatch:
         self.variants = [first]
         self.provider = provider
         self.max_variants = max_variants
+        self.watchers: tuple[Watcher, ...] = ()
+        self.sheltered = False
         self.made = 1
         self.decisions = 0
         self.decision_s = 0.0
@@ -152,6 +182,7 @@ class Dispatch:
         self._one = len(positions) == 1
         self.before_new_sizes: Callable[[tuple[int, ...]], None] | None = None
         self._uses: dict[Any, Use] = {}
+        self._outgrown: dict[Any, Variant] = {}
         self._lost_s = 0.0
         self._last: tuple[Use | None, float] = (None, 0.0)
         self._latest: Use | None = None
@@ -159,7 +190,21 @@ class Dispatch:
 
     def __call__(self, *arguments: Any) -> Any:
         """Run the forward."""
-        return self.chosen(arguments).compiled(*arguments)
+        variant = self.chosen(arguments)
+        return self._watched(arguments) if self.watchers else variant.compiled(*arguments)
+
+    def _watched(self, arguments: Sequence[Any]) -> Any:
+        """Run a call whose variant is chosen, with others looking on, who may choose anew."""
+        watchers, key = self.watchers, self._key_of(arguments)
+        use = self._uses.get(key) or self._decide(key)
+        for watcher in watchers:
+            watcher.before(use, arguments)
+        # Where sizes lost their variant meanwhile.
+        use = self._uses.get(key) or self._decide(key)
+        outputs = use.variant.compiled(*arguments)
+        for watcher in watchers:
+            watcher.after(use, outputs)
+        return outputs
 
     def chosen(self, arguments: Sequence[Any]) -> Variant:
         """The variant for a call with these arguments."""
@@ -189,7 +234,7 @@ class Dispatch:
             self.limit_bytes, self.allowance = allowance.limit_bytes, allowance
             better = self.provider.allow(allowance, self.variants)
             for key, use in list(self._uses.items()):
-                best = self.cheapest(use.sizes)
+                best = self._preferred(use.sizes)
                 if best is None:
                     del self._uses[key]
                 else:
@@ -212,6 +257,8 @@ class Dispatch:
 
     def _charge(self, use: Use, seconds: float) -> None:
         """Count what recomputation took of one step; where that is much, look for a better variant."""
+        if self.sheltered:
+            return
         use.time_step(seconds)
         self._lost_s += use.added_s
         if self._lost_s < self.provider.threshold_s:
@@ -251,9 +298,9 @@ class Dispatch:
         if self.before_new_sizes is not None:
             self.before_new_sizes(sizes)
         with self._lock:
-            variant = self.cheapest(sizes)
+            variant = self._preferred(sizes)
             if variant is None:
-                for made in self.provider.provide(sizes, self.variants):
+                for made in self._provided(key, sizes):
                     variant = made
                     if made not in self.variants:
                         self._add(made)
@@ -267,6 +314,26 @@ class Dispatch:
             if len(self._uses) >= MOST_SIZES:
                 self._uses.clear()
             return self._uses.setdefault(key, Use(sizes, variant))
+
+    def _provided(self, key: Any, sizes: tuple[int, ...]) -> Sequence[Variant]:
+        """Variants for sizes that nothing fits; what ran them before they were measured goes on if there are none."""
+        try:
+            return self.provider.provide(sizes, self.variants)
+        except InfeasibleBudget as error:
+            if key not in self._outgrown:
+                raise
+            logger.warning("sizes %s go on beyond the budget, for no plan fits by what was measured: %s", sizes, error)
+            return [self._outgrown.pop(key)]
+
+    def _preferred(self, sizes: tuple[int, ...]) -> Variant | None:
+        """The variant to run these sizes by, of those that fit."""
+        return self.smallest(sizes) if self.sheltered else self.cheapest(sizes)
+
+    def smallest(self, sizes: tuple[int, ...]) -> Variant | None:
+        """The variant of the smallest peak, where that fits: the conservative one."""
+        peaks = {v: peak for v in self.variants if (peak := v.peak_bytes(sizes)) is not None}
+        found = min(peaks, key=lambda v: (peaks[v], v.added), default=None)
+        return found if found is not None and peaks[found] <= self.limit_bytes else None
 
     def cheapest(self, sizes: tuple[int, ...]) -> Variant | None:
         """The variant that adds least of those that fit."""
@@ -283,7 +350,25 @@ class Dispatch:
             self.variants.remove(min(self.variants, key=lambda v: (lost_s[v], calls[v])))
         self.variants.append(variant)
         self.made += 1
+        self._choose_anew()
+
+    def _choose_anew(self) -> None:
+        """Choose again for all sizes; those that nothing fits stay as they are."""
         for use in self.uses:
-            best = self.cheapest(use.sizes)
+            best = self._preferred(use.sizes)
             if best is not None:
                 use.run_by(best)
+
+    def leave_shelter(self) -> None:
+        """From now on the cheapest variant that fits runs each call."""
+        with self._lock:
+            self.sheltered = False
+            self._choose_anew()
+
+    def reconsider(self) -> None:
+        """Guards were corrected: choose again for all sizes, and at its next call for each that nothing fits now."""
+        with self._lock:
+            self._choose_anew()
+            for key, use in tuple(self._uses.items()):
+                if not use.variant.fits(use.sizes, self.limit_bytes):
+                    self._outgrown[key] = self._uses.pop(key).variant

@@ -99,6 +99,7 @@ class Fit:
         roundings: How sizes are rounded up for one block or another.
         coefficients: ``[column, block]`` of the constant, the monomials of the sizes, and those of each rounding.
         time_coefficients: ``[column, block]`` of the constant and the monomials of the sizes; `None` without times.
+        left_out_error: Relative error of a sample's sum when the fit is made without it, the mean over the samples.
         low: Least seen size of each dimension.
         high: Largest seen size of each dimension.
     """
@@ -112,6 +113,7 @@ class Fit:
     roundings: tuple[Rounding, ...]
     coefficients: FloatArray
     time_coefficients: FloatArray | None
+    left_out_error: float
     low: FloatArray
     high: FloatArray
 
@@ -273,6 +275,7 @@ def fit(samples: Sequence[Sample], degree: int = 2, pads: bool = True) -> Fit:
         roundings=tuple(roundings),
         coefficients=coefficients,
         time_coefficients=times,
+        left_out_error=float(np.mean(np.abs(short.sum(axis=1)) / np.maximum(values.sum(axis=1), 1.0))),
         low=sizes.min(axis=0),
         high=sizes.max(axis=0),
     )

@@ -35,12 +35,15 @@ class Stats:
         misses: Problems for which the cache had no plan to take.
         variants: Variants compiled for graphs whose sizes change, the first of each included.
         decisions: Sizes never seen before for which a variant was chosen without a compilation.
+        collections: Sizes at which the layers of a graph were measured.
+        collections_dropped: Such measurements, of all layers or one, that were thrown away or left out.
         planning_s: Seconds in planners.
         lookup_s: Seconds in looking for plans in the cache, and in keeping them.
         verifying_s: Seconds in the verifier.
         compiling_s: Seconds in capture, rewriting and the inner compiler.
         dry_run_s: Seconds in checking the peak of what was emitted.
         deciding_s: Seconds in choosing variants.
+        collecting_s: Seconds in measuring layers.
     """
 
     compilations: int = 0
@@ -50,12 +53,15 @@ class Stats:
     misses: int = 0
     variants: int = 0
     decisions: int = 0
+    collections: int = 0
+    collections_dropped: int = 0
     planning_s: float = 0.0
     lookup_s: float = 0.0
     verifying_s: float = 0.0
     compiling_s: float = 0.0
     dry_run_s: float = 0.0
     deciding_s: float = 0.0
+    collecting_s: float = 0.0
 
     def __str__(self) -> str:
         rows = []

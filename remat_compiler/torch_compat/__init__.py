@@ -4,6 +4,7 @@ Every function here behaves the same for torch 2.11 to 2.13; where the versions 
 here, so that a new torch breaks one package.
 """
 
+from remat_compiler.torch_compat.allocators import device_allocator
 from remat_compiler.torch_compat.backends import (
     DEVICE_RESERVE,
     compile_with_interpreter,
@@ -20,6 +21,7 @@ from remat_compiler.torch_compat.compile_again import (
     returns_scalar,
     saved_compilation,
 )
+from remat_compiler.torch_compat.forward_arguments import beside_the_step, forward_arguments
 from remat_compiler.torch_compat.inductor import (
     STORE,
     CustomPartitionerFn,
@@ -115,6 +117,7 @@ __all__ = [
     "add_post_compile_listener",
     "allocated_bytes",
     "allocation_alignment",
+    "beside_the_step",
     "callable_builtin",
     "callable_replaced",
     "can_replay",
@@ -126,12 +129,14 @@ __all__ = [
     "copy_module",
     "copying_nodes",
     "corrected_fake_result",
+    "device_allocator",
     "ends_at_graph_break",
     "fake_call",
     "fake_twins",
     "fake_view",
     "finished_modules",
     "forget_dynamic",
+    "forward_arguments",
     "frame_compilation",
     "free_device_bytes",
     "partitioner_always_runs",

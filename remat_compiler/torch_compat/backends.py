@@ -18,6 +18,8 @@ from torch._functorch import config as functorch_config
 from torch._inductor import config as inductor_config
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
 
+from remat_compiler.torch_compat.forward_arguments import stop_at_forward
+
 
 def compile_with_interpreter(gm: fx.GraphModule, example_inputs: Any, partitioner: CustomPartitionerFn) -> Any:
     """Compile Dynamo's graph with an FX interpreter that frees every value at its last use.
@@ -32,6 +34,7 @@ def compile_with_interpreter(gm: fx.GraphModule, example_inputs: Any, partitione
 
 def _interpret(gm: fx.GraphModule, example_inputs: Any) -> Callable[[list[Any]], Any]:
     def run(arguments: list[Any]) -> Any:
+        stop_at_forward(arguments)
         return fx.Interpreter(gm).boxed_run(arguments)
 
     run._boxed_call = True  # type: ignore[attr-defined]

@@ -90,3 +90,10 @@ def test_broken_tables_are_told(table: object, reason: str, monkeypatch: pytest.
 def test_planners_take_the_options_that_they_have() -> None:
     planner = registry.make_planner("save_all", placement=Placement.JOINT, time_limit=1.0)
     assert planner == SaveAll(Placement.JOINT)
+
+
+def test_options_of_planners_are_known_without_making_them() -> None:
+    assert registry.has_option("mimose", "layer_bytes")
+    assert not registry.has_option("auto", "layer_bytes")
+    with pytest.raises(UnknownName):
+        registry.has_option("mimosa", "layer_bytes")

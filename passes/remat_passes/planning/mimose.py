@@ -110,11 +110,13 @@ class LayeredStep:
     Attributes:
         layer_bytes: For each layer, in the order of the forward, the bytes that are not saved where it is made again.
         layer_of: For each storage, the layer that alone uses it: made in it, and read by no other; -1 for none.
+        saved: The storages whose bytes are in `layer_bytes`.
         stages: Stage of each operator of the backward, see `remat_passes.planning.chain`.
     """
 
     layer_bytes: tuple[int, ...]
     layer_of: tuple[int, ...]
+    saved: tuple[int, ...]
     stages: tuple[int, ...]
 
     @staticmethod
@@ -134,11 +136,11 @@ class LayeredStep:
                 read[s] = True
                 if place[s] < stage:
                     layer_of[s] = -1
+        saved = [s for s, layer in enumerate(layer_of) if layer >= 0 and read[s] and not index.unsavable[s]]
         sizes = [0] * len(number)
-        for s, layer in enumerate(layer_of):
-            if layer >= 0 and read[s] and not index.unsavable[s]:
-                sizes[layer] += index.size_bytes[s]
-        return LayeredStep(tuple(sizes), tuple(layer_of), tuple(stages))
+        for s in saved:
+            sizes[layer_of[s]] += index.size_bytes[s]
+        return LayeredStep(tuple(sizes), tuple(layer_of), tuple(saved), tuple(stages))
 
     def plan(self, index: StepIndex, order: Order, chosen: Iterable[int]) -> Plan:
         """The plan that makes the layers `chosen` again."""

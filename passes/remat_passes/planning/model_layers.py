@@ -33,6 +33,9 @@ LARGEST_SHARE = 4
 LEAST_SHARE = 2
 """Layers of modules hold at least one in so many operators of what is divided, or else it is not divided by them."""
 
+SEGMENT = "segment "
+"""How the names of layers begin that no module gave."""
+
 Path = tuple[str, ...]
 
 
@@ -124,7 +127,7 @@ def _segment_names(problem: RematProblem, forward: Forward) -> list[str]:
     runs = runs_of(labels_of(arrays_of(problem), order))
     cuts = aligned_cuts(made[1:] - made[:-1], crossing, runs, max(isqrt(len(order)), 1))
     number = np.searchsorted(cuts, np.arange(len(order)), side="right")
-    return [f"segment {k}" for k in number.tolist()]
+    return [f"{SEGMENT}{k}" for k in number.tolist()]
 
 
 def _numbered(names: Sequence[str]) -> tuple[list[int], tuple[str, ...]]:

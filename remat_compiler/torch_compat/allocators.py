@@ -1,0 +1,44 @@
+"""What the allocators of devices tell of themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+
+class CudaAllocator:
+    """The caching allocator of one CUDA device.
+
+    Args:
+        index: The device.
+    """
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+
+    def allocated_bytes(self) -> int:
+        """Bytes in use now."""
+        return self._stat("current")
+
+    def peak_bytes(self) -> int:
+        """Most bytes in use at once, since the statistics were reset."""
+        return self._stat("peak")
+
+    def _stat(self, name: str) -> int:
+        # The flat form of the same takes ten times as long.
+        stats = torch.cuda.memory_stats_as_nested_dict(self.index)
+        return int(stats["allocated_bytes"]["all"][name]) if stats else 0
+
+
+def device_allocator(values: Iterable[Any]) -> CudaAllocator | None:
+    """The allocator of the accelerator that tensors lie on; `None` for those of a CPU, whose allocator counts nothing.
+
+    Also where they lie on several, since the peaks of one tell nothing of a step on all.
+    """
+    devices = {value.device for value in values if isinstance(value, torch.Tensor) and value.device.type == "cuda"}
+    if len(devices) != 1 or not torch.cuda.is_available():
+        return None
+    index: int | None = devices.pop().index
+    return CudaAllocator(torch.cuda.current_device() if index is None else index)
