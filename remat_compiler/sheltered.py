@@ -19,8 +19,9 @@ from remat_compiler.ir.graph import Op, Phase, Trait
 from remat_compiler.partition import Partition
 from remat_compiler.runtime.blocked_forward import Block, BlockedForward, meter_for, written_nodes
 from remat_compiler.runtime.collector import Collector
-from remat_compiler.runtime.dispatch import Dispatch, PeakBySize, Use
+from remat_compiler.runtime.dispatch import Dispatch
 from remat_compiler.runtime.fake_inputs import counted_device_type
+from remat_compiler.runtime.variant import PeakBySize, Use
 from remat_compiler.runtime.workspace import WorkspaceTable
 from remat_compiler.search import Attempt
 from remat_passes.planning.saved_layers import SavedLayers, saved_layers
@@ -34,7 +35,7 @@ NOT_TWICE = frozenset({Trait.COLLECTIVE, Trait.EFFECTFUL, Trait.UNKNOWN})
 
 
 class Shelter:
-    """The phase in which a graph's calls are collected from; see `runtime.dispatch.Watcher`.
+    """The phase in which a graph's calls are collected from; see `runtime.variant.Watcher`.
 
     Args:
         dispatch: Runs the calls, by the smallest variant until the phase is over.

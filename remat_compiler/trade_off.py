@@ -12,8 +12,8 @@ from math import isfinite
 
 from remat_compiler.cutter import FITTING
 from remat_compiler.partition import Partition
-from remat_compiler.runtime.dispatch import Use
 from remat_compiler.runtime.peak_form import PeakForm
+from remat_compiler.runtime.variant import Use
 from remat_compiler.simulate.timeline import simulate
 from remat_compiler.torch_compat import InputSymbol
 from remat_passes.registry import make_planner

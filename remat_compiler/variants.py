@@ -31,11 +31,12 @@ from remat_compiler.partition import NoPlan
 from remat_compiler.runtime.allocator_watch import AllocatorWatch
 from remat_compiler.runtime.allowance import Allowance
 from remat_compiler.runtime.correction import Correction
-from remat_compiler.runtime.dispatch import Dispatch, MemoryBySize, Use, Variant
+from remat_compiler.runtime.dispatch import Dispatch
 from remat_compiler.runtime.peak_form import condition_on
 from remat_compiler.runtime.peak_guard import PeakGuard
 from remat_compiler.runtime.sampled_peak import SampledPeak
 from remat_compiler.runtime.stats import count
+from remat_compiler.runtime.variant import MemoryBySize, Use, Variant
 from remat_compiler.runtime.variant_store import AHEAD, VariantStore
 from remat_compiler.runtime.workspace import WorkspaceTable
 from remat_compiler.search import Attempt, Compile
@@ -83,7 +84,7 @@ class Workshop:
 
 
 class VariantMaker:
-    """Makes the variants of one graph; see `runtime.dispatch.Provider`.
+    """Makes the variants of one graph; see `runtime.variant.Provider`.
 
     Args:
         workshop: What it takes.
@@ -136,7 +137,7 @@ class VariantMaker:
         return self.allowance.limit_bytes
 
     def allow(self, allowance: Allowance, variants: Sequence[Variant]) -> Variant | None:
-        """See `runtime.dispatch.Provider`."""
+        """See `runtime.variant.Provider`."""
         self.allowance = allowance
         self._refused.clear()
         self._hopeless, self._curve = False, None

@@ -10,8 +10,8 @@ import pytest
 
 from builders import chain
 from remat_compiler.partition import Partition
-from remat_compiler.runtime.dispatch import Use, Variant
 from remat_compiler.runtime.peak_form import PeakForm
+from remat_compiler.runtime.variant import Use, Variant
 from remat_compiler.simulate.timeline import simulate
 from remat_compiler.torch_compat import InputSymbol
 from remat_compiler.trade_off import CANDIDATES, REACH, ROOM, WORTH_IT, TradeOff

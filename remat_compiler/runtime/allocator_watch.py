@@ -23,7 +23,8 @@ from typing import Any, Protocol
 from remat_compiler import torch_compat
 from remat_compiler.options import format_bytes
 from remat_compiler.runtime.correction import Correction
-from remat_compiler.runtime.dispatch import Dispatch, Use, Variant
+from remat_compiler.runtime.dispatch import Dispatch
+from remat_compiler.runtime.variant import Use, Variant
 
 logger = logging.getLogger(__name__)
 

@@ -24,9 +24,9 @@ from typing import Any
 from remat_compiler import torch_compat
 from remat_compiler.options import format_bytes
 from remat_compiler.runtime.blocked_forward import BlockedForward, Measured, Meter
-from remat_compiler.runtime.dispatch import PeakBySize
 from remat_compiler.runtime.estimators import PolynomialEstimator, Sample
 from remat_compiler.runtime.stats import count, stats
+from remat_compiler.runtime.variant import PeakBySize
 
 logger = logging.getLogger(__name__)
 

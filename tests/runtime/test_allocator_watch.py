@@ -16,7 +16,8 @@ from remat_compiler import torch_compat
 from remat_compiler.errors import InfeasibleBudget
 from remat_compiler.runtime.allocator_watch import AllocatorWatch
 from remat_compiler.runtime.correction import Correction
-from remat_compiler.runtime.dispatch import Dispatch, Variant
+from remat_compiler.runtime.dispatch import Dispatch
+from remat_compiler.runtime.variant import Variant
 from runtime.test_dispatch import LIMIT, Prepared
 
 
