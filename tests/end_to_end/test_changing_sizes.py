@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import remat_compiler
 from end_to_end.compiling import compile_with
-from remat_compiler import pipeline, torch_compat
+from remat_compiler import torch_compat
 from remat_compiler.errors import InfeasibleBudget, UnservedSizes
 from remat_compiler.runtime.dispatch import Dispatch
 from remat_compiler.runtime.variant_store import AHEAD
@@ -37,22 +37,6 @@ class Encoder(nn.Module):
             mixed = F.dropout(torch.softmax(q @ k.transpose(-1, -2), -1), 0.1, self.training) @ v
             x = norm((x + F.gelu(out(mixed))).flatten(0, 1)).view_as(x)
         return x.square().mean()
-
-
-@pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> list[Dispatch]:
-    """What runs the graphs of changing sizes, in the order of their compilations."""
-    found: list[Dispatch] = []
-    original = pipeline.dispatched
-
-    def dispatched(*arguments: Any) -> Dispatch:
-        found.append(original(*arguments))
-        return found[-1]
-
-    monkeypatch.setattr(pipeline, "dispatched", dispatched)
-    monkeypatch.setenv("REMAT_DISABLE_CACHE", "1")
-    remat_compiler.clear_reports()
-    return found
 
 
 def batch(length: int) -> Tensor:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-import remat_compiler
 from end_to_end.test_one_budget import WIDTH, Blocks, Broken, BrokenTwice, Tower, compile_model, equal, gradients
 from measure import measure_step, train_step
 from remat_compiler import pipeline, several_graphs
@@ -19,6 +17,8 @@ from remat_compiler.planned_graph import PlannedGraph
 from remat_compiler.runtime.dispatch import Dispatch
 from remat_compiler.runtime.step_watch import WatchedStep
 from remat_compiler.simulate.whole_step import whole_step_peak
+
+pytestmark = pytest.mark.usefixtures("made")
 
 BUDGET = 1_400_000
 
@@ -62,24 +62,6 @@ class BreakAtTheEnd(Tower):
         loss = self.part(x, 0, 6).square().mean()
         torch._dynamo.graph_break()
         return loss
-
-
-@pytest.fixture(autouse=True)
-def made(monkeypatch: pytest.MonkeyPatch) -> list[Dispatch]:
-    """What runs the graphs of changing sizes, in the order of their compilations."""
-    found: list[Dispatch] = []
-    original = pipeline.dispatched
-
-    def dispatched(*arguments: Any) -> Dispatch:
-        found.append(original(*arguments))
-        return found[-1]
-
-    monkeypatch.setattr(pipeline, "dispatched", dispatched)
-    monkeypatch.setenv("REMAT_DISABLE_CACHE", "1")
-    torch._dynamo.reset()
-    remat_compiler.clear_reports()
-    torch.manual_seed(0)
-    return found
 
 
 @pytest.fixture(autouse=True)

@@ -12,12 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from end_to_end.compiling import compile_with
-from end_to_end.test_changing_sizes import WIDTH, Encoder, differing, made, results
+from end_to_end.test_changing_sizes import WIDTH, Encoder, differing, results
 from remat_compiler.errors import InfeasibleBudget
 from remat_compiler.runtime.dispatch import Dispatch
 from runtime.steps import peak_of
-
-__all__ = ["made"]
 
 
 class Net(nn.Module):
