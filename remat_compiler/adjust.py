@@ -85,7 +85,7 @@ def adjusted(
     """
     if limit is None or check.unknown or not partitions:
         return None
-    over = check.peak_bytes > limit
+    over = check.needed_bytes > limit
     if not over and (check.needed_bytes >= USED_ENOUGH * limit or added_ns(partitions) == 0 or _scaled(partitions)):
         return None
     planned = planned_bytes(partitions, check.between_bytes)

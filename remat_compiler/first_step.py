@@ -23,7 +23,7 @@ from remat_compiler.changing_graph import Onward, first_allowance
 from remat_compiler.cutter import PartitionRequest
 from remat_compiler.errors import InfeasibleBudget
 from remat_compiler.options import BudgetKind, RematOptions, format_bytes
-from remat_compiler.planned_graph import PlannedGraph, held_now, watch
+from remat_compiler.planned_graph import PlannedGraph, have_one_budget, held_now, open_beside, ran_alone, watch
 from remat_compiler.runtime.allowance import Allowance
 from remat_compiler.runtime.step_watch import WatchedStep
 from remat_compiler.simulate.whole_step import Call, GraphMemory, Turn, whole_step_peak
@@ -42,13 +42,13 @@ def first_request_of_several(
         request: What to aim for if it were alone.
     """
     kind = options.memory_budget.kind
-    before, onward = watch.current.open_graphs, onward_of(gm, changing=False)
+    before, onward = open_beside(options), onward_of(gm, changing=False)
     limited = kind is not BudgetKind.MIN and (request.budget_bytes is not None or request.fraction is not None)
     if not limited or not (before or onward is Onward.SURELY):
         return None
     if request.budget_bytes is None:
         return replace(request, take_smallest=True)
-    allowed = first_allowance(request.budget_bytes - _held_in_bytes(options), onward)
+    allowed = first_allowance(request.budget_bytes - held_now(options), onward)
     return replace(request, budget_bytes=allowed.limit_bytes, take_smallest=True)
 
 
@@ -61,18 +61,22 @@ def allowance_of_several(gm: fx.GraphModule, options: RematOptions, limit_bytes:
         limit_bytes: The budget of the step.
     """
     onward = onward_of(gm, changing=True)
-    if watch.current.open_graphs:
+    if open_beside(options):
         gc.collect()  # what is left of a step that was refused may only wait for that
-    if not watch.current.open_graphs and onward is Onward.NO:
+    if not open_beside(options) and onward is Onward.NO:
         return None
-    return first_allowance(limit_bytes - _held_in_bytes(options), onward)
+    return first_allowance(limit_bytes - held_now(options), onward)
 
 
 def onward_of(gm: fx.GraphModule, *, changing: bool) -> Onward:
     """Whether the step goes on in other graphs behind this one."""
     if torch_compat.ends_at_graph_break(gm):
         return Onward.SURELY
-    return Onward.PERHAPS if changing and not torch_compat.returns_scalar(gm) else Onward.NO
+    if not changing or torch_compat.returns_scalar(gm):
+        return Onward.NO
+    compilation = torch_compat.frame_compilation()
+    alone = compilation is not None and compilation.earlier > 0 and ran_alone(compilation.frame)
+    return Onward.NO if alone else Onward.PERHAPS
 
 
 def check_first_step(memory: GraphMemory, options: RematOptions, limit_bytes: int) -> None:
@@ -81,19 +85,22 @@ def check_first_step(memory: GraphMemory, options: RematOptions, limit_bytes: in
     Raises:
         InfeasibleBudget: It does, and the options do not say to take the smallest peak, which is then warned of.
     """
+    step = watch.current
     # What the device has left, where the budget is that, is less what the others hold already.
-    step = watch.current if options.memory_budget.kind is BudgetKind.BYTES else WatchedStep[PlannedGraph]()
-    known = [graph.memory_now for graph in step.graphs]
-    memories = [one for one in known if one is not None]
-    if len(memories) < len(known):
+    in_bytes = options.memory_budget.kind is BudgetKind.BYTES
+    if not in_bytes or not all(have_one_budget(graph.options, options) for graph in step.graphs):
+        step = WatchedStep[PlannedGraph]()
+    memories = [one for one in step.notes if one is not None]
+    if len(memories) < len(step.notes):
         return
     new = len(memories)
-    calls, turns = [*step.calls, Call(new)], [*step.turns, (Turn.FORWARD, len(step.calls))]
+    calls = [*(Call(i, call.passed) for i, call in enumerate(step.calls)), Call(new)]
+    turns = [*step.turns, (Turn.FORWARD, new)]
     peak = whole_step_peak([*memories, memory], calls, turns)
     if peak <= limit_bytes:
         return
     if options.on_infeasible != "min":
-        reason = f"beside {new} graphs of the step that ran before" if new else ""
+        reason = f"what {new} graphs hold that ran before in the step" if new else ""
         raise InfeasibleBudget(limit_bytes, peak, reason=reason)
     logger.warning(
         "no plan fits memory_budget=%d bytes: a graph of the step peaks at %s beside %d others; training goes on",
@@ -107,8 +114,3 @@ def has_fixed_sizes(example_inputs: Sequence[Any]) -> bool:
     """Whether no size of the inputs may change from call to call."""
     sizes = [n for x in example_inputs for n in (x.shape if isinstance(x, torch.Tensor) else [x])]
     return not any(isinstance(n, torch.SymInt) for n in sizes)
-
-
-def _held_in_bytes(options: RematOptions) -> int:
-    """What graphs of the step hold already, unless the budget was measured meanwhile: then it is less that."""
-    return held_now(watch.current.open_graphs) if options.memory_budget.kind is BudgetKind.BYTES else 0

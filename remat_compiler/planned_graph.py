@@ -19,11 +19,11 @@ import torch
 from remat_compiler import torch_compat
 from remat_compiler.changing_graph import ChangingGraph
 from remat_compiler.errors import InfeasibleBudget
-from remat_compiler.options import RematOptions
+from remat_compiler.options import BudgetKind, RematOptions
 from remat_compiler.partition import Partition
 from remat_compiler.runtime.step_watch import StepWatch, WatchedStep
 from remat_compiler.search import Attempt, Compile
-from remat_compiler.simulate.whole_step import GraphMemory, memory_of
+from remat_compiler.simulate.whole_step import GraphMemory, Turn, memory_of
 
 
 def follows_others(example_inputs: Sequence[Any]) -> bool:
@@ -83,6 +83,10 @@ class PlannedGraph:
         self.changing = changing
         self.waits = follows_others(example_inputs)
         self.pending: WatchedStep[PlannedGraph] | None = None
+        # Whether others of a step run beside it: what it holds then is noted for graphs that Dynamo makes later.
+        self.shares = False
+        compilation = torch_compat.frame_compilation()
+        self.frame = None if compilation is None else compilation.frame
         self._keep = keep
         self._decide = decide
         self._memory: GraphMemory | None = None
@@ -90,15 +94,16 @@ class PlannedGraph:
 
     def __call__(self, *arguments: Any) -> Any:
         """Run the forward."""
-        if not _unsettled:
+        if not _unsettled and not self.shares:
             return self.compiled(*arguments)
         if self.pending is not None:
             with _deciding:
                 if self.pending is not None:
                     self._decide(self.pending)
-        self._check_room(arguments)
+        if _unsettled:
+            self._check_room(arguments)
         outputs = self.compiled(*arguments)
-        watch.forward(self, arguments, outputs)
+        watch.forward(self, arguments, outputs, self.memory_now)
         return outputs
 
     def _check_room(self, arguments: Sequence[Any]) -> None:
@@ -107,10 +112,10 @@ class PlannedGraph:
         Raises:
             InfeasibleBudget: It does not fit beside what they hold, and the options do not say to go on.
         """
-        before, limit = watch.current.open_graphs, self.budget_bytes
-        if limit is None or not any(graph.changing is not None for graph in (self, *before)):
+        before, limit = open_beside(self.options), self.budget_bytes
+        if limit is None or not any(graph.changing is not None for graph, _ in ((self, None), *before)):
             return
-        held = held_now(before)
+        held = held_now(self.options)
         if self.changing is not None and self in _unsettled:
             self.changing.make_room(limit, held)
         elif before and self.options.on_infeasible != "min":
@@ -118,9 +123,9 @@ class PlannedGraph:
             if memory is None or held + memory.peak_bytes <= limit:
                 return
             gc.collect()  # what is left of a step that was refused may only wait for that
-            held = held_now(watch.current.open_graphs)
+            held = held_now(self.options)
             if held + memory.peak_bytes > limit:
-                reason = f"beside {len(before)} graphs of the step that ran before"
+                reason = f"what {len(before)} graphs hold that ran before in the step"
                 raise InfeasibleBudget(limit, held + memory.peak_bytes, reason=reason)
 
     @property
@@ -185,9 +190,26 @@ class PlannedGraph:
         _unsettled.discard(self)
 
 
-def held_now(graphs: Sequence[PlannedGraph]) -> int:
-    """What open calls of these graphs hold, as far as it is known."""
-    return sum(memory.held_bytes for memory in (graph.memory_now for graph in graphs) if memory is not None)
+def open_beside(options: RematOptions) -> list[tuple[PlannedGraph, GraphMemory | None]]:
+    """The open calls in the step of this thread that share one budget: those of graphs with the same options."""
+    return [(graph, memory) for graph, memory in watch.current.open_calls if have_one_budget(graph.options, options)]
+
+
+def have_one_budget(one: RematOptions, other: RematOptions) -> bool:
+    """Whether graphs with these options share their budget: where they dump does not count."""
+    return one is other or replace(one, dump=None) == replace(other, dump=None)
+
+
+def held_now(options: RematOptions) -> int:
+    """What these calls hold, as far as it is known, unless the budget was measured meanwhile: then it is less that."""
+    if options.memory_budget.kind is not BudgetKind.BYTES:
+        return 0
+    return sum(memory.held_bytes for _, memory in open_beside(options) if memory is not None)
+
+
+def ran_alone(frame: int) -> bool:
+    """Whether a function's graph made up a whole training step by itself when it last ran."""
+    return frame in _alone
 
 
 def _nothing(*_: object) -> None:
@@ -195,6 +217,7 @@ def _nothing(*_: object) -> None:
 
 
 _unsettled: WeakSet[PlannedGraph] = WeakSet()
+_alone: set[int] = set()
 _deciding = threading.RLock()
 
 
@@ -202,10 +225,17 @@ def _complete(step: WatchedStep[PlannedGraph]) -> None:
     """Leave a complete step to the next call of its graphs: this may be autograd's thread, amid a backward."""
     if not any(graph in _unsettled for graph in step.graphs):
         return
+    if len(step.calls) == 1 and all(turn is not Turn.BACKWARD for turn, _ in step.turns):
+        return  # it was given up, or only looked at: that nothing follows in a training step, it does not tell
+    frames = {graph.frame for graph in step.graphs if graph.frame is not None}
+    (_alone.update if len(step.calls) == 1 else _alone.difference_update)(frames)
     alone = step.graphs[0] if len(step.calls) == 1 else None
     if alone is not None and alone.waits:
         # What came before it was perhaps not watched yet.
         alone.waits = False
+        return
+    if alone is not None and not alone.has_part:
+        alone.settle()  # where Dynamo compiles it anew for other sizes, there is no next call
         return
     for graph in step.graphs:
         graph.pending = step

@@ -24,12 +24,12 @@ from typing import NoReturn
 
 from remat_compiler.errors import InfeasibleBudget
 from remat_compiler.options import BudgetKind, format_bytes
-from remat_compiler.planned_graph import PlannedGraph
+from remat_compiler.planned_graph import PlannedGraph, open_beside
 from remat_compiler.runtime.allowance import Allowance
 from remat_compiler.runtime.step_watch import WatchedStep
 from remat_compiler.search import Attempt
 from remat_compiler.shares import Level, levels_of, share
-from remat_compiler.simulate.whole_step import GraphMemory, Passed, handed_on, whole_step_peak
+from remat_compiler.simulate.whole_step import GraphMemory, Passed, Turn, handed_on, whole_step_peak
 from remat_compiler.size_shares import Division, Member, SharedSizes, SizeShares
 from remat_passes.registry import make_planner
 
@@ -58,6 +58,7 @@ def decide(step: WatchedStep[PlannedGraph]) -> None:
             _decide_alone(step.graphs[0])
     finally:
         for graph in step.graphs:
+            graph.shares = len(step.calls) > 1
             graph.settle()
 
 
@@ -85,10 +86,12 @@ class _Together:
         self.graphs = step.graphs
         self.runs = [sum(call.graph == i for call in step.calls) for i in range(len(step.graphs))]
         self.options = step.graphs[0].options
+        # A call that was let go in this step may have a backward in another: at the end, as if it were still to come.
+        self.turns = [(turn, call) for turn, call in step.turns if turn is not Turn.DROPPED]
 
     def peak(self, memories: Sequence[GraphMemory]) -> int:
         """Peak of the step."""
-        return whole_step_peak(memories, self.step.calls, self.step.turns)
+        return whole_step_peak(memories, self.step.calls, self.turns)
 
     def decide(self) -> None:
         """See `decide`."""
@@ -125,7 +128,7 @@ class _Together:
         for graph in self.graphs:
             graph.plan_again()
         changing = [graph.changing for graph in self.graphs]
-        passed = handed_on(self.step.calls, self.step.turns)
+        passed = handed_on(self.step.calls, self.turns)
         members = [_member(graph, passed[i]) for i, graph in enumerate(self.graphs)]
         shares, division = self._division(members, limit)
         for i, graph in enumerate(self.graphs):
@@ -138,7 +141,8 @@ class _Together:
                     members[i] = Member((_passing(replace(division.levels[i], memory=memory), passed[i]),))
         if any(graph.changing is None for graph in self.graphs):
             shares, division = self._division(members, limit)
-        SharedSizes(shares, changing, self.step.calls[0].graph).apply(division)
+        shared = SharedSizes(shares, changing, self.step.calls[0].graph, lambda: not open_beside(self.options))
+        shared.apply(division)
         note = f"the step runs {len(self.graphs)} planned graphs, which share the budget of {format_bytes(limit)}"
         for graph, allowance in zip(self.graphs, division.allowances):
             fixed = graph.memory if graph.changing is None else None
@@ -149,7 +153,7 @@ class _Together:
 
         Where the first sizes do not fit, it is shared for the largest that do: the others are refused when they come.
         """
-        shares = SizeShares(members, self.step.calls, self.step.turns, limit)
+        shares = SizeShares(members, self.step.calls, self.turns, limit)
         division = shares.divide(needed=0)
         if division is None and shares.most is not None and self.options.on_infeasible != "min":
             division = shares.divide(shares.most)
@@ -162,7 +166,7 @@ class _Together:
                     graph.changing.share(Allowance.whole(0), self)
             self._refuse(limit, least)
         self._warn_of_smallest(limit, least)
-        shares = SizeShares(members, self.step.calls, self.step.turns, least)
+        shares = SizeShares(members, self.step.calls, self.turns, least)
         division = shares.divide(needed=0)
         assert division is not None, "the smallest peak is within itself"
         return shares, division
@@ -270,6 +274,8 @@ class _Together:
             GRAPH_BREAKS,
         )
         for graph in self.graphs:
+            if graph.changing is not None and graph.budget_bytes is not None:
+                graph.changing.take_all(graph.budget_bytes)
             graph.keep(graph.budget_bytes, f"the budget holds for this graph only: {found}, but {why}")
 
 

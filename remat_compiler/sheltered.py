@@ -60,31 +60,30 @@ class Shelter:
         """Nothing is learnt from the step itself."""
 
 
-def shelter(dispatch: Dispatch, attempt: Attempt, limit_bytes: int, workspace: WorkspaceTable) -> Predict:
+def shelter(dispatch: Dispatch, attempt: Attempt, workspace: WorkspaceTable) -> Predict:
     """Collect from the first calls of a graph, see `runtime.collector`.
 
     Args:
         dispatch: Runs it.
         attempt: What was compiled first.
-        limit_bytes: The budget.
         workspace: Measured workspaces.
 
     Returns:
         What planners may be told of the layers: those of modules alone, since segments depend on the sizes.
     """
-    collector = collector_for(attempt, limit_bytes, workspace)
+    collector = collector_for(attempt, lambda: dispatch.limit_bytes, workspace)
     if collector is None:
         return lambda sizes: ()
     Shelter(dispatch, collector)
     return collector.layer_bytes if layers_of(attempt.partitions[0]).of_modules else lambda sizes: ()
 
 
-def collector_for(attempt: Attempt, limit_bytes: int, workspace: WorkspaceTable) -> Collector | None:
+def collector_for(attempt: Attempt, limit_bytes: Callable[[], int], workspace: WorkspaceTable) -> Collector | None:
     """The collector of a compiled graph; `None`, logged, where its forward must not run but once.
 
     Args:
         attempt: What was compiled.
-        limit_bytes: The budget.
+        limit_bytes: The budget as it is now.
         workspace: Measured workspaces.
     """
     if len(attempt.partitions) != 1:

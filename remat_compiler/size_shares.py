@@ -186,9 +186,16 @@ class SharedSizes:
         shares: What there is to share.
         graphs: The graphs in the order of the shares; `None` for those of fixed sizes.
         first: The graph that runs first, before which nothing is held.
+        between_steps: Whether nothing is held now; the first graph may run again later in a step.
     """
 
-    def __init__(self, shares: SizeShares, graphs: Sequence[Limited | None], first: int) -> None:
+    def __init__(
+        self,
+        shares: SizeShares,
+        graphs: Sequence[Limited | None],
+        first: int,
+        between_steps: Callable[[], bool] = lambda: True,
+    ) -> None:
         self._shares = shares
         self._graphs = tuple(graphs)
         self._step: int | None = None
@@ -199,7 +206,8 @@ class SharedSizes:
             def look_at(sizes: tuple[int, ...]) -> None:
                 if before is not None:
                     before(sizes)
-                self.look_at(first, opening.factor_at(sizes))
+                if between_steps():
+                    self.look_at(first, opening.factor_at(sizes))
 
             opening.dispatch.before_new_sizes = look_at
 

@@ -113,11 +113,10 @@ class VariantMaker:
     def variant(self, attempt: Attempt, sizes: tuple[int, ...], label: str) -> Variant:
         """What was compiled, with its peak by size."""
         count("variants")
-        # Near the limit that they are made for, peaks are exact; what is held is at any.
-        known, limit = self._known(attempt, sizes), self.limit_bytes
+        known = self._known(attempt, sizes)
 
         def needed_bytes(at: Sequence[int]) -> int | None:
-            if known is None or (self.allowance.is_whole and self.limit_bytes == limit):
+            if known is None or self.allowance.is_whole:
                 return None if known is None else known.peak_bytes(at)
             memory = known.memory(at)
             if memory is None:
@@ -142,7 +141,8 @@ class VariantMaker:
         self._refused.clear()
         self._hopeless, self._curve = False, None
         added = _added(self._first)
-        if len(variants) == 1 and added and self._curve_of_first().added_at(self.first_sizes) <= added - WORTH_IT:
+        least = self._curve_of_first().added_at(self.first_sizes) if len(variants) == 1 and added else added
+        if added and (not least or least <= added - WORTH_IT):
             try:
                 return self._fitting(self.first_sizes, "first")
             except InfeasibleBudget as error:
@@ -160,7 +160,7 @@ class VariantMaker:
             form = replace(attempt.form, conditions=(*attempt.form.conditions, *conditions))
             return PeakGuard(form, self.workshop.workspace, sizes)
         check_at, holds = attempt.check_at, condition_on(names, conditions)
-        return SampledPeak(lambda at: check_at(dict(zip(names, at))), self.limit_bytes, holds=holds)
+        return SampledPeak(lambda at: check_at(dict(zip(names, at))), lambda: self.limit_bytes, holds=holds)
 
     def provide(self, sizes: tuple[int, ...], variants: Sequence[Variant]) -> Sequence[Variant]:
         """What to run `sizes` by, last: a plan for larger ones, where that is new and fits, else a plan for them.
@@ -301,7 +301,7 @@ def dispatched(
     if allocator is not None:
         made.watchers = (AllocatorWatch(made, allocator, maker.correction),)
     if options.estimator == "quadratic":
-        layers_at = shelter(made, first, maker.limit_bytes, workshop.workspace)
+        layers_at = shelter(made, first, workshop.workspace)
         if has_option(options.planner, "layer_bytes"):
             maker.layers_at = layers_at
     return made

@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 
 from builders import chain, with_budget
+from remat_compiler.adjust import adjusted
 from remat_compiler.cutter import PartitionRequest
 from remat_compiler.errors import InfeasibleBudget
 from remat_compiler.ir.graph import Phase
@@ -186,3 +187,16 @@ def test_a_plan_of_another_size_that_does_not_fit_is_solved_anew() -> None:
     kept = searched(MadeUpCompiler(layout_bytes=0, other_bytes=50, origin=FROM_SIMILAR), 900, convolutions=False)
     assert kept.check.peak_bytes <= 900
     assert kept.request.budget_bytes != 900
+
+
+def test_what_is_held_beside_other_graphs_is_aimed_at_again() -> None:
+    """The peak fits, but not what the emitted code holds while others run."""
+    timeline = SimpleNamespace(peak_bytes=80, saved_bytes=50, added_ns=5)
+    cut = SimpleNamespace(
+        timeline=timeline, problem=SimpleNamespace(budget_bytes=100), result=SimpleNamespace(stats=())
+    )
+    one = cast("Partition", SimpleNamespace(cut=cut))
+    check = DryRun(80, (Sample("forward", "op", 0, "", 80, 0),), boundary_bytes=53, between_bytes=50)
+    following = adjusted(PartitionRequest(100, between_bytes=50), [one], check, 100)
+    assert following is not None
+    assert following.budget_bytes == 97

@@ -9,7 +9,7 @@ maximum, which is where it matters.
 
 Not counted are the first call of a variant, in which libraries and kernels set themselves up (workspaces that stay,
 buffers to time kernels with), calls whose backward had not run when the next one came, and those of a graph that
-shares its budget with others, which may run meanwhile.
+shares its budget with others, which may run meanwhile.  What eager code takes between forward and backward does count.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ class Collector:
     Args:
         forward: The graph's forward.
         peak_bytes: Peak of its run at given sizes.
-        limit_bytes: The budget.
+        limit_bytes: The budget as it is now.
         take: What the forward is called with where the graph is called with these arguments.
         meter: Measures.
         most_samples: Sizes to collect.
@@ -63,7 +63,7 @@ class Collector:
         self,
         forward: BlockedForward,
         peak_bytes: PeakBySize,
-        limit_bytes: int,
+        limit_bytes: Callable[[], int],
         take: Callable[[Sequence[Any]], list[Any]],
         meter: Meter,
         most_samples: int = 10,
@@ -130,7 +130,7 @@ class Collector:
             self._drop(Dropped.COMPILED)
             return
         peak = self._peak_bytes(sizes)
-        if peak is None or peak > self._limit_bytes:
+        if peak is None or peak > self._limit_bytes():
             logger.info("nothing is collected at sizes %s: it would take %s", sizes, _named_bytes(peak))
             self._drop(Dropped.OVER_BUDGET)
             return

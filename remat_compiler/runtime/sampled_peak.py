@@ -25,7 +25,7 @@ class SampledPeak:
 
     Args:
         check_at: The dry run of the step at given sizes.
-        limit_bytes: The budget.
+        limit_bytes: The budget as it is now.
         most_samples: Sizes that are dry-run before anything is predicted.
         holds: Whether anything is known of given sizes.
     """
@@ -33,7 +33,7 @@ class SampledPeak:
     def __init__(
         self,
         check_at: Callable[[Sequence[int]], DryRun],
-        limit_bytes: int,
+        limit_bytes: Callable[[], int],
         most_samples: int = 10,
         holds: Callable[..., bool] = lambda *_: True,
     ) -> None:
@@ -50,9 +50,9 @@ class SampledPeak:
         key = tuple(sizes)
         if not self._holds(*key):
             return None
-        if key not in self._known:
-            self._known[key] = self._predicted(key) if self._estimator.full else self._checked(key)
-        return self._known[key]
+        if key in self._known:
+            return self._known[key]
+        return self._predicted(key) if self._estimator.full else self._checked(key)
 
     def memory(self, sizes: Sequence[int]) -> GraphMemory | None:
         """The peak at these sizes and what is alive between and after, which is not fitted: a dry run tells."""
@@ -71,13 +71,15 @@ class SampledPeak:
         if estimate.extrapolated:
             return self._checked(sizes)
         peak = max(map(sum, zip(estimate.block_bytes, fit.block_margins)))
-        near = (1.0 - DOUBT) * self._limit_bytes < peak <= self._limit_bytes
+        limit = self._limit_bytes()
+        near = (1.0 - DOUBT) * limit < peak <= limit
         return self._checked(sizes) if near else peak
 
     def _checked(self, sizes: tuple[int, ...]) -> int | None:
         """From a dry run, which is kept as a sample."""
         self.checks += 1
         found = self._check_at(sizes)
+        self._known[sizes] = None if found.unknown else found.peak_bytes
         if found.unknown:
             return None
         heights = tuple(sample.live_bytes + sample.workspace_bytes for sample in found.timeline)

@@ -30,17 +30,24 @@ class WatchedStep(Generic[G]):
         graphs: The distinct graphs, in the order of their first calls.
         calls: The calls in order; each names its graph by its position in `graphs`.
         turns: What happened, in order.
+        notes: What `forward` was told of each call.
     """
 
     graphs: list[G] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
     turns: list[tuple[Turn, int]] = field(default_factory=list)
+    notes: list[Any] = field(default_factory=list)
     _open: dict[int, frozenset[int]] = field(default_factory=dict)
 
     @property
     def open_graphs(self) -> list[G]:
         """The graph of each call that holds what its forward saved."""
-        return [self.graphs[self.calls[call].graph] for call in self._open]
+        return [graph for graph, _ in self.open_calls]
+
+    @property
+    def open_calls(self) -> list[tuple[G, Any]]:
+        """The same with what was noted of each call."""
+        return [(self.graphs[self.calls[call].graph], self.notes[call]) for call in tuple(self._open)]
 
 
 class StepWatch(Generic[G]):
@@ -63,7 +70,7 @@ class StepWatch(Generic[G]):
             step = self._local.step = WatchedStep()
         return step
 
-    def forward(self, graph: G, arguments: Iterable[Any], outputs: Any) -> None:
+    def forward(self, graph: G, arguments: Iterable[Any], outputs: Any, note: Any = None) -> None:
         """`graph` was called; nothing is noted of a call that autograd does not follow."""
         node = torch_compat.compiled_backward(outputs)
         if node is None:
@@ -76,6 +83,7 @@ class StepWatch(Generic[G]):
                 step.graphs.append(graph)
             step.calls.append(Call(position, _passed(arguments, step._open)))
             step.turns.append((Turn.FORWARD, call))
+            step.notes.append(note)
             step._open[call] = frozenset(_address(tensor) for tensor in tensors_in(outputs))
         node.register_hook(lambda *_: self._end(step, call, Turn.BACKWARD))
         weakref.finalize(node, self._end, step, call, Turn.DROPPED).atexit = False

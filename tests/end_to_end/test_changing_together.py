@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 from collections.abc import Sequence
 
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from end_to_end.test_one_budget import WIDTH, Blocks, Broken, BrokenTwice, Tower, compile_model, equal, gradients
 from measure import measure_step, train_step
-from remat_compiler import pipeline, several_graphs
+from remat_compiler import pipeline, planned_graph, several_graphs
 from remat_compiler.errors import InfeasibleBudget
 from remat_compiler.planned_graph import PlannedGraph
 from remat_compiler.runtime.dispatch import Dispatch
@@ -130,7 +131,7 @@ def test_what_cannot_fit_is_refused_in_the_first_step(budget: int, made: list[Di
     compile_model(model, budget, dynamic=None, on_infeasible="error")
     with pytest.raises(InfeasibleBudget, match="smallest reachable peak") as refused:
         gradients(model, batch(512))
-    assert ("beside 1 graphs" in str(refused.value)) == (budget == 760_000)
+    assert ("what 1 graphs hold" in str(refused.value)) == (budget == 760_000)
     assert len(made) == (budget == 760_000)
 
 
@@ -176,6 +177,32 @@ def test_a_graph_that_is_alone_has_the_whole_budget(kind: type[nn.Module], made:
     assert {use.variant.added for use in one.uses} == {0.0}
     if kind is Tower:
         assert [variant.label for variant in one.variants] == ["first"]
+
+
+class Logits(Tower):
+    """Leaves the loss to the caller."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.part(x, 0, 6)
+
+
+@pytest.mark.parametrize("marked", [False, True])
+def test_a_model_whose_loss_is_outside_has_the_whole_budget(marked: bool, made: list[Dispatch]) -> None:
+    """Where everything fits nothing is recomputed, though other graphs may be behind one that returns no loss."""
+    model = Logits()
+    inputs = {length: batch(length) if marked else torch.randn(length, WIDTH) for length in (200, 190, 180, 170)}
+    eager = measure_step(lambda: model(inputs[200]).square().mean().backward()).peak_bytes
+    compile_model(model, int(1.2 * eager), dynamic=None, on_infeasible="error")
+    for x in inputs.values():
+        loss = model(x).square().mean()
+        loss.backward()
+        del loss
+    (one,) = made
+    assert one.allowance.is_whole
+    assert [use.variant.added for use in one.uses[-2:]] == [0.0, 0.0]
+    assert len(one.variants) == 1 or marked
+    gc.collect()
+    assert not [graph for graph in planned_graph._unsettled if graph.budget_bytes == int(1.2 * eager)]
 
 
 @pytest.mark.slow

@@ -9,8 +9,12 @@ import pytest
 from remat_compiler.runtime.dry_run import DryRun, Sample
 from remat_compiler.runtime.sampled_peak import DOUBT, SampledPeak
 
-NONE = 0
-"""A budget that no prediction is near to."""
+
+def none() -> int:
+    """A budget that no prediction is near to."""
+    return 0
+
+
 Heights = Callable[[Sequence[int]], list[int]]
 
 
@@ -31,7 +35,7 @@ def bent(sizes: Sequence[int]) -> list[int]:
 
 
 def test_exact_where_the_peak_bends() -> None:
-    learnt = SampledPeak(run_of(bent), NONE)
+    learnt = SampledPeak(run_of(bent), none)
     for n in (10, 300, 50, 120, 20, 90, 200, 250, 150, 30):
         assert learnt.peak_bytes((n,)) == max(bent((n,)))
     assert learnt.checks == 10
@@ -42,7 +46,7 @@ def test_exact_where_the_peak_bends() -> None:
 
 
 def test_outside_of_what_was_seen_it_is_checked() -> None:
-    learnt = SampledPeak(run_of(bent), NONE, most_samples=3)
+    learnt = SampledPeak(run_of(bent), none, most_samples=3)
     for n in (10, 20, 30):
         learnt.peak_bytes((n,))
     assert learnt.peak_bytes((500,)) == max(bent((500,)))
@@ -52,13 +56,13 @@ def test_outside_of_what_was_seen_it_is_checked() -> None:
 
 
 def test_unknown_stays_unknown() -> None:
-    learnt = SampledPeak(lambda sizes: DryRun(unknown="data"), NONE)
+    learnt = SampledPeak(lambda sizes: DryRun(unknown="data"), none)
     assert learnt.peak_bytes((3,)) is None
 
 
 def test_steps_of_other_moments_are_no_samples() -> None:
     """What cannot be fitted together is checked each time."""
-    learnt = SampledPeak(run_of(lambda sizes: [100] * sizes[0]), NONE, most_samples=2)
+    learnt = SampledPeak(run_of(lambda sizes: [100] * sizes[0]), none, most_samples=2)
     assert [learnt.peak_bytes((n,)) for n in (1, 2, 3, 4)] == [100] * 4
     assert learnt.checks == 4
 
@@ -71,7 +75,7 @@ def test_near_the_budget_it_is_checked() -> None:
         return [1_000 * n + (40 * n if n % 3 == 0 else 0)]
 
     budget = 250_000
-    learnt = SampledPeak(run_of(uneven), budget)
+    learnt = SampledPeak(run_of(uneven), lambda: budget)
     for n in (10, 100, 200, 298, 50, 151, 250, 79, 280, 31):
         learnt.peak_bytes((n,))
     for n in range(10, 299):
