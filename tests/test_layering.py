@@ -68,6 +68,7 @@ PASSES_MAY_IMPORT = {
     "bounds": frozenset({"ir", "simulate"}),
     "rewriting": frozenset({"errors", "options", "ir", "simulate", "costs", "rewrite", "torch_compat"}),
     "registry": frozenset({"errors"}),
+    "apart": frozenset(),
 }
 MAY_IMPORT_PASSES = TIERS[-1] | TIERS[-2] | {"cached_planner"}
 REGISTRY_SIDE = frozenset(

@@ -179,6 +179,18 @@ def test_a_graph_that_is_alone_has_the_whole_budget(kind: type[nn.Module], made:
         assert [variant.label for variant in one.variants] == ["first"]
 
 
+def test_a_step_that_was_given_up_tells_nothing(made: list[Dispatch]) -> None:
+    """Its forwards ran without a backward: a look at shapes, or an error in the loss."""
+    model = Broken()
+    compile_model(model, BUDGET, dynamic=None, on_infeasible="error")
+    for length in (200, 300):
+        loss = model(batch(length))
+        del loss
+        gc.collect()
+    lengths = [200, 520, 90, 400]
+    assert served(model, made, lengths, BUDGET) == lengths
+
+
 class Logits(Tower):
     """Leaves the loss to the caller."""
 
