@@ -95,10 +95,14 @@ class UnservedSizes(RematError):
     """
 
     def __init__(self, sizes: str) -> None:
+        self.sizes = sizes
         super().__init__(
             f"got {sizes}, for which the compiled graph may not be used: what the inner compiler assumed of changing "
             "sizes does not hold there; run such sizes by a function that is compiled with dynamic=False"
         )
+
+    def __reduce__(self) -> tuple[type[UnservedSizes], tuple[str]]:
+        return type(self), (self.sizes,)
 
 
 class InfeasibleBudget(RematError):

@@ -20,6 +20,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from copy import copy
 from dataclasses import dataclass, replace
 
 from remat_compiler import torch_compat
@@ -176,7 +177,7 @@ class VariantMaker:
         if self._hopeless and least * HOPELESS > self.limit_bytes:
             return [variants[i]]
         if sizes in self._refused:
-            raise self._refused[sizes]
+            raise copy(self._refused[sizes])
         made = self._looked_ahead(sizes)
         fitting = [variant for variant in made if variant.fits(sizes, self.limit_bytes)]
         if fitting:
@@ -187,7 +188,8 @@ class VariantMaker:
             if peak is None:
                 raise UnservedSizes(self._named(sizes))
         except (InfeasibleBudget, UnservedSizes) as error:
-            self._spare, self._refused[sizes] = made, error
+            # A copy has no traceback, whose frames would hold on to the step that failed.
+            self._spare, self._refused[sizes] = made, copy(error)
             raise
         self._hopeless |= peak > self.limit_bytes
         return [*made, needed]
@@ -231,7 +233,7 @@ class VariantMaker:
         except InfeasibleBudget as error:
             # It was only estimated to be possible, and what runs now fits.
             logger.info("no better variant: %s", error)
-            self._refused[best] = error
+            self._refused[best] = copy(error)
             return None
         self.threshold_s = self._next_loss_s([*planned, best])
         return made

@@ -6,7 +6,15 @@ import pickle
 
 import pytest
 
-from remat_compiler.errors import FormatError, InfeasibleBudget, PlanRejected, RematError, UnknownName, suggestion
+from remat_compiler.errors import (
+    FormatError,
+    InfeasibleBudget,
+    PlanRejected,
+    RematError,
+    UnknownName,
+    UnservedSizes,
+    suggestion,
+)
 
 
 @pytest.mark.parametrize(
@@ -16,6 +24,7 @@ from remat_compiler.errors import FormatError, InfeasibleBudget, PlanRejected, R
         UnknownName("planner", "x", ["b", "a"]),
         InfeasibleBudget(5, 10, "mm", "model.py:12", "max_slowdown=2.0"),
         PlanRejected("auto", ["step 1: no", "step 2: no"]),
+        UnservedSizes("s0 = 3"),
     ],
 )
 def test_an_error_survives_pickling(error: RematError) -> None:

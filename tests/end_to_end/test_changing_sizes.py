@@ -143,8 +143,14 @@ def test_a_length_that_cannot_fit_is_refused_and_others_go_on(made: list[Dispatc
     budget = unbudgeted_peak(model, 30)
     compiled = compile_with(model, None, memory_budget=budget, on_infeasible="error", max_slowdown=2.0)
     assert differing(model, compiled, batch(16), 1) == []
-    with pytest.raises(InfeasibleBudget, match="smallest"):
-        compiled(batch(400))
+    messages = []
+    for _ in range(2):
+        with pytest.raises(InfeasibleBudget, match="smallest") as refused:
+            compiled(batch(400))
+        messages.append(str(refused.value))
+    assert messages[0] == messages[1]
+    kept = made[0].provider._refused  # type: ignore[attr-defined]
+    assert [error.__traceback__ for error in kept.values()] == [None], "it holds on to the step that failed"
     assert differing(model, compiled, batch(28), 2) == []
     assert differing(model, compiled, batch(34), 3) == []
     assert len(made) == 1

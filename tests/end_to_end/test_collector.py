@@ -258,7 +258,7 @@ def test_what_does_not_fit_is_not_run(seen: Seen) -> None:
     (collector,) = seen.collectors
     limit = collector._peak_bytes((20,))
     assert limit is not None
-    collector._limit_bytes = limit
+    collector._limit_bytes = lambda: limit
     train(call, [21, 20, 40])
     assert [sample.sizes for sample in collector.estimator.samples] == [(20,)]
     assert collector.dropped[Dropped.OVER_BUDGET] == 2
