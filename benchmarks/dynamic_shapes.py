@@ -20,7 +20,6 @@ import collections
 import gc
 import json
 import os
-import random
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -35,6 +34,7 @@ from torch._functorch import config as functorch_config
 from torch._inductor.compile_fx import compile_fx
 from transformers import BertConfig, BertForSequenceClassification
 
+from lengths import DATASETS
 from measure import measure_step
 from remat_compiler import pipeline
 from remat_compiler.backend import remat
@@ -51,32 +51,6 @@ WATCHED = 12
 """Lengths at which the peak of others than remat is measured, about."""
 MOST_WAYS = 256
 """How often Dynamo may compile one model."""
-
-
-@dataclass(frozen=True)
-class Dataset:
-    """Lengths as the paper's Figure 3 shows them: a range, and normal around its middle or falling as a power."""
-
-    shortest: int
-    longest: int
-    power: float | None
-
-    def draw(self, count: int, seed: int) -> list[int]:
-        """Lengths of `count` batches."""
-        rng = random.Random(seed)
-        drawn: list[int] = []
-        while len(drawn) < count:
-            if self.power is None:
-                middle, spread = (self.shortest + self.longest) / 2, (self.longest - self.shortest) / 6
-                length = round(rng.gauss(middle, spread))
-            else:
-                length = round(self.shortest * (1 - rng.random()) ** (-1 / self.power))
-            if self.shortest <= length <= self.longest:
-                drawn.append(length)
-        return drawn
-
-
-DATASETS = {"swag": Dataset(35, 141, None), "squad": Dataset(153, 512, None), "qqp": Dataset(30, 332, 1.2)}
 
 
 class Classifier(nn.Module):

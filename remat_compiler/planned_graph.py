@@ -57,7 +57,7 @@ class PlannedGraph:
         recipe: How it is compiled again; `None` where it cannot be.
         decide: Decides about a complete step, before the next call of one of its graphs.
         example_inputs: Its inputs, as Dynamo gave them.
-        has_part: Whether it has a part of the budget for now; else it was taken to be alone.
+        has_part: Whether it has a part of the budget until its step is known; else it was taken to be alone.
         changing: What runs it, where its sizes change.
     """
 

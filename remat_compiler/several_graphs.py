@@ -24,7 +24,7 @@ from typing import NoReturn
 
 from remat_compiler.errors import InfeasibleBudget
 from remat_compiler.options import BudgetKind, format_bytes
-from remat_compiler.planned_graph import PlannedGraph, open_beside
+from remat_compiler.planned_graph import PlannedGraph, have_one_budget, open_beside
 from remat_compiler.runtime.allowance import Allowance
 from remat_compiler.runtime.step_watch import WatchedStep
 from remat_compiler.search import Attempt
@@ -103,7 +103,7 @@ class _Together:
             return
         peak, limit = self.peak(known), self._limit()
         change = any(graph.changing is not None for graph in self.graphs)
-        if any(replace(g.options, dump=None) != replace(self.options, dump=None) for g in self.graphs):
+        if not all(have_one_budget(graph.options, self.options) for graph in self.graphs):
             limit = min((g.budget_bytes for g in self.graphs if g.budget_bytes is not None), default=None)
             if limit is not None and (peak > limit or change):
                 self._warn(f"together they peak at {format_bytes(peak)}", "their options differ")

@@ -37,7 +37,7 @@ from remat_compiler.runtime.peak_form import condition_on
 from remat_compiler.runtime.peak_guard import PeakGuard
 from remat_compiler.runtime.sampled_peak import SampledPeak
 from remat_compiler.runtime.stats import count
-from remat_compiler.runtime.variant import MemoryBySize, Use, Variant
+from remat_compiler.runtime.variant import MemoryBySize, Use, Variant, unknown_memory
 from remat_compiler.runtime.variant_store import AHEAD, VariantStore
 from remat_compiler.runtime.workspace import WorkspaceTable
 from remat_compiler.search import Attempt, Compile
@@ -117,14 +117,16 @@ class VariantMaker:
         known = self._known(attempt, sizes)
 
         def needed_bytes(at: Sequence[int]) -> int | None:
-            if known is None or self.allowance.is_whole:
-                return None if known is None else known.peak_bytes(at)
+            if known is None:
+                return None
+            if self.allowance.is_whole:
+                return known.peak_bytes(at)
             memory = known.memory(at)
             if memory is None:
                 return None
             return self.allowance.needed_bytes(memory, self.workshop.input_bytes(self.allowance.passed, at))
 
-        memory: MemoryBySize = _unknown if known is None else known.memory
+        memory: MemoryBySize = unknown_memory if known is None else known.memory
         correction = replace(self.correction)
         made = Variant(attempt.compiled, needed_bytes, _added(attempt), sizes, label, memory, correction)
         if label == AHEAD or made.fits(sizes, self.limit_bytes):
@@ -142,13 +144,16 @@ class VariantMaker:
         self._refused.clear()
         self._hopeless, self._curve = False, None
         added = _added(self._first)
-        least = self._curve_of_first().added_at(self.first_sizes) if len(variants) == 1 and added else added
-        if added and (not least or least <= added - WORTH_IT):
-            try:
-                return self._fitting(self.first_sizes, "first")
-            except InfeasibleBudget as error:
-                logger.info("no better variant for the first sizes: %s", error)
-        return None
+        if len(variants) > 1 or not added:
+            return None
+        least = self._curve_of_first().added_at(self.first_sizes)
+        if least and least > added - WORTH_IT:
+            return None
+        try:
+            return self._fitting(self.first_sizes, "first")
+        except InfeasibleBudget as error:
+            logger.info("no better variant for the first sizes: %s", error)
+            return None
 
     def _known(self, attempt: Attempt, sizes: tuple[int, ...]) -> PeakGuard | SampledPeak | None:
         """Its formula where there is one and the options do not say otherwise; else learnt from dry runs."""
@@ -290,7 +295,7 @@ def dispatched(
         options: The user's options.
         first: What was compiled for the first call.
         seconds: How long that took.
-        allowance: What it may take of the budget for now; `None` for all.
+        allowance: What it may take of the budget until the step is known; `None` for all.
     """
     maker = VariantMaker(workshop, options, first, seconds)
     maker.allowance = allowance or maker.allowance
@@ -307,10 +312,6 @@ def dispatched(
         if has_option(options.planner, "layer_bytes"):
             maker.layers_at = layers_at
     return made
-
-
-def _unknown(sizes: Sequence[int]) -> None:
-    """The memory of a variant of which nothing is known."""
 
 
 def _added(attempt: Attempt) -> float:

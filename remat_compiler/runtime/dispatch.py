@@ -44,13 +44,12 @@ class Dispatch:
 
     Attributes:
         watchers: Who looks at calls.
-        sheltered: Whether, for now, the variant of the smallest peak runs each call.
+        sheltered: Whether the variant of the smallest peak runs each call, as long as samples are collected.
     """
 
     def __init__(
         self, positions: Sequence[int], limit_bytes: int, first: Variant, provider: Provider, max_variants: int
     ) -> None:
-        self.limit_bytes = limit_bytes
         self.allowance = Allowance.whole(limit_bytes)
         self.variants = [first]
         self.provider = provider
@@ -101,6 +100,11 @@ class Dispatch:
         return self._use_of(sizes[0] if self._one else sizes).variant
 
     @property
+    def limit_bytes(self) -> int:
+        """Most bytes that the graph may take."""
+        return self.allowance.limit_bytes
+
+    @property
     def memory_now(self) -> GraphMemory | None:
         """The memory of the latest call; `None` where nothing is known of it."""
         return None if self._latest is None else self._latest.variant.memory(self._latest.sizes)
@@ -113,7 +117,7 @@ class Dispatch:
     def allow(self, allowance: Allowance) -> None:
         """Keep to `allowance` from now on; sizes that nothing fits any more are decided when they come again."""
         with self._lock:
-            self.limit_bytes, self.allowance = allowance.limit_bytes, allowance
+            self.allowance = allowance
             better = self.provider.allow(allowance, self.variants)
             for key, use in list(self._uses.items()):
                 best = self._preferred(use.sizes)

@@ -18,6 +18,10 @@ MemoryBySize = Callable[[Sequence[int]], "GraphMemory | None"]
 """The memory at given sizes; `None` where nothing is known of them."""
 
 
+def unknown_memory(sizes: Sequence[int]) -> None:
+    """The memory of a variant of which nothing is known."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Variant:
     """One way to run the graph.
@@ -38,7 +42,7 @@ class Variant:
     added: float
     sizes: tuple[int, ...]
     label: str
-    memory: MemoryBySize = lambda _: None
+    memory: MemoryBySize = unknown_memory
     correction: Correction = field(default_factory=Correction)
 
     def peak_bytes(self, sizes: Sequence[int]) -> int | None:
