@@ -217,6 +217,16 @@ def test_a_model_whose_loss_is_outside_has_the_whole_budget(marked: bool, made: 
     assert not [graph for graph in planned_graph._unsettled if graph.budget_bytes == int(1.2 * eager)]
 
 
+def test_what_a_model_holds_is_not_taken_off_the_budget_of_another(made: list[Dispatch]) -> None:
+    models, budgets = [Logits(), Tower()], [BUDGET, BUDGET // 2]
+    losses = []
+    for model, budget in zip(models, budgets):
+        compile_model(model, budget, dynamic=None, on_infeasible="error")
+        losses.append(model(batch(150)).square().mean())
+    assert [one.limit_bytes for one in made] == budgets
+    torch.stack(losses).sum().backward()
+
+
 @pytest.mark.slow
 def test_inductor_keeps_to_the_budget(made: list[Dispatch], first_peaks: list[int]) -> None:
     model = Broken()
