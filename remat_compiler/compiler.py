@@ -78,7 +78,8 @@ class Compiler:
         what = f"planning and {'compiling' if real else 'generating code'}"
         count("compilations")
         counted, collecting = timed("compiling_s"), collect(self.workspace, self.parameters)
-        with counted, progress(what), limited, collecting as partitions, GraphRecorder() as recorder:
+        kept = torch_compat.grad_mode_kept()
+        with counted, progress(what), limited, kept, collecting as partitions, GraphRecorder() as recorder:
             gm = torch_compat.copy_module(self.gm)
             compiled = inner(gm, self.example_inputs, RematPartitioner(request, self.costs))
         trains = bool(partitions or recorder.backward)

@@ -17,7 +17,7 @@ import torch
 from torch import fx
 
 from remat_compiler import torch_compat
-from remat_compiler.cached_planner import CachedPlanner, may_take_similar
+from remat_compiler.cached_planner import CachedPlanner, code_digest, may_take_similar
 from remat_compiler.cutter import PartitionRequest
 from remat_compiler.partition import Partition, partition
 from remat_compiler.runtime.plan_cache import shared_plan_cache
@@ -107,6 +107,7 @@ class RematPartitioner(torch_compat.CustomPartitionerFn):
         return made.cut.forward, made.cut.backward
 
     def uuid(self) -> str:
-        """Names the request, and the costs and versions that turn it into a plan."""
-        text = repr((self.request, self.costs, self.similar, __version__, torch.__version__))
+        """Names the request, and the costs, versions and code that turn it into a plan and into compiled code."""
+        versions = __version__, torch.__version__, code_digest("remat_compiler")
+        text = repr((self.request, self.costs, self.similar, versions))
         return hashlib.sha256(text.encode()).hexdigest()

@@ -106,7 +106,7 @@ class Search:
         if self.chooses_layout:
             # Copies of weights are not foreseen: the order would be blamed for them.
             request = replace(request, early_loops=False)
-        if known is None and request.fraction is not None and request.inner == "inductor":
+        if known is None and request.fraction is not None:
             request = self._in_bytes(request, request.fraction)
         tries = self._tries(request, known)
         if request.free_layout and self.chooses_layout and self._layout_costs(tries):

@@ -15,7 +15,7 @@ from __future__ import annotations
 from torch import fx
 
 from remat_compiler import torch_compat
-from remat_compiler.capture.mutation import changed_inputs
+from remat_compiler.capture.changes import changed_inputs
 from remat_compiler.capture.operators import NodeClass, node_class, traits_of
 from remat_compiler.capture.phases import find_phases
 from remat_compiler.capture.storages import find_roots

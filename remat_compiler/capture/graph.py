@@ -11,8 +11,8 @@ from torch import fx
 
 from remat_compiler import torch_compat
 from remat_compiler.capture import operators, source
+from remat_compiler.capture.changes import changed_inputs
 from remat_compiler.capture.materialise import materialised_by_inductor, materialised_by_interpreter
-from remat_compiler.capture.mutation import changed_inputs
 from remat_compiler.capture.operators import NodeClass
 from remat_compiler.capture.phases import find_phases
 from remat_compiler.capture.storages import find_roots, storage_bytes
@@ -151,7 +151,7 @@ class _Builder:
         traits = operators.traits_of(main)
         reason = operators.reason_not_to_recompute(main, traits)
         if not reason and not self.changed.isdisjoint(read_roots):
-            reason = "it reads an input that the forward changes in place"
+            reason = "it reads an input that the step changes in place"
         reads = {self.storage[r] for r in read_roots}
         writes = [
             self._add_storage(value, self._kind_of(value), storage_bytes(value))

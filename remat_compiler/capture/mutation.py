@@ -1,12 +1,15 @@
-"""Inputs that the forward changes in place.
+"""Copies of inputs that the forward changes in place.
 
 The backward runs when such an input holds its new value, so it must neither read the input nor recompute
 from it, nor may an inner compiler inline into the backward what the forward computes from it.  So where
 anything that the backward reads comes from the old value, directly or through other operators, a real copy is
 made at the start of the forward and saved, and all read the copy.  Operators that still read the input itself
-are not recomputed (see `changed_inputs`).
+are not recomputed (see `changes`).
 
     y = sin(x * buf.clone() * 3); buf.add_(1)      the backward needs buf as it was
+
+What the backward alone changes needs no copy: what reads the old value runs before the change, in the forward, or in
+the backward in the order of the program (see `phases`), and is not recomputed either.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ import torch
 from torch import fx
 
 from remat_compiler import torch_compat
-from remat_compiler.capture.operators import is_mutable
+from remat_compiler.capture.changes import changed_by_forward
 from remat_compiler.capture.phases import find_phases
 from remat_compiler.capture.storages import find_roots
 from remat_compiler.ir.graph import Phase
@@ -23,21 +26,10 @@ from remat_compiler.ir.graph import Phase
 _COPY = torch.ops.aten.copy_.default
 
 
-def changed_inputs(graph: fx.Graph) -> set[fx.Node]:
-    """Placeholders whose memory the forward, or the wrapper around it, changes in place."""
-    changed = torch_compat.mutated_inputs(graph)
-    written = [a for node in graph.nodes if node.op == "call_function" for a in _written(node)]
-    if written:
-        roots = find_roots(graph)
-        owners = {roots[a] for a in written if a in roots}
-        changed |= {n for n in owners if n.op == "placeholder"}
-    return changed
-
-
 def protect_changed_inputs(joint: fx.GraphModule, num_fwd_outputs: int) -> int:
-    """Give the backward a copy of each changed input that it reads; returns how many copies were made."""
+    """Give the backward a copy of each input that it reads and the forward changes; returns how many were made."""
     graph = joint.graph
-    changed = changed_inputs(graph)
+    changed = changed_by_forward(graph)
     if not changed:
         return 0
     fwd_outputs, _ = torch_compat.joint_outputs(joint, num_fwd_outputs)
@@ -76,18 +68,6 @@ def _insert_copy(graph: fx.Graph, placeholder: fx.Node) -> None:
         copy,
         delete_user_cb=lambda user: user is not copy and user.op != "output" and not _is_write_to(user, placeholder),
     )
-
-
-def _written(node: fx.Node) -> list[fx.Node]:
-    """Arguments that the node changes in place."""
-    target = node.target
-    if not isinstance(target, torch._ops.OpOverload) or not is_mutable(target):
-        return []
-    found = []
-    for argument, value in zip(target._schema.arguments, node.args):
-        if argument.alias_info is not None and argument.alias_info.is_write and isinstance(value, fx.Node):
-            found.append(value)
-    return found
 
 
 def _is_write_to(node: fx.Node, argument: fx.Node) -> bool:

@@ -8,7 +8,9 @@ from typing import Any
 from torch import fx
 
 from remat_compiler import torch_compat
+from remat_compiler.capture.changes import changed_by_backward
 from remat_compiler.capture.operators import is_random
+from remat_compiler.capture.storages import find_roots
 from remat_compiler.ir.graph import Phase
 
 
@@ -17,8 +19,10 @@ def find_phases(graph: fx.Graph, fwd_outputs: Iterable[Any]) -> dict[fx.Node, Ph
 
     FORWARD is what the forward outputs or forward-only mutations need, BACKWARD what depends on a tangent
     or mutates in the backward, TANGENT_FREE the rest.  An operator that draws random numbers stays in the part
-    in which the user's program draws them, or every later draw would differ.
+    in which the user's program draws them, or every later draw would differ; one that reads what the backward changes
+    stays there, too, on its side of the change.
     """
+    changing = _readers_of_changed(graph)
     forward = _ancestors([n for n in fwd_outputs if isinstance(n, fx.Node)])
     forward |= _ancestors([n for n in graph.nodes if n.op == "call_function" and _starts_in_forward(n)])
     phases: dict[fx.Node, Phase] = {}
@@ -30,6 +34,7 @@ def find_phases(graph: fx.Graph, fwd_outputs: Iterable[Any]) -> dict[fx.Node, Ph
             or torch_compat.is_backward_seed_offset(node)
             or torch_compat.must_be_in_backward(node)
             or (is_random(node) and torch_compat.made_by_backward(node))
+            or (node in changing and node not in forward)
         )
         if starts_backward or any(phases[a] is Phase.BACKWARD for a in node.all_input_nodes):
             phases[node] = Phase.BACKWARD
@@ -38,6 +43,16 @@ def find_phases(graph: fx.Graph, fwd_outputs: Iterable[Any]) -> dict[fx.Node, Ph
         else:
             phases[node] = Phase.TANGENT_FREE
     return phases
+
+
+def _readers_of_changed(graph: fx.Graph) -> set[fx.Node]:
+    """Nodes that read the memory of an input that the backward changes in place."""
+    changed = changed_by_backward(graph)
+    if not changed:
+        return set()
+    roots = find_roots(graph)
+    calls = [n for n in graph.nodes if n.op == "call_function"]
+    return {n for n in calls if any(roots.get(a) in changed for a in n.all_input_nodes)}
 
 
 def _starts_in_forward(node: fx.Node) -> bool:

@@ -120,7 +120,7 @@ def dry_run(
 ) -> DryRun:
     """Predict the memory of ``loss = compiled(*example_inputs); loss.backward()`` without computing anything.
 
-    Leaves no trace: no gradient on a parameter, no random number drawn, no compiled state changed.
+    Leaves no trace: no gradient on a parameter, no random number drawn, no compiled state changed, no exception.
 
     Args:
         compiled: What `compile_fx` (or `aot_autograd`) returned.
@@ -132,18 +132,25 @@ def dry_run(
 
     Returns:
         The prediction; with `unknown` set when the step depends on data (``.item()``, ``torch.cond``), or holds
-        parameters of its own, or its wrapper is not Python.
+        parameters of its own, or its wrapper is not Python, or fake tensors cannot run it for whatever reason.
     """
     try:
         with torch_compat.outside_tracing():
             step = FakeStep(example_inputs, graphs, gradients_exist)
             step.run(compiled)
-    except EXPECTED as error:
-        text = str(error).partition("\n")[0]
-        reason = text if isinstance(error, DryRunUnsupported) else f"{type(error).__name__}: {text}"
-        log.info("dry run: peak unknown, %s", reason)
-        return DryRun(unknown=reason)
-    return _summary(step, workspace or WorkspaceTable())
+        return _summary(step, workspace or WorkspaceTable())
+    except Exception as error:  # An observer must not break what it observes: what it cannot run is unknown.
+        return DryRun(unknown=why_unknown(error))
+
+
+def why_unknown(error: Exception) -> str:
+    """The reason that people are shown for a step that cannot run on fake tensors, logged as well."""
+    text = str(error).partition("\n")[0]
+    reason = text if isinstance(error, DryRunUnsupported) else f"{type(error).__name__}: {text}"
+    log.info("dry run: peak unknown, %s", reason)
+    if not isinstance(error, EXPECTED):
+        log.debug("dry run: not foreseen", exc_info=error)
+    return reason
 
 
 class FakeStep:
@@ -187,8 +194,11 @@ class FakeStep:
                 twin = make_twin(graph, self.tracker)
                 stack.enter_context(torch_compat.callable_replaced(graph.owner, twin))
             stack.enter_context(self.tracker)
-            stack.enter_context(torch.set_grad_enabled(trains and torch.is_grad_enabled()))
+            stack.enter_context(torch_compat.grad_mode_kept())
+            trains = trains and torch.is_grad_enabled()
+            torch.set_grad_enabled(trains)
             outputs = compiled(*self.inputs.values)
+            torch.set_grad_enabled(trains)  # the step may leave gradients off for its caller
             self.boundary_bytes = self.tracker.live_bytes
             self.held = [life for life in self.tracker.lives if life.freed is None]
             self.saved_bytes = self.boundary_bytes - self.tracker.counted_bytes(tensors_in(outputs))

@@ -21,11 +21,13 @@ class FakeInputs:
         values: Fake tensors and plain integers, in the order of the example inputs.
         held: Tensors that keep the storages; all of them are resident, none belongs to the step.
         resident_bytes: Bytes of the distinct storages behind the inputs on the counted device.
+        handed_on: Gradients of inputs that other operators made, once a backward has run; they are alive after it.
     """
 
     values: tuple[Any, ...]
     held: tuple[torch.Tensor, ...]
     resident_bytes: int
+    handed_on: list[torch.Tensor]
 
 
 def make_fake_inputs(
@@ -50,6 +52,7 @@ def make_fake_inputs(
     plain = partial(_plain, symbols)
     storages: dict[int, torch.Tensor] = {}
     values, held, resident = [], [], 0
+    handed_on: list[torch.Tensor] = []
     with fake_mode:
         for example in example_inputs:
             if not isinstance(example, torch.Tensor):
@@ -65,11 +68,34 @@ def make_fake_inputs(
                 held.append(base)
                 resident += torch_compat.size_hint(length) * itemsize if example.device.type == device_type else 0
             fake = _like(example, storages[storage._cdata], fake_mode, plain)
+            if example.requires_grad and not example.is_leaf:
+                source = torch_compat.new_fake(fake_mode, (), (), example.dtype, example.device).requires_grad_()
+                fake = _Computed.apply(source, fake, handed_on)  # type: ignore[no-untyped-call]
+            elif example.requires_grad:
+                fake.requires_grad_()
             values.append(fake)
-            if gradients_exist and fake.requires_grad:
+            if gradients_exist and fake.requires_grad and fake.is_leaf:
                 fake.grad = torch.empty_like(fake)
                 held.append(fake.grad)
-    return FakeInputs(tuple(values), tuple(held), resident)
+    return FakeInputs(tuple(values), tuple(held), resident, handed_on)
+
+
+class _Computed(torch.autograd.Function):
+    """An input that other operators made: no leaf, so a step may change it in place, and its gradient goes on."""
+
+    @staticmethod
+    def forward(ctx: Any, source: torch.Tensor, value: torch.Tensor, handed_on: list[torch.Tensor]) -> torch.Tensor:
+        """`value`, as if it came from `source`."""
+        ctx.handed_on = handed_on
+        # What is returned as it came would be a view, and autograd forbids to change views of a custom function.
+        ctx.mark_dirty(value)
+        return value
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        """Keep the gradient, as what runs next in a real backward would hold it."""
+        ctx.handed_on.extend(gradients)
+        return None, None, None
 
 
 def counted_device_type(example_inputs: Sequence[Any]) -> str:
@@ -81,8 +107,7 @@ def counted_device_type(example_inputs: Sequence[Any]) -> str:
 def _like(example: torch.Tensor, base: torch.Tensor, fake_mode: Any, plain: Callable[[Any], Any]) -> torch.Tensor:
     size, stride = [plain(n) for n in example.shape], [plain(n) for n in example.stride()]
     typed = base if base.dtype == example.dtype else base.view(example.dtype)
-    fake = torch_compat.fake_view(fake_mode, typed, size, stride, plain(example.storage_offset()))
-    return fake.requires_grad_(example.requires_grad)
+    return torch_compat.fake_view(fake_mode, typed, size, stride, plain(example.storage_offset()))
 
 
 def _require_strided(example: torch.Tensor) -> None:

@@ -12,14 +12,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from remat_compiler import torch_compat
-from remat_compiler.runtime.dry_run import EXPECTED, FakeStep
+from remat_compiler.runtime.dry_run import FakeStep, why_unknown
 from remat_compiler.runtime.peak_form import NO_WORKSPACE, PeakForm, peak_form
 from remat_compiler.runtime.wrapper_capture import EmittedGraph
 
 log = logging.getLogger(__name__)
-
-UNKNOWN: tuple[type[Exception], ...] = (*EXPECTED, RuntimeError)
-"""The last is what shape functions raise on a size that they cannot compare."""
 
 
 def symbolic_run(
@@ -46,8 +43,8 @@ def symbolic_run(
         with torch_compat.outside_tracing(), torch_compat.sizes_at(sizes):
             step = FakeStep(inputs, graphs, gradients_exist=False, symbols=symbols)
             step.run(compiled)
-    except UNKNOWN as error:
-        log.info("symbolic dry run: no peak by size, %s", str(error).partition("\n")[0])
+    except Exception as error:  # As for a dry run on numbers: what it cannot run has no formula.
+        log.info("symbolic dry run: no peak by size, %s", why_unknown(error))
         return None
     held, left = ([symbols.polynomial(life.symbolic_bytes) for life in lives] for lives in (step.held, step.left))
     positions = {key: i for i, key in enumerate(step.tracker.calls)}

@@ -12,6 +12,7 @@ import torch
 from torch import fx
 from torch._inductor import ir
 from torch._inductor.lowering import lowerings, register_lowering
+from torch._inductor.virtualized import V
 
 from remat_compiler.torch_compat.sizes import size_hint
 
@@ -25,7 +26,10 @@ STORE = torch.ops.remat.store
 @register_lowering(STORE, type_promotion_kind=None)
 def _lowered(value: Any) -> Any:
     """The value itself, in memory that is its own."""
-    if isinstance(value.data, ir.BaseView) or isinstance(value.data.data, ir.InputBuffer):
+    # A copy that the graph had may be gone, since Inductor takes copies out that it need not make for its own sake.
+    # Then others hold the memory, too: a second output, say, which the user may change in place.
+    shared = len(V.graph.current_node.all_input_nodes[0].users) > 1
+    if shared or isinstance(value.data, ir.BaseView) or isinstance(value.data.data, ir.InputBuffer):
         value = lowerings[torch.ops.aten.clone.default](value)
     value.realize()
     return value

@@ -112,6 +112,19 @@ def outside_tracing() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def grad_mode_kept() -> Iterator[None]:
+    """Put the grad mode back at the end of the block.
+
+    A function may leave gradients off for its caller; tracing and running it then does the same.
+    """
+    enabled = torch.is_grad_enabled()
+    try:
+        yield
+    finally:
+        torch.set_grad_enabled(enabled)
+
+
 def memory_deltas(run: Callable[[], object]) -> tuple[list[int], object]:
     """Bytes that `run` takes from (positive) and gives back to (negative) the CPU allocator, and its result.
 

@@ -1,0 +1,48 @@
+"""Which inputs the step changes in place."""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+from remat_compiler import torch_compat
+from remat_compiler.capture.operators import is_mutable
+from remat_compiler.capture.storages import find_roots
+
+
+def changed_inputs(graph: fx.Graph) -> set[fx.Node]:
+    """Placeholders whose memory the step, or the wrapper around it, changes in place."""
+    return changed_by_forward(graph) | changed_by_backward(graph)
+
+
+def changed_by_forward(graph: fx.Graph) -> set[fx.Node]:
+    """Placeholders whose memory the forward, or the wrapper around it, changes in place."""
+    calls = [n for n in graph.nodes if n.op == "call_function" and not torch_compat.must_be_in_backward(n)]
+    return torch_compat.mutated_inputs(graph) | _placeholders_written(graph, calls)
+
+
+def changed_by_backward(graph: fx.Graph) -> set[fx.Node]:
+    """Placeholders whose memory operators of the backward change in place."""
+    calls = [n for n in graph.nodes if n.op == "call_function" and torch_compat.must_be_in_backward(n)]
+    return _placeholders_written(graph, calls)
+
+
+def _placeholders_written(graph: fx.Graph, calls: list[fx.Node]) -> set[fx.Node]:
+    """Placeholders that own memory that one of the calls changes."""
+    written = [argument for node in calls for argument in _written(node)]
+    if not written:
+        return set()
+    roots = find_roots(graph)
+    return {n for n in (roots[a] for a in written if a in roots) if n.op == "placeholder"}
+
+
+def _written(node: fx.Node) -> list[fx.Node]:
+    """Arguments that the node changes in place."""
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload) or not is_mutable(target):
+        return []
+    found = []
+    for argument, value in zip(target._schema.arguments, node.args):
+        if argument.alias_info is not None and argument.alias_info.is_write and isinstance(value, fx.Node):
+            found.append(value)
+    return found
