@@ -44,9 +44,17 @@ def limit_bytes(budget: MemoryBudget, partitions: Sequence[Partition]) -> int | 
     return None
 
 
-def over_budget(check: DryRun, limit: int | None) -> bool:
-    """Whether the checked peak is known to exceed the budget."""
-    return limit is not None and not check.unknown and check.needed_bytes > limit
+def needed_bytes(one: Checked) -> int | None:
+    """What a try takes, as checked; where that is not known, as simulated; `None` where nothing is known of it."""
+    if not one.check.unknown:
+        return one.check.needed_bytes
+    return planned_bytes(one.partitions, one.check.between_bytes) if one.partitions else None
+
+
+def over_budget(one: Checked, limit: int | None) -> bool:
+    """Whether a try exceeds the budget, as far as anything is known of it."""
+    needed = needed_bytes(one)
+    return limit is not None and needed is not None and needed > limit
 
 
 def added_ns(partitions: Sequence[Partition]) -> int:
@@ -69,8 +77,8 @@ def best_of(tries: Sequence[C], limit: int | None) -> C | None:
     """The try to keep: one that fits before one that does not; of those that fit the fastest, else the smallest."""
 
     def rank(one: C) -> tuple[bool, int, int]:
-        over = over_budget(one.check, limit)
-        peak = one.check.needed_bytes
+        over = over_budget(one, limit)
+        peak = needed_bytes(one) or 0
         return (over, peak, 0) if over else (over, added_ns(one.partitions), peak)
 
     return min(tries, key=rank, default=None)

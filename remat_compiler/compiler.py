@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -78,8 +78,16 @@ class Compiler:
         what = f"planning and {'compiling' if real else 'generating code'}"
         count("compilations")
         counted, collecting = timed("compiling_s"), collect(self.workspace, self.parameters)
-        kept = torch_compat.grad_mode_kept()
-        with counted, progress(what), limited, kept, collecting as partitions, GraphRecorder() as recorder:
+        with (
+            counted,
+            progress(what),
+            limited,
+            collecting as partitions,
+            GraphRecorder() as recorder,
+            ExitStack() as stack,
+        ):
+            stack.enter_context(torch_compat.grad_mode_kept())
+            stack.enter_context(torch_compat.graphs_may_be_retained())
             gm = torch_compat.copy_module(self.gm)
             compiled = inner(gm, self.example_inputs, RematPartitioner(request, self.costs))
         trains = bool(partitions or recorder.backward)

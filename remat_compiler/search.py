@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from remat_compiler.adjust import added_ns, adjusted, best_of, limit_bytes, over_budget, planned_bytes
+from remat_compiler.adjust import added_ns, adjusted, best_of, limit_bytes, needed_bytes, over_budget, planned_bytes
 from remat_compiler.cutter import PartitionRequest
 from remat_compiler.errors import InfeasibleBudget
 from remat_compiler.options import RematOptions, format_bytes
@@ -112,11 +112,11 @@ class Search:
         if request.free_layout and self.chooses_layout and self._layout_costs(tries):
             tries += self._tries(replace(request, free_layout=False), None)
         best = best_of(tries, self.limit)
-        if best is None or over_budget(best.check, self.limit):
+        if best is None or over_budget(best, self.limit):
             best = self._when_nothing_fits(best)
         if not best.real:
             best = self.compile(best.request)
-            if over_budget(best.check, self.limit):
+            if over_budget(best, self.limit):
                 best = self._when_nothing_fits(best)
         return best, self.limit
 
@@ -152,11 +152,11 @@ class Search:
             tries.append(attempt)
             if self.limit is None:
                 self.limit = limit_bytes(self.options.memory_budget, attempt.partitions)
-            if over_budget(attempt.check, self.limit) and any(one.early_loops for one in attempt.partitions):
+            if over_budget(attempt, self.limit) and any(one.early_loops for one in attempt.partitions):
                 request = replace(request, early_loops=False)
                 continue
             following = adjusted(request, attempt.partitions, attempt.check, self.limit)
-            if following is None or (settled and not over_budget(attempt.check, self.limit)):
+            if following is None or (settled and not over_budget(attempt, self.limit)):
                 break
             request = following
         return tries
@@ -164,7 +164,7 @@ class Search:
     def _layout_costs(self, tries: Sequence[Attempt]) -> bool:
         """Whether the inner compiler's layout does not fit, or fits only by recomputing much more."""
         best = best_of(tries, self.limit)
-        if best is None or over_budget(best.check, self.limit):
+        if best is None or over_budget(best, self.limit):
             return True
         more_ns = added_ns(best.partitions) - added_ns(tries[0].partitions)
         return more_ns > LAYOUT_GAIN * sum(p.cut.problem.costs.step_ns for p in best.partitions)
@@ -175,17 +175,24 @@ class Search:
             logger.warning(
                 "no plan fits memory_budget=%d bytes; training goes on at the smallest peak found, %s",
                 self.limit,
-                format_bytes(best.check.needed_bytes),
+                format_bytes(needed_bytes(best) or 0),
             )
             return best
         refusal = self.refusal
-        foreseen = None if best is None else planned_bytes(best.partitions, best.check.between_bytes)
-        if best is None or (refusal is not None and foreseen is not None and refusal.needed_bytes < foreseen):
+        if best is None or (refusal is not None and _says_more(refusal, best)):
             assert refusal is not None
             raise infeasible(refusal, self.options, self.limit) from refusal
         assert self.limit is not None
-        peak = best.check.timeline[best.check.peak_index]
-        raise InfeasibleBudget(self.limit, best.check.needed_bytes, peak.label, peak.text, _reason(self.options))
+        needed, timeline = needed_bytes(best), best.check.timeline
+        assert needed is not None, "what nothing is known of is not over the budget"
+        peak = timeline[best.check.peak_index] if timeline else None
+        label, text = ("", "") if peak is None else (peak.label, peak.text)
+        raise InfeasibleBudget(self.limit, needed, label, text, _reason(self.options))
+
+
+def _says_more(refusal: NoPlan, best: Attempt) -> bool:
+    """Whether a refusal knows more than the best try, which was emitted: of a smaller peak, or of any."""
+    return bool(best.check.unknown) or refusal.needed_bytes < planned_bytes(best.partitions, best.check.between_bytes)
 
 
 def infeasible(refusal: NoPlan, options: RematOptions, limit: int | None) -> InfeasibleBudget:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import torch
 from torch import fx
 
 from remat_compiler import torch_compat
@@ -57,7 +58,15 @@ def _readers_of_changed(graph: fx.Graph) -> set[fx.Node]:
 
 def _starts_in_forward(node: fx.Node) -> bool:
     """Whether the node runs in the forward even if no forward output needs it."""
-    return torch_compat.must_be_in_forward(node) or (is_random(node) and not torch_compat.made_by_backward(node))
+    if torch_compat.must_be_in_forward(node):
+        return True
+    # A check of numbers cannot move: autograd hands sizes to the backward, but no truth values.
+    return (is_random(node) or _checks_numbers(node)) and not torch_compat.made_by_backward(node)
+
+
+def _checks_numbers(node: fx.Node) -> bool:
+    """Whether the node, an operator that only asserts, looks at numbers that are known once the program runs."""
+    return node.target in (torch.ops.aten._assert_scalar.default, torch.ops.aten.sym_constrain_range_for_size.default)
 
 
 def _ancestors(seeds: list[fx.Node]) -> set[fx.Node]:

@@ -54,6 +54,7 @@ class _Lowering:
         self.stored = _to_be_stored(captured)
         nodes = captured.joint.graph.nodes
         self.symbols = {n for n in nodes if n.op == "call_function" and node_class(n) is NodeClass.SYMBOLIC}
+        self.sources, self.computed = self._sources_of_symbols()
 
     def run(self) -> LoweredPlan:
         joint = self.captured.joint
@@ -139,14 +140,40 @@ class _Lowering:
             stack.extend(node.all_input_nodes)
         return sorted(chain)
 
+    def _sources_of_symbols(self) -> tuple[dict[fx.Node, set[fx.Node]], dict[fx.Node, list[fx.Node]]]:
+        """What each number is computed from, whatever is inlined in between, and the numbers that come of each."""
+        standing = {*self.captured.main, *self.captured.storage, *self.symbols}
+        sources: dict[fx.Node, set[fx.Node]] = {}
+        computed: dict[fx.Node, list[fx.Node]] = {}
+        for symbol in self.captured.joint.graph.nodes:
+            if symbol not in self.symbols:
+                continue
+            found: set[fx.Node] = set()
+            stack = list(symbol.all_input_nodes)
+            while stack:
+                node = stack.pop()
+                if node in standing or not node.all_input_nodes:
+                    found.add(node)
+                else:
+                    stack.extend(node.all_input_nodes)
+            sources[symbol] = found
+            for node in sorted(found):
+                computed.setdefault(node, []).append(symbol)
+        return sources, computed
+
     def _emit_ready_symbols(self, node: fx.Node) -> None:
-        """Emit scalar computations on sizes as soon as their arguments stand; they are never repeated."""
-        stack = [u for u in node.users if u in self.symbols]
+        """Emit computations of numbers as soon as their sources stand; they are never repeated."""
+        stack = list(self.computed.get(node, ()))
         while stack:
-            user = stack.pop()
-            if user not in self.current and all(a in self.current for a in user.all_input_nodes):
-                self.current[user] = self._copy(user, {})
-                stack.extend(u for u in user.users if u in self.symbols)
+            symbol = stack.pop()
+            if symbol not in self.current and all(source in self.current for source in self.sources[symbol]):
+                local: dict[fx.Node, fx.Node] = {}
+                for argument in symbol.all_input_nodes:
+                    for inlined in self._views_to(argument):
+                        if inlined not in local:
+                            local[inlined] = self._emit_inlined(inlined, local)
+                self.current[symbol] = self._copy(symbol, local)
+                stack.extend(self.computed.get(symbol, ()))
 
     def _lookup(self, local: dict[fx.Node, fx.Node]) -> Callable[[fx.Node], fx.Node]:
         """What a node of the joint graph is now, in the graph that is being written."""

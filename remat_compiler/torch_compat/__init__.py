@@ -63,6 +63,7 @@ from remat_compiler.torch_compat.recompilations import (
     input_shapes,
     make_dynamic,
 )
+from remat_compiler.torch_compat.retained import graphs_may_be_retained
 from remat_compiler.torch_compat.sizes import (
     CPU_ALIGNMENT_BYTES,
     CUDA_ALIGNMENT_BYTES,
@@ -143,6 +144,7 @@ __all__ = [
     "partitioner_always_runs",
     "fusible_ops",
     "grad_mode_kept",
+    "graphs_may_be_retained",
     "has_unbacked_shape",
     "has_convolutions",
     "inductor_fingerprint",

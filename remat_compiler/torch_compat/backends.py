@@ -35,10 +35,27 @@ def compile_with_interpreter(gm: fx.GraphModule, example_inputs: Any, partitione
 def _interpret(gm: fx.GraphModule, example_inputs: Any) -> Callable[[list[Any]], Any]:
     def run(arguments: list[Any]) -> Any:
         stop_at_forward(arguments)
-        return fx.Interpreter(gm).boxed_run(arguments)
+        return _Interpreter(gm).boxed_run(arguments)
 
     run._boxed_call = True  # type: ignore[attr-defined]
     return run
+
+
+class _Interpreter(fx.Interpreter):
+    """An interpreter that copies where a traced view cannot be made.
+
+    Some operators lay their results out otherwise than torch traced them, batch norm of a transposed input, say.
+    """
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """The value of one node."""
+        if target is not torch.ops.aten.view.default:
+            return super().call_function(target, args, kwargs)
+        value, shape = args
+        try:
+            return value.view(shape)
+        except RuntimeError:
+            return value.reshape(shape)
 
 
 def partitioner_always_runs() -> AbstractContextManager[None]:

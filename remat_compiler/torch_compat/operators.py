@@ -59,7 +59,11 @@ def rng_state_value(node: fx.Node) -> torch.Tensor:
     """Fake tensor of the random state that executing `node` starts from."""
     value = node.meta["val"]
     first = value[0] if isinstance(value, (list, tuple)) else value
+    # Generators hand out real tensors even under a fake mode, all of them in the memory of the CPU.
+    length = CUDA_RNG_STATE_LENGTH if first.device.type == "cuda" else torch.get_rng_state().numel()
     with first.fake_mode:
-        if first.device.type == "cuda":
-            return torch.cuda.get_rng_state(first.device)
-        return torch.get_rng_state()
+        return torch.empty(length, dtype=torch.uint8, device="cpu")
+
+
+CUDA_RNG_STATE_LENGTH = 16
+"""Bytes of a CUDA generator's state: its seed and its offset."""

@@ -63,15 +63,18 @@ def allocation_alignment(device_type: str) -> int:
 
 
 def symbol_hint(value: torch.SymInt | torch.SymFloat | torch.SymBool) -> int | float | bool | None:
-    """The number that a symbol stands for in the inputs that are looked at; None when only the data decide it."""
+    """The number that a symbol stands for in the inputs that are looked at; None when only the data decide it.
+
+    The length of a jagged dimension has none: it stands for as many numbers as the batch has rows.
+    """
     node = value.node
     sizes = _sizes.get()
     if sizes and isinstance(value, torch.SymInt):
         number = _number_at(node.expr, sizes)
         if number is not None:
             return number
-    hint: int | float | bool | None = node.hint if node.has_hint() else None
-    return hint
+    hint: Any = node.hint if node.has_hint() else None
+    return hint if isinstance(hint, (int, float, bool)) else None
 
 
 @lru_cache(maxsize=65_536)

@@ -55,7 +55,7 @@ def input_symbols(example_inputs: Sequence[Any]) -> tuple[InputSymbol, ...]:
     for position, value in enumerate(example_inputs):
         if isinstance(value, torch.SymInt) and isinstance(value.node.expr, sympy.Symbol):
             hint = value.node.hint if value.node.has_hint() else None
-            if hint is not None:
+            if isinstance(hint, int):  # the length of a jagged dimension has a symbol of another kind for its hint
                 bounds = value.node.shape_env.var_to_range.get(value.node.expr)
                 signed = bounds is None or not bool(bounds.lower >= 0)
                 upper = int(bounds.upper) if bounds is not None and bounds.upper.is_Integer else None

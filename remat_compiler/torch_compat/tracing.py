@@ -15,6 +15,7 @@ from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfi
 from torch._dispatch.python import enable_python_dispatcher, no_python_dispatcher
 from torch._functorch import config as functorch_config
 from torch._inductor.output_code import CompiledFxGraph
+from torch._prims_common import suggest_memory_format
 from torch._subclasses import fake_tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -150,19 +151,25 @@ def profiler_is_running() -> bool:
 
 
 def corrected_fake_result(func: Any, args: tuple[Any, ...], result: Any) -> Any:
-    """`result` of an operator on fake tensors with the types that the real operator gives.
+    """`result` of an operator on fake tensors with the types and the layout that the real operator gives.
 
     On a CPU, batch norm of half-precision inputs with float32 parameters keeps its statistics in float32
-    (``at::native::is_mixed_type``); torch's shape function gives them the type of the input.
+    (``at::native::is_mixed_type``); torch's shape function gives them the type of the input.  And it gives the result
+    the strides of a transposed input, where the real one is contiguous or lies channels last.
     """
     if not getattr(func, "_schema", None) or not func._schema.name.startswith(_BATCH_NORMS):
         return result
     inputs = [arg for arg in args[:5] if isinstance(arg, torch.Tensor)]
-    mixed = inputs[0].device.type == "cpu" and any(arg.dtype is torch.float32 for arg in inputs)
-    if not mixed or "backward" in func._schema.name:
+    if inputs[0].device.type != "cpu":
         return result
-    statistics = [torch.empty_like(item, dtype=torch.float32) for item in result[1:3]]
-    return (result[0], *statistics, *result[3:])
+    backward = "backward" in func._schema.name
+    normalised, *rest = result
+    like = inputs[1 if backward else 0]
+    if normalised is not None:
+        normalised = torch.empty_like(normalised, memory_format=suggest_memory_format(like))
+    if not backward and any(arg.dtype is torch.float32 for arg in inputs):
+        rest[:2] = [torch.empty_like(item, dtype=torch.float32) for item in rest[:2]]
+    return (normalised, *rest)
 
 
 _BATCH_NORMS = ("aten::native_batch_norm", "aten::_native_batch_norm_legit", "aten::_batch_norm_with_update")

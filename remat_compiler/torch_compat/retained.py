@@ -1,0 +1,74 @@
+"""Backward passes that may run again: ``backward(retain_graph=True)`` and ``create_graph=True``.
+
+A backward that is compiled together with its forward is compiled as if it ran once: it may write over what the forward
+saved ("donated buffers"), and torch refuses to keep the graph.  Stock backends compile the backward when it first runs,
+and so know better.  Here a backward that keeps its graph is given copies of what it writes over.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import torch
+from torch._functorch._aot_autograd.runtime_wrappers import AOTDispatchAutograd
+from torch._prims_common import clone_preserve_strides
+
+_compiling = threading.local()
+
+
+@contextmanager
+def graphs_may_be_retained() -> Iterator[None]:
+    """What this thread compiles within the block, or takes from AOTAutograd's cache, may keep its graph."""
+    _watch_compiled_steps()
+    before = getattr(_compiling, "active", False)
+    _compiling.active = True
+    try:
+        yield
+    finally:
+        _compiling.active = before
+
+
+@cache
+def _watch_compiled_steps() -> None:
+    """Let each compiled step pass `_retainable` on its way into autograd, whether it is new or comes from the cache."""
+    original = AOTDispatchAutograd.post_compile
+
+    @functools.wraps(original)
+    def post_compile(*args: Any, **keywords: Any) -> Any:
+        if not getattr(_compiling, "active", False):
+            return original(*args, **keywords)
+        if len(args) == 1:
+            spec = args[0]
+            spec.compiled_bw_func = _retainable(spec.compiled_bw_func, spec.fw_metadata)
+        else:  # torch 2.11 hands over the fields of the specification one by one
+            args = (args[0], _retainable(args[1], keywords["fw_metadata"]), *args[2:])
+        return original(*args, **keywords)
+
+    AOTDispatchAutograd.post_compile = staticmethod(post_compile)  # type: ignore[method-assign]
+
+
+def _retainable(backward: Any, metadata: Any) -> Any:
+    """`backward`, which may keep its graph; `metadata` no longer forbids it."""
+    if not getattr(backward, "_boxed_call", False):
+        return backward  # compiled later, or called otherwise than known here: torch's own check stays
+    donated = tuple(metadata.bw_donated_idxs or ())
+    metadata.bw_donated_idxs = []
+    return _with_copies(backward, donated) if donated else backward
+
+
+def _with_copies(backward: Callable[[list[Any]], Any], donated: Sequence[int]) -> Callable[[list[Any]], Any]:
+    """`backward` that is given copies of the arguments at these positions where it runs again."""
+
+    def run(arguments: list[Any]) -> Any:
+        if torch._C._autograd._get_current_graph_task_keep_graph():
+            for position in donated:
+                arguments[position] = clone_preserve_strides(arguments[position])  # type: ignore[no-untyped-call]
+        return backward(arguments)
+
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run
