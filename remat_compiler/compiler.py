@@ -14,8 +14,10 @@ from torch import fx
 
 from remat_compiler import torch_compat
 from remat_compiler.cutter import PartitionRequest
+from remat_compiler.errors import OptionError, UnknownName
 from remat_compiler.graph_key import parameter_shapes
-from remat_compiler.partitioner import RematPartitioner, collect
+from remat_compiler.partition import NoPlan
+from remat_compiler.partitioner import RematPartitioner, StockPartitioner, collect
 from remat_compiler.progress import progress
 from remat_compiler.runtime.dry_run import DryRun, dry_run
 from remat_compiler.runtime.stats import count, timed
@@ -25,6 +27,9 @@ from remat_compiler.runtime.wrapper_capture import EmittedGraph, GraphRecorder
 from remat_compiler.search import Attempt
 
 logger = logging.getLogger(__name__)
+
+_FOR_THE_USER = (NoPlan, OptionError, UnknownName)
+"""What a compilation raises that is no defect."""
 
 
 class Compiler:
@@ -59,38 +64,57 @@ class Compiler:
     def run(self, request: PartitionRequest, real: bool = True) -> Attempt:
         """Compile and check; `NoPlan` when the planner refuses.
 
+        Where planning fails in a way that nobody foresaw, the graph is compiled as the stock backend would, with a
+        warning: it is for the user's budget to say whether that will do.
+        """
+        try:
+            return self._planned(request, real)
+        except _FOR_THE_USER:
+            raise
+        except Exception as error:  # A defect of planning must not keep anybody from training; see the docstring.
+            logger.warning(
+                "planning failed (%s: %s), so the graph is compiled as without a budget and only checked against it; "
+                'please report this as a defect, with the traceback that TORCH_LOGS="+remat_compiler" shows',
+                type(error).__name__,
+                str(error).partition("\n")[0],
+            )
+            logger.debug("planning failed", exc_info=error)
+            # Its frames would hold on to the step's tensors.
+            failure = error.with_traceback(None)
+        return replace(self._run(request, True, StockPartitioner()), failure=failure)
+
+    def _planned(self, request: PartitionRequest, real: bool) -> Attempt:
+        """Plan, compile and check.
+
         Where a cache has the compiled code and nothing is known of its plan, it is planned again; the
         compiled kernels still come from the cache.
         """
+        partitioner = RematPartitioner(request, self.costs)
         if not request.sizes:
-            attempt = self._run(request, real)
+            attempt = self._run(request, real, partitioner)
             if self.reported or not attempt.trains or attempt.partitions:
                 return attempt
         with torch_compat.partitioner_always_runs():
-            return self._run(request, real)
+            return self._run(request, real, partitioner)
 
-    def _run(self, request: PartitionRequest, real: bool) -> Attempt:
+    def _run(self, request: PartitionRequest, real: bool, partitioner: RematPartitioner | StockPartitioner) -> Attempt:
+        """Compile with a partitioner, and check."""
         on_inductor = request.inner == "inductor"
         inner = torch_compat.compile_with_inductor if on_inductor else torch_compat.compile_with_interpreter
         real = real or not on_inductor
-        limited = nullcontext() if real else torch_compat.code_generation_only()
         start = time.perf_counter()
-        what = f"planning and {'compiling' if real else 'generating code'}"
         count("compilations")
-        counted, collecting = timed("compiling_s"), collect(self.workspace, self.parameters)
-        with (
-            counted,
-            progress(what),
-            limited,
-            collecting as partitions,
-            GraphRecorder() as recorder,
-            ExitStack() as stack,
-        ):
+        with ExitStack() as stack:
+            stack.enter_context(timed("compiling_s"))
+            stack.enter_context(progress(f"planning and {'compiling' if real else 'generating code'}"))
+            stack.enter_context(nullcontext() if real else torch_compat.code_generation_only())
             stack.enter_context(torch_compat.grad_mode_kept())
             stack.enter_context(torch_compat.graphs_may_be_retained())
-            gm = torch_compat.copy_module(self.gm)
-            compiled = inner(gm, self.example_inputs, RematPartitioner(request, self.costs))
-        trains = bool(partitions or recorder.backward)
+            partitions = stack.enter_context(collect(self.workspace, self.parameters))
+            recorder = stack.enter_context(GraphRecorder())
+            compiled = inner(torch_compat.copy_module(self.gm), self.example_inputs, partitioner)
+        unplanned = isinstance(partitioner, StockPartitioner) and torch_compat.needs_gradients(self.example_inputs)
+        trains = bool(partitions or recorder.backward or unplanned)
         logger.debug("compiled in %.1f s", time.perf_counter() - start)
         if not trains:
             return Attempt(request, compiled, real, trains, tuple(partitions), DryRun(unknown="no backward"))

@@ -90,5 +90,5 @@ class Outcome:
             reports = [replace(reports[0], budget_bytes=limit_bytes)]
         self.attempt, self.reports, self.limit_bytes = attempt, reports, limit_bytes
         publish(reports, attempt.partitions, self.options)
-        if final and self.kept is not None:
+        if final and self.kept is not None and attempt.failure is None:
             self.kept.write(self.key.digest, Earlier(attempt.request, limit_bytes, tuple(reports)))

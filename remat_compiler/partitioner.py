@@ -111,3 +111,17 @@ class RematPartitioner(torch_compat.CustomPartitionerFn):
         versions = __version__, torch.__version__, code_digest("remat_compiler")
         text = repr((self.request, self.costs, self.similar, versions))
         return hashlib.sha256(text.encode()).hexdigest()
+
+
+class StockPartitioner(torch_compat.CustomPartitionerFn):
+    """Cuts joint graphs as torch does without a budget; nothing is planned."""
+
+    def __call__(
+        self, gm: fx.GraphModule, joint_inputs: Sequence[object], **keywords: Any
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        """Forward and backward graph of the joint graph `gm`."""
+        return torch_compat.stock_partition(gm, joint_inputs, **keywords)
+
+    def uuid(self) -> str:
+        """Names torch's own cut."""
+        return f"stock {torch.__version__}"

@@ -54,6 +54,7 @@ class Attempt:
         form: Its peak by the sizes of the inputs, where they are symbolic and kernels were compiled.
         check_at: The dry run at other sizes, given by symbol, likewise.
         graphs: What Inductor emitted, likewise.
+        failure: Why nothing could be planned; then the graph is compiled as the stock backend would.
     """
 
     request: PartitionRequest
@@ -65,6 +66,7 @@ class Attempt:
     form: PeakForm | None = None
     check_at: Callable[[Mapping[str, int]], DryRun] | None = None
     graphs: tuple[EmittedGraph, ...] = ()
+    failure: Exception | None = None
 
 
 class Compile(Protocol):
@@ -163,6 +165,8 @@ class Search:
 
     def _layout_costs(self, tries: Sequence[Attempt]) -> bool:
         """Whether the inner compiler's layout does not fit, or fits only by recomputing much more."""
+        if any(one.failure is not None for one in tries):
+            return False
         best = best_of(tries, self.limit)
         if best is None or over_budget(best, self.limit):
             return True
@@ -187,7 +191,10 @@ class Search:
         assert needed is not None, "what nothing is known of is not over the budget"
         peak = timeline[best.check.peak_index] if timeline else None
         label, text = ("", "") if peak is None else (peak.label, peak.text)
-        raise InfeasibleBudget(self.limit, needed, label, text, _reason(self.options))
+        failure, reason = best.failure, _reason(self.options)
+        if failure is not None:
+            reason = f"no plan at all, since planning failed with {type(failure).__name__}: {failure}"
+        raise InfeasibleBudget(self.limit, needed, label, text, reason) from failure
 
 
 def _says_more(refusal: NoPlan, best: Attempt) -> bool:

@@ -10,6 +10,7 @@ from remat_compiler.torch_compat.backends import (
     compile_with_interpreter,
     free_device_bytes,
     inductor_fingerprint,
+    needs_gradients,
     partitioner_always_runs,
     shown_to_user,
     total_device_bytes,
@@ -45,6 +46,7 @@ from remat_compiler.torch_compat.joint import (
     mutated_inputs,
     native_partition,
     prepare_joint,
+    stock_partition,
 )
 from remat_compiler.torch_compat.modules import copy_module, copying_nodes, new_module
 from remat_compiler.torch_compat.operators import (
@@ -162,6 +164,7 @@ __all__ = [
     "must_be_in_forward",
     "mutated_inputs",
     "native_partition",
+    "needs_gradients",
     "new_fake",
     "new_module",
     "outside_tracing",
@@ -177,6 +180,7 @@ __all__ = [
     "shown_to_user",
     "size_hint",
     "sizes_at",
+    "stock_partition",
     "stored",
     "symbol_hint",
     "symbolic_inputs",

@@ -58,6 +58,11 @@ class _Interpreter(fx.Interpreter):
             return value.reshape(shape)
 
 
+def needs_gradients(example_inputs: Any) -> bool:
+    """Whether AOTAutograd compiles a backward for these inputs, as far as they tell."""
+    return torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in example_inputs)
+
+
 def partitioner_always_runs() -> AbstractContextManager[None]:
     """Within the block no joint graph is skipped because AOTAutograd's cache has what was made of it."""
     context: AbstractContextManager[None] = functorch_config.patch(enable_autograd_cache=False)

@@ -123,6 +123,15 @@ def native_partition(
         return _separated(modules)
 
 
+def stock_partition(joint: fx.GraphModule, joint_inputs: Any, **keywords: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """Cut a joint graph exactly as Inductor does by default, with torch's own code alone; arguments as torch gives."""
+    asked = {**keywords, "compiler": "inductor"}
+    halves: tuple[fx.GraphModule, fx.GraphModule] = partitioners.min_cut_rematerialization_partition(
+        joint, joint_inputs, **asked
+    )
+    return halves
+
+
 @contextmanager
 def _tags_kept(graph: fx.Graph) -> Iterator[None]:
     """Put back the checkpoint tags that torch's partitioner changes: doing so twice would demand more."""
