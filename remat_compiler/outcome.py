@@ -81,7 +81,8 @@ class Outcome:
             return
         reports = self.reports
         if attempt is not self.attempt:
-            reports = make_reports(attempt.partitions, attempt.check, self.options, limit_bytes)
+            native = attempt.native_peak_bytes
+            reports = make_reports(attempt.partitions, attempt.check, self.options, limit_bytes, native)
             if len(reports) == len(self.reports):
                 reports = [replace(new, graph_name=old.graph_name) for new, old in zip(reports, self.reports)]
         notes = (note,) if note else ()

@@ -26,15 +26,31 @@ _number = itertools.count()
 
 
 def make_reports(
-    partitions: Sequence[Partition], check: DryRun, options: RematOptions, limit_bytes: int | None
+    partitions: Sequence[Partition],
+    check: DryRun,
+    options: RematOptions,
+    limit_bytes: int | None,
+    native_peak_bytes: int | None = None,
 ) -> list[PlanReport]:
-    """A report for each joint graph; the checked peak and the user's budget belong to a step of one joint graph."""
-    checked = None if check.unknown or len(partitions) != 1 else check.peak_bytes
-    reports = [_report(partition, checked, check, options) for partition in partitions]
+    """A report for each joint graph; checked peaks and the user's budget belong to a step of one joint graph.
+
+    Args:
+        partitions: What was decided.
+        check: The dry run of what was emitted.
+        options: The user's options.
+        limit_bytes: The user's budget in bytes; `None` for none.
+        native_peak_bytes: Checked peak of the step without a budget, where it is known.
+    """
+    alone = len(partitions) == 1
+    checked = None if check.unknown or not alone else check.peak_bytes
+    before = (checked if partitions[0].unchanged else native_peak_bytes) if alone else None
+    reports = [_report(partition, checked, before, check, options) for partition in partitions]
     return [replace(report, budget_bytes=limit_bytes) for report in reports] if len(reports) == 1 else reports
 
 
-def _report(partition: Partition, checked: int | None, check: DryRun, options: RematOptions) -> PlanReport:
+def _report(
+    partition: Partition, checked: int | None, before: int | None, check: DryRun, options: RematOptions
+) -> PlanReport:
     notes = []
     if partition.unchanged:
         notes.append("the step fits: torch's own partition is used as it is")
@@ -56,6 +72,7 @@ def _report(partition: Partition, checked: int | None, check: DryRun, options: R
         joint_nodes=partition.joint_nodes,
         inner=options.inner,
         before=partition.before.timeline,
+        peak_before_bytes=before,
         checked_peak_bytes=checked,
         stages=partition.stages,
         notes=notes,

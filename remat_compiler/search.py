@@ -54,6 +54,7 @@ class Attempt:
         form: Its peak by the sizes of the inputs, where they are symbolic and kernels were compiled.
         check_at: The dry run at other sizes, given by symbol, likewise.
         graphs: What Inductor emitted, likewise.
+        native_peak_bytes: Checked peak of the step without a budget, where it was emitted to tell.
         failure: Why nothing could be planned; then the graph is compiled as the stock backend would.
     """
 
@@ -66,6 +67,7 @@ class Attempt:
     form: PeakForm | None = None
     check_at: Callable[[Mapping[str, int]], DryRun] | None = None
     graphs: tuple[EmittedGraph, ...] = ()
+    native_peak_bytes: int | None = None
     failure: Exception | None = None
 
 
@@ -92,6 +94,7 @@ class Search:
         self.chooses_layout = chooses_layout and options.inner == "inductor"
         self.limit: int | None = None
         self.refusal: NoPlan | None = None
+        self.native_peak_bytes: int | None = None
 
     def run(self, request: PartitionRequest, known: Attempt | None, limit: int | None) -> tuple[Attempt, int | None]:
         """The try to keep, and the budget in bytes (`None` for none).
@@ -120,7 +123,7 @@ class Search:
             best = self.compile(best.request)
             if over_budget(best, self.limit):
                 best = self._when_nothing_fits(best)
-        return best, self.limit
+        return replace(best, native_peak_bytes=self.native_peak_bytes), self.limit
 
     def _in_bytes(self, request: PartitionRequest, fraction: float) -> PartitionRequest:
         """The request in bytes: the step without a budget is emitted and checked, since estimates are not exact."""
@@ -128,7 +131,8 @@ class Search:
         native = self.compile(unlimited, real=False)
         if not native.trains or native.check.unknown:
             return request
-        self.limit = int(fraction * native.check.peak_bytes)
+        self.native_peak_bytes = native.check.peak_bytes
+        self.limit = self.options.memory_budget.of_reference(native.check.peak_bytes)
         return unlimited if fraction == 1.0 else replace(request, fraction=None, budget_bytes=self.limit)
 
     def _tries(self, request: PartitionRequest, known: Attempt | None) -> list[Attempt]:
