@@ -88,9 +88,9 @@ class PlannedStep:
         static_lifetime_input_indices: Sequence[int] | None = None,
         **__: object,
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        torch_compat.prepare_joint(joint)
-        protect_changed_inputs(joint, num_fwd_outputs)
         static = tuple(static_lifetime_input_indices or ())
+        torch_compat.prepare_joint(joint, num_fwd_outputs, static)
+        protect_changed_inputs(joint, num_fwd_outputs)
         self.captured = capture(joint, num_fwd_outputs=num_fwd_outputs, static_input_indices=static, fused=False)
         check_graph(self.captured.graph)
         self.costs = measured_workspaces(self.captured)
