@@ -132,7 +132,7 @@ def run(layers: int, inner: str, fraction: float, repeats: int, time_limit: floa
     static = tuple(keywords["static_lifetime_input_indices"])
     size = {"num_fwd_outputs": keywords["num_fwd_outputs"], "static_input_indices": static}
     prepared = torch_compat.copy_module(joint)
-    torch_compat.prepare_joint(prepared)
+    torch_compat.prepare_joint(prepared, **size)
     captured = capture(prepared, fused=inner == "inductor", **size)
     costs = cost_table(captured, (0,) * len(captured.main), "nominal", None)
     forward = [op.id for op in captured.graph.ops if op.phase is Phase.FORWARD]

@@ -174,8 +174,8 @@ def capture_fake(model: Gpt2) -> Captured:
             joint, keywords = found.graph, found.keywords
         else:
             raise RuntimeError(f"no joint graph was made of {model.name}")
-    torch_compat.prepare_joint(joint)
     static = tuple(keywords.get("static_lifetime_input_indices") or ())
+    torch_compat.prepare_joint(joint, keywords["num_fwd_outputs"], static)
     captured = capture(joint, num_fwd_outputs=keywords["num_fwd_outputs"], static_input_indices=static, fused=False)
     count = len(captured.graph.ops)
     problems = {}

@@ -135,7 +135,7 @@ def _partition(cutter: Cutter, plan_with: Callable[[RematProblem], PlanResult]) 
     """The stages of `partition`."""
     joint, request = cutter.joint, cutter.request
     with cutter.stage("prepare"):
-        torch_compat.prepare_joint(joint)
+        torch_compat.prepare_joint(joint, cutter.num_fwd_outputs, cutter.static_input_indices)
         joint_nodes = len(joint.graph.nodes)
         protect_changed_inputs(joint, cutter.num_fwd_outputs)
     captured, costs = cutter.captured_with_costs()

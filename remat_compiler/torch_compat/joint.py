@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -17,7 +17,7 @@ from torch._functorch._aot_autograd.descriptors import (
     SubclassGetAttrAOTInput,
     SubclassGetAttrAOTOutput,
 )
-from torch._functorch._aot_autograd.utils import _is_bwd_seed_offset
+from torch._functorch._aot_autograd.utils import _is_bwd_seed_offset, _is_primal
 from torch.utils.checkpoint import CheckpointPolicy
 
 from remat_compiler.torch_compat.duplicates import merge_duplicates
@@ -41,19 +41,36 @@ def callable_builtin(op: Any) -> bool:
     return not isinstance(op, (torch._ops.OpOverloadPacket, torch._ops.OpOverload))
 
 
-def prepare_joint(joint: fx.GraphModule) -> None:
-    """Bring the joint graph to the form in which torch's own partitioner would cut it (in place)."""
+def prepare_joint(joint: fx.GraphModule, num_fwd_outputs: int, static_input_indices: Iterable[int] = ()) -> None:
+    """Bring the joint graph to the form in which torch's own partitioner would cut it (in place).
+
+    Args:
+        joint: Joint graph.
+        num_fwd_outputs: How many of its outputs belong to the forward.
+        static_input_indices: Positions of the primals that are parameters or buffers.
+    """
     erase_dead_code(joint.graph)
     sizes_from_inputs(joint.graph)
     if functorch_config.cse:
-        merge_duplicates(joint.graph)
+        merge_duplicates(joint.graph, joint_outputs(joint, num_fwd_outputs)[1])
     if partitioners.has_recomputable_ops(joint):
         partitioners.cleanup_recompute_tags(joint, is_default_partition=False)
     if not functorch_config.unsafe_allow_optimization_of_collectives:
         partitioners.force_save_collectives(joint)
     partitioners.force_save_effectful_ops(joint)
     partitioners.force_save_bw_mutation_src(joint)
+    _note_static_inputs(joint.graph, frozenset(static_input_indices))
     joint.recompile()
+
+
+def _note_static_inputs(graph: fx.Graph, static: frozenset[int]) -> None:
+    """Note on each primal whether it stays where it is from call to call.
+
+    Inductor reads it from what the backward is handed since 2.15; before, it takes all saved primals for such.
+    """
+    primals = [node for node in graph.find_nodes(op="placeholder") if _is_primal(node)]
+    for position, node in enumerate(primals):
+        node.meta["is_static_input"] = position in static
 
 
 def joint_outputs(joint: fx.GraphModule, num_fwd_outputs: int) -> tuple[list[Any], list[Any]]:

@@ -27,8 +27,8 @@ def captured(
     found: list[CapturedGraph] = []
 
     def cut(joint: fx.GraphModule, joint_inputs: Any, **keywords: Any) -> Any:
-        torch_compat.prepare_joint(joint)
         static = tuple(keywords.get("static_lifetime_input_indices") or ())
+        torch_compat.prepare_joint(joint, keywords["num_fwd_outputs"], static)
         graph = capture(joint, num_fwd_outputs=keywords["num_fwd_outputs"], static_input_indices=static, fused=fused)
         look(graph)
         found.append(graph)

@@ -57,8 +57,9 @@ class PlannedStep:
         self.needs_backward = False
         self.forward_graph: fx.GraphModule | None = None
         self.backward_graph: fx.GraphModule | None = None
+        self._metadata: Any = None
         compilers: dict[str, Any] = {
-            "fw_compiler": lambda gm, _: _boxed(lambda: self.forward_graph or gm),
+            "fw_compiler": self._compile_forward,
             "bw_compiler": lambda gm, _: _boxed(lambda: self.backward_graph or gm),
             "partition_fn": self._cut,
             "keep_inference_input_mutations": change_in_graph,
@@ -74,6 +75,10 @@ class PlannedStep:
             with tracing(context):
                 self.call = aot_module_simplified(module, inputs, ignore_shape_env=True, **compilers)  # type: ignore[arg-type]
 
+    def _compile_forward(self, gm: fx.GraphModule, _: object) -> Callable[[list[Any]], Any]:
+        self._metadata = TracingContext.get().fw_metadata
+        return _boxed(lambda: self.forward_graph or gm)
+
     def _cut(
         self,
         joint: fx.GraphModule,
@@ -83,9 +88,9 @@ class PlannedStep:
         static_lifetime_input_indices: Sequence[int] | None = None,
         **__: object,
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        torch_compat.prepare_joint(joint)
-        protect_changed_inputs(joint, num_fwd_outputs)
         static = tuple(static_lifetime_input_indices or ())
+        torch_compat.prepare_joint(joint, num_fwd_outputs, static)
+        protect_changed_inputs(joint, num_fwd_outputs)
         self.captured = capture(joint, num_fwd_outputs=num_fwd_outputs, static_input_indices=static, fused=False)
         check_graph(self.captured.graph)
         self.costs = measured_workspaces(self.captured)
@@ -115,7 +120,18 @@ class PlannedStep:
         assert verify(problem, plan, timeline.peak_bytes) == []
         lowered = lower(self.captured, plan)
         self.forward_graph, self.backward_graph = lowered.forward, lowered.backward
+        self._note_saved()
         return timeline
+
+    def _note_saved(self) -> None:
+        """Since 2.15 AOTAutograd notes which saved tensors are inputs; it was done with the plan that was traced."""
+        if self._metadata is None or not hasattr(self._metadata, "saved_tensor_is_graph_input"):
+            return
+        assert self.forward_graph is not None
+        returned: Any = self.forward_graph.graph.output_node().args[0]
+        saved = returned[self._metadata.num_forward :]
+        tensors = [node for node in saved if isinstance(node.meta["val"], Tensor)]
+        self._metadata.saved_tensor_is_graph_input = [node.op == "placeholder" for node in tensors]
 
 
 def joint_order(captured: CapturedGraph) -> Plan:

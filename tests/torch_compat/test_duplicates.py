@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from inspect import signature
 from random import Random
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from remat_compiler.torch_compat.duplicates import merge_duplicates
 
 aten = torch.ops.aten
+KEEPS_HALVES_APART = "extra_node_key" in signature(fx_graph_cse).parameters
 Arguments = Callable[[Random, Callable[[], fx.Node]], tuple[Any, ...]]
 
 CALLS: tuple[tuple[torch._ops.OpOverload, Arguments], ...] = (
@@ -77,6 +79,61 @@ def test_merges_what_torch_merges(mutations: bool) -> None:
         graph.lint()
         assert text(graph) == text(expected)
     assert merged > 50
+
+
+def computed_from(graph: fx.Graph, outputs: set[fx.Node]) -> set[fx.Node]:
+    """All that `outputs` need, found along the graph's order."""
+    needed = set(outputs)
+    for node in reversed(graph.nodes):
+        if node in needed:
+            needed.update(node.all_input_nodes)
+    return needed
+
+
+@pytest.mark.skipif(not KEEPS_HALVES_APART, reason="torch before 2.15 merges over the halves of a step")
+def test_what_the_forward_alone_needs_stays_apart_as_in_torch() -> None:
+    apart = 0
+    for seed in range(60):
+        graph = drawn_graph(seed, mutations=False)
+        copied = copy.deepcopy(graph)
+        needed = computed_from(copied, set(copied.output_node().all_input_nodes[1:]))
+        expected = fx_graph_cse(copied, extra_node_key=needed.__contains__)  # type: ignore[call-arg, unused-ignore]
+        both = copy.deepcopy(graph)
+        merge_duplicates(both)
+        merge_duplicates(graph, graph.output_node().all_input_nodes[1:])
+        assert text(graph) == text(expected)
+        apart += len(graph.nodes) - len(both.nodes)
+    assert apart > 0
+
+
+@pytest.mark.parametrize(("one", "other"), [(0.0, -0.0), (1, 1.0), (complex(0.0, 0.0), complex(0.0, -0.0))])
+def test_numbers_that_compute_otherwise_stay_apart(one: complex, other: complex) -> None:
+    with FakeTensorMode():
+        value = torch.empty(4, 4)
+    graph = fx.Graph()
+    x = graph.placeholder("primals_0")
+    products = [graph.call_function(aten.mul.Tensor, (x, number)) for number in (one, other, one)]
+    used = [graph.call_function(aten.sin.default, (product,)) for product in products]
+    for node in (x, *products, *used):
+        node.meta["val"] = value.clone()
+    graph.output(tuple(used))
+    merge_duplicates(graph)
+    assert len(graph.find_nodes(op="call_function", target=aten.mul.Tensor)) == 2
+
+
+def test_buffers_that_an_operator_is_handed_to_write_to_stay_apart() -> None:
+    with FakeTensorMode():
+        values = [torch.empty(4, 4) for _ in range(8)]
+    graph = fx.Graph()
+    bases = [graph.call_function(aten.full.default, ([4, 4], 1.0)) for _ in range(2)]
+    functional = torch.ops.higher_order.auto_functionalized_v2
+    for base in bases:
+        graph.call_function(functional, (aten.add_.Tensor,), {"_all_bases": [base], "other": base})
+    for node, value in zip(graph.nodes, values):
+        node.meta["val"] = value
+    graph.output(())
+    merge_duplicates(graph)
+    assert len(graph.find_nodes(op="call_function", target=aten.full.default)) == 2
 
 
 def test_random_operators_stay_apart() -> None:

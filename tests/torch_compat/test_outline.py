@@ -108,7 +108,7 @@ def convention(graph: fx.Graph) -> list[object]:
 @pytest.mark.parametrize("seed", range(3))
 def test_the_convention_is_torchs(module: nn.Module, dynamic: bool, seed: int) -> None:
     joint, keywords = joint_graph(module, [torch.randn(4, 6)], dynamic)
-    torch_compat.prepare_joint(joint)
+    torch_compat.prepare_joint(joint, keywords["num_fwd_outputs"], keywords["static_lifetime_input_indices"])
     expected = min_cut_rematerialization_partition(torch_compat.copy_module(joint), None, **keywords)
     draw = Random(seed)
     (forward, in_forward), (backward, in_backward) = (taken_apart(m.graph, draw) for m in expected)
