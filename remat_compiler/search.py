@@ -54,6 +54,7 @@ class Attempt:
         form: Its peak by the sizes of the inputs, where they are symbolic and kernels were compiled.
         check_at: The dry run at other sizes, given by symbol, likewise.
         graphs: What Inductor emitted, likewise.
+        fake_outputs: See `torch_compat.fake_outputs`.
     """
 
     request: PartitionRequest
@@ -65,6 +66,7 @@ class Attempt:
     form: PeakForm | None = None
     check_at: Callable[[Mapping[str, int]], DryRun] | None = None
     graphs: tuple[EmittedGraph, ...] = ()
+    fake_outputs: Any = None
 
 
 class Compile(Protocol):
