@@ -118,16 +118,17 @@ class Compiler:
         logger.debug("compiled in %.1f s", time.perf_counter() - start)
         if not trains:
             return Attempt(request, compiled, real, trains, tuple(partitions), DryRun(unknown="no backward"))
+        fake_outputs = torch_compat.fake_outputs(compiled, self.example_inputs)
         sizes, check_at = dict(request.sizes), partial(self._check_at, compiled, recorder.graphs)
         check, form = replace(check_at(sizes), between_bytes=request.between_bytes), None
         if not sizes:
-            return Attempt(request, compiled, real, trains, tuple(partitions), check)
+            return Attempt(request, compiled, real, trains, tuple(partitions), check, fake_outputs=fake_outputs)
         if real and not check.unknown:
             with timed("dry_run_s"):
                 signed = [symbol.name for symbol in torch_compat.input_symbols(self.traced) if symbol.signed]
                 form = symbolic_run(compiled, self.traced, recorder.graphs, sizes, signed)
         graphs = tuple(recorder.graphs)
-        return Attempt(request, compiled, real, trains, tuple(partitions), check, form, check_at, graphs)
+        return Attempt(request, compiled, real, trains, tuple(partitions), check, form, check_at, graphs, fake_outputs)
 
     def _check_at(
         self, compiled: Callable[..., Any], graphs: Sequence[EmittedGraph], sizes: Mapping[str, int]

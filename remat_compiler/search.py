@@ -54,6 +54,7 @@ class Attempt:
         form: Its peak by the sizes of the inputs, where they are symbolic and kernels were compiled.
         check_at: The dry run at other sizes, given by symbol, likewise.
         graphs: What Inductor emitted, likewise.
+        fake_outputs: See `torch_compat.fake_outputs`.
         native_peak_bytes: Checked peak of the step without a budget, where it was emitted to tell.
         failure: Why nothing could be planned; then the graph is compiled as the stock backend would.
     """
@@ -67,6 +68,7 @@ class Attempt:
     form: PeakForm | None = None
     check_at: Callable[[Mapping[str, int]], DryRun] | None = None
     graphs: tuple[EmittedGraph, ...] = ()
+    fake_outputs: Any = None
     native_peak_bytes: int | None = None
     failure: Exception | None = None
 

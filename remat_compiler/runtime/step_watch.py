@@ -11,6 +11,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -84,7 +85,7 @@ class StepWatch(Generic[G]):
             step.calls.append(Call(position, _passed(arguments, step._open)))
             step.turns.append((Turn.FORWARD, call))
             step.notes.append(note)
-            step._open[call] = frozenset(_address(tensor) for tensor in tensors_in(outputs))
+            step._open[call] = frozenset(chain.from_iterable(map(_addresses, tensors_in(outputs))))
         node.register_hook(lambda *_: self._end(step, call, Turn.BACKWARD))
         weakref.finalize(node, self._end, step, call, Turn.DROPPED).atexit = False
 
@@ -101,16 +102,20 @@ class StepWatch(Generic[G]):
 
 def _passed(arguments: Iterable[Any], makers: dict[int, frozenset[int]]) -> tuple[Passed, ...]:
     """Gradients that the backward of a call with these arguments hands to other operators."""
-    found: dict[int, Passed] = {}
+    found: dict[frozenset[int], Passed] = {}
     for argument, tensor in enumerate(arguments):
         if isinstance(tensor, torch.Tensor) and tensor.requires_grad and not tensor.is_leaf:
-            address = _address(tensor)
-            maker = next((call for call, made in makers.items() if address in made), None)
-            if address not in found:
-                found[address] = Passed(tensor.numel() * tensor.element_size(), maker, argument)
+            addresses = _addresses(tensor) or frozenset({-1 - argument})
+            maker = next((call for call, made in makers.items() if made & addresses), None)
+            if addresses not in found:
+                found[addresses] = Passed(_num_bytes(tensor), maker, argument)
     return tuple(found.values())
 
 
-def _address(tensor: torch.Tensor) -> int:
-    """Address of the tensor's memory; views of one storage share it."""
-    return tensor.untyped_storage().data_ptr()
+def _addresses(tensor: torch.Tensor) -> frozenset[int]:
+    """Addresses of the tensor's memory, which views share; none where it has no memory of its own."""
+    return frozenset(part.untyped_storage().data_ptr() for part in torch_compat.dense_parts(tensor))
+
+
+def _num_bytes(tensor: torch.Tensor) -> int:
+    return sum(part.numel() * part.element_size() for part in torch_compat.dense_parts(tensor))

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import fx
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, is_fake
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 STATIC_INPUT = "_dynamo_static_input_type"
 """Dynamo's mark of parameters and buffers."""
@@ -83,3 +85,38 @@ def ends_at_graph_break(gm: fx.GraphModule) -> bool:
     """Whether Dynamo ended the graph before the user's function did, so that the step goes on behind it."""
     reason = getattr(gm, "compile_subgraph_reason", None)
     return bool(reason is not None and reason.graph_break)
+
+
+def any_fake(arguments: Iterable[Any]) -> bool:
+    """Whether a call is made to learn what its results look like, not to compute them."""
+    return any(isinstance(value, torch.Tensor) and is_fake(value) for value in arguments)
+
+
+def dense_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """The tensors with memory of their own that make up a tensor: those within a subclass, or within a sparse tensor.
+
+    None where there is no memory (fake tensors), or nobody can tell where it is.
+    """
+    wrapper: Any = tensor
+    if is_traceable_wrapper_subclass(wrapper):
+        names, _ = wrapper.__tensor_flatten__()
+        inner = [getattr(wrapper, name) for name in names]
+        return [part for one in inner if isinstance(one, torch.Tensor) for part in dense_parts(one)]
+    if tensor.layout is torch.sparse_coo:
+        return [*dense_parts(tensor._indices()), *dense_parts(tensor._values())]
+    opaque = tensor.layout is not torch.strided or tensor.device.type == "meta" or is_fake(tensor)
+    return [] if opaque or not torch._C._has_storage(tensor) else [tensor]
+
+
+def fake_outputs(compiled: Callable[..., Any], inputs: Sequence[Any]) -> Any:
+    """What the first call of `compiled` gives where it is only to tell what its outputs look like; else `None`.
+
+    That is so within `DistributedDataParallel`'s buckets: each is compiled for what the one before it gives.
+    AOTAutograd answers such a call once, without running what was compiled, and it is asked at once, since the next
+    call is to run.
+    """
+    context = torch._guards.TracingContext.try_get()
+    if context is None or not context.fakify_first_call or context.fake_mode is None:
+        return None
+    with context.fake_mode, mock.patch.object(context.fake_mode, "allow_non_fake_inputs", True):
+        return compiled(*inputs)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
+from torch.testing._internal.two_tensor import TwoTensor
 
 from remat_compiler.runtime.step_watch import StepWatch, WatchedStep
 from remat_compiler.simulate.whole_step import Call, Passed, Turn
@@ -39,6 +40,19 @@ class Watched:
 
     def __call__(self, *arguments: Tensor) -> Any:
         return self.compiled(*arguments)
+
+
+class Squared(torch.autograd.Function):
+    """Stands for a compiled graph: AOTAutograd's node is of this kind, too."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return 2 * gradients[0] * ctx.saved_tensors[0]
 
 
 @pytest.fixture
@@ -123,6 +137,25 @@ def test_a_view_of_an_output_is_linked_and_other_operators_are_not(
     second(y.view(-1)[:8], y.cos()).backward()
     (step,) = steps
     assert step.calls[1].passed == (Passed(32, 0, 0), Passed(128, None, 1))
+
+
+@pytest.mark.filterwarnings("ignore:TwoTensor does not implement")
+def test_what_a_subclass_wraps_links_calls(watch: StepWatch[Watched], steps: list[Step]) -> None:
+    first, second = Watched(watch, torch.sin), Watched(watch, lambda y: y.exp().sum())
+    second(first(TwoTensor(leaf(), leaf()).detach().requires_grad_())).backward()
+    (step,) = steps
+    assert step.calls[1].passed == (Passed(2 * 128, 0, 0),)
+
+
+def test_tensors_whose_memory_is_not_known_are_watched_all_the_same() -> None:
+    steps: list[WatchedStep[str]] = []
+    watch: StepWatch[str] = StepWatch(steps.append)
+    compressed = torch.eye(4).to_sparse_csr().requires_grad_() * 2
+    made = Squared.apply(leaf())
+    watch.forward("graph", [compressed, leaf().to_sparse()], [made, compressed])
+    made.sum().backward()
+    (step,) = steps
+    assert [passed.argument for passed in step.calls[0].passed] == [0, 1]
 
 
 def test_calls_without_gradients_are_not_noted(watch: StepWatch[Watched], steps: list[Step]) -> None:
