@@ -172,11 +172,7 @@ class Search:
     def _when_nothing_fits(self, best: Attempt | None) -> Attempt:
         """The smallest peak with a warning, where the options allow that; else the error."""
         if best is not None and self.limit is not None and self.options.on_infeasible == "min":
-            logger.warning(
-                "no plan fits memory_budget=%d bytes; training goes on at the smallest peak found, %s",
-                self.limit,
-                format_bytes(best.check.needed_bytes),
-            )
+            warn_of_smallest(self.limit, best.check.needed_bytes)
             return best
         refusal = self.refusal
         foreseen = None if best is None else planned_bytes(best.partitions, best.check.between_bytes)
@@ -186,6 +182,15 @@ class Search:
         assert self.limit is not None
         peak = best.check.timeline[best.check.peak_index]
         raise InfeasibleBudget(self.limit, best.check.needed_bytes, peak.label, peak.text, _reason(self.options))
+
+
+def warn_of_smallest(limit: int, needed_bytes: int) -> None:
+    """Say that training goes on at the smallest peak found, which is over the budget."""
+    logger.warning(
+        "no plan fits memory_budget=%d bytes; training goes on at the smallest peak found, %s",
+        limit,
+        format_bytes(needed_bytes),
+    )
 
 
 def infeasible(refusal: NoPlan, options: RematOptions, limit: int | None) -> InfeasibleBudget:
