@@ -22,6 +22,8 @@ from remat_compiler.runtime.workspace import WorkspaceTable
 from remat_compiler.simulate.timeline import MemoryTimeline, simulate
 
 FITTING = (PlanStatus.OPTIMAL, PlanStatus.FEASIBLE)
+UNLIMITED_NS = 2**62
+"""Added time that no plan reaches, and below which 64 bits hold what planners compute of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +150,8 @@ class Cutter:
     ) -> Planned:
         """The plan for one order."""
         slowest = self.request.max_slowdown
-        max_added = None if slowest is None else int((slowest - 1.0) * costs.step_ns)
+        most_added = UNLIMITED_NS if slowest is None else (slowest - 1.0) * costs.step_ns
+        max_added = int(most_added) if most_added < UNLIMITED_NS else None
         problem = RematProblem(captured.graph, costs, budget_bytes, max_added)
         with self.stage("plan"):
             return Planned(captured, problem, plan_with(problem))

@@ -75,16 +75,19 @@ class UnknownName(RematError, LookupError):
         kind: What was looked up, such as ``planner``.
         name: What was asked for.
         allowed: Names that exist, sorted.
+        place: Where the name stands, such as an environment variable, or empty.
     """
 
-    def __init__(self, kind: str, name: str, allowed: Iterable[str]) -> None:
+    def __init__(self, kind: str, name: str, allowed: Iterable[str], place: str = "") -> None:
         self.kind = kind
         self.name = name
         self.allowed = tuple(sorted(allowed))
-        super().__init__(f"unknown {kind} {name!r}{suggestion(name, self.allowed)}")
+        self.place = place
+        where = f" in {place}" if place else ""
+        super().__init__(f"unknown {kind} {name!r}{where}{suggestion(name, self.allowed)}")
 
-    def __reduce__(self) -> tuple[type[UnknownName], tuple[str, str, tuple[str, ...]]]:
-        return type(self), (self.kind, self.name, self.allowed)
+    def __reduce__(self) -> tuple[type[UnknownName], tuple[str, str, tuple[str, ...], str]]:
+        return type(self), (self.kind, self.name, self.allowed, self.place)
 
 
 class UnservedSizes(RematError):
@@ -162,10 +165,17 @@ class PlanRejected(RematError):
         return type(self), (self.planner, self.violations)
 
 
-def suggestion(name: str, allowed: Sequence[str]) -> str:
-    """The end of a message about an unknown name: near matches first, then all that is allowed."""
-    lowered = {a.lower(): a for a in allowed}
-    near = [lowered[m] for m in difflib.get_close_matches(name.lower(), list(lowered), n=3, cutoff=0.6)]
+def suggestion(name: str, allowed: Sequence[str], prefix: str = "") -> str:
+    """The end of a message about an unknown name: near matches first, then all that is allowed.
+
+    Args:
+        name: What was asked for.
+        allowed: Names that exist.
+        prefix: What all of them begin with, which tells nothing apart.
+    """
+    lowered = {a.lower().removeprefix(prefix.lower()): a for a in allowed}
+    matches = difflib.get_close_matches(name.lower().removeprefix(prefix.lower()), list(lowered), n=3, cutoff=0.6)
+    near = [lowered[m] for m in matches]
     meant = f"; did you mean {' or '.join(repr(n) for n in near)}?" if near else ""
     listed = ", ".join(allowed) if allowed else "nothing is registered"
     return f"{meant} (allowed: {listed})" if allowed else f" ({listed})"

@@ -8,18 +8,19 @@ string such as ``"1.3KiB"`` asks for is rounded down, so that the budget stays a
 from __future__ import annotations
 
 import logging
-import math
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from decimal import Decimal
 from enum import Enum
+from functools import cache, partial
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from remat_compiler.errors import OptionError, suggestion
+from remat_compiler.errors import OptionError, UnknownName, suggestion
+from remat_compiler.option_values import as_float, count, folder, one_of, seconds, shown, slowdown
 
 logger = logging.getLogger(__name__)
 
@@ -28,13 +29,15 @@ COST_MODELS: Final = ("roofline", "measured", "nominal")
 ON_INFEASIBLE: Final = ("error", "min")
 VARIANTS: Final = ("auto", "always", "never")
 ESTIMATORS: Final = ("symbolic", "quadratic")
-ENVIRONMENT_VARIABLES: Final = ("REMAT_CACHE_DIR", "REMAT_DISABLE_CACHE", "REMAT_DUMP", "REMAT_PLANNER", "REMAT_VERIFY")
+PREFIX: Final = "REMAT_"
+ONLY_IN_ENVIRONMENT: Final = ("REMAT_CACHE_DIR", "REMAT_DISABLE_CACHE", "REMAT_VERIFY")
+"""Variables of what no option sets; each option has one of its own name besides, see `variable_of`."""
 
 _UNIT_BYTES: Final = {
     "": 1,
     "b": 1,
-    **{f"{letter}b": 1000**power for power, letter in enumerate("kmgt", 1)},
-    **{f"{letter}ib": 1024**power for power, letter in enumerate("kmgt", 1)},
+    **{f"{letter}b": 1000**power for power, letter in enumerate("kmgtpe", 1)},
+    **{f"{letter}ib": 1024**power for power, letter in enumerate("kmgtpe", 1)},
 }
 _BYTE_STRING: Final = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?(?:e\+?[0-9]{1,2})?)\s*([a-z]*)\s*", re.IGNORECASE | re.ASCII)
 _LARGEST_BUDGET: Final = 2**63 - 1
@@ -61,11 +64,13 @@ class MemoryBudget:
         kind: Which of the other fields counts.
         limit_bytes: Bytes, for BYTES.
         fraction: Part of the unbudgeted peak, in (0, 1], for FRACTION.
+        written: What the user wrote; two budgets that mean the same are equal.
     """
 
     kind: BudgetKind
     limit_bytes: int = 0
     fraction: float = 0.0
+    written: str = field(default="", compare=False)
 
     @staticmethod
     def parse(value: object) -> MemoryBudget:
@@ -76,17 +81,17 @@ class MemoryBudget:
         if isinstance(value, MemoryBudget):
             return value
         if isinstance(value, str):
-            return _budget_of_string(value)
+            return replace(_budget_of_string(value), written=repr(value))
         if isinstance(value, bool) or not isinstance(value, Real):
             raise _bad_budget(value)
         if isinstance(value, Integral):
-            return _budget_of_bytes(int(value), value)
-        fraction = float(value)
+            return replace(_budget_of_bytes(int(value), value), written=shown(int(value)))
+        fraction = as_float(value)
         if not 0.0 < fraction <= 1.0:
             looks_like_bytes = 1024.0 <= fraction <= _LARGEST_BUDGET
             hint = f"; for bytes write {int(fraction)} or {str(int(fraction))!r}" if looks_like_bytes else ""
             raise _bad_budget(value, hint)
-        return MemoryBudget(BudgetKind.FRACTION, fraction=fraction)
+        return MemoryBudget(BudgetKind.FRACTION, fraction=fraction, written=repr(fraction))
 
     def of_reference(self, reference_peak_bytes: int) -> int | None:
         """Bytes allowed where the unbudgeted step peaks at `reference_peak_bytes`; `None` for AUTO and MIN."""
@@ -108,35 +113,57 @@ class Environment:
     """The REMAT_* environment variables.
 
     Attributes:
-        dump: REMAT_DUMP, folder to write dumps to, or `None`.
-        planner: REMAT_PLANNER, planner where the code names none, or `None`.
-        cache_dir: REMAT_CACHE_DIR, folder of plans and measured costs.
+        cache_dir: REMAT_CACHE_DIR, folder of plans and measured costs; `None` where none is named and the process has
+            no home directory.
         disable_cache: REMAT_DISABLE_CACHE, neither read nor write that folder.
         verify: REMAT_VERIFY: 0 verifies nothing, 1 every plan that is applied, 2 also the captured graph and
             every candidate of a portfolio.
+        options: Text of each option that has its variable set, by the option's name.
     """
 
-    dump: Path | None
-    planner: str | None
-    cache_dir: Path
-    disable_cache: bool
-    verify: int
+    cache_dir: Path | None
+    disable_cache: bool = False
+    verify: int = 1
+    options: Mapping[str, str] = field(default_factory=dict)
 
     @staticmethod
     def read(variables: Mapping[str, str] | None = None) -> Environment:
         """Read `variables` (default: of the process).  An empty value counts as not set."""
         given = {k: v for k, v in (os.environ if variables is None else variables).items() if v}
+        of_options = {variable_of(f.name): f.name for f in fields(RematOptions) if f.name != "inductor"}
+        allowed = (*sorted(of_options), *ONLY_IN_ENVIRONMENT)
         for name in sorted(given):
-            if name.startswith("REMAT_") and name not in ENVIRONMENT_VARIABLES:
-                logger.warning("ignored environment variable %s%s", name, suggestion(name, ENVIRONMENT_VARIABLES))
-        home = Path(given["XDG_CACHE_HOME"]) if "XDG_CACHE_HOME" in given else Path.home() / ".cache"
+            if name.startswith(PREFIX) and name not in allowed:
+                logger.warning("ignored environment variable %s%s", name, suggestion(name, allowed, PREFIX))
+        cache_dir = folder("REMAT_CACHE_DIR", given.get("REMAT_CACHE_DIR"))
+        disabled = one_of("REMAT_DISABLE_CACHE", given.get("REMAT_DISABLE_CACHE", "0"), ("0", "1")) == "1"
         return Environment(
-            dump=Path(given["REMAT_DUMP"]) if "REMAT_DUMP" in given else None,
-            planner=given.get("REMAT_PLANNER"),
-            cache_dir=Path(given["REMAT_CACHE_DIR"]) if "REMAT_CACHE_DIR" in given else home / "remat",
-            disable_cache=_one_of("REMAT_DISABLE_CACHE", given.get("REMAT_DISABLE_CACHE", "0"), ("0", "1")) == "1",
-            verify=int(_one_of("REMAT_VERIFY", given.get("REMAT_VERIFY", "1"), ("0", "1", "2"))),
+            cache_dir=cache_dir or (None if disabled else _default_cache(given.get("XDG_CACHE_HOME"))),
+            disable_cache=disabled,
+            verify=int(one_of("REMAT_VERIFY", given.get("REMAT_VERIFY", "1"), ("0", "1", "2"))),
+            options={option: given[variable] for variable, option in of_options.items() if variable in given},
         )
+
+
+def variable_of(option: str) -> str:
+    """The environment variable of an option."""
+    return f"{PREFIX}{option.upper()}"
+
+
+def _default_cache(xdg_cache_home: str | None) -> Path | None:
+    """The cache folder where none is named; `None`, warned of once, where the process has no home directory."""
+    if xdg_cache_home is not None:
+        return Path(xdg_cache_home) / "remat"
+    try:
+        return Path.home() / ".cache" / "remat"
+    except RuntimeError as error:
+        _warn_of_no_home(str(error))
+        return None
+
+
+@cache
+def _warn_of_no_home(error: str) -> None:
+    logger.warning("plans and measured costs are not kept: %s; name a folder by REMAT_CACHE_DIR", error.rstrip("."))
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +189,7 @@ class RematOptions:
         estimator: How the peak of a variant at other sizes is known: ``"symbolic"``, by the exact formula (learnt where
             there is none), or ``"quadratic"``, learnt from dry runs at the first sizes.  With the latter, what layers
             save is also measured in the first steps, which run by the variant of the smallest peak.
+        inductor: Names and values of Inductor's own settings, which stand among the options; sorted.
     """
 
     memory_budget: MemoryBudget = field(default_factory=lambda: MemoryBudget(BudgetKind.AUTO))
@@ -176,12 +204,15 @@ class RematOptions:
     max_variants: int = 6
     estimator: str = "symbolic"
 
+    inductor: tuple[tuple[str, Any], ...] = ()
+
     @staticmethod
     def parse(
         options: Mapping[str, object] | None = None,
         *,
         check_planner: Callable[[str], object],
         environment: Environment | None = None,
+        is_inductors: Callable[[str, object], bool] = lambda name, value: False,
     ) -> RematOptions:
         """Options of the mapping that the user gave to `torch.compile`.
 
@@ -189,36 +220,30 @@ class RematOptions:
             options: Names and values; `None` for none.
             check_planner: Raises (`UnknownName`) when no planner of that name is registered.
             environment: Environment variables; read from the process when `None`.
+            is_inductors: Whether a name is of a setting of Inductor, and the value right for it (else `OptionError`).
 
         Raises:
             OptionError: An option is unknown or its value malformed.
         """
         if options is not None and not isinstance(options, Mapping):
-            raise OptionError(f"options must be a mapping of names to values, got {options!r}")
-        given: dict[str, object] = dict(options or {})
+            raise OptionError(f"options must be a mapping of names to values, got {shown(options)}")
+        given: dict[Any, object] = dict(options or {})
         env = Environment.read() if environment is None else environment
-        names = tuple(f.name for f in fields(RematOptions))
+        checks: dict[str, Callable[[object], object]] = {**_CHECKS, "planner": partial(_planner, check_planner)}
+        settings = {n: v for n, v in given.items() if n not in checks and isinstance(n, str) and is_inductors(n, v)}
         for name in given:
-            if name not in names:
-                raise OptionError(f"unknown option {name!r}{suggestion(str(name), names)}")
-        default = RematOptions()
-        planner = given.get("planner", env.planner or default.planner)
-        if not isinstance(planner, str) or not planner:
-            raise OptionError(f"planner must be the name of a planner, got {planner!r}")
-        check_planner(planner)
-        return RematOptions(
-            memory_budget=MemoryBudget.parse(given.get("memory_budget", default.memory_budget)),
-            planner=planner,
-            inner=_one_of("inner", given.get("inner", default.inner), INNER_COMPILERS),
-            cost_model=_one_of("cost_model", given.get("cost_model", default.cost_model), COST_MODELS),
-            dump=_path("dump", given.get("dump", env.dump)),
-            on_infeasible=_one_of("on_infeasible", given.get("on_infeasible", default.on_infeasible), ON_INFEASIBLE),
-            max_slowdown=_slowdown(given.get("max_slowdown", default.max_slowdown)),
-            time_limit=_seconds("time_limit", given.get("time_limit", default.time_limit)),
-            variants=_one_of("variants", given.get("variants", default.variants), VARIANTS),
-            max_variants=_count("max_variants", given.get("max_variants", default.max_variants), least=2),
-            estimator=_one_of("estimator", given.get("estimator", default.estimator), ESTIMATORS),
-        )
+            if name not in checks and name not in settings:
+                raise OptionError(f"unknown option {shown(name)}{suggestion(str(name), tuple(checks))}")
+        values: dict[str, Any] = {
+            name: _from_text(name, text, checks[name]) for name, text in env.options.items() if name not in given
+        }
+        values |= {name: check(given[name]) for name, check in checks.items() if name in given}
+        checked = replace(RematOptions(), **values, inductor=tuple(sorted(settings.items())))
+        if settings and checked.inner != "inductor":
+            raise OptionError(
+                f"option {min(settings)!r} is one of Inductor's, and inner is {checked.inner!r}; leave it out"
+            )
+        return checked
 
 
 def format_bytes(num_bytes: int) -> str:
@@ -241,7 +266,7 @@ def parse_bytes(text: str) -> int:
         raise _bad_budget(text)
     number, unit = Decimal(match.group(1)), match.group(2)
     if unit.lower() not in _UNIT_BYTES:
-        units = ("B", "KB", "MB", "GB", "TB", "KiB", "MiB", "GiB", "TiB")
+        units = ("B", *(f"{letter}{end}" for end in ("B", "iB") for letter in "KMGTPE"))
         raise _bad_budget(text, f"; unknown unit {unit!r}{suggestion(unit, units)}")
     size = number * _UNIT_BYTES[unit.lower()]
     if 0 < size < 1:
@@ -270,56 +295,68 @@ def _budget_of_bytes(num_bytes: int, value: object) -> MemoryBudget:
 
 def _bad_budget(value: object, hint: str = "") -> OptionError:
     """The error for a malformed budget."""
-    return OptionError(f"memory_budget must be {_BUDGET_FORMS}, got {value!r}{hint}")
+    return OptionError(f"memory_budget must be {_BUDGET_FORMS}, got {shown(value)}{hint}")
 
 
-def _one_of(name: str, value: object, allowed: Iterable[str]) -> str:
-    """`value`, when it is one of the `allowed` words."""
-    words = tuple(allowed)
-    if not isinstance(value, str):
-        raise OptionError(f"{name} must be one of {', '.join(map(repr, words))}, got {value!r}")
-    if value not in words:
-        raise OptionError(f"unknown {name} {value!r}{suggestion(value, words)}")
+def _planner(check: Callable[[str], object], value: object) -> str:
+    """`value`, when it names a planner."""
+    if not isinstance(value, str) or not value:
+        raise OptionError(f"planner must be the name of a planner, got {shown(value)}")
+    check(value)
     return value
 
 
-def _path(name: str, value: object) -> Path | None:
-    """`value` as a path, `None` for none."""
-    if value is None:
+_CHECKS: Final[dict[str, Callable[[object], object]]] = {
+    "memory_budget": MemoryBudget.parse,
+    "planner": str,  # replaced where the planners are known
+    "inner": partial(one_of, "inner", allowed=INNER_COMPILERS),
+    "cost_model": partial(one_of, "cost_model", allowed=COST_MODELS),
+    "dump": partial(folder, "dump"),
+    "on_infeasible": partial(one_of, "on_infeasible", allowed=ON_INFEASIBLE),
+    "max_slowdown": partial(slowdown, "max_slowdown"),
+    "time_limit": partial(seconds, "time_limit"),
+    "variants": partial(one_of, "variants", allowed=VARIANTS),
+    "max_variants": partial(count, "max_variants", least=2),
+    "estimator": partial(one_of, "estimator", allowed=ESTIMATORS),
+}
+"""What each option must be, in the order in which people are shown them."""
+
+
+def _from_text(name: str, text: str, check: Callable[[object], object]) -> object:
+    """The value of the option `name` whose variable holds `text`.
+
+    Raises:
+        OptionError: It means none; the message names the variable.
+        UnknownName: It names a planner that is not registered; likewise.
+    """
+    try:
+        return check(_READERS.get(name, str)(text))
+    except OptionError as error:
+        raise OptionError(f"{variable_of(name)}={shown(text)}: {error}") from error
+    except UnknownName as error:
+        raise UnknownName(error.kind, error.name, error.allowed, f"the variable {variable_of(name)}") from error
+
+
+def _budget_text(text: str) -> object:
+    """A variable holds no types: what has a decimal point, no unit, and is at most 1, is a fraction."""
+    fraction = float(text) if _FRACTION.fullmatch(text) else 0.0
+    return fraction if 0.0 < fraction <= 1.0 else text
+
+
+def _number_text(text: str) -> object:
+    """A number, `None` for the word, else the text itself, which the check refuses."""
+    if text.strip().lower() == "none":
         return None
-    if not isinstance(value, (str, os.PathLike)) or not os.fspath(value):
-        raise OptionError(f"{name} must be the path of a folder or None, got {value!r}")
-    return Path(os.fsdecode(value)).expanduser()
+    for read in (int, float):
+        try:
+            return read(text)
+        except ValueError:
+            continue
+    return text
 
 
-def _slowdown(value: object) -> float | None:
-    """`value` as a limit of the step's relative time, `None` for no limit."""
-    if value is None or (isinstance(value, Real) and float(value) == math.inf):
-        return None
-    limit = _positive("max_slowdown", value)
-    if limit < 1.0:
-        raise OptionError(f"max_slowdown must be at least 1.0 (times the step), or None for no limit, got {value!r}")
-    return limit
-
-
-def _positive(name: str, value: object) -> float:
-    """`value` as a finite number above 0."""
-    if isinstance(value, bool) or not isinstance(value, Real) or not 0.0 < float(value) < math.inf:
-        raise OptionError(f"{name} must be a finite number above 0, got {value!r}")
-    return float(value)
-
-
-def _count(name: str, value: object, least: int) -> int:
-    """`value` as a whole number of at least `least`."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < least:
-        raise OptionError(f"{name} must be a whole number of at least {least}, got {value!r}")
-    return int(value)
-
-
-def _seconds(name: str, value: object) -> float | None:
-    """`value` as a finite number of at least 0, or `None`."""
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, Real) or not 0.0 <= float(value) < math.inf:
-        raise OptionError(f"{name} must be a finite number of at least 0, or None, got {value!r}")
-    return float(value)
+_FRACTION: Final = re.compile(r"\s*(?:[0-9]+\.[0-9]*|\.[0-9]+)(?:e[+-]?[0-9]+)?\s*", re.IGNORECASE | re.ASCII)
+_READERS: Final[dict[str, Callable[[str], object]]] = {
+    "memory_budget": _budget_text,
+    **dict.fromkeys(("max_slowdown", "time_limit", "max_variants"), _number_text),
+}

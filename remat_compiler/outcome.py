@@ -2,6 +2,7 @@
 
 On a hit in the caches of the inner compiler the partitioner never runs.  So it is kept, for every graph and every way
 of compiling it, which request was final, so that the next process asks for the same and hits, and what was reported.
+What was kept says what it answers; it may speed a compilation up, and never replaces what the user asks for.
 """
 
 from __future__ import annotations
@@ -12,13 +13,15 @@ from pathlib import Path
 
 from remat_compiler.cutter import PartitionRequest
 from remat_compiler.graph_key import PlanKey
-from remat_compiler.options import RematOptions
+from remat_compiler.options import BudgetKind, RematOptions
 from remat_compiler.report.plan_report import PlanReport
 from remat_compiler.reporting import checked_reports, make_reports, publish
-from remat_compiler.runtime.json_folder import JsonFolder
+from remat_compiler.runtime.json_folder import SUFFIX, JsonFolder
 from remat_compiler.search import Attempt
 
-FOLDER, FORMAT_VERSION, MOST_FILES, MOST_BYTES = "plans", 2, 4_096, 64_000_000
+FOLDER, FORMAT_VERSION, MOST_FILES, MOST_BYTES = "plans", 3, 4_096, 64_000_000
+DECIDED = ("budget_bytes", "fraction", "take_smallest", "free_layout", "early_loops", "between_bytes")
+"""What a search decides of a request; the rest is what the user asked for."""
 PART_ONLY = "the step goes on in other graphs: this one has a part of the budget until all of them are known"
 
 
@@ -27,11 +30,13 @@ class Earlier:
     """What an earlier compilation of the graph ended with.
 
     Attributes:
+        key: What decided it.
         request: The last request.
         limit_bytes: The user's budget in bytes; `None` for none.
         reports: The report of each joint graph.
     """
 
+    key: PlanKey
     request: PartitionRequest
     limit_bytes: int | None
     reports: tuple[PlanReport, ...]
@@ -60,9 +65,29 @@ class Outcome:
         self.limit_bytes: int | None = None
         self.reports: list[PlanReport] = []
 
-    def earlier(self) -> Earlier | None:
-        """What an earlier compilation under the key ended with; `None`, warned of, where that cannot be read."""
-        return None if self.kept is None else self.kept.read(self.key.digest)
+    def earlier(self, first: PartitionRequest) -> Earlier | None:
+        """What an earlier compilation under the key ended with; `None`, warned of, where that is not what is asked now.
+
+        Args:
+            first: What this compilation aims for at first.  Of the earlier one's request only that is taken which a
+                search decides, and its limit is no more than the user's.
+        """
+        found = None if self.kept is None else self.kept.read(self.key.digest)
+        if self.kept is None or found is None:
+            return None
+        asked = replace(
+            first,
+            **{name: getattr(found.request, name) for name in DECIDED},
+            planner=found.request.planner if first.fraction == 1.0 else first.planner,
+        )
+        if found.key != self.key or found.request != asked:
+            path = self.kept.path / f"{self.key.digest}{SUFFIX}"
+            self.kept.warn(self.key.digest, f"ignored {path}, which answers another question; it is planned anew")
+            return None
+        limit, whole = found.limit_bytes, first.budget_bytes
+        if self.options.memory_budget.kind in (BudgetKind.BYTES, BudgetKind.AUTO) and whole is not None:
+            limit = whole if limit is None else min(limit, whole)
+        return replace(found, limit_bytes=limit)
 
     def add(self, attempt: Attempt, note: str) -> None:
         """Report one more variant of the graph, for other sizes."""
@@ -92,4 +117,4 @@ class Outcome:
         self.attempt, self.reports, self.limit_bytes = attempt, reports, limit_bytes
         publish(reports, attempt.partitions, self.options)
         if final and self.kept is not None and attempt.failure is None:
-            self.kept.write(self.key.digest, Earlier(attempt.request, limit_bytes, tuple(reports)))
+            self.kept.write(self.key.digest, Earlier(self.key, attempt.request, limit_bytes, tuple(reports)))

@@ -15,6 +15,7 @@ from typing import Any
 from torch import fx
 
 from remat_compiler import torch_compat
+from remat_compiler.adjust import over_budget
 from remat_compiler.changing_graph import ChangingGraph
 from remat_compiler.compiler import Compiler
 from remat_compiler.costs.table import cost_identity
@@ -35,7 +36,7 @@ from remat_compiler.planned_graph import PlannedGraph, Recipe
 from remat_compiler.runtime.allowance import Allowance
 from remat_compiler.runtime.variant_store import VariantStore
 from remat_compiler.runtime.workspace import WorkspaceTable
-from remat_compiler.search import Attempt, Search
+from remat_compiler.search import Attempt, Search, warn_of_smallest
 from remat_compiler.several_graphs import decide
 from remat_compiler.variants import Workshop, dispatched
 
@@ -58,7 +59,7 @@ def compile_graph(
     key = plan_key(gm, traced or example_inputs, options, first.budget_bytes, costs)
     # Where sizes change, what variants were planned for is kept, and their plans are in the plan cache.
     outcome = Outcome(options, None if symbols else directory, key)
-    earlier = outcome.earlier()
+    earlier = outcome.earlier(first)
     compiler = Compiler(gm, example_inputs, traced, WorkspaceTable(directory), costs, reported=earlier is not None)
     if symbols:
         return _for_all_sizes(compiler, options, first, symbols, outcome, VariantStore(directory, key.digest))
@@ -74,7 +75,7 @@ def _for_these_sizes(
     def search(known: Attempt | None = None, limit: int | None = None) -> tuple[Attempt, int | None]:
         return _searched(compiler, options, first if known is None else known.request, known, limit)
 
-    known = None if earlier is None else _again(compiler, earlier.request)
+    known = None if earlier is None else _again(compiler, earlier, options)
     context = torch_compat.saved_compilation() if has_fixed_sizes(inputs) else None
     anew = known is None and context is not None
     part = first_request_of_several(compiler.gm, options, first) if anew else None
@@ -197,12 +198,20 @@ def _searched(
     return search.run(request, known, limit)
 
 
-def _again(compiler: Compiler, request: PartitionRequest) -> Attempt | None:
-    """What comes of the last request of an earlier compilation; `None` where it is refused now."""
+def _again(compiler: Compiler, earlier: Earlier, options: RematOptions) -> Attempt | None:
+    """What comes of an earlier compilation's last request; `None` where that is refused now, or over the budget."""
     try:
-        return compiler.run(request)
+        again = compiler.run(earlier.request)
     except NoPlan:
         return None
+    limit = earlier.limit_bytes
+    # Where the planner ran, a search goes on from here.
+    if limit is None or again.partitions or not over_budget(again.check, limit):
+        return again
+    if options.on_infeasible != "min":
+        return None
+    warn_of_smallest(limit, again.check.needed_bytes)
+    return again
 
 
 def first_request(options: RematOptions, environment: Environment, example_inputs: Sequence[Any]) -> PartitionRequest:

@@ -182,11 +182,7 @@ class Search:
     def _when_nothing_fits(self, best: Attempt | None) -> Attempt:
         """The smallest peak with a warning, where the options allow that; else the error."""
         if best is not None and self.limit is not None and self.options.on_infeasible == "min":
-            logger.warning(
-                "no plan fits memory_budget=%d bytes; training goes on at the smallest peak found, %s",
-                self.limit,
-                format_bytes(needed_bytes(best) or 0),
-            )
+            warn_of_smallest(self.limit, needed_bytes(best) or 0)
             return best
         refusal = self.refusal
         if best is None or (refusal is not None and _says_more(refusal, best)):
@@ -206,6 +202,15 @@ class Search:
 def _says_more(refusal: NoPlan, best: Attempt) -> bool:
     """Whether a refusal knows more than the best try, which was emitted: of a smaller peak, or of any."""
     return bool(best.check.unknown) or refusal.needed_bytes < planned_bytes(best.partitions, best.check.between_bytes)
+
+
+def warn_of_smallest(limit: int, needed_bytes: int) -> None:
+    """Say that training goes on at the smallest peak found, which is over the budget."""
+    logger.warning(
+        "no plan fits memory_budget=%d bytes; training goes on at the smallest peak found, %s",
+        limit,
+        format_bytes(needed_bytes),
+    )
 
 
 def infeasible(refusal: NoPlan, options: RematOptions, limit: int | None) -> InfeasibleBudget:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 
 import remat_compiler
+from remat_compiler import options
 from remat_compiler.backend import remat
 from remat_compiler.errors import InfeasibleBudget, OptionError, UnknownName
 from remat_compiler.ir.plan import Decision
@@ -74,7 +76,7 @@ def test_a_slip_of_the_pen_gets_the_near_match(options: dict[str, object], error
 
 def test_an_unknown_planner_of_the_environment_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REMAT_PLANNER", "ipl")
-    with pytest.raises(UnknownName, match="unknown planner 'ipl'; did you mean 'ilp'"):
+    with pytest.raises(UnknownName, match="unknown planner 'ipl' in the variable REMAT_PLANNER; did you mean 'ilp'"):
         compiled(model(), memory_budget=0.8)(torch.randn(4, 32))
 
 
@@ -181,3 +183,64 @@ def test_a_stored_plan_with_a_broken_request_is_planned_again(tmp_path: Path, ca
         compiled(model(), memory_budget="1GiB")(x).sum().backward()
     assert len(remat_compiler.reports()) == 1
     assert "made again" in caplog.text
+
+
+def outcome_of(folder: Path, budget: object) -> Path:
+    """The file in which the outcome under `budget` is kept, after a step."""
+    torch._dynamo.reset()
+    before = set((folder / "plans").glob("*.json"))
+    compiled(model(), memory_budget=budget)(torch.randn(4096, 32)).sum().backward()
+    (made,) = set((folder / "plans").glob("*.json")) - before
+    return made
+
+
+def test_the_outcome_of_a_larger_budget_does_not_stand_for_a_smaller_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache = tmp_path / "cache"
+    small, large = outcome_of(cache, 2_400_000), outcome_of(cache, 10**9)
+    shutil.copy(large, small)
+    torch._dynamo.reset()
+    remat_compiler.clear_reports()
+    compiled(model(), memory_budget=2_400_000)(torch.randn(4096, 32)).sum().backward()
+    (report,) = remat_compiler.reports()
+    assert report.checked_peak_bytes is not None
+    assert report.checked_peak_bytes <= 2_400_000 < report.peak_before_bytes
+    assert f"ignored {small}, which answers another question" in caplog.text
+
+
+def test_without_a_home_directory_training_goes_on_with_one_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("REMAT_CACHE_DIR")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", homeless)
+    options._warn_of_no_home.cache_clear()
+    module, x = model(), torch.randn(4096, 32)
+    expected = gradients(module, module, x)
+    found = gradients(module, compiled(module, memory_budget=0.8), x)
+    assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+    assert [record.message for record in caplog.records if "not kept" in record.message] == [
+        "plans and measured costs are not kept: Could not determine home directory; name a folder by REMAT_CACHE_DIR"
+    ]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"max_slowdown": 1e15},
+        {"max_slowdown": 1e300},
+        {"max_slowdown": 10**400},
+        {"time_limit": 1e308},
+        {"memory_budget": 2**63 - 1},
+        {"memory_budget": 1e-300, "on_infeasible": "min"},
+    ],
+)
+def test_numbers_at_the_end_of_their_range_train(given: dict[str, object]) -> None:
+    module, x = model(), torch.randn(64, 32)
+    expected = gradients(module, module, x)
+    found = gradients(module, compiled(module, **{"memory_budget": 0.8, **given}), x)
+    assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 from collections.abc import Callable, Iterator
@@ -312,3 +313,43 @@ def test_a_folder_that_cannot_be_written_is_one_warning_and_memory_serves(
     assert counted() == (1, 0, 2, 2)
     # The folder may neither be listed nor written; both are told together.
     assert len(caplog.records) == 1
+
+
+def places(document: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Where in a document the numbers and the lists stand."""
+    items = document.items() if isinstance(document, dict) else enumerate(document)
+    for name, value in items:
+        if isinstance(value, (int, list)):
+            yield (*path, name)
+        if isinstance(value, (dict, list)):
+            yield from places(value, (*path, name))
+
+
+@dataclass(frozen=True)
+class Known:
+    """A planner that has been solved for good."""
+
+    result: PlanResult
+    name: ClassVar[str] = "auto"
+
+    def plan(self, problem: RematProblem) -> PlanResult:
+        return self.result
+
+
+@pytest.mark.parametrize("wrong", [-1, 0, 10**6, 2**63 - 1, 10**40, []])
+def test_no_figure_of_a_stored_plan_is_believed(wrong: object, tmp_path: Path) -> None:
+    problem = step()
+    good = replace(QUICK.plan(problem), stats=())
+    planner_with(PlanCache(tmp_path), Known(good)).plan(problem)
+    (file,) = plan_folder(tmp_path).path.iterdir()
+    text = file.read_text(encoding="utf-8")
+    for path in places(json.loads(text)):
+        document = json.loads(text)
+        inner = document
+        for name in path[:-1]:
+            inner = inner[name]
+        inner[path[-1]] = wrong
+        file.write_text(json.dumps(document), encoding="utf-8")
+        found = planner_with(PlanCache(tmp_path), Known(good)).plan(problem)
+        assert 0 <= found.lower_bound_ns <= found.added_ns
+        assert replace(bare(found), lower_bound_ns=0) == replace(good, lower_bound_ns=0), path

@@ -20,7 +20,8 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = {"remat_compiler": ROOT / "remat_compiler", "remat_passes": ROOT / "passes" / "remat_passes"}
 
 TIERS: tuple[frozenset[str], ...] = (
-    frozenset({"errors", "progress", "version"}),
+    frozenset({"errors", "files", "progress", "version"}),
+    frozenset({"option_values"}),
     frozenset({"options"}),
     frozenset({"ir"}),
     frozenset({"torch_compat"}),
@@ -50,7 +51,7 @@ NEIGHBOURS = frozenset(
         ("several_graphs", "size_shares"),
         *(("pipeline", name) for name in ("changing_graph", "first_step")),
         *(("several_graphs", name) for name in ("partition", "partitioner", "planned_graph", "search", "shares")),
-        *(("pipeline", name) for name in ("graph_key", "partition", "search", "compiler")),
+        *(("pipeline", name) for name in ("adjust", "graph_key", "partition", "search", "compiler")),
         *(("pipeline", name) for name in ("outcome", "planned_graph", "several_graphs", "variants")),
         *(("compiler", name) for name in ("graph_key", "partitioner", "search")),
         ("trade_off", "partition"),

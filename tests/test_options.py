@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from remat_compiler import options as options_module
 from remat_compiler.errors import OptionError, UnknownName
-from remat_compiler.options import BudgetKind, Environment, MemoryBudget, RematOptions, format_bytes, parse_bytes
+from remat_compiler.options import (
+    BudgetKind,
+    Environment,
+    MemoryBudget,
+    RematOptions,
+    format_bytes,
+    parse_bytes,
+    variable_of,
+)
 
 EMPTY = Environment.read({"HOME": "/nowhere"})
 
@@ -35,6 +45,10 @@ def parse(environment: Environment = EMPTY, **options: object) -> RematOptions:
         ("  3 kb ", 3000),
         ("3KIB", 3072),
         ("2tib", 2 * 1024**4),
+        ("1PiB", 1024**5),
+        ("1PB", 1000**5),
+        ("7.5 EiB", 15 * 2**59),
+        ("9EB", 9 * 10**18),
         ("0.5 MiB", 524_288),
         ("1.", 1),
         ("17", 17),
@@ -47,7 +61,7 @@ def test_byte_strings_are_exact_integers_rounded_down(text: str, size: int) -> N
     assert parse_bytes(text) == size
 
 
-@pytest.mark.parametrize("value", [0, -1, 2**63, True, False, 1.5, 0.0, -0.5, math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("value", [0, -1, 2**63, 10**400, True, False, 1.5, 0.0, -0.5, math.nan, math.inf, -math.inf])
 def test_numbers_that_are_no_budget(value: object) -> None:
     with pytest.raises(OptionError, match="memory_budget must be a positive int"):
         parse(memory_budget=value)
@@ -55,7 +69,24 @@ def test_numbers_that_are_no_budget(value: object) -> None:
 
 @pytest.mark.parametrize(
     "value",
-    ["", " ", "6 GB of", "-1", "0", "0.5", "nan", "inf", "1e400", "1e40", "GiB", "6 6", "6,5GB", "٣", "1e-3 GB"],
+    [
+        "",
+        " ",
+        "6 GB of",
+        "-1",
+        "0",
+        "0.5",
+        "nan",
+        "inf",
+        "1e400",
+        "1e40",
+        "8EiB",
+        "GiB",
+        "6 6",
+        "6,5GB",
+        "٣",
+        "1e-3 GB",
+    ],
 )
 def test_strings_that_are_no_budget(value: str) -> None:
     with pytest.raises(OptionError, match="memory_budget") as error:
@@ -130,6 +161,15 @@ def test_every_int_is_its_own_byte_string(size: int) -> None:
         ({"max_variants": 2.5}, "max_variants"),
         ({"max_variants": True}, "max_variants"),
         ({"time_limit": float("inf")}, "time_limit"),
+        ({"max_slowdown": -(10**400)}, "max_slowdown must be a finite number above 0, got -1000"),
+        ({"time_limit": 10**400}, "time_limit must be a finite number of at least 0, or None, got 1000"),
+        ({"time_limit": 10**5000}, "got a whole number of about"),
+        ({"memory_budget": 10**5000}, "got a whole number of about"),
+        ({"memory_budget": -(10**5000)}, "got a whole number of about"),
+        ({"max_variants": 10**5000}, "max_variants must be a whole number of at most 1000000, got a whole number of"),
+        ({"memory_budget": "9" * 5000}, "...; the largest budget is"),
+        ({"dump": "~nosuchuser/dump"}, "the home directory that '~nosuchuser/dump' begins with is not known"),
+        ({"dump": "a\0b"}, "holds no null character, got 'a\\x00b'"),
         ({"dump": ""}, "dump must be the path of a folder"),
         ({"dump": 3}, "dump must be the path of a folder or None, got 3"),
         ({"planner": 3}, "planner must be the name of a planner, got 3"),
@@ -156,28 +196,130 @@ def test_no_options_are_the_defaults() -> None:
     assert RematOptions.parse(None, check_planner=check_planner, environment=EMPTY) == RematOptions()
 
 
-@pytest.mark.parametrize("value", [None, math.inf])
+@pytest.mark.parametrize("value", [None, math.inf, 10**400])
 def test_the_slowdown_can_be_lifted(value: float | None) -> None:
     assert parse(max_slowdown=value).max_slowdown is None
 
 
-def test_the_code_wins_over_the_environment() -> None:
-    env = Environment.read({"HOME": "/h", "REMAT_DUMP": "/env", "REMAT_PLANNER": "min_cut"})
-    assert parse(env).dump == Path("/env")
-    assert parse(env).planner == "min_cut"
-    assert parse(env, dump="/code", planner="auto") == RematOptions(dump=Path("/code"), planner="auto")
-    assert parse(env, dump=None).dump is None
+OF_THE_ENVIRONMENT: dict[str, tuple[str, object]] = {
+    "memory_budget": ("6GiB", MemoryBudget(BudgetKind.BYTES, limit_bytes=6 * 1024**3)),
+    "planner": ("min_cut", "min_cut"),
+    "inner": ("eager", "eager"),
+    "cost_model": ("nominal", "nominal"),
+    "dump": ("/env", Path("/env")),
+    "on_infeasible": ("min", "min"),
+    "max_slowdown": ("1.5", 1.5),
+    "time_limit": ("3", 3.0),
+    "variants": ("never", "never"),
+    "max_variants": ("4", 4),
+    "estimator": ("quadratic", "quadratic"),
+}
+"""Text of the variable of each option, and what it means."""
+CODE_ONLY = {"inductor"}
+"""Settings of Inductor, which has variables of its own for them."""
 
 
-def test_a_planner_of_the_environment_is_checked_too() -> None:
-    with pytest.raises(UnknownName):
-        parse(Environment.read({"REMAT_PLANNER": "nope"}))
+def in_environment(**texts: str) -> Environment:
+    return Environment.read({"HOME": "/h", **{variable_of(name): text for name, text in texts.items()}})
+
+
+@pytest.mark.parametrize("name", [f.name for f in fields(RematOptions) if f.name not in CODE_ONLY])
+def test_every_option_has_a_variable_over_which_the_code_wins(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    text, value = OF_THE_ENVIRONMENT[name]
+    default = getattr(RematOptions(), name)
+    environment = in_environment(**{name: text})
+    assert value != default
+    assert getattr(parse(environment), name) == value
+    assert getattr(parse(environment, **{name: default}), name) == default
+    assert parse(environment) == RematOptions(**{name: value})  # type: ignore[arg-type]
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("name", sorted(OF_THE_ENVIRONMENT))
+def test_the_readme_names_every_option_and_its_variable(name: str) -> None:
+    readme = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+    assert f"| `{name}` | `{variable_of(name)}` |" in readme
+
+
+@pytest.mark.parametrize(
+    ("text", "budget"),
+    [
+        ("1", MemoryBudget(BudgetKind.BYTES, limit_bytes=1)),
+        ("1.0", MemoryBudget(BudgetKind.FRACTION, fraction=1.0)),
+        ("0.5", MemoryBudget(BudgetKind.FRACTION, fraction=0.5)),
+        (" .5 ", MemoryBudget(BudgetKind.FRACTION, fraction=0.5)),
+        ("5.0e-1", MemoryBudget(BudgetKind.FRACTION, fraction=0.5)),
+        ("0.5GiB", MemoryBudget(BudgetKind.BYTES, limit_bytes=2**29)),
+        ("1.5e9", MemoryBudget(BudgetKind.BYTES, limit_bytes=1_500_000_000)),
+        ("1500000000", MemoryBudget(BudgetKind.BYTES, limit_bytes=1_500_000_000)),
+        ("min", MemoryBudget(BudgetKind.MIN)),
+        ("Auto", MemoryBudget(BudgetKind.AUTO)),
+    ],
+)
+def test_a_variable_holds_a_fraction_where_there_is_a_decimal_point(text: str, budget: MemoryBudget) -> None:
+    assert parse(in_environment(memory_budget=text)).memory_budget == budget
+
+
+@pytest.mark.parametrize("name", ["max_slowdown", "time_limit"])
+def test_a_variable_lifts_a_limit_by_the_word_none(name: str) -> None:
+    assert getattr(parse(in_environment(**{name: "None"})), name) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("memory_budget", "6GoB", "unknown unit 'GoB'"),
+        ("memory_budget", "0.0", "memory_budget must be"),
+        ("memory_budget", "half", "memory_budget must be"),
+        ("inner", "inducter", "did you mean 'inductor'"),
+        ("cost_model", "x", "unknown cost_model 'x'"),
+        ("dump", "~nosuchuser/x", "home directory"),
+        ("on_infeasible", "raise", "(allowed: error, min)"),
+        ("max_slowdown", "0.5", "at least 1.0"),
+        ("max_slowdown", "fast", "got 'fast'"),
+        ("time_limit", "inf", "finite"),
+        ("max_variants", "6.0", "whole number"),
+        ("variants", "all", "unknown variants"),
+        ("estimator", "linear", "unknown estimator"),
+    ],
+)
+def test_a_malformed_variable_of_an_option_is_named(name: str, text: str, says: str) -> None:
+    with pytest.raises(OptionError) as error:
+        parse(in_environment(**{name: text}))
+    assert str(error.value).startswith(f"{variable_of(name)}={text!r}: ")
+    assert says in str(error.value)
+
+
+def test_a_planner_of_the_environment_is_checked_and_its_variable_named() -> None:
+    with pytest.raises(UnknownName, match="unknown planner 'nope' in the variable REMAT_PLANNER"):
+        parse(in_environment(planner="nope"))
 
 
 def test_the_environment_is_read_whole() -> None:
     env = Environment.read({"REMAT_CACHE_DIR": "/c", "REMAT_DISABLE_CACHE": "1", "REMAT_VERIFY": "2", "REMAT_DUMP": ""})
-    assert env == Environment(dump=None, planner=None, cache_dir=Path("/c"), disable_cache=True, verify=2)
+    assert env == Environment(cache_dir=Path("/c"), disable_cache=True, verify=2)
     assert Environment.read({"XDG_CACHE_HOME": "/x"}).cache_dir == Path("/x/remat")
+
+
+def test_the_home_directory_is_expanded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/someone")
+    environment = Environment.read({"REMAT_CACHE_DIR": "~/cache", "REMAT_DUMP": "~/dump"})
+    assert environment.cache_dir == Path("/someone/cache")
+    assert parse(environment).dump == Path("/someone/dump")
+
+
+def test_without_a_home_directory_nothing_is_kept_and_that_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", homeless)
+    options_module._warn_of_no_home.cache_clear()
+    assert [Environment.read({}).cache_dir for _ in range(2)] == [None, None]
+    assert Environment.read({"REMAT_CACHE_DIR": "/c"}).cache_dir == Path("/c")
+    (record,) = caplog.records
+    assert "name a folder by REMAT_CACHE_DIR" in record.message
 
 
 @pytest.mark.parametrize(("name", "value"), [("REMAT_VERIFY", "3"), ("REMAT_DISABLE_CACHE", "maybe")])
@@ -186,9 +328,18 @@ def test_a_malformed_variable_is_an_error(name: str, value: str) -> None:
         Environment.read({name: value})
 
 
-def test_a_misspelt_variable_is_warned_about(caplog: pytest.LogCaptureFixture) -> None:
-    Environment.read({"REMAT_DUMB": "x"})
-    assert "did you mean 'REMAT_DUMP'" in caplog.text
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("REMAT_DUMB", "REMAT_DUMP"),
+        ("REMAT_BUDGET", "REMAT_MEMORY_BUDGET"),
+        ("REMAT_SLOWDOWN", "REMAT_MAX_SLOWDOWN"),
+        ("REMAT_CACHE", "REMAT_CACHE_DIR"),
+    ],
+)
+def test_a_misspelt_variable_is_warned_about(name: str, meant: str, caplog: pytest.LogCaptureFixture) -> None:
+    Environment.read({"HOME": "/h", name: "x"})
+    assert f"ignored environment variable {name}; did you mean '{meant}'" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ removes them."""
 from __future__ import annotations
 
 import argparse
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from remat_compiler.runtime.plan_question import CachedPlan, CacheMiss
 _UNLIMITED_BYTES = 2**62
 _SHOWN_MISSES = 10
 _LONGEST = 60
+_WHICH = "give the folder that REMAT_CACHE_DIR named when plans were made"
 _AGES = ((86_400, "d"), (3_600, "h"), (60, "min"))
 
 
@@ -146,10 +148,20 @@ def _told(directory: Path, what: str) -> Iterator[None]:
 
 def _directory(options: argparse.Namespace) -> Path:
     """The cache folder; CacheError where a folder was named that is none."""
-    directory: Path = options.dir or Environment.read().cache_dir
-    named = options.dir is not None
-    if (named and not directory.is_dir()) or (directory.exists() and not directory.is_dir()):
-        raise CacheError(f"{directory} is no folder; give the folder that REMAT_CACHE_DIR named when plans were made")
+    named: Path | None = options.dir
+    directory = Environment.read().cache_dir if named is None else named
+    if directory is None:
+        raise CacheError("no folder is known, since the process has no home directory; name one by --dir")
+    try:
+        is_folder = stat.S_ISDIR(directory.stat().st_mode)
+    except FileNotFoundError:
+        is_folder = named is None  # nothing was kept yet
+    except NotADirectoryError:
+        is_folder = False
+    except OSError as error:
+        raise CacheError(f"{directory} cannot be looked into ({error}); {_WHICH}") from error
+    if not is_folder:
+        raise CacheError(f"{directory} is no folder; {_WHICH}")
     return directory
 
 

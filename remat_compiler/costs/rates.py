@@ -89,7 +89,7 @@ def rates_of(device_type: str, directory: Path | None) -> Rates:
     """
     if device_type not in DEVICE_TYPES or device_type in _busy:
         return NOMINAL
-    store = shared_store("rates", directory)
+    store = shared_store("rates", directory, least=1)
     figures = store.current()
     if any(f"{device_type} {name}" not in figures for name in _FIGURES):
         try:

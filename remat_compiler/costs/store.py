@@ -9,9 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 import platform
-import tempfile
 from collections import ChainMap
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -20,10 +18,14 @@ from pathlib import Path
 
 import torch
 
+from remat_compiler.files import is_first_failure, read_bounded, write_whole
+
 log = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1
 """Version of the stored file; another one is a miss."""
+LARGEST = 2**56
+"""Largest figure that a file may hold: far above all that is measured, and sums of such figures fit 64 bits."""
 
 
 @dataclass(slots=True)
@@ -33,11 +35,13 @@ class FigureStore:
     Attributes:
         kind: What the figures are, with their unit, such as ``workspace_bytes``; names the file.
         directory: Where they are kept between processes; None keeps them in memory only.
+        least: Least figure that may be.
         known: Figures by name, for `environment()` only.
     """
 
     kind: str
     directory: Path | None = None
+    least: int = 0
     known: dict[str, int] = field(default_factory=dict)
     _noted: dict[str, int] = field(default_factory=dict)
     _environment: tuple[str, ...] = ()
@@ -76,10 +80,10 @@ class FigureStore:
         if path is None:
             return {}
         try:
-            return self._checked(json.loads(path.read_text(encoding="utf-8")))
+            return self._checked(json.loads(read_bounded(path)))
         except FileNotFoundError:
             return {}
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             log.warning("%s cannot be used (%s); what it held is measured again", path, error)
             return {}
 
@@ -88,27 +92,26 @@ class FigureStore:
         assert path is not None
         record = {"version": FORMAT_VERSION, "environment": self._environment, self.kind: self.known}
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".tmp")
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                json.dump(record, file, sort_keys=True, indent=1)
-            os.replace(temporary, path)
+            write_whole(path, json.dumps(record, sort_keys=True, indent=1))
         except OSError as error:
-            log.warning("%s cannot be written (%s); the measurements hold for this process only", path, error)
+            if is_first_failure(path.parent, error):
+                log.warning("%s cannot be written (%s); the measurements hold for this process only", path, error)
 
     def _checked(self, record: object) -> dict[str, int]:
         if not isinstance(record, dict) or record.get("version") != FORMAT_VERSION:
             raise ValueError(f"not a file of version {FORMAT_VERSION}")
         figures = record.get(self.kind)
-        if not isinstance(figures, dict) or not all(type(n) is int and n >= 0 for n in figures.values()):
-            raise ValueError(f"{self.kind} must map names to whole numbers from 0 up")
+        if not isinstance(figures, dict) or not all(
+            type(n) is int and self.least <= n <= LARGEST for n in figures.values()
+        ):
+            raise ValueError(f"{self.kind} must map names to whole numbers from {self.least} to {LARGEST}")
         return {str(name): figure for name, figure in figures.items()}
 
 
 @cache
-def shared_store(kind: str, directory: Path | None) -> FigureStore:
+def shared_store(kind: str, directory: Path | None, least: int = 0) -> FigureStore:
     """The one store of its kind in this process, so that nothing is measured or read twice."""
-    return FigureStore(kind, directory)
+    return FigureStore(kind, directory, least)
 
 
 def environment() -> tuple[str, ...]:

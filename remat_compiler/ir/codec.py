@@ -33,24 +33,41 @@ def to_document(kind: str, version: int, value: object) -> str:
     return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
-def from_document(kind: str, version: int, cls: type[T], text: str | bytes) -> T:
+def from_document(kind: str, version: int, cls: type[T], text: str | bytes, most_bits: int | None = None) -> T:
     """The `cls` that `text` describes.
+
+    Args:
+        kind: What the document calls itself.
+        version: Its version.
+        cls: What it describes.
+        text: The document.
+        most_bits: Bits of the largest whole number that may stand in it, without its sign; `None` for no limit.
 
     Raises:
         FormatError: `text` is no JSON, of another format or version, or does not describe a `cls`.
     """
     try:
-        document = json.loads(text)
+        document = json.loads(text, parse_int=None if most_bits is None else functools.partial(_bounded, most_bits))
     except (ValueError, RecursionError) as error:
         raise FormatError("$", f"not JSON: {error}") from error
     if not isinstance(document, dict) or document.keys() != {"format", "version", "data"}:
         raise FormatError("$", 'expected an object with exactly the keys "data", "format" and "version"')
     if document["format"] != f"remat/{kind}":
-        raise FormatError("$.format", f"expected 'remat/{kind}', got {document['format']!r}")
+        raise FormatError("$.format", f"expected 'remat/{kind}', got {_shown(document['format'])}")
     # True and 1.0 equal 1 to Python.
     if type(document["version"]) is not int or document["version"] != version:
-        raise FormatError("$.version", f"expected {version}, got {document['version']!r}; write the file again")
-    return decode(cls, document["data"], "$.data")
+        raise FormatError("$.version", f"expected {version}, got {_shown(document['version'])}; write the file again")
+    try:
+        return decode(cls, document["data"], "$.data")
+    except RecursionError as error:
+        raise FormatError("$.data", "nested too deep") from error
+
+
+def _bounded(most_bits: int, digits: str) -> int:
+    number = int(digits)
+    if number.bit_length() > most_bits:
+        raise ValueError(f"a whole number of more than {most_bits} bits")
+    return number
 
 
 def encode(value: object) -> object:
@@ -114,7 +131,7 @@ def _dataclass_decoder(cls: type[object]) -> Decoder:
         if data.keys() != decoders.keys():
             for name in data:
                 if name not in decoders:
-                    raise FormatError(place, f"unknown field {name!r}{suggestion(name, tuple(decoders))}")
+                    raise FormatError(place, f"unknown field {_shown(name)}{suggestion(name, tuple(decoders))}")
             raise FormatError(place, f"field {next(n for n in decoders if n not in data)!r} is missing")
         values = {name: one(data[name], f"{place}.{name}") for name, one in decoders.items()}
         try:

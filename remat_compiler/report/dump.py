@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from remat_compiler.errors import FormatError, OptionError
+from remat_compiler.files import read_bounded, write_whole
 from remat_compiler.ir.json_form import dumps
 from remat_compiler.ir.plan import Plan, PlanResult
 from remat_compiler.ir.problem import RematProblem
@@ -55,9 +56,8 @@ def write_dump(
     folder = directory / _folder_name(report.graph_name)
     files = {**(sources or {}), **_own_files(report, problem, result, before)}
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         for name, text in files.items():
-            (folder / name).write_text(text, encoding="utf-8")
+            write_whole(folder / name, text, mode=0o666)
     except OSError as error:
         logger.warning("dump of %s to %s is not written: %s; training goes on", report.graph_name, folder, error)
         return None
@@ -74,12 +74,12 @@ def read_reports(directory: Path) -> list[PlanReport]:
         OptionError: There is no such folder, it cannot be read, or it holds no dump.
         FormatError: A report in it cannot be read.
     """
-    if not directory.is_dir():
-        raise OptionError(f"{directory} is not a folder; give the folder that the option dump or REMAT_DUMP named")
     own = directory / REPORT_FILE
     try:
+        if not directory.is_dir():
+            raise OptionError(f"{directory} is not a folder; give the folder that the option dump or REMAT_DUMP named")
         files = [own] if own.is_file() else sorted(directory.glob(f"*/{REPORT_FILE}"), key=_natural)
-        texts = [(file, file.read_bytes()) for file in files]
+        texts = [(file, read_bounded(file)) for file in files]
     except OSError as error:
         raise OptionError(f"{directory} cannot be read: {error}") from error
     if not texts:

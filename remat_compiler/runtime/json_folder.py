@@ -1,7 +1,8 @@
 """A bounded folder of JSON documents, one value a file: safe to share between processes, without locks.
 
     write   to a temporary file, then renamed over the name: a reader sees the old document, the new one, or none
-    read    what is broken, cut off, foreign or of another version is a warned miss; the file stays as it is
+    read    what is broken, cut off, foreign or of another version is a warned miss, and so is what is no regular file
+            or larger than any document; it stays as it is
     trim    the files used longest ago go, once there are too many, or too many bytes
 
 Nothing is ever read, changed and written back, so that two processes that write at once lose nothing: of two documents
@@ -12,7 +13,6 @@ from __future__ import annotations
 
 import logging
 import os
-import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,13 +20,16 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from remat_compiler.errors import FormatError
+from remat_compiler.files import TEMPORARY, is_first_failure, read_bounded, write_whole
 from remat_compiler.ir.codec import from_document, to_document
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-SUFFIX, TEMPORARY = ".json", ".tmp"
+SUFFIX = ".json"
+MOST_BITS = 63
+"""Figures are bytes, nanoseconds and positions; larger ones were written by something else."""
 ABANDONED_S = 3600
 """Age in seconds from which a temporary file is one that a process left behind when it was killed."""
 
@@ -81,11 +84,11 @@ class JsonFolder(Generic[T]):
     def read(self, name: str) -> T | None:
         """The document `name`, or `None` where there is none that can be read."""
         try:
-            return from_document(self.kind, self.version, self.cls, self._file(name).read_bytes())
+            return from_document(self.kind, self.version, self.cls, read_bounded(self._file(name)), MOST_BITS)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
-            self.warn("", f"{self._file(name)} cannot be read ({error}); what it holds is made again")
+            self.warn(name, f"{self._file(name)} cannot be read ({error}); what it holds is made again")
             return None
         except FormatError as error:
             self.warn(name, f"ignored {self._file(name)}, which cannot be read ({error}); it is made again")
@@ -94,19 +97,14 @@ class JsonFolder(Generic[T]):
     def write(self, name: str, value: T) -> None:
         """Keep `value` as `name`; a folder that cannot be written is one warning, and so is what has no JSON form."""
         try:
-            text = to_document(self.kind, self.version, value)
-            self.path.mkdir(parents=True, exist_ok=True)
-            handle, temporary = tempfile.mkstemp(dir=self.path, suffix=TEMPORARY)
-            try:
-                with os.fdopen(handle, "w", encoding="utf-8") as file:
-                    file.write(text)
-                os.replace(temporary, self._file(name))
-            except OSError:
-                Path(temporary).unlink(missing_ok=True)
-                raise
+            write_whole(self._file(name), to_document(self.kind, self.version, value))
             self._trim()
-        except (OSError, TypeError) as error:
+        except TypeError as error:
             self.warn("", f"{self.path} cannot be written ({error}); what is found holds for this process only")
+        except OSError as error:
+            # Folders side by side fail together, and at a level that nobody sees none of them speaks for the others.
+            if self.level < logging.WARNING or is_first_failure(self.path.parent, error):
+                self.warn("", f"{self.path} cannot be written ({error}); what is found holds for this process only")
 
     def use(self, name: str) -> None:
         """Note that `name` was of use, so that others go first; nothing where that cannot be noted."""
@@ -164,14 +162,15 @@ class JsonFolder(Generic[T]):
                 Path(entry.path).unlink(missing_ok=True)
 
     def _entries(self) -> Iterator[tuple[os.DirEntry[str], os.stat_result]]:
-        """Files of the folder with their figures; those that another process removes meanwhile are left out."""
+        """Files of the folder with their figures; what is no file, or was removed meanwhile, is left out."""
         try:
             with os.scandir(self.path) as entries:
                 for entry in entries:
                     try:
-                        yield entry, entry.stat()
-                    except FileNotFoundError:
+                        status = entry.stat()
+                    except OSError:
                         continue
+                    yield entry, status
         except FileNotFoundError:
             return
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,7 @@ def test_without_a_directory_nothing_is_written(tmp_path: Path, monkeypatch: pyt
     "content",
     [
         "", "{", "[]", "\x00", '{"version": 0, "time_ns": {"mm": 7}}', '{"version": 1, "time_ns": {"mm": -7}}',
+        "[" * 100_000, f'{{"version": 1, "time_ns": {{"mm": {10**40}}}}}', f'{{"version": {"9" * 5000}}}',
         '{"version": 1, "time_ns": {"mm": 7.5}}', '{"version": 1, "time_ns": {"mm": true}}', '{"version": 1}',
     ],
 )  # fmt: skip
@@ -52,6 +54,25 @@ def test_a_broken_file_is_a_warned_miss(content: str, tmp_path: Path, caplog: py
     assert "cannot be used" in caplog.text
     FigureStore("time_ns", tmp_path).add({"mm": 8})
     assert json.loads(path.read_text(encoding="utf-8"))["time_ns"] == {"mm": 8}
+
+
+def test_a_pipe_is_a_warned_miss_and_is_replaced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    FigureStore("time_ns", tmp_path).add({"mm": 7})
+    (path,) = tmp_path.iterdir()
+    path.unlink()
+    os.mkfifo(path)
+    with caplog.at_level(logging.WARNING):
+        assert not FigureStore("time_ns", tmp_path).current()
+    assert "it is no regular file" in caplog.text
+    FigureStore("time_ns", tmp_path).add({"mm": 8})
+    assert dict(FigureStore("time_ns", tmp_path).current()) == {"mm": 8}
+
+
+def test_a_rate_of_nothing_is_no_rate(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    FigureStore("rates", tmp_path).add({"flops_per_s": 0})
+    assert dict(FigureStore("rates", tmp_path).current()) == {"flops_per_s": 0}
+    assert not FigureStore("rates", tmp_path, least=1).current()
+    assert "whole numbers from 1" in caplog.text
 
 
 def test_a_folder_that_cannot_be_written_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import multiprocessing
 import os
+import resource
 import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from remat_compiler.costs.store import FigureStore
 from remat_compiler.runtime.json_folder import ABANDONED_S, JsonFolder
 
 
@@ -42,6 +47,10 @@ BROKEN = {
     "another kind": GOOD.replace("note", "memo"),
     "another type": GOOD.replace('"writer": 1', '"writer": "1"'),
     "not text": "\udcff",
+    "nested deep": "[" * 100_000,
+    "data nested deep": GOOD.replace("[]", "[" * 900 + "]" * 900),
+    "a number beyond 64 bits": GOOD.replace('"writer": 1', f'"writer": {10**40}'),
+    "a number beyond what Python reads": GOOD.replace('"writer": 1', f'"writer": {"9" * 5000}'),
 }
 
 
@@ -59,9 +68,34 @@ def test_a_broken_file_is_one_warning_and_stays(how: str, tmp_path: Path, caplog
     assert folder.read("good") == Note(1, ())
 
 
-def test_what_is_no_file_is_a_warned_miss(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (tmp_path / "bad.json").mkdir()
-    assert folder_at(tmp_path).read("bad") is None
+def put_folder(path: Path) -> None:
+    path.mkdir()
+
+
+def put_large(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(10 * 2**30)
+
+
+def put_loop(path: Path) -> None:
+    path.symlink_to(path)
+
+
+def put_device(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+@pytest.mark.parametrize("put", [put_folder, os.mkfifo, put_large, put_loop, put_device])
+def test_what_is_no_document_is_a_warned_miss_and_does_not_keep_others_from_being_written(
+    put: Callable[[Path], None], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    put(tmp_path / "bad.json")
+    folder = folder_at(tmp_path, max_bytes=2**40)
+    assert folder.read("bad") is None
+    assert folder.read("bad") is None
+    assert len(caplog.records) == 1
+    folder.write("good", Note(1, ()))
+    assert folder.read("good") == Note(1, ())
     assert len(caplog.records) == 1
 
 
@@ -81,21 +115,41 @@ def test_what_has_no_json_form_is_one_warning(tmp_path: Path, caplog: pytest.Log
     assert "cannot be written (expected a dataclass" in caplog.text
 
 
-def test_a_failed_write_leaves_the_old_document_and_no_rest(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    folder = folder_at(tmp_path)
-    folder.write("one", Note(1, ()))
-
+@contextmanager
+def no_room_for_a_name() -> Iterator[None]:
     def full(source: str, target: Path) -> None:
-        raise OSError(28, "No space left on device")
+        raise OSError(errno.ENOSPC, "No space left on device")
 
-    with monkeypatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "replace", full)
+        yield
+
+
+@contextmanager
+def no_room_for_content() -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("full_disk", [no_room_for_a_name, no_room_for_content])
+def test_a_full_disk_is_one_warning_for_all_folders_and_leaves_old_documents_and_no_rest(
+    full_disk: Callable[[], AbstractContextManager[None]], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder, other, figures = folder_at(tmp_path / "one"), folder_at(tmp_path / "two"), FigureStore("rates", tmp_path)
+    folder.write("one", Note(1, ()))
+    with full_disk():
         folder.write("one", Note(2, ()))
+        other.write("two", Note(2, ()))
+        figures.add({"a": 1})
     assert folder.read("one") == Note(1, ())
-    assert [path.name for path in tmp_path.iterdir()] == ["one.json"]
-    assert "No space left" in caplog.text
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["one.json"]
+    assert ["cannot be written" in record.message for record in caplog.records] == [True]
+    folder.write("one", Note(3, ()))
+    assert folder.read("one") == Note(3, ())
 
 
 def age(folder: JsonFolder[Note], name: str, seconds: float) -> None:

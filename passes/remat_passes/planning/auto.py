@@ -21,6 +21,8 @@ from remat_passes.planning.search import Search
 
 HALVINGS = 8
 """Budgets tried to find the lowest peak within a time limit."""
+MOST_WORK = 2**53
+"""Work that no search comes to: the limit where a user names more seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,7 @@ class Auto:
             lowest = self._search(problem, 0)
             lowest.run()
             search.adopt([*lowest.pool[:4], *self._within_time(problem, lowest)])
-        best = improve(search, int(WORK_PER_SECOND * self.time_limit))
+        best = improve(search, int(min(WORK_PER_SECOND * self.time_limit, MOST_WORK)))
         return choose(problem, self.name, [Candidate(best.plan())])
 
     def smallest_peak(self, problem: RematProblem) -> PlanResult:
