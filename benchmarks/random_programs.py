@@ -53,20 +53,23 @@ def rows_of(seed: int, budgets: Sequence[float | str], inner: str) -> list[Row]:
     ]
 
 
-def work(first: int, last: int, budgets: Sequence[float | str], inner: str) -> None:
+def in_turn(budgets: Sequence[float | str], seed: int) -> Sequence[float | str]:
+    """The first budget and, by turns, one of the others."""
+    return [budgets[0], budgets[1 + seed % (len(budgets) - 1)]] if len(budgets) > 2 else budgets
+
+
+def work(first: int, last: int, budgets: Sequence[float | str], inner: str, rotate: bool) -> None:
     """Print a line of JSON for each program of ``[first, last)``."""
     for seed in range(first, last):
-        print(json.dumps(rows_of(seed, budgets, inner)), flush=True)
+        print(json.dumps(rows_of(seed, in_turn(budgets, seed) if rotate else budgets, inner)), flush=True)
 
 
 class Worker:
     """A process that judges programs from `first` on; its lines are read by a thread."""
 
-    def __init__(self, first: int, last: int, budgets: Sequence[float | str], inner: str) -> None:
-        command = [sys.executable, __file__, "--worker", str(first), str(last), "--inner", inner]
-        command += ["--budgets", *map(str, budgets)]
+    def __init__(self, first: int, last: int, options: Sequence[str]) -> None:
+        command = [sys.executable, __file__, "--worker", str(first), str(last), *options]
         environment = {**os.environ, "KINETO_LOG_LEVEL": "99", "OMP_NUM_THREADS": "1"}
-        environment.setdefault("REMAT_CACHE_DIR", tempfile.mkdtemp(prefix="random-programs-"))
         self.process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment
         )
@@ -96,12 +99,12 @@ class Worker:
                 return found
 
 
-def judged(first: int, last: int, budgets: Sequence[float | str], inner: str, chunk: int = 50) -> Iterator[list[Row]]:
+def judged(first: int, last: int, options: Sequence[str], chunk: int = 50) -> Iterator[list[Row]]:
     """The rows of each program in turn; a process lives for `chunk` programs at most."""
     seed = first
     while seed < last:
         end = min(seed + chunk, last)
-        worker = Worker(seed, end, budgets, inner)
+        worker = Worker(seed, end, options)
         while seed < end:
             rows = worker.next()
             if rows is None:
@@ -196,21 +199,25 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="the seed of the first program")
     parser.add_argument("--inner", choices=["eager", "inductor"], default="eager")
     parser.add_argument("--budgets", nargs="+", type=budget_of, default=list(BUDGETS), metavar="BUDGET")
+    parser.add_argument("--rotate", action="store_true", help="each program under the first budget and one other, in turn")
     parser.add_argument("--only", type=int, help="one program, in this process")
     parser.add_argument("--shrink", action="store_true", help="with --only: make it smaller while it fails alike")
     parser.add_argument("--json", type=Path, help="write each trial as a line of JSON")
     parser.add_argument("--worker", nargs=2, type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker:
-        work(*arguments.worker, arguments.budgets, arguments.inner)
+        work(*arguments.worker, arguments.budgets, arguments.inner, arguments.rotate)
         return
     if arguments.only is not None:
         show(arguments.only, arguments.budgets, arguments.inner, arguments.shrink)
         return
+    os.environ.setdefault("REMAT_CACHE_DIR", tempfile.mkdtemp(prefix="random-programs-"))
     rows: list[Row] = []
     started = time.monotonic()
     last = arguments.seed + arguments.programs
-    for done, found in enumerate(judged(arguments.seed, last, arguments.budgets, arguments.inner), 1):
+    options = ["--inner", arguments.inner, "--budgets", *map(str, arguments.budgets)]
+    options += ["--rotate"] if arguments.rotate else []
+    for done, found in enumerate(judged(arguments.seed, last, options), 1):
         rows += found
         if arguments.json:
             with arguments.json.open("a") as file:

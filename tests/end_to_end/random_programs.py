@@ -102,13 +102,14 @@ class Program:
 
     @property
     def breaks(self) -> bool:
-        """Whether several graphs make up its step."""
-        return "graph break" in self.features
+        """Whether several calls of graphs make up its step."""
+        return "graph break" in self.features or self.use == "two calls"
 
     @property
     def exact(self) -> bool:
         """Whether nothing but the compiled graphs takes memory, so that a prediction must be met to the byte."""
-        return USES[self.use].exact and not any(INPUTS[line.feature].outside for line in self.inputs)
+        dropped = self.use == "outputs dropped" and self.outputs  # the prediction takes all outputs to be held
+        return USES[self.use].exact and not dropped and not any(INPUTS[line.feature].outside for line in self.inputs)
 
     @cached_property
     def source(self) -> str:
