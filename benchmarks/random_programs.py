@@ -199,7 +199,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="the seed of the first program")
     parser.add_argument("--inner", choices=["eager", "inductor"], default="eager")
     parser.add_argument("--budgets", nargs="+", type=budget_of, default=list(BUDGETS), metavar="BUDGET")
-    parser.add_argument("--rotate", action="store_true", help="each program under the first budget and one other, in turn")
+    parser.add_argument(
+        "--rotate", action="store_true", help="each program under the first budget and one other, in turn"
+    )
     parser.add_argument("--only", type=int, help="one program, in this process")
     parser.add_argument("--shrink", action="store_true", help="with --only: make it smaller while it fails alike")
     parser.add_argument("--json", type=Path, help="write each trial as a line of JSON")

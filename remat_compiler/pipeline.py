@@ -206,7 +206,7 @@ def _again(compiler: Compiler, earlier: Earlier, options: RematOptions) -> Attem
         return None
     limit = earlier.limit_bytes
     # Where the planner ran, a search goes on from here.
-    if limit is None or again.partitions or not over_budget(again.check, limit):
+    if limit is None or again.partitions or not over_budget(again, limit):
         return again
     if options.on_infeasible != "min":
         return None

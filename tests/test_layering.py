@@ -53,7 +53,7 @@ NEIGHBOURS = frozenset(
         *(("several_graphs", name) for name in ("partition", "partitioner", "planned_graph", "search", "shares")),
         *(("pipeline", name) for name in ("adjust", "graph_key", "partition", "search", "compiler")),
         *(("pipeline", name) for name in ("outcome", "planned_graph", "several_graphs", "variants")),
-        *(("compiler", name) for name in ("graph_key", "partitioner", "search")),
+        *(("compiler", name) for name in ("graph_key", "partition", "partitioner", "search")),
         ("trade_off", "partition"),
         *(("variants", name) for name in ("adjust", "partition", "search", "sheltered", "trade_off")),
         *(("sheltered", name) for name in ("partition", "search")),

@@ -1,7 +1,7 @@
 """A random program compiled under a budget, and what became of it: compared with eager, measured at the allocator.
 
-    for trial in judge(draw(17), budgets=(1.0, 0.6, "min")):
-        print(trial.verdict, trial.detail)
+for trial in judge(draw(17), budgets=(1.0, 0.6, "min")):
+    print(trial.verdict, trial.detail)
 """
 
 from __future__ import annotations
@@ -117,7 +117,13 @@ def _try(stock: _Stock, budget: float | str, inner: str, expected: Observed, who
     asked = int(0.75 * whole) if budget == "bytes" else budget
     if asked == 0:
         return Trial(budget, Verdict.UNPLANNED, "no peak is known")
-    options = {"memory_budget": asked, "inner": inner, "cost_model": "nominal", "max_slowdown": None, "time_limit": 0.05}
+    options = {
+        "memory_budget": asked,
+        "inner": inner,
+        "cost_model": "nominal",
+        "max_slowdown": None,
+        "time_limit": 0.05,
+    }
     remat_compiler.clear_reports()
     program = stock.program
     with _warnings() as heard:

@@ -186,7 +186,9 @@ INPUTS: dict[str, InputKind] = {
     "expanded leaf": InputKind(1, "{leaf} = torch.randn(1, W, dtype=D).requires_grad_(); {x} = {leaf}.expand(B, W)", 2),
     "overlapping": InputKind(1, "{x} = torch.randn(B + W, dtype=D).as_strided((B, W), (1, 1))"),
     "part of a larger one": InputKind(1, "{x} = torch.randn(2 * B, W, dtype=D)[::2]"),
-    "part of a larger leaf": InputKind(1, "{leaf} = torch.randn(2 * B, W, dtype=D).requires_grad_(); {x} = {leaf}[B:]", 4),
+    "part of a larger leaf": InputKind(
+        1, "{leaf} = torch.randn(2 * B, W, dtype=D).requires_grad_(); {x} = {leaf}[B:]", 4
+    ),
     "the same again": InputKind(1, "{x} = x0", 2),
     "view of the first": InputKind(2, "{x} = x0.t()", 3),
     "rows of the first": InputKind(1, "{x} = x0[:5]", 3),

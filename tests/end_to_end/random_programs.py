@@ -261,7 +261,9 @@ class _Draw:
     def _value(self, hole: str, first: Tensor | None) -> str | None:
         """The name of a value that fits, later ones more often."""
         names = self.given if hole.endswith("_input") else [*self.given, *self.made]
-        fitting = [n for n in names if HOLES[hole](Hole(self.scope[n], first, self.main)) and self.scope[n] is not first]
+        fitting = [
+            n for n in names if HOLES[hole](Hole(self.scope[n], first, self.main)) and self.scope[n] is not first
+        ]
         if not fitting:
             return None
         weights = [4.0 ** (3 * (i + 1) / len(fitting)) for i in range(len(fitting))]
@@ -318,7 +320,9 @@ def smaller(program: Program) -> list[Program]:
     found = [replace(program, outputs=program.outputs[:i] + program.outputs[i + 1 :], second=0, differentiable=(0,))
              for i in range(len(program.outputs))] if program.use in ("backward", "outputs dropped", "grad") else []  # fmt: skip
     if len(program.summed) > 1:
-        found += [replace(program, summed=program.summed[:i] + program.summed[i + 1 :]) for i in range(len(program.summed))]
+        found += [
+            replace(program, summed=program.summed[:i] + program.summed[i + 1 :]) for i in range(len(program.summed))
+        ]
     for i in reversed(range(len(program.body))):
         found += _without_line(program, i)
     if program.use != "backward":
