@@ -123,9 +123,9 @@ def compilations(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
     found: list[int | None] = []
     run = pipeline.Compiler._run
 
-    def counted(self: Any, request: PartitionRequest, real: bool) -> Attempt:
+    def counted(self: Any, request: PartitionRequest, *rest: Any) -> Attempt:
         found.append(request.budget_bytes)
-        return run(self, request, real)
+        return run(self, request, *rest)
 
     monkeypatch.setattr(pipeline.Compiler, "_run", counted)
     return found
