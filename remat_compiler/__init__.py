@@ -15,6 +15,7 @@ from remat_compiler.errors import (
     PlanRejected,
     RematError,
     UnknownName,
+    UnsupportedTorch,
 )
 from remat_compiler.report.plan_report import PlanReport
 from remat_compiler.report.store import clear_reports, reports
@@ -32,6 +33,7 @@ __all__ = [
     "RematError",
     "Stats",
     "UnknownName",
+    "UnsupportedTorch",
     "clear_reports",
     "reports",
     "reset_stats",

@@ -7,10 +7,16 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
+import torch
 from torch import fx
 
-from remat_compiler import torch_compat
-from remat_compiler.errors import RematError
+from remat_compiler.errors import RematError, UnsupportedTorch
+
+try:
+    from remat_compiler import torch_compat
+except (ImportError, AttributeError) as error:
+    raise UnsupportedTorch(torch.__version__, str(error), "nothing can be compiled") from error
+
 from remat_compiler.options import Environment, MemoryBudget, RematOptions, format_bytes
 from remat_compiler.pipeline import compile_graph
 from remat_compiler.recompilations import watch_recompilations
@@ -32,11 +38,23 @@ def remat(
     try:
         environment = Environment.read()
         checked = RematOptions.parse(options, check_planner=planner_class, environment=environment)
+        _warn_untested()
         watch_recompilations(gm)
         _warn_beyond_device(checked.memory_budget, torch_compat.total_device_bytes(example_inputs))
         return compile_graph(gm, example_inputs, checked, environment)
     except RematError as error:
         raise torch_compat.shown_to_user(error) from error
+
+
+@cache
+def _warn_untested() -> None:
+    """Say once that nobody knows whether this torch works."""
+    problem = torch_compat.untested()
+    if problem:
+        logger.warning(
+            "%s: compiling goes on, but compare the first steps with eager; `remat doctor` says what is missing",
+            problem,
+        )
 
 
 @cache

@@ -9,12 +9,15 @@ RematError
   InvalidGraph                          a TrainingGraph that breaks its invariants
   FormatError       (also ValueError)   a JSON file of this project that cannot be read
   CacheError                            a folder of cached plans that cannot be listed or cleared
+  UnsupportedTorch                      a version of torch that lacks what this project changes in it
 """
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Sequence
+
+from remat_compiler.version import TESTED_TORCH
 
 
 class RematError(Exception):
@@ -50,6 +53,29 @@ class InvalidGraph(RematError):
 
 class CacheError(RematError):
     """A folder of cached plans cannot be listed or cleared; compiling goes on without one and only warns."""
+
+
+class UnsupportedTorch(RematError):
+    """The torch at hand lacks something that results or budgets depend on.
+
+    Attributes:
+        torch_version: Its version.
+        problem: What is missing, or otherwise than known.
+        consequence: What would happen if it were used nevertheless.
+    """
+
+    def __init__(self, torch_version: str, problem: str, consequence: str) -> None:
+        self.torch_version = torch_version
+        self.problem = problem
+        self.consequence = consequence
+        oldest, newest = (".".join(map(str, version)) for version in TESTED_TORCH)
+        super().__init__(
+            f"got torch {torch_version}, where {problem}, without which {consequence}; allowed are torch {oldest} to "
+            f"{newest}: install one of these, or a newer remat, and run `remat doctor` to see all that is missing"
+        )
+
+    def __reduce__(self) -> tuple[type[UnsupportedTorch], tuple[str, str, str]]:
+        return type(self), (self.torch_version, self.problem, self.consequence)
 
 
 class FormatError(RematError, ValueError):

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.torch_version import TorchVersion
 
 import remat_compiler
-from remat_compiler import options
+from remat_compiler import backend, options
 from remat_compiler.backend import remat
 from remat_compiler.errors import InfeasibleBudget, OptionError, UnknownName
 from remat_compiler.ir.plan import Decision
@@ -39,6 +40,21 @@ def gradients(module: nn.Module, call: object, x: torch.Tensor) -> list[torch.Te
     module.zero_grad(set_to_none=True)
     call(x).square().sum().backward()  # type: ignore[operator]
     return [p.grad.clone() for p in module.parameters() if p.grad is not None]
+
+
+@pytest.mark.parametrize(("version", "warnings"), [("2.16.0", 1), (torch.__version__, 0)])
+def test_a_torch_that_nobody_tested_is_warned_of_once(
+    version: str, warnings: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(torch, "__version__", TorchVersion(version))
+    backend._warn_untested.cache_clear()
+    caplog.set_level(logging.WARNING, logger="remat_compiler")
+    for width in (4, 8):
+        compiled(model())(torch.randn(width, 32))
+    said = [message for message in caplog.messages if "tested are 2.11 to 2.15" in message]
+    assert len(said) == warnings
+    assert all(version in message and "remat doctor" in message for message in said)
+    backend._warn_untested.cache_clear()
 
 
 @pytest.mark.parametrize("bad", [0, -1, "6 GB of", float("nan"), 1.5, "", True, "-3"])

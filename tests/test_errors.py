@@ -13,6 +13,7 @@ from remat_compiler.errors import (
     RematError,
     UnknownName,
     UnservedSizes,
+    UnsupportedTorch,
     suggestion,
 )
 
@@ -25,6 +26,7 @@ from remat_compiler.errors import (
         InfeasibleBudget(5, 10, "mm", "model.py:12", "max_slowdown=2.0"),
         PlanRejected("auto", ["step 1: no", "step 2: no"]),
         UnservedSizes("s0 = 3"),
+        UnsupportedTorch("2.16.0", "torch.fx.Graph.lint is missing", "graphs are not checked"),
     ],
 )
 def test_an_error_survives_pickling(error: RematError) -> None:

@@ -38,6 +38,7 @@ TIERS: tuple[frozenset[str], ...] = (
 
 NEIGHBOURS = frozenset(
     {
+        ("errors", "version"),
         ("rewrite", "capture"),
         ("partitioner", "partition"),
         ("adjust", "partition"),

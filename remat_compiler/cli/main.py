@@ -1,6 +1,7 @@
-"""`remat show DIR` prints the reports of a dump, `remat planners` lists the planners, `remat cache` the cached plans.
+"""`remat show DIR` prints the reports of a dump, `remat planners` lists the planners, `remat cache` the cached plans;
+`remat doctor` says what was found on this machine.
 
-Exit codes: 0 done, 2 wrong use or unreadable input; the message says what to do.
+Exit codes: 0 done, 1 the doctor misses something, 2 wrong use or unreadable input; the message says what to do.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from remat_compiler.cli.cache import add_cache_commands
+from remat_compiler.cli.doctor import Findings, add_doctor_command
 from remat_compiler.errors import RematError, UnknownName
 from remat_compiler.ir.text_form import table
 from remat_compiler.report.dump import read_reports
@@ -21,9 +23,12 @@ from remat_passes.registry import planner_class, planner_names
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command with `arguments` (default: of the process); the exit code."""
     options = _parser().parse_args(arguments)
-    command: Callable[[argparse.Namespace], str] = options.command
+    command: Callable[[argparse.Namespace], str | Findings] = options.command
+    code = 0
     try:
-        sys.stdout.write(command(options))
+        told = command(options)
+        text, code = (told.text, told.exit_code) if isinstance(told, Findings) else (told, 0)
+        sys.stdout.write(text)
         sys.stdout.flush()
     except RematError as error:
         print(f"remat: {error}", file=sys.stderr)
@@ -31,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         # The reader (a pager, head) has seen enough.  Nothing may be written to the closed pipe at exit.
         sys.stdout = None
-    return 0
+    return code
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -45,6 +50,7 @@ def _parser() -> argparse.ArgumentParser:
     planners = commands.add_parser("planners", help="list the registered planners")
     planners.set_defaults(command=_planners)
     add_cache_commands(commands)
+    add_doctor_command(commands)
     return parser
 
 

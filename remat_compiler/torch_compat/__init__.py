@@ -1,13 +1,14 @@
 """The only package that touches torch's private partitioner, Inductor and AOTAutograd API.
 
-Every function here behaves the same for torch 2.11 to 2.13; where the versions differ, the difference ends
-here, so that a new torch breaks one package.
+Every function here behaves the same for torch 2.11 to 2.15; where the versions differ, the difference ends
+here, so that a new torch breaks one package.  What is changed of torch stands in one table, `patches`.
 """
 
 from remat_compiler.torch_compat.allocators import device_allocator
 from remat_compiler.torch_compat.backends import (
     DEVICE_RESERVE,
     compile_with_interpreter,
+    cpp_compiler,
     free_device_bytes,
     inductor_fingerprint,
     needs_gradients,
@@ -62,6 +63,7 @@ from remat_compiler.torch_compat.operators import (
     save_policy,
 )
 from remat_compiler.torch_compat.outline import Halves, finished_modules
+from remat_compiler.torch_compat.patches import PATCHES, Patch, Purpose, untested
 from remat_compiler.torch_compat.recompilations import (
     forget_dynamic,
     frame_compilation,
@@ -118,6 +120,9 @@ __all__ = [
     "LaterAssumptions",
     "MUST_SAVE",
     "OwnSymbols",
+    "PATCHES",
+    "Patch",
+    "Purpose",
     "RECOMPUTE_SUFFIX",
     "STORE",
     "UNBACKED_FALLBACK",
@@ -137,6 +142,7 @@ __all__ = [
     "copy_module",
     "copying_nodes",
     "corrected_fake_result",
+    "cpp_compiler",
     "dense_parts",
     "device_allocator",
     "ends_at_graph_break",
@@ -192,4 +198,5 @@ __all__ = [
     "symbolic_inputs",
     "symbolic_kernels",
     "total_device_bytes",
+    "untested",
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
+import shutil
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -14,11 +15,13 @@ import torch._prims.rng_prims
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import ShortenTraceback
-from torch._functorch import config as functorch_config
 from torch._inductor import config as inductor_config
+from torch._inductor import cpp_builder
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
 
 from remat_compiler.torch_compat.forward_arguments import stop_at_forward
+from remat_compiler.torch_compat.patches import STEP_CACHE
+from remat_compiler.torch_compat.patching import settings
 
 
 def compile_with_interpreter(gm: fx.GraphModule, example_inputs: Any, partitioner: CustomPartitionerFn) -> Any:
@@ -65,8 +68,7 @@ def needs_gradients(example_inputs: Any) -> bool:
 
 def partitioner_always_runs() -> AbstractContextManager[None]:
     """Within the block no joint graph is skipped because AOTAutograd's cache has what was made of it."""
-    context: AbstractContextManager[None] = functorch_config.patch(enable_autograd_cache=False)
-    return context
+    return settings({STEP_CACHE: False})
 
 
 def free_device_bytes(example_inputs: Any) -> int | None:
@@ -113,6 +115,15 @@ def shown_to_user(error: Exception) -> Exception:
     copied.args = error.args
     copied.first_useful_frame = None  # type: ignore[attr-defined]
     return copied
+
+
+def cpp_compiler() -> str | None:
+    """Path of the C++ compiler that Inductor would run; `None` where it finds none."""
+    try:
+        command = cpp_builder.get_cpp_compiler()
+    except RuntimeError:  # also what Inductor raises of its own
+        return None
+    return shutil.which(command)
 
 
 def inductor_fingerprint() -> str:

@@ -5,7 +5,7 @@ its: two nodes of one operator with equal arguments are one, unless they draw ra
 argument may have been changed between them, a custom operator is handed their memory to write to, or the memory of an
 output is at stake, which the caller must not find shared.
 
-Since 2.15 torch merges nothing that only the forward needs with what the backward needs, too.  Some of its rules are
+Since 2.14 torch merges nothing that only the forward needs with what the backward needs, too.  Some of its rules are
 younger than the oldest version here, and hold in all: they keep results right.
 """
 
@@ -26,7 +26,7 @@ from torch.utils import _pytree as pytree
 
 _ASIDE = ("placeholder", "get_attr", "output")
 _KEEPS_HALVES_APART = "extra_node_key" in signature(compile_utils.fx_graph_cse).parameters
-"""Whether torch's partitioner tells apart what the backward needs (2.15 and later)."""
+"""Whether torch's partitioner tells apart what the backward needs (2.14 and later)."""
 
 
 def merge_duplicates(graph: fx.Graph, backward_outputs: Iterable[Any] = ()) -> None:

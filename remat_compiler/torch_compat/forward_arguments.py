@@ -10,6 +10,9 @@ from typing import Any
 import torch
 from torch._inductor.output_code import CompiledFxGraph
 
+from remat_compiler.torch_compat.patches import EMITTED_CALLABLE
+from remat_compiler.torch_compat.patching import replaced_in
+
 
 class _Reached(Exception):
     """The compiled forward was called: everything of AOTAutograd's that comes before it has run."""
@@ -48,7 +51,7 @@ def forward_arguments(
     try:
         with ExitStack() as stack:
             for graph in graphs:
-                stack.enter_context(_stopped(graph))
+                stack.enter_context(replaced_in(EMITTED_CALLABLE, graph, _stopping_first))
             compiled(*arguments)
     except _Reached as reached:
         return reached.arguments
@@ -57,21 +60,14 @@ def forward_arguments(
     raise RuntimeError("the compiled graph did not call its forward")
 
 
-@contextmanager
-def _stopped(graph: CompiledFxGraph) -> Iterator[None]:
-    """Within the block a call of `graph` by this thread is broken off."""
-    call = graph.current_callable
-    assert call is not None
+def _stopping_first(call: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
+    """`call`, broken off where this thread makes it."""
 
     def stopped(inputs: list[Any]) -> Any:
         stop_at_forward(inputs)
         return call(inputs)
 
-    graph.current_callable = stopped
-    try:
-        yield
-    finally:
-        graph.current_callable = call
+    return stopped
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import threading
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from typing import Any, cast
 
@@ -13,21 +13,33 @@ import torch
 import torch._prims.rng_prims
 from torch import fx
 from torch._functorch import partitioners
-from torch._inductor import config as inductor_config
-from torch._inductor.async_compile import AsyncCompile
 from torch._inductor.choices import InductorChoices
-from torch._inductor.codegen.cpp import CppScheduling
 from torch._inductor.compile_fx import compile_fx
 from torch._inductor.custom_graph_pass import CustomPartitionerFn as CustomPartitionerFn
 from torch._inductor.fx_passes import post_grad
 from torch._inductor.virtualized import V
 
+from remat_compiler.torch_compat.patches import (
+    BUFFER_REUSE,
+    CPU_KERNELS,
+    KERNEL_CACHES,
+    KERNEL_GROUPS,
+    LAYOUT,
+    LOOP_FUSION,
+    PARTITIONER,
+    PLAIN_CPU_KERNELS,
+    PRODUCT_FUSION,
+    REORDERING,
+    TRITON_KERNELS,
+    Patch,
+)
+from remat_compiler.torch_compat.patching import change_setting, named, original, replace, replaced, settings
 from remat_compiler.torch_compat.store import STORE as STORE
 from remat_compiler.torch_compat.store import stored as stored
 
-_KEEP_PLANNED_MEMORY: dict[str, Any] = {"allow_buffer_reuse": False, "reorder_for_peak_memory": False}
+_KEEP_PLANNED_MEMORY: dict[Patch, Any] = {BUFFER_REUSE: False, REORDERING: False}
 """Inductor's settings under which what it emits allocates and frees as the planned graphs say."""
-_PLAIN_LAYOUT: dict[str, Any] = {"layout_optimization": False}
+_PLAIN_LAYOUT: dict[Patch, Any] = {LAYOUT: False}
 """The same where convolutions must run without copies of their weights in channels-last order."""
 _planned = threading.local()
 
@@ -39,8 +51,8 @@ def keep_planned_memory(free_layout: bool) -> None:
         free_layout: Whether Inductor may choose how convolutions lie in memory.
     """
     _planned.active = True
-    for name, value in {**_KEEP_PLANNED_MEMORY, **({} if free_layout else _PLAIN_LAYOUT)}.items():
-        setattr(inductor_config, name, value)
+    for setting, value in {**_KEEP_PLANNED_MEMORY, **({} if free_layout else _PLAIN_LAYOUT)}.items():
+        change_setting(setting, value)
 
 
 def has_convolutions(gm: fx.GraphModule) -> bool:
@@ -54,11 +66,10 @@ def compile_with_inductor(gm: fx.GraphModule, example_inputs: Any, partitioner: 
     _guard_product_fusion()
     _guard_kernel_groups()
     # The partitioner may change settings on the way; leaving the block restores them.
-    changed = [*_KEEP_PLANNED_MEMORY, *_PLAIN_LAYOUT]
-    with inductor_config.patch({name: getattr(inductor_config, name) for name in changed}):
+    with settings({setting: original(setting) for setting in (*_KEEP_PLANNED_MEMORY, *_PLAIN_LAYOUT)}):
         try:
             with V.set_choices_handler(_planned_choices(cast("Hashable", type(V.choices)))()):
-                return compile_fx(gm, example_inputs, config_patches={"custom_partitioner_fn": partitioner})
+                return compile_fx(gm, example_inputs, config_patches=named({PARTITIONER: partitioner}))
         finally:
             _planned.active = False
 
@@ -69,6 +80,8 @@ def _planned_choices(base: Any) -> type[InductorChoices]:
 
     A loop fused over a kernel runs at one of its ends, and so holds there what the plan frees at the other.
     """
+
+    original(LOOP_FUSION)  # there, and called as below
 
     class PlannedChoices(base):  # type: ignore[misc]
         @staticmethod
@@ -92,17 +105,11 @@ def _kernel_between(scheduler: Any, node1: Any, node2: Any) -> bool:
 @contextmanager
 def code_generation_only() -> Iterator[None]:
     """Let Inductor emit wrappers without compiling kernels; what is made serves dry runs and is in no cache."""
-    replaced = {
-        name: getattr(AsyncCompile, name) for name in ("cpp", "cpp_pybinding", "triton") if hasattr(AsyncCompile, name)
-    }
-    try:
-        for name in replaced:
-            setattr(AsyncCompile, name, lambda *_, **__: _no_kernel)
-        with inductor_config.patch(force_disable_caches=True):
-            yield
-    finally:
-        for name, method in replaced.items():
-            setattr(AsyncCompile, name, method)
+    with ExitStack() as stack:
+        for kernels in (CPU_KERNELS, PLAIN_CPU_KERNELS, TRITON_KERNELS):
+            stack.enter_context(replaced(kernels, lambda _: lambda *_, **__: _no_kernel))
+        stack.enter_context(settings({KERNEL_CACHES: True}))
+        yield
 
 
 def _no_kernel(*_: object, **__: object) -> None:
@@ -116,13 +123,15 @@ def _guard_kernel_groups() -> None:
     Inductor puts all loops between two kernels into one C++ function, allocates all their results before it and
     frees what they read after it.
     """
-    original: Callable[[Any], bool] = CppScheduling.ready_to_flush
+    replace(KERNEL_GROUPS, _where_memory_is_freed)
 
+
+def _where_memory_is_freed(ready: Callable[[Any], bool]) -> Callable[[Any], bool]:
     def ready_to_flush(self: Any) -> bool:
         frees = getattr(_planned, "active", False) and bool(self.scheduler.buffer_names_to_free)
-        return frees or original(self)
+        return frees or ready(self)
 
-    CppScheduling.ready_to_flush = ready_to_flush  # type: ignore[method-assign]
+    return ready_to_flush
 
 
 @cache
@@ -132,15 +141,17 @@ def _guard_product_fusion() -> None:
     The fused product runs where the sum stands; until then its arguments, freed by the plan, would be held.  And it
     reads ``x`` from memory, where a loop would compute it on the way.
     """
-    for entries in post_grad.pass_patterns[2].patterns.values():
-        for entry in entries:
-            if entry.extra_check is post_grad.is_valid_addmm_fusion:
-                entry.extra_check = _fuses_as_planned
+    check = original(PRODUCT_FUSION)
+    every = [entry for stage in post_grad.pass_patterns for entries in stage.patterns.values() for entry in entries]
+    asking = [entry for entry in every if entry.extra_check is check]
+    if not asking:
+        raise PRODUCT_FUSION.unsupported(f"no pattern asks {PRODUCT_FUSION.target}")
+    for entry in asking:
+        entry.extra_check = _fuses_as_planned
 
 
 def _fuses_as_planned(match: Any) -> bool:
-    original: Callable[[Any], bool] = post_grad.is_valid_addmm_fusion
-    if not original(match):
+    if not original(PRODUCT_FUSION)(match):
         return False
     if not getattr(_planned, "active", False):
         return True

@@ -23,6 +23,8 @@ from torch.utils.checkpoint import CheckpointPolicy
 from remat_compiler.torch_compat.duplicates import merge_duplicates
 from remat_compiler.torch_compat.mincut import quick_partitioning
 from remat_compiler.torch_compat.modules import erase_dead_code, new_module, without_code
+from remat_compiler.torch_compat.patches import MERGING, OWN_BUDGET
+from remat_compiler.torch_compat.patching import settings
 from remat_compiler.torch_compat.size_nodes import sizes_from_inputs
 
 MUST_SAVE = CheckpointPolicy.MUST_SAVE
@@ -128,8 +130,8 @@ def native_partition(
     joint: fx.GraphModule, *, num_fwd_outputs: int, static_input_indices: tuple[int, ...]
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Cut a prepared joint graph as Inductor does without a budget; `joint` stays as it is."""
-    settings = functorch_config.patch(activation_memory_budget=1.0, cse=False)  # what is prepared has no duplicates
-    with settings, _tags_kept(joint.graph), without_code(), quick_partitioning():
+    as_prepared = settings({OWN_BUDGET: 1.0, MERGING: False})  # what is prepared has no duplicates
+    with as_prepared, _tags_kept(joint.graph), without_code(), quick_partitioning():
         modules = partitioners.min_cut_rematerialization_partition(
             joint,
             None,

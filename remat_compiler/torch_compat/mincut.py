@@ -13,15 +13,16 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
 import networkx
 from torch import fx
-from torch._functorch import partitioners
 
 from remat_compiler.torch_compat.modules import erase_dead_code
+from remat_compiler.torch_compat.patches import DEAD_CODE, EXTRACTION, MINIMUM_CUT
+from remat_compiler.torch_compat.patching import replaced
 
 Vertex = Hashable
 Arcs = dict[Vertex, dict[Vertex, Any]]
@@ -35,23 +36,13 @@ LARGEST_PART = 2_000
 @contextmanager
 def quick_partitioning() -> Iterator[None]:
     """Within the block, torch's partitioner does the same in less time; see the module's docstring."""
-    extraction = "_extract_graph_with_inputs_outputs"
-    with _one_at_a_time, ExitStack() as patches:
-        patches.enter_context(_replaced(networkx, "minimum_cut", _cutting))
-        patches.enter_context(_replaced(partitioners, extraction, _remembering))
-        patches.enter_context(_replaced(fx.Graph, "eliminate_dead_code", _erasing))
+    with (
+        _one_at_a_time,
+        replaced(MINIMUM_CUT, _cutting),
+        replaced(EXTRACTION, _remembering),
+        replaced(DEAD_CODE, _erasing),
+    ):
         yield
-
-
-@contextmanager
-def _replaced(owner: Any, name: str, made: Callable[[Any], Any]) -> Iterator[None]:
-    """Within the block, `owner` has what `made` makes of its attribute."""
-    original = getattr(owner, name)
-    setattr(owner, name, made(original))
-    try:
-        yield
-    finally:
-        setattr(owner, name, original)
 
 
 def _cutting(original: Callable[..., Cut]) -> Callable[..., Cut]:

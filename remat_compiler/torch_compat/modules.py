@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,10 +20,14 @@ from torch._inductor import config as inductor_config
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.utils import _pytree as pytree
 
+from remat_compiler.torch_compat.patches import GRAPH_CODE, NODE_ARGUMENTS
+from remat_compiler.torch_compat.patching import replace
+
 _patch_lock = threading.RLock()
 _quiet_threads: Counter[int] = Counter()
-_original_recompile: Any = None
+_write_code_again: Callable[[], None] | None = None
 _copying = 0
+_search_again: Callable[[], None] | None = None
 _eliminate_dead_code = fx.Graph.eliminate_dead_code
 
 
@@ -75,27 +79,29 @@ def without_code() -> Iterator[None]:
 
 
 def _enter(thread: int) -> None:
-    global _original_recompile
+    global _write_code_again
     with _patch_lock:
         _quiet_threads[thread] += 1
-        if _original_recompile is None:
-            original = _original_recompile = fx.GraphModule.recompile
+        if _write_code_again is None:
+            _write_code_again = replace(GRAPH_CODE, _unless_quiet)
 
-            def recompile(self: fx.GraphModule) -> Any:
-                return None if threading.get_ident() in _quiet_threads else original(self)
 
-            fx.GraphModule.recompile = recompile  # type: ignore[method-assign]
+def _unless_quiet(original: Callable[[fx.GraphModule], Any]) -> Callable[[fx.GraphModule], Any]:
+    def recompile(self: fx.GraphModule) -> Any:
+        return None if threading.get_ident() in _quiet_threads else original(self)
+
+    return recompile
 
 
 def _leave(thread: int) -> None:
-    global _original_recompile
+    global _write_code_again
     with _patch_lock:
         _quiet_threads[thread] -= 1
         if not _quiet_threads[thread]:
             del _quiet_threads[thread]
-        if not _quiet_threads:
-            fx.GraphModule.recompile = _original_recompile  # type: ignore[method-assign]
-            _original_recompile = None
+        if not _quiet_threads and _write_code_again is not None:
+            _write_code_again()
+            _write_code_again = None
 
 
 class _Unsearched:
@@ -116,15 +122,16 @@ def copying_nodes() -> Iterator[None]:
     Since 2.13 torch warns of those whenever a node is made, which is half of the time of making one.  Where nodes are
     copied, it warned of the originals.
     """
-    global _copying
+    global _copying, _search_again
     with _patch_lock:
         _copying += 1
-        if hasattr(fx.graph, "pytree"):
-            fx.graph.pytree = _Unsearched()
+        if _search_again is None:
+            _search_again = replace(NODE_ARGUMENTS, lambda _: _Unsearched())
     try:
         yield
     finally:
         with _patch_lock:
             _copying -= 1
-            if not _copying and hasattr(fx.graph, "pytree"):
-                fx.graph.pytree = pytree
+            if not _copying and _search_again is not None:
+                _search_again()
+                _search_again = None

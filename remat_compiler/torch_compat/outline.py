@@ -16,10 +16,11 @@ from typing import Any
 import torch
 from torch import fx
 from torch._functorch import partitioners
-from torch._inductor import config as inductor_config
 
 from remat_compiler.torch_compat.mincut import quick_partitioning
 from remat_compiler.torch_compat.modules import erase_dead_code, new_module, without_code
+from remat_compiler.torch_compat.patches import QUANTIZATION
+from remat_compiler.torch_compat.patching import original, settings
 
 _QUANTIZATION = "activation_quantization_aten_pass"
 
@@ -54,9 +55,9 @@ def finished_modules(halves: Halves) -> tuple[fx.GraphModule, fx.GraphModule]:
     tensors = [n for n in saved if n not in halves.symbols and not is_opaque(n)]
     opaque = [outline.of[n] for n in saved if is_opaque(n)]
     keywords: dict[str, Any] = {"saved_opaque_nodes": opaque} if opaque else {}
-    options = inductor_config.post_grad_fusion_options
-    settings = {"post_grad_fusion_options": {k: v for k, v in options.items() if k != _QUANTIZATION}}
-    with inductor_config.patch(settings), without_code(), quick_partitioning():
+    options = original(QUANTIZATION)
+    others = {k: v for k, v in options.items() if k != _QUANTIZATION}
+    with settings({QUANTIZATION: others}), without_code(), quick_partitioning():
         forward, backward = partitioners._extract_fwd_bwd_modules(
             new_module(halves.joint, outline.graph),
             [outline.of[n] for n in tensors],

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from functools import wraps
+from collections.abc import Callable, Iterable
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 import torch._prims.rng_prims
 from torch import fx
 from torch._dynamo import config as dynamo_config
-from torch._dynamo.variables import builder
 
-_OF_FUNCTION = "_remat_of_function"
-"""Marks the question that Dynamo asks once it is asked of functions, too."""
+from remat_compiler.torch_compat.patches import CHANGING_SIZES
+from remat_compiler.torch_compat.patching import replace
 
 
 class FrameCompilation(NamedTuple):
@@ -64,15 +63,20 @@ def make_dynamic(compilation: FrameCompilation, sources: Iterable[str]) -> None:
     torch's own list, ``torch.compiler.config.dynamic_sources``, goes by the input's name in every function.
     """
     _declared[compilation.frame] = (compilation.earlier, frozenset(sources))
-    asked = builder.is_dynamic_source
-    if not hasattr(asked, _OF_FUNCTION):
+    _ask_for_declared()
 
-        @wraps(asked)
-        def is_dynamic_source(source_name: str, *arguments: Any, **keywords: Any) -> bool:
-            return _is_declared(source_name) or bool(asked(source_name, *arguments, **keywords))
 
-        setattr(is_dynamic_source, _OF_FUNCTION, True)
-        builder.is_dynamic_source = is_dynamic_source
+@cache
+def _ask_for_declared() -> None:
+    """Let Dynamo ask for what was declared, too, wherever it asks whether a size changes."""
+    replace(CHANGING_SIZES, _or_declared)
+
+
+def _or_declared(asked: Callable[..., bool]) -> Callable[..., bool]:
+    def is_dynamic_source(source_name: str, *arguments: Any, **keywords: Any) -> bool:
+        return _is_declared(source_name) or bool(asked(source_name, *arguments, **keywords))
+
+    return is_dynamic_source
 
 
 def forget_dynamic(frame: int) -> None:

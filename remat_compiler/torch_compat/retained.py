@@ -7,7 +7,6 @@ and so know better.  Here a backward that keeps its graph is given copies of wha
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,8 +14,10 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch._functorch._aot_autograd.runtime_wrappers import AOTDispatchAutograd
 from torch._prims_common import clone_preserve_strides
+
+from remat_compiler.torch_compat.patches import RETAINED_GRAPHS
+from remat_compiler.torch_compat.patching import replace
 
 _compiling = threading.local()
 
@@ -36,9 +37,10 @@ def graphs_may_be_retained() -> Iterator[None]:
 @cache
 def _watch_compiled_steps() -> None:
     """Let each compiled step pass `_retainable` on its way into autograd, whether it is new or comes from the cache."""
-    original = AOTDispatchAutograd.post_compile
+    replace(RETAINED_GRAPHS, _through_retainable)
 
-    @functools.wraps(original)
+
+def _through_retainable(original: Callable[..., Any]) -> Callable[..., Any]:
     def post_compile(*args: Any, **keywords: Any) -> Any:
         if not getattr(_compiling, "active", False):
             return original(*args, **keywords)
@@ -49,7 +51,7 @@ def _watch_compiled_steps() -> None:
             args = (args[0], _retainable(args[1], keywords["fw_metadata"]), *args[2:])
         return original(*args, **keywords)
 
-    AOTDispatchAutograd.post_compile = staticmethod(post_compile)  # type: ignore[method-assign]
+    return post_compile
 
 
 def _retainable(backward: Any, metadata: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -13,11 +12,13 @@ import torch._prims.rng_prims
 from torch import fx
 from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfig
 from torch._dispatch.python import enable_python_dispatcher, no_python_dispatcher
-from torch._functorch import config as functorch_config
 from torch._inductor.output_code import CompiledFxGraph
 from torch._prims_common import suggest_memory_format
 from torch._subclasses import fake_tensor
 from torch.utils._python_dispatch import _disable_current_modes
+
+from remat_compiler.torch_compat.patches import BACKWARD_AT_ONCE, EMITTED_CALLABLE, EMITTED_CONTEXT, EMITTED_GRAPHS
+from remat_compiler.torch_compat.patching import replace, replaced_in, settings
 
 FakeTensor = fake_tensor.FakeTensor
 FakeTensorMode = fake_tensor.FakeTensorMode
@@ -34,7 +35,7 @@ FAKE_RUN_ERRORS: tuple[type[Exception], ...] = (
 
 _post_compile_lock = threading.RLock()
 _post_compile_listeners: list[Callable[[CompiledFxGraph], None]] = []
-_post_compile_original: Callable[..., None] | None = None
+_post_compile_undo: Callable[[], None] | None = None
 
 
 def add_post_compile_listener(listener: Callable[[CompiledFxGraph], None]) -> None:
@@ -43,36 +44,35 @@ def add_post_compile_listener(listener: Callable[[CompiledFxGraph], None]) -> No
     Every way into a compiled graph passes `post_compile`: a fresh compile, a hit of the FX graph cache, and
     a hit of AOTAutograd's cache. torch is patched only while somebody listens.
     """
-    global _post_compile_original
+    global _post_compile_undo
     with _post_compile_lock:
+        if _post_compile_undo is None:
+            _post_compile_undo = replace(EMITTED_GRAPHS, _telling_listeners)
         _post_compile_listeners.append(listener)
-        if _post_compile_original is None:
-            original = CompiledFxGraph.post_compile
 
-            @functools.wraps(original)
-            def post_compile(self: CompiledFxGraph, *args: Any, **kwargs: Any) -> None:
-                for heard in tuple(_post_compile_listeners):
-                    heard(self)
-                original(self, *args, **kwargs)
 
-            _post_compile_original = original
-            CompiledFxGraph.post_compile = post_compile  # type: ignore[method-assign]
+def _telling_listeners(original: Callable[..., None]) -> Callable[..., None]:
+    def post_compile(self: CompiledFxGraph, *args: Any, **kwargs: Any) -> None:
+        for heard in tuple(_post_compile_listeners):
+            heard(self)
+        original(self, *args, **kwargs)
+
+    return post_compile
 
 
 def remove_post_compile_listener(listener: Callable[[CompiledFxGraph], None]) -> None:
     """Undo one `add_post_compile_listener`; the last one restores torch's own method."""
-    global _post_compile_original
+    global _post_compile_undo
     with _post_compile_lock:
         _post_compile_listeners.remove(listener)
-        if not _post_compile_listeners and _post_compile_original is not None:
-            CompiledFxGraph.post_compile = _post_compile_original  # type: ignore[method-assign]
-            _post_compile_original = None
+        if not _post_compile_listeners and _post_compile_undo is not None:
+            _post_compile_undo()
+            _post_compile_undo = None
 
 
 def compile_backward_at_once() -> AbstractContextManager[None]:
     """Context in which AOTAutograd compiles the backward with the forward, not at the first `.backward()`."""
-    patch: AbstractContextManager[None] = functorch_config.patch(force_non_lazy_backward_lowering=True)
-    return patch
+    return settings({BACKWARD_AT_ONCE: True})
 
 
 @contextmanager
@@ -81,20 +81,17 @@ def callable_replaced(graph: CompiledFxGraph, replacement: Callable[[list[Any]],
 
     Other threads may run the graph meanwhile.
     """
-    call, compile_context = graph.current_callable, getattr(graph, "_compile_context", None)
 
-    def chosen(inputs: list[Any]) -> Any:
-        real = [type(x) is not FakeTensor for x in inputs if isinstance(x, torch.Tensor)]
-        runs = call if call is not None and real and all(real) else replacement
-        return runs(inputs)
+    def choosing(call: Callable[[list[Any]], Any] | None) -> Callable[[list[Any]], Any]:
+        def chosen(inputs: list[Any]) -> Any:
+            real = [type(x) is not FakeTensor for x in inputs if isinstance(x, torch.Tensor)]
+            runs = call if call is not None and real and all(real) else replacement
+            return runs(inputs)
 
-    graph.current_callable = chosen
-    graph._compile_context = None
-    try:
+        return chosen
+
+    with replaced_in(EMITTED_CALLABLE, graph, choosing), replaced_in(EMITTED_CONTEXT, graph, lambda _: None):
         yield
-    finally:
-        graph.current_callable = call
-        graph._compile_context = compile_context
 
 
 def symbolic_kernels() -> AbstractContextManager[None]:

@@ -124,7 +124,7 @@ class PlannedStep:
         return timeline
 
     def _note_saved(self) -> None:
-        """Since 2.15 AOTAutograd notes which saved tensors are inputs; it was done with the plan that was traced."""
+        """Since 2.14 AOTAutograd notes which saved tensors are inputs; it was done with the plan that was traced."""
         if self._metadata is None or not hasattr(self._metadata, "saved_tensor_is_graph_input"):
             return
         assert self.forward_graph is not None

@@ -90,7 +90,7 @@ def computed_from(graph: fx.Graph, outputs: set[fx.Node]) -> set[fx.Node]:
     return needed
 
 
-@pytest.mark.skipif(not KEEPS_HALVES_APART, reason="torch before 2.15 merges over the halves of a step")
+@pytest.mark.skipif(not KEEPS_HALVES_APART, reason="torch before 2.14 merges over the halves of a step")
 def test_what_the_forward_alone_needs_stays_apart_as_in_torch() -> None:
     apart = 0
     for seed in range(60):

@@ -1,0 +1,113 @@
+"""How torch is changed: through a row of the table of patches, and back to what it was."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from types import FunctionType
+from typing import Any
+
+from remat_compiler.torch_compat.patches import Patch
+
+_ABSENT = object()
+
+
+def replace(patch: Patch, made: Callable[[Any], Any]) -> Callable[[], None]:
+    """Let the target be what `made` makes of it, from now on; where a speed row stays off, nothing happens.
+
+    Args:
+        patch: A row of the table.
+        made: Takes what is there, gives what shall be there.
+
+    Returns:
+        What puts back what was there.
+
+    Raises:
+        UnsupportedTorch: The target of a correctness row cannot be changed.
+    """
+    place = patch.usable()
+    if place is None:
+        return lambda: None
+    owner, attribute = place.owner, place.attribute
+    before = vars(owner).get(attribute, _ABSENT)
+    new = made(place.value)
+    if isinstance(new, FunctionType) and callable(place.value):
+        functools.update_wrapper(new, place.value, updated=())
+    setattr(owner, attribute, staticmethod(new) if isinstance(before, staticmethod) else new)
+
+    def undo() -> None:
+        if before is _ABSENT:
+            delattr(owner, attribute)
+        else:
+            setattr(owner, attribute, before)
+
+    return undo
+
+
+@contextmanager
+def replaced(patch: Patch, made: Callable[[Any], Any]) -> Iterator[None]:
+    """`replace` for the time of the block."""
+    undo = replace(patch, made)
+    try:
+        yield
+    finally:
+        undo()
+
+
+@contextmanager
+def replaced_in(patch: Patch, instance: Any, made: Callable[[Any], Any]) -> Iterator[None]:
+    """`replaced` for the field of one instance of the class that the target names."""
+    place = patch.usable()
+    if place is None:
+        yield
+        return
+    before = getattr(instance, place.attribute)
+    setattr(instance, place.attribute, made(before))
+    try:
+        yield
+    finally:
+        setattr(instance, place.attribute, before)
+
+
+def original(patch: Patch) -> Any:
+    """What is at the target of a correctness row now.
+
+    Raises:
+        UnsupportedTorch: It is not there, or otherwise than known.
+    """
+    place = patch.usable()
+    if place is None:
+        raise patch.unsupported(f"{patch.target} is not looked for")
+    return place.value
+
+
+@contextmanager
+def settings(values: Mapping[Patch, Any]) -> Iterator[None]:
+    """Within the block, these settings of torch have these values; what changes them meanwhile is undone, too.
+
+    Raises:
+        UnsupportedTorch: torch has no such setting, and a result depends on it.
+    """
+    changed: dict[int, tuple[Any, dict[str, Any]]] = {}
+    for patch, value in values.items():
+        place = patch.usable()
+        if place is not None:
+            changed.setdefault(id(place.owner), (place.owner, {}))[1][place.attribute] = value
+    with ExitStack() as stack:
+        for config, some in changed.values():
+            stack.enter_context(config.patch(some))
+        yield
+
+
+def change_setting(patch: Patch, value: Any) -> None:
+    """Change a setting of torch within a block of `settings` that names it."""
+    place = patch.usable()
+    if place is not None:
+        setattr(place.owner, place.attribute, value)
+
+
+def named(values: Mapping[Patch, Any]) -> dict[str, Any]:
+    """Settings by their names, for a function of torch that takes them so."""
+    places = [(patch.usable(), value) for patch, value in values.items()]
+    return {place.attribute: value for place, value in places if place is not None}
