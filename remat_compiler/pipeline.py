@@ -183,7 +183,8 @@ def _within_share(compiler: Compiler, options: RematOptions, request: PartitionR
         missing = error.smallest_peak_bytes - limit
         reason = f"{error.reason}, " if error.reason else ""
         reason += f"where other graphs of the step take all but {limit} bytes"
-        raise InfeasibleBudget(whole_bytes, whole_bytes + missing, error.forced_by, error.source, reason) from error
+        least = whole_bytes + missing
+        raise InfeasibleBudget(whole_bytes, least, error.forced_by, error.source, reason, error.facts) from error
 
 
 def _searched(

@@ -82,8 +82,12 @@ def test_an_unknown_planner_of_the_environment_is_named(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize(("planner", "budget"), [("chain_dp", "1 KiB"), ("ilp", 1e-6), ("save_all", 1)])
 def test_below_the_floor_every_planner_is_refused_with_its_smallest_peak(planner: str, budget: object) -> None:
-    with pytest.raises(InfeasibleBudget, match=r"no plan fits memory_budget=\d+ bytes: the smallest .* is \d+ bytes"):
+    with pytest.raises(
+        InfeasibleBudget, match=r"no plan fits memory_budget=.*: the smallest .* is \d+ bytes"
+    ) as refused:
         compiled(model(), memory_budget=budget, planner=planner)(torch.randn(64, 32))
+    assert f"memory_budget={budget!r} " in str(refused.value)
+    assert f"by planner {planner!r} " in str(refused.value)
 
 
 @pytest.mark.parametrize("time_limit", [0, 1e-9])

@@ -67,7 +67,9 @@ def judge_same(problem: RematProblem, entry: CachedPlan) -> Judgement:
     if (timeline.time_ns, timeline.added_ns) != (result.time_ns, result.added_ns):
         return Judgement(None, f"it adds {timeline.added_ns} ns, not the {result.added_ns} ns that it claims")
     if not 0 <= result.lower_bound_ns <= result.added_ns:
-        return Judgement(None, f"{result.lower_bound_ns} ns are no lower bound of the {result.added_ns} ns that it adds")
+        return Judgement(
+            None, f"{result.lower_bound_ns} ns are no lower bound of the {result.added_ns} ns that it adds"
+        )
     return Judgement(result)
 
 
