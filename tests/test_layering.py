@@ -26,7 +26,7 @@ TIERS: tuple[frozenset[str], ...] = (
     frozenset({"options"}),
     frozenset({"ir"}),
     frozenset({"torch_compat"}),
-    frozenset({"costs", "simulate"}),
+    frozenset({"costs", "declared", "simulate"}),
     frozenset({"capture", "rewrite", "runtime", "report"}),
     frozenset({"cutter", "cached_planner"}),
     frozenset({"partition", "partitioner", "adjust", "graph_key", "refusal", "reporting", "search", "shares"})

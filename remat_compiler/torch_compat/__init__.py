@@ -48,9 +48,13 @@ from remat_compiler.torch_compat.joint import (
 )
 from remat_compiler.torch_compat.modules import copy_module, copying_nodes, new_module
 from remat_compiler.torch_compat.operators import (
+    COLLECTIVE_NAMESPACES,
     can_replay,
     has_unbacked_shape,
     is_effectful_hop,
+    never_repeatable,
+    overload_name,
+    overloads_of,
     rng_state_value,
     run_and_save_rng_state,
     run_with_rng_state,
@@ -99,6 +103,7 @@ from remat_compiler.torch_compat.tracing import (
 )
 
 __all__ = [
+    "COLLECTIVE_NAMESPACES",
     "CPU_ALIGNMENT_BYTES",
     "CUDA_ALIGNMENT_BYTES",
     "CustomPartitionerFn",
@@ -158,9 +163,12 @@ __all__ = [
     "must_be_in_forward",
     "mutated_inputs",
     "native_partition",
+    "never_repeatable",
     "new_fake",
     "new_module",
     "outside_tracing",
+    "overload_name",
+    "overloads_of",
     "prepare_joint",
     "profiler_is_running",
     "remove_post_compile_listener",
