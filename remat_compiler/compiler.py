@@ -37,6 +37,7 @@ class Compiler:
         workspace: Measured workspaces.
         costs: What decides the operators' times, see `costs.table.cost_identity`.
         reported: Whether a report of an earlier compilation is at hand, for code that comes from a compiler's cache.
+        settings: Names and values of the user's settings of Inductor.
     """
 
     def __init__(
@@ -47,8 +48,10 @@ class Compiler:
         workspace: WorkspaceTable,
         costs: str,
         reported: bool,
+        settings: Sequence[tuple[str, Any]] = (),
     ) -> None:
         self.gm = gm
+        self.settings = settings
         self.costs = costs
         self.parameters = parameter_shapes(gm, example_inputs)
         self.reported = reported
@@ -78,7 +81,8 @@ class Compiler:
         what = f"planning and {'compiling' if real else 'generating code'}"
         count("compilations")
         counted, collecting = timed("compiling_s"), collect(self.workspace, self.parameters)
-        with counted, progress(what), limited, collecting as partitions, GraphRecorder() as recorder:
+        settings = torch_compat.with_settings(self.settings)
+        with counted, progress(what), limited, settings, collecting as partitions, GraphRecorder() as recorder:
             gm = torch_compat.copy_module(self.gm)
             compiled = inner(gm, self.example_inputs, RematPartitioner(request, self.costs))
         trains = bool(partitions or recorder.backward)

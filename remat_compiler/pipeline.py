@@ -60,7 +60,8 @@ def compile_graph(
     # Where sizes change, what variants were planned for is kept, and their plans are in the plan cache.
     outcome = Outcome(options, None if symbols else directory, key)
     earlier = outcome.earlier(first)
-    compiler = Compiler(gm, example_inputs, traced, WorkspaceTable(directory), costs, reported=earlier is not None)
+    workspace, reported = WorkspaceTable(directory), earlier is not None
+    compiler = Compiler(gm, example_inputs, traced, workspace, costs, reported, options.inductor)
     if symbols:
         return _for_all_sizes(compiler, options, first, symbols, outcome, VariantStore(directory, key.digest))
     return _for_these_sizes(compiler, options, first, earlier, outcome)

@@ -31,6 +31,7 @@ from remat_compiler.torch_compat.inductor import (
     keep_planned_memory,
     stored,
 )
+from remat_compiler.torch_compat.inductor_settings import is_inductor_setting, settings_of_mode, with_settings
 from remat_compiler.torch_compat.joint import (
     MUST_SAVE,
     RECOMPUTE_SUFFIX,
@@ -153,6 +154,7 @@ __all__ = [
     "input_symbols",
     "is_backward_seed_offset",
     "is_effectful_hop",
+    "is_inductor_setting",
     "is_tangent",
     "joint_outputs",
     "made_by_backward",
@@ -178,6 +180,7 @@ __all__ = [
     "run_with_rng_state",
     "save_policy",
     "saved_compilation",
+    "settings_of_mode",
     "shown_to_user",
     "size_hint",
     "sizes_at",
@@ -186,4 +189,5 @@ __all__ = [
     "symbolic_inputs",
     "symbolic_kernels",
     "total_device_bytes",
+    "with_settings",
 ]
