@@ -5,6 +5,7 @@
 Importing this package imports no torch; `remat_compiler.backend` is the entry point that torch.compile finds.
 """
 
+from remat_compiler.declared import allow_recompute, forbid_recompute
 from remat_compiler.errors import (
     CacheError,
     CaptureError,
@@ -34,7 +35,9 @@ __all__ = [
     "Stats",
     "UnknownName",
     "UnsupportedTorch",
+    "allow_recompute",
     "clear_reports",
+    "forbid_recompute",
     "reports",
     "reset_stats",
     "stats",

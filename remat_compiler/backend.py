@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import torch
 from torch import fx
 
-from remat_compiler.errors import RematError, UnsupportedTorch
+from remat_compiler.errors import OptionError, RematError, UnsupportedTorch, suggestion
 
 try:
     from remat_compiler import torch_compat
@@ -26,9 +27,21 @@ logger = logging.getLogger(__name__)
 
 
 def remat(
-    gm: fx.GraphModule, example_inputs: Sequence[Any], *, options: Mapping[str, object] | None = None, **_: object
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    options: Mapping[str, object] | None = None,
+    mode: str | None = None,
+    **others: object,
 ) -> Callable[..., Any]:
     """Compile `gm` so that its training step stays within ``options["memory_budget"]``.
+
+    Args:
+        gm: Dynamo's graph.
+        example_inputs: Its inputs.
+        options: See `RematOptions`; settings of Inductor may stand among them.
+        mode: Names settings of Inductor, see `torch.compile`.
+        others: What a backend may be given besides; nothing of it is known here.
 
     Raises:
         OptionError: An option is unknown or its value malformed.
@@ -37,13 +50,38 @@ def remat(
     """
     try:
         environment = Environment.read()
-        checked = RematOptions.parse(options, check_planner=planner_class, environment=environment)
+        checked = checked_options(options, mode, others, environment)
         _warn_untested()
         watch_recompilations(gm)
         _warn_beyond_device(checked.memory_budget, torch_compat.total_device_bytes(example_inputs))
         return compile_graph(gm, example_inputs, checked, environment)
     except RematError as error:
         raise torch_compat.shown_to_user(error) from error
+
+
+def checked_options(
+    options: Mapping[str, object] | None, mode: str | None, others: Mapping[str, object], environment: Environment
+) -> RematOptions:
+    """What the user asked for by `options` and `mode`.
+
+    Raises:
+        OptionError: Something of it is unknown or malformed.
+        UnknownName: No planner of that name is registered.
+    """
+    for name in others:
+        raise OptionError(f"unknown argument {name!r} of the backend remat{suggestion(name, ('mode', 'options'))}")
+    checked = RematOptions.parse(
+        options,
+        check_planner=planner_class,
+        environment=environment,
+        is_inductors=torch_compat.is_inductor_setting,
+    )
+    if mode is None or mode == "default":
+        return checked
+    settings = torch_compat.settings_of_mode(mode)
+    if checked.inner != "inductor":
+        raise OptionError(f"mode={mode!r} is one of Inductor, and inner is {checked.inner!r}; leave it out")
+    return replace(checked, inductor=tuple(sorted({**settings, **dict(checked.inductor)}.items())))
 
 
 @cache

@@ -42,6 +42,7 @@ class Compiler:
         workspace: Measured workspaces.
         costs: What decides the operators' times, see `costs.table.cost_identity`.
         reported: Whether a report of an earlier compilation is at hand, for code that comes from a compiler's cache.
+        settings: Names and values of the user's settings of Inductor.
     """
 
     def __init__(
@@ -52,8 +53,10 @@ class Compiler:
         workspace: WorkspaceTable,
         costs: str,
         reported: bool,
+        settings: Sequence[tuple[str, Any]] = (),
     ) -> None:
         self.gm = gm
+        self.settings = settings
         self.costs = costs
         self.parameters = parameter_shapes(gm, example_inputs)
         self.reported = reported
@@ -108,6 +111,7 @@ class Compiler:
             stack.enter_context(timed("compiling_s"))
             stack.enter_context(progress(f"planning and {'compiling' if real else 'generating code'}"))
             stack.enter_context(nullcontext() if real else torch_compat.code_generation_only())
+            stack.enter_context(torch_compat.with_settings(self.settings))
             stack.enter_context(torch_compat.grad_mode_kept())
             stack.enter_context(torch_compat.graphs_may_be_retained())
             partitions = stack.enter_context(collect(self.workspace, self.parameters))

@@ -3,7 +3,7 @@
 RematError
   OptionError       (also ValueError)   a bad option, environment variable, budget or stored file
   UnknownName       (also LookupError)  a planner, pass or compiler that nobody registered
-  InfeasibleBudget                      no plan stays within the budget
+  InfeasibleBudget  (also RuntimeError) no plan stays within the budget
   PlanRejected                          the verifier found a plan that must not be executed
   CaptureError                          the joint graph cannot be described as a TrainingGraph
   InvalidGraph                          a TrainingGraph that breaks its invariants
@@ -15,13 +15,29 @@ RematError
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
+from remat_compiler.units import format_bytes
 from remat_compiler.version import TESTED_TORCH
 
 
 class RematError(Exception):
-    """Base of every exception that this project raises on purpose."""
+    """Base of every exception that this project raises on purpose; copies and pickled ones have its fields."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # What is shown to a user is of a class that was made for it, which no other process can find.
+        kind = next(c for c in type(self).__mro__ if getattr(sys.modules.get(c.__module__), c.__qualname__, None) is c)
+        return _restored, (kind, self.args, dict(vars(self)))
+
+
+def _restored(kind: type[Exception], args: tuple[object, ...], fields: Mapping[str, object]) -> Exception:
+    """The exception of this kind as it was."""
+    error = kind.__new__(kind, *args)
+    error.args = args
+    vars(error).update(fields)
+    return error
 
 
 class OptionError(RematError, ValueError):
@@ -46,9 +62,6 @@ class InvalidGraph(RematError):
         rest = len(self.defects) - self.SHOWN
         more = f"; and {rest} more" if rest > 0 else ""
         super().__init__(f"invalid graph: {'; '.join(self.defects[: self.SHOWN])}{more}")
-
-    def __reduce__(self) -> tuple[type[InvalidGraph], tuple[tuple[str, ...]]]:
-        return type(self), (self.defects,)
 
 
 class CacheError(RematError):
@@ -90,9 +103,6 @@ class FormatError(RematError, ValueError):
         self.place = place
         self.problem = problem
 
-    def __reduce__(self) -> tuple[type[FormatError], tuple[str, str]]:
-        return type(self), (self.place, self.problem)
-
 
 class UnknownName(RematError, LookupError):
     """A name that is looked up in a table of names is not there.
@@ -112,9 +122,6 @@ class UnknownName(RematError, LookupError):
         where = f" in {place}" if place else ""
         super().__init__(f"unknown {kind} {name!r}{where}{suggestion(name, self.allowed)}")
 
-    def __reduce__(self) -> tuple[type[UnknownName], tuple[str, str, tuple[str, ...], str]]:
-        return type(self), (self.kind, self.name, self.allowed, self.place)
-
 
 class UnservedSizes(RematError):
     """What a compiler assumed of changing sizes does not hold at those of a call.
@@ -130,12 +137,50 @@ class UnservedSizes(RematError):
             "sizes does not hold there; run such sizes by a function that is compiled with dynamic=False"
         )
 
-    def __reduce__(self) -> tuple[type[UnservedSizes], tuple[str]]:
-        return type(self), (self.sizes,)
+
+@dataclass(frozen=True, slots=True)
+class KeptBytes:
+    """Bytes that the backward needs, and that may not be computed again.
+
+    Attributes:
+        num_bytes: How many.
+        why: What forbids it.
+        source: User's source line of the largest of them, or empty.
+    """
+
+    num_bytes: int
+    why: str
+    source: str = ""
+
+    def __str__(self) -> str:
+        return f"{format_bytes(self.num_bytes)} since {self.why}{f' ({self.source})' if self.source else ''}"
 
 
-class InfeasibleBudget(RematError):
+@dataclass(frozen=True, slots=True)
+class BudgetFacts:
+    """What is known of a step whose budget cannot be kept, as far as it is known.
+
+    Attributes:
+        asked: The budget as the user wrote it.
+        unbudgeted_bytes: Peak of the step without a budget, about.
+        planner: Planner that found the smallest peak.
+        kept: What may not be computed again, the most bytes first.
+        fixed_bytes: Bytes at the smallest peak that do not depend on the batch: gradients of parameters.
+        undeclared: Whether operators that nobody declared free of side effects are among what is kept.
+    """
+
+    asked: str = ""
+    unbudgeted_bytes: int | None = None
+    planner: str = ""
+    kept: tuple[KeptBytes, ...] = ()
+    fixed_bytes: int | None = None
+    undeclared: bool = False
+
+
+class InfeasibleBudget(RematError, RuntimeError):
     """No plan stays within the budget.
+
+    Its one argument says "out of memory" as PyTorch does, so that what searches for a batch size reacts to it.
 
     Attributes:
         budget_bytes: The budget that was asked for.
@@ -143,27 +188,77 @@ class InfeasibleBudget(RematError):
         forced_by: Name of the operator at that peak, or empty.
         source: User's source line of that operator, such as ``model.py:12``, or empty.
         reason: What limits the search besides memory, such as ``max_slowdown=2.0``, or empty.
+        facts: What is known besides.
     """
 
+    SHOWN = 3
+
     def __init__(
-        self, budget_bytes: int, smallest_peak_bytes: int, forced_by: str = "", source: str = "", reason: str = ""
+        self,
+        budget_bytes: int,
+        smallest_peak_bytes: int,
+        forced_by: str = "",
+        source: str = "",
+        reason: str = "",
+        facts: BudgetFacts | None = None,
     ) -> None:
         self.budget_bytes = budget_bytes
         self.smallest_peak_bytes = smallest_peak_bytes
         self.forced_by = forced_by
         self.source = source
         self.reason = reason
+        self.facts = BudgetFacts() if facts is None else facts
+        planner = f" by planner {self.facts.planner!r}" if self.facts.planner else ""
         limit = f" (under {reason})" if reason else ""
         forced = f", forced by {forced_by}" if forced_by else ""
         line = f" at {source}" if source else ""
         super().__init__(
-            f"no plan fits memory_budget={budget_bytes} bytes: the smallest reachable peak{limit} is "
-            f"{smallest_peak_bytes} bytes{forced}{line}; raise the budget to at least that, "
-            f'or set on_infeasible="min" to train at the smallest peak with a warning'
+            f"no plan fits memory_budget={self._budget()}: the smallest reachable peak{planner}{limit} is "
+            f"{_both(smallest_peak_bytes)}{forced}{line}.{self._kept()} What helps: {self._ways_out()}. "
+            'To a search for the batch size, this counts as "CUDA out of memory."'
         )
 
-    def __reduce__(self) -> tuple[type[InfeasibleBudget], tuple[int, int, str, str, str]]:
-        return type(self), (self.budget_bytes, self.smallest_peak_bytes, self.forced_by, self.source, self.reason)
+    def _budget(self) -> str:
+        """The budget as it was written, in bytes, and as a part of what the step would take."""
+        unbudgeted = self.facts.unbudgeted_bytes
+        percent = 100 * self.budget_bytes / unbudgeted if unbudgeted else 0.0
+        share = f", {percent:.3g} % of the peak without a budget" if unbudgeted else ""
+        inner = f"{_both(self.budget_bytes)}{share}"
+        return f"{self.facts.asked} ({inner})" if self.facts.asked else inner
+
+    def _kept(self) -> str:
+        """What may not be computed again, and why, as a sentence."""
+        kept = self.facts.kept
+        if not kept:
+            return ""
+        rest = sum(one.num_bytes for one in kept[self.SHOWN :])
+        parts = [*map(str, kept[: self.SHOWN]), *([f"{format_bytes(rest)} for other reasons"] if rest else [])]
+        total = sum(one.num_bytes for one in kept)
+        return f" Of what the backward needs, {format_bytes(total)} may not be recomputed: {'; '.join(parts)}."
+
+    def _ways_out(self) -> str:
+        """What the user can do."""
+        ways = [
+            f"a budget of at least {_both(self.smallest_peak_bytes)}",
+            'on_infeasible="min", which trains at the smallest peak with a warning',
+        ]
+        if "max_slowdown" in self.reason:
+            ways.append("a larger max_slowdown, or None for no limit")
+        if self.facts.undeclared:
+            ways.append("remat_compiler.allow_recompute(operator), where an operator has no side effects")
+        fixed = self.facts.fixed_bytes
+        batch = "a smaller batch"
+        if fixed is not None and fixed >= self.budget_bytes:
+            batch += f" (alone it will not do: gradients of parameters take {format_bytes(fixed)})"
+        elif fixed is not None and self.smallest_peak_bytes > self.budget_bytes:
+            part = (self.budget_bytes - fixed) / (self.smallest_peak_bytes - fixed)
+            batch += f" (about {100 * part:.2g} % of this one)"
+        return "; ".join([*ways, batch])
+
+
+def _both(num_bytes: int) -> str:
+    """Bytes for programs, and for people where that is shorter."""
+    return f"{num_bytes} bytes" if num_bytes < 1024 else f"{num_bytes} bytes ({format_bytes(num_bytes)})"
 
 
 class PlanRejected(RematError):
@@ -186,9 +281,6 @@ class PlanRejected(RematError):
             f"the plan of planner {planner!r} breaks {len(self.violations)} rule(s): {shown}{more}; "
             "this is a defect of the planner: report it with the dump, and choose another planner meanwhile"
         )
-
-    def __reduce__(self) -> tuple[type[PlanRejected], tuple[str, tuple[str, ...]]]:
-        return type(self), (self.planner, self.violations)
 
 
 def suggestion(name: str, allowed: Sequence[str], prefix: str = "") -> str:

@@ -21,7 +21,7 @@ from torch import fx
 from remat_compiler import torch_compat
 from remat_compiler.changing_graph import Onward, first_allowance
 from remat_compiler.cutter import PartitionRequest
-from remat_compiler.errors import InfeasibleBudget
+from remat_compiler.errors import BudgetFacts, InfeasibleBudget
 from remat_compiler.options import BudgetKind, RematOptions, format_bytes
 from remat_compiler.planned_graph import PlannedGraph, have_one_budget, held_now, open_beside, ran_alone, watch
 from remat_compiler.runtime.allowance import Allowance
@@ -101,7 +101,8 @@ def check_first_step(memory: GraphMemory, options: RematOptions, limit_bytes: in
         return
     if options.on_infeasible != "min":
         reason = f"what {new} graphs hold that ran before in the step" if new else ""
-        raise InfeasibleBudget(limit_bytes, peak, reason=reason)
+        facts = BudgetFacts(asked=options.memory_budget.asked)
+        raise InfeasibleBudget(limit_bytes, peak, reason=reason, facts=facts)
     logger.warning(
         "no plan fits memory_budget=%d bytes: a graph of the step peaks at %s beside %d others; training goes on",
         limit_bytes,

@@ -14,6 +14,7 @@ from torch import fx
 from remat_compiler import torch_compat
 from remat_compiler.costs.op_call import tensors_in
 from remat_compiler.costs.store import environment
+from remat_compiler.declared import declared_names
 from remat_compiler.options import RematOptions
 from remat_compiler.version import __version__
 
@@ -27,7 +28,8 @@ class PlanKey:
         options: The options of the compilation, printed.
         budget: What the options' budget is in bytes here and now, where that is known before planning.
         costs: What decides the operators' times, see `costs.table.cost_identity`.
-        inner_settings: Settings of the inner compiler that change what it emits, such as the thread count.
+        inner_settings: What else changes what is planned and emitted, such as the thread count, settings of the inner
+            compiler, and operators that the user allows to be executed again.
         versions: Versions of this project and of torch.
     """
 
@@ -63,7 +65,7 @@ def plan_key(
         options=repr(settings),
         budget=repr(budget_bytes),
         costs=costs,
-        inner_settings=repr((environment(), _modes(), torch_compat.inductor_fingerprint())),
+        inner_settings=repr((environment(), _modes(), torch_compat.inductor_fingerprint(), declared_names())),
         versions=repr((__version__, torch.__version__)),
     )
 

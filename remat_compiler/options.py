@@ -21,6 +21,7 @@ from typing import Any, Final
 
 from remat_compiler.errors import OptionError, UnknownName, suggestion
 from remat_compiler.option_values import as_float, count, folder, one_of, seconds, shown, slowdown
+from remat_compiler.units import format_bytes as format_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -101,6 +102,12 @@ class MemoryBudget:
             # A decimal product: 0.3 of 10 bytes is 3, not the 2 that binary rounding would leave.
             return int(Decimal(repr(self.fraction)) * reference_peak_bytes)
         return None
+
+    @property
+    def asked(self) -> str:
+        """What the user wrote, as a part of a message."""
+        written = self.written or str(self)
+        return f"{written} of the peak without a budget" if self.kind is BudgetKind.FRACTION else written
 
     def __str__(self) -> str:
         if self.kind is BudgetKind.BYTES:
@@ -244,19 +251,6 @@ class RematOptions:
                 f"option {min(settings)!r} is one of Inductor's, and inner is {checked.inner!r}; leave it out"
             )
         return checked
-
-
-def format_bytes(num_bytes: int) -> str:
-    """`num_bytes` as a person reads it, in binary units: ``"18.2 MiB"``."""
-    if abs(num_bytes) < 1024:
-        return f"{num_bytes} B"
-    size = float(num_bytes)
-    for unit in ("KiB", "MiB", "GiB"):
-        size /= 1024
-        # Rounded before it is compared, so that 1023.96 KiB reads as 1.0 MiB, never as 1024.0 KiB.
-        if round(abs(size), 1) < 1024:
-            return f"{size:.1f} {unit}"
-    return f"{size / 1024:.1f} TiB"
 
 
 def parse_bytes(text: str) -> int:

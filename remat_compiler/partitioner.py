@@ -19,6 +19,7 @@ from torch import fx
 from remat_compiler import torch_compat
 from remat_compiler.cached_planner import CachedPlanner, code_digest, may_take_similar
 from remat_compiler.cutter import PartitionRequest
+from remat_compiler.declared import declared_names
 from remat_compiler.partition import Partition, partition
 from remat_compiler.runtime.plan_cache import shared_plan_cache
 from remat_compiler.runtime.workspace import WorkspaceTable
@@ -60,6 +61,7 @@ class RematPartitioner(torch_compat.CustomPartitionerFn):
     Attributes:
         similar: Whether a plan of another size may be taken from the cache; where it may not, no code is taken either
             that was compiled where it might.
+        declared: Operators that the user allows to be executed again.
     """
 
     def __init__(self, request: PartitionRequest, costs: str) -> None:
@@ -67,6 +69,7 @@ class RematPartitioner(torch_compat.CustomPartitionerFn):
         self.costs = costs
         # A variant for sizes of its own is compiled because the plans of other sizes will not do.
         self.similar = may_take_similar() and not request.sizes
+        self.declared = declared_names()
 
     def __call__(
         self, gm: fx.GraphModule, joint_inputs: Sequence[object], **keywords: Any
@@ -109,7 +112,7 @@ class RematPartitioner(torch_compat.CustomPartitionerFn):
     def uuid(self) -> str:
         """Names the request, and the costs, versions and code that turn it into a plan and into compiled code."""
         versions = __version__, torch.__version__, code_digest("remat_compiler")
-        text = repr((self.request, self.costs, self.similar, versions))
+        text = repr((self.request, self.costs, self.similar, self.declared, versions))
         return hashlib.sha256(text.encode()).hexdigest()
 
 

@@ -60,7 +60,8 @@ def compile_graph(
     # Where sizes change, what variants were planned for is kept, and their plans are in the plan cache.
     outcome = Outcome(options, None if symbols else directory, key)
     earlier = outcome.earlier(first)
-    compiler = Compiler(gm, example_inputs, traced, WorkspaceTable(directory), costs, reported=earlier is not None)
+    workspace, reported = WorkspaceTable(directory), earlier is not None
+    compiler = Compiler(gm, example_inputs, traced, workspace, costs, reported, options.inductor)
     if symbols:
         return _for_all_sizes(compiler, options, first, symbols, outcome, VariantStore(directory, key.digest))
     return _for_these_sizes(compiler, options, first, earlier, outcome)
@@ -183,7 +184,8 @@ def _within_share(compiler: Compiler, options: RematOptions, request: PartitionR
         missing = error.smallest_peak_bytes - limit
         reason = f"{error.reason}, " if error.reason else ""
         reason += f"where other graphs of the step take all but {limit} bytes"
-        raise InfeasibleBudget(whole_bytes, whole_bytes + missing, error.forced_by, error.source, reason) from error
+        least = whole_bytes + missing
+        raise InfeasibleBudget(whole_bytes, least, error.forced_by, error.source, reason, error.facts) from error
 
 
 def _searched(

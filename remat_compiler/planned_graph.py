@@ -18,7 +18,7 @@ import torch
 
 from remat_compiler import torch_compat
 from remat_compiler.changing_graph import ChangingGraph
-from remat_compiler.errors import InfeasibleBudget
+from remat_compiler.errors import BudgetFacts, InfeasibleBudget
 from remat_compiler.options import BudgetKind, RematOptions
 from remat_compiler.partition import Partition
 from remat_compiler.runtime.step_watch import StepWatch, WatchedStep
@@ -133,7 +133,8 @@ class PlannedGraph:
             held = held_now(self.options)
             if held + memory.peak_bytes > limit:
                 reason = f"what {len(before)} graphs hold that ran before in the step"
-                raise InfeasibleBudget(limit, held + memory.peak_bytes, reason=reason)
+                facts = BudgetFacts(asked=self.options.memory_budget.asked)
+                raise InfeasibleBudget(limit, held + memory.peak_bytes, reason=reason, facts=facts)
 
     @property
     def memory(self) -> GraphMemory | None:

@@ -23,9 +23,10 @@ from typing import Any, Protocol
 
 from remat_compiler.adjust import added_ns, adjusted, best_of, limit_bytes, needed_bytes, over_budget, planned_bytes
 from remat_compiler.cutter import PartitionRequest
-from remat_compiler.errors import InfeasibleBudget
+from remat_compiler.errors import BudgetFacts, InfeasibleBudget
 from remat_compiler.options import RematOptions, format_bytes
 from remat_compiler.partition import NoPlan, Partition
+from remat_compiler.refusal import facts_of
 from remat_compiler.runtime.dry_run import DryRun
 from remat_compiler.runtime.peak_form import PeakForm
 from remat_compiler.runtime.wrapper_capture import EmittedGraph
@@ -196,7 +197,8 @@ class Search:
         failure, reason = best.failure, _reason(self.options)
         if failure is not None:
             reason = f"no plan at all, since planning failed with {type(failure).__name__}: {failure}"
-        raise InfeasibleBudget(self.limit, needed, label, text, reason) from failure
+        facts = _facts_of(best, self.options)
+        raise InfeasibleBudget(self.limit, needed, label, text, reason, facts) from failure
 
 
 def _says_more(refusal: NoPlan, best: Attempt) -> bool:
@@ -224,7 +226,16 @@ def infeasible(refusal: NoPlan, options: RematOptions, limit: int | None) -> Inf
         timeline = simulate(graph, problem.costs, plan)
         smallest, forced = max(timeline.peak_bytes, refusal.held_bytes), graph.ops[plan.steps[timeline.peak_step]]
     name, source = ("", "") if forced is None else (forced.name, forced.source)
-    return InfeasibleBudget(problem.budget_bytes if limit is None else limit, smallest, name, source, _reason(options))
+    budget, facts = problem.budget_bytes if limit is None else limit, facts_of(problem, result, options)
+    return InfeasibleBudget(budget, smallest, name, source, _reason(options), facts)
+
+
+def _facts_of(attempt: Attempt, options: RematOptions) -> BudgetFacts:
+    """What is known of a step that was emitted: where it is of several joint graphs, they are not one problem."""
+    if len(attempt.partitions) != 1:
+        return BudgetFacts(asked=options.memory_budget.asked)
+    cut, before = attempt.partitions[0].cut, attempt.partitions[0].before
+    return facts_of(cut.problem, cut.result, options, before.timeline.peak_bytes)
 
 
 def _reason(options: RematOptions) -> str:

@@ -22,7 +22,7 @@ from dataclasses import replace
 from functools import partial
 from typing import NoReturn
 
-from remat_compiler.errors import InfeasibleBudget
+from remat_compiler.errors import BudgetFacts, InfeasibleBudget
 from remat_compiler.options import BudgetKind, format_bytes
 from remat_compiler.planned_graph import PlannedGraph, have_one_budget, open_beside
 from remat_compiler.runtime.allowance import Allowance
@@ -209,7 +209,9 @@ class _Together:
     def _refuse(self, limit: int, smallest: int) -> NoReturn:
         slowest = self.options.max_slowdown
         reason = "" if slowest is None else f"max_slowdown={slowest}, "
-        raise InfeasibleBudget(limit, smallest, reason=f"{reason}{len(self.graphs)} graphs of the step together")
+        reason += f"{len(self.graphs)} graphs of the step together"
+        facts = BudgetFacts(asked=self.options.memory_budget.asked, planner=self.options.planner)
+        raise InfeasibleBudget(limit, smallest, reason=reason, facts=facts)
 
     def _warn_of_smallest(self, limit: int, smallest: int) -> None:
         logger.warning(

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import logging
 import shutil
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch._inductor import config as inductor_config
 from torch.torch_version import TorchVersion
 
 import remat_compiler
-from remat_compiler import backend, options
+from remat_compiler import backend, options, torch_compat
 from remat_compiler.backend import remat
 from remat_compiler.errors import InfeasibleBudget, OptionError, UnknownName
 from remat_compiler.ir.plan import Decision
@@ -98,8 +101,12 @@ def test_an_unknown_planner_of_the_environment_is_named(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize(("planner", "budget"), [("chain_dp", "1 KiB"), ("ilp", 1e-6), ("save_all", 1)])
 def test_below_the_floor_every_planner_is_refused_with_its_smallest_peak(planner: str, budget: object) -> None:
-    with pytest.raises(InfeasibleBudget, match=r"no plan fits memory_budget=\d+ bytes: the smallest .* is \d+ bytes"):
+    with pytest.raises(
+        InfeasibleBudget, match=r"no plan fits memory_budget=.*: the smallest .* is \d+ bytes"
+    ) as refused:
         compiled(model(), memory_budget=budget, planner=planner)(torch.randn(64, 32))
+    assert f"memory_budget={budget!r} " in str(refused.value)
+    assert f"by planner {planner!r} " in str(refused.value)
 
 
 @pytest.mark.parametrize("time_limit", [0, 1e-9])
@@ -260,3 +267,68 @@ def test_numbers_at_the_end_of_their_range_train(given: dict[str, object]) -> No
     expected = gradients(module, module, x)
     found = gradients(module, compiled(module, **{"memory_budget": 0.8, **given}), x)
     assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"mode": "max-autotune"}, "mode='max-autotune' is not possible with remat: it sets 'triton.cudagraphs'"),
+        ({"mode": "reduce-overhead"}, "allowed: default, max-autotune-no-cudagraphs"),
+        ({"mode": "max-autotone"}, "unknown mode 'max-autotone'; did you mean 'max-autotune'"),
+        ({"mode": "max-autotune-no-cudagraphs", "options": {"inner": "eager"}}, "inner is 'eager'; leave it out"),
+        ({"options": {"triton.cudagraphs": True}}, "CUDA graphs hold memory in pools of their own"),
+        ({"options": {"allow_buffer_reuse": True}}, "remat decides it"),
+        ({"options": {"max_autotune": 1}}, "must be of type bool, got 1"),
+        ({"options": {"max_autotune": True, "inner": "eager"}}, "option 'max_autotune' is one of Inductor's"),
+        ({"options": {"max_autotone": True}}, "unknown option 'max_autotone'"),
+        ({"options": {"post_grad_custom_post_pass": lambda graph: None}}, "made of numbers and strings"),
+        ({"optoins": {"memory_budget": 1}}, "unknown argument 'optoins' of the backend remat; did you mean 'options'"),
+    ],
+)
+def test_a_mode_or_setting_that_is_not_passed_on_is_refused(arguments: dict[str, Any], says: str) -> None:
+    with pytest.raises(OptionError) as refused:
+        torch.compile(model(), backend=partial(remat, **arguments))(torch.randn(4, 32))
+    assert says in str(refused.value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "settings"),
+    [
+        ({"mode": "max-autotune-no-cudagraphs"}, {"max_autotune": True, "coordinate_descent_tuning": True}),
+        (
+            {"options": {"coordinate-descent-tuning": True, "triton.cudagraphs": False}},
+            {"coordinate_descent_tuning": True},
+        ),
+        (
+            {"mode": "max-autotune-no-cudagraphs", "options": {"max_autotune": False}},
+            {"max_autotune": False, "coordinate_descent_tuning": True},
+        ),
+    ],
+)
+def test_a_mode_and_settings_hold_while_inductor_compiles_and_no_longer(
+    arguments: dict[str, Any], settings: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[dict[str, object]] = []
+    original = torch_compat.compile_with_inductor
+
+    def compile_with_inductor(*given: Any) -> Any:
+        seen.append({name: getattr(inductor_config, name) for name in settings})
+        return original(*given)
+
+    monkeypatch.setattr(torch_compat, "compile_with_inductor", compile_with_inductor)
+    monkeypatch.setenv("REMAT_MEMORY_BUDGET", "0.8")
+    module, x = model(), torch.randn(64, 32)
+    expected = gradients(module, module, x)
+    before = inductor_config.get_config_copy()
+    found = gradients(module, torch.compile(module, backend=partial(remat, **arguments), dynamic=False), x)
+    assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(expected, found, strict=True))
+    assert seen
+    assert all(one == settings for one in seen)
+    assert inductor_config.get_config_copy() == before
+
+
+def test_torch_compile_passes_a_mode_to_the_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REMAT_INNER", "eager")
+    with pytest.raises(OptionError, match="mode='max-autotune-no-cudagraphs' is one of Inductor"):
+        torch.compile(model(), backend=remat, mode="max-autotune-no-cudagraphs")(torch.randn(4, 32))

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
+from dataclasses import replace
 
 import pytest
 
+from remat_compiler import torch_compat
 from remat_compiler.errors import (
+    BudgetFacts,
     FormatError,
     InfeasibleBudget,
+    KeptBytes,
     PlanRejected,
     RematError,
     UnknownName,
@@ -29,17 +34,71 @@ from remat_compiler.errors import (
         UnsupportedTorch("2.16.0", "torch.fx.Graph.lint is missing", "graphs are not checked"),
     ],
 )
-def test_an_error_survives_pickling(error: RematError) -> None:
-    copy = pickle.loads(pickle.dumps(error))
-    assert type(copy) is type(error)
-    assert str(copy) == str(error)
-    assert vars(copy) == vars(error)
+def test_an_error_survives_pickling_and_copying(error: RematError) -> None:
+    for other in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
+        assert type(other) is type(error)
+        assert str(other) == str(error)
+        assert vars(other) == vars(error)
 
 
 def test_infeasible_names_the_smallest_peak_and_what_forces_it() -> None:
     error = InfeasibleBudget(5, 10, "addmm_3", "model.py:12")
     assert (error.smallest_peak_bytes, error.forced_by, error.source) == (10, "addmm_3", "model.py:12")
     assert "10 bytes, forced by addmm_3 at model.py:12" in str(error)
+
+
+FACTS = BudgetFacts(
+    asked="'6GiB'",
+    unbudgeted_bytes=12 * 2**30,
+    planner="greedy",
+    kept=(KeptBytes(2**30, "ns.op is not known", "model.py:7"), *(KeptBytes(2**20, f"reason {i}") for i in range(4))),
+    fixed_bytes=2 * 2**30,
+    undeclared=True,
+)
+
+
+def test_infeasible_says_what_was_asked_what_is_kept_and_the_ways_out() -> None:
+    text = str(InfeasibleBudget(6 * 2**30, 7 * 2**30, "addmm_3", "model.py:12", "max_slowdown=2.0", FACTS))
+    for part in (
+        "memory_budget='6GiB' (6442450944 bytes (6.0 GiB), 50 % of the peak without a budget)",
+        "by planner 'greedy' (under max_slowdown=2.0) is 7516192768 bytes (7.0 GiB), forced by addmm_3 at model.py:12.",
+        "1.0 GiB may not be recomputed: 1.0 GiB since ns.op is not known (model.py:7); 1.0 MiB since reason 0; ",
+        "2.0 MiB for other reasons.",
+        "a budget of at least 7516192768 bytes",
+        'on_infeasible="min"',
+        "a larger max_slowdown",
+        "remat_compiler.allow_recompute(operator)",
+        "a smaller batch (about 80 % of this one)",
+    ):
+        assert part in text
+
+
+def test_only_what_helps_is_named() -> None:
+    text = str(InfeasibleBudget(2**30, 7 * 2**30, facts=replace(FACTS, undeclared=False)))
+    assert "max_slowdown" not in text
+    assert "allow_recompute" not in text
+    assert "a smaller batch (alone it will not do: gradients of parameters take 2.0 GiB)" in text
+
+
+@pytest.mark.parametrize("shown", [False, True])
+def test_a_search_for_the_batch_size_takes_an_infeasible_budget_for_lack_of_memory(shown: bool) -> None:
+    """By what `accelerate.utils.memory.should_reduce_batch_size` and Lightning's `is_oom_error` look at."""
+    error: Exception = InfeasibleBudget(5, 10)
+    if shown:
+        error = torch_compat.shown_to_user(error)
+    assert isinstance(error, RuntimeError)
+    (text,) = error.args
+    assert "CUDA out of memory." in text
+    assert "CUDA" in text
+    assert "out of memory" in text
+
+
+def test_what_a_user_is_shown_is_pickled_as_the_error_itself() -> None:
+    error = InfeasibleBudget(5, 10, "mm", "model.py:12", "max_slowdown=2.0", FACTS)
+    shown = torch_compat.shown_to_user(error)
+    for other in (pickle.loads(pickle.dumps(shown)), copy.copy(shown)):
+        assert type(other) is InfeasibleBudget
+        assert (str(other), other.facts, other.budget_bytes) == (str(error), error.facts, 5)
 
 
 def test_a_long_list_of_violations_is_cut() -> None:

@@ -20,15 +20,16 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = {"remat_compiler": ROOT / "remat_compiler", "remat_passes": ROOT / "passes" / "remat_passes"}
 
 TIERS: tuple[frozenset[str], ...] = (
-    frozenset({"errors", "files", "progress", "version"}),
+    frozenset({"files", "progress", "units", "version"}),
+    frozenset({"errors"}),
     frozenset({"option_values"}),
     frozenset({"options"}),
     frozenset({"ir"}),
     frozenset({"torch_compat"}),
-    frozenset({"costs", "simulate"}),
+    frozenset({"costs", "declared", "simulate"}),
     frozenset({"capture", "rewrite", "runtime", "report"}),
     frozenset({"cutter", "cached_planner"}),
-    frozenset({"partition", "partitioner", "adjust", "graph_key", "reporting", "search", "shares"})
+    frozenset({"partition", "partitioner", "adjust", "graph_key", "refusal", "reporting", "search", "shares"})
     | frozenset({"outcome", "planned_graph", "several_graphs", "pipeline"})
     | frozenset({"changing_graph", "first_step", "size_shares"})
     | frozenset({"compiler", "recompilations", "sheltered", "trade_off", "variants"}),
@@ -45,6 +46,7 @@ NEIGHBOURS = frozenset(
         ("reporting", "partition"),
         ("search", "partition"),
         ("search", "adjust"),
+        ("search", "refusal"),
         *(("planned_graph", name) for name in ("changing_graph", "partition", "search")),
         ("changing_graph", "search"),
         *(("first_step", name) for name in ("changing_graph", "planned_graph")),

@@ -57,10 +57,12 @@ class MadeUpCompiler:
         timeline = SimpleNamespace(
             peak_bytes=request.budget_bytes, added_ns=int(self.ns_per_byte * (1000 - request.budget_bytes))
         )
-        problem = SimpleNamespace(budget_bytes=request.budget_bytes, costs=SimpleNamespace(step_ns=STEP_NS))
-        result = SimpleNamespace(stats=((self.origin, "then"),))
+        costs = SimpleNamespace(step_ns=STEP_NS)
+        problem = SimpleNamespace(budget_bytes=request.budget_bytes, costs=costs, graph=chain(2).graph)
+        result = SimpleNamespace(stats=((self.origin, "then"),), planner="made up", plan=None)
         cut, early = SimpleNamespace(timeline=timeline, problem=problem, result=result), request.early_loops
-        partition = cast("Partition", SimpleNamespace(cut=cut, early_loops=early))
+        before = SimpleNamespace(timeline=SimpleNamespace(peak_bytes=self.native_bytes))
+        partition = cast("Partition", SimpleNamespace(cut=cut, early_loops=early, before=before))
         emitted = request.budget_bytes + self.other_bytes + (self.layout_bytes if request.free_layout else 0)
         emitted += self.early_bytes if early else 0
         check = DryRun(emitted, (Sample("forward", "aten.convolution", 0, "x = conv(y)", emitted, 0),))
@@ -135,6 +137,8 @@ def test_the_error_names_the_users_budget_and_the_smallest_peak_of_both_layouts(
         searched(MadeUpCompiler(layout_bytes=50, other_bytes=60, floor_bytes=880), 900)
     assert error.value.budget_bytes == 900
     assert error.value.smallest_peak_bytes == 880 + 60
+    assert "memory_budget=900 (900 bytes, 90 % of the peak without a budget)" in str(error.value)
+    assert "by planner 'made up' " in str(error.value)
 
 
 def test_a_fraction_is_one_of_what_the_step_takes_without_a_budget() -> None:

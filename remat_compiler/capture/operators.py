@@ -17,6 +17,7 @@ from torch import fx
 
 from remat_compiler import torch_compat
 from remat_compiler.costs.op_call import COLLECTIVE_NAMESPACES
+from remat_compiler.declared import is_declared
 from remat_compiler.ir.graph import SavePolicy, Trait
 
 
@@ -197,7 +198,7 @@ def traits_of(node: fx.Node) -> frozenset[Trait]:
         traits.add(Trait.MUTATING)
     if target.namespace in COLLECTIVE_NAMESPACES:
         traits.add(Trait.COLLECTIVE)
-    elif target.namespace not in _KNOWN_NAMESPACES:
+    elif target.namespace not in _KNOWN_NAMESPACES and not is_declared(torch_compat.overload_name(target)):
         traits.add(Trait.UNKNOWN)
     return frozenset(traits)
 

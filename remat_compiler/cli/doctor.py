@@ -119,8 +119,10 @@ def _devices() -> list[str]:
     return table(rows)
 
 
-def _cache(folder: Path) -> list[str]:
+def _cache(folder: Path | None) -> list[str]:
     """Where plans and measured costs are kept."""
+    if folder is None:
+        return ["none: nothing is kept; name a folder by REMAT_CACHE_DIR"]
     if not folder.exists():
         above = next((parent for parent in folder.parents if parent.exists()), folder)
         state = "is not there yet" if os.access(above, os.W_OK) else f"cannot be made: {above} cannot be written"

@@ -17,8 +17,7 @@ from remat_compiler import torch_compat
 RANDOM_STATE_OPS = ("run_and_save_rng_state", "run_with_rng_state")
 """Higher-order operators that can be repeated: they run one operator with a random state saved or set."""
 
-COLLECTIVE_NAMESPACES = frozenset({"_c10d_functional", "c10d_functional", "c10d", "_dtensor", "symm_mem"})
-"""Namespaces of operators that communicate between ranks."""
+COLLECTIVE_NAMESPACES = torch_compat.COLLECTIVE_NAMESPACES
 
 _NO_WORKSPACE = frozenset(
     {

@@ -36,6 +36,7 @@ from remat_compiler.torch_compat.inductor import (
     keep_planned_memory,
     stored,
 )
+from remat_compiler.torch_compat.inductor_settings import is_inductor_setting, settings_of_mode, with_settings
 from remat_compiler.torch_compat.joint import (
     MUST_SAVE,
     RECOMPUTE_SUFFIX,
@@ -54,9 +55,13 @@ from remat_compiler.torch_compat.joint import (
 )
 from remat_compiler.torch_compat.modules import copy_module, copying_nodes, new_module
 from remat_compiler.torch_compat.operators import (
+    COLLECTIVE_NAMESPACES,
     can_replay,
     has_unbacked_shape,
     is_effectful_hop,
+    never_repeatable,
+    overload_name,
+    overloads_of,
     rng_state_value,
     run_and_save_rng_state,
     run_with_rng_state,
@@ -108,6 +113,7 @@ from remat_compiler.torch_compat.tracing import (
 )
 
 __all__ = [
+    "COLLECTIVE_NAMESPACES",
     "CPU_ALIGNMENT_BYTES",
     "CUDA_ALIGNMENT_BYTES",
     "CustomPartitionerFn",
@@ -166,6 +172,7 @@ __all__ = [
     "input_symbols",
     "is_backward_seed_offset",
     "is_effectful_hop",
+    "is_inductor_setting",
     "is_tangent",
     "joint_outputs",
     "made_by_backward",
@@ -177,9 +184,12 @@ __all__ = [
     "mutated_inputs",
     "native_partition",
     "needs_gradients",
+    "never_repeatable",
     "new_fake",
     "new_module",
     "outside_tracing",
+    "overload_name",
+    "overloads_of",
     "prepare_joint",
     "profiler_is_running",
     "remove_post_compile_listener",
@@ -189,6 +199,7 @@ __all__ = [
     "run_with_rng_state",
     "save_policy",
     "saved_compilation",
+    "settings_of_mode",
     "shown_to_user",
     "size_hint",
     "sizes_at",
@@ -199,4 +210,5 @@ __all__ = [
     "symbolic_kernels",
     "total_device_bytes",
     "untested",
+    "with_settings",
 ]

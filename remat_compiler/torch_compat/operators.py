@@ -7,15 +7,55 @@ from typing import Any
 import torch
 import torch._prims.rng_prims
 from torch import fx
-from torch._ops import HigherOrderOperator
+from torch._library.custom_ops import CustomOpDef
+from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch.utils.checkpoint import CheckpointPolicy
 
 from remat_compiler.ir.graph import SavePolicy
+
+COLLECTIVE_NAMESPACES = frozenset({"_c10d_functional", "c10d_functional", "c10d", "_dtensor", "symm_mem"})
+"""Namespaces of operators that communicate between ranks."""
 
 
 def is_effectful_hop(node: fx.Node) -> bool:
     """Whether the node is a higher-order operator that carries an effect token."""
     return isinstance(node.target, HigherOrderOperator) and str(node.target) == "with_effects"
+
+
+def overloads_of(op: object) -> tuple[OpOverload, ...]:
+    """The overloads that `op` means: an overload, a packet, what `torch.library.custom_op` made, or a name of these."""
+    if isinstance(op, CustomOpDef):
+        return (op._opoverload,)
+    if isinstance(op, str):
+        namespace, _, rest = op.partition("::")
+        name, _, overload = rest.partition(".")
+        packet = getattr(getattr(torch.ops, namespace, None), name, None) if namespace and name else None
+        if overload and isinstance(packet, OpOverloadPacket):
+            return tuple(one for one in _overloads(packet) if one._overloadname == overload)
+        op = packet
+    if isinstance(op, OpOverloadPacket):
+        return _overloads(op)
+    return (op,) if isinstance(op, OpOverload) else ()
+
+
+def _overloads(packet: OpOverloadPacket) -> tuple[OpOverload, ...]:
+    return tuple(getattr(packet, name) for name in packet.overloads())  # type: ignore[no-untyped-call]
+
+
+def overload_name(op: OpOverload) -> str:
+    """Name of the overload, such as ``"ns::name"`` or ``"ns::name.overload"``."""
+    return str(op.name())  # type: ignore[no-untyped-call]
+
+
+def never_repeatable(op: OpOverload) -> str:
+    """Why no user may declare the operator repeatable; empty where one may."""
+    if op._schema.is_mutable:
+        return "changes an argument in place"
+    if torch.Tag.nondeterministic_seeded in op.tags:
+        return "draws random numbers"
+    if op.namespace in COLLECTIVE_NAMESPACES:
+        return "communicates between ranks"
+    return ""
 
 
 def can_replay(node: fx.Node) -> bool:

@@ -1,0 +1,79 @@
+"""Operators that users declare free of side effects, so that they may be executed again.
+
+An operator that remat does not know is never recomputed: it may count, log, or change what its schema does not name.
+Whoever wrote it knows better.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from remat_compiler.errors import OptionError
+
+T = TypeVar("T")
+
+_declared: set[str] = set()
+
+
+def allow_recompute(op: T) -> T:
+    """Declare that an operator makes the same results from the same arguments, and does nothing else.
+
+    It counts for what is compiled afterwards, in this process.  Stands before the first call of the compiled function,
+    or as a decorator above `torch.library.custom_op`.
+
+    Args:
+        op: The operator: as `torch.library.custom_op` made it, ``torch.ops.ns.name``, one overload of it, or its name,
+            such as ``"ns::name"`` or ``"ns::name.overload"``.
+
+    Returns:
+        `op` itself.
+
+    Raises:
+        OptionError: There is no such operator, it changes an argument, draws random numbers, or communicates.
+    """
+    _declared.update(_checked_names(op))
+    return op
+
+
+def forbid_recompute(op: object) -> None:
+    """Take back what `allow_recompute` declared, for what is compiled afterwards; nothing where nothing was declared.
+
+    Raises:
+        OptionError: There is no such operator.
+    """
+    _declared.difference_update(_names(op))
+
+
+def is_declared(name: str) -> bool:
+    """Whether the overload of this name, such as ``"ns::name"`` or ``"ns::name.overload"``, may be executed again."""
+    return name in _declared
+
+
+def declared_names() -> tuple[str, ...]:
+    """Names of all overloads that may be executed again, sorted: they decide what is planned."""
+    return tuple(sorted(_declared))
+
+
+def _names(op: object) -> list[str]:
+    """Names of the overloads that `op` means."""
+    from remat_compiler import torch_compat  # `import remat_compiler` imports no torch
+
+    overloads = torch_compat.overloads_of(op)
+    if not overloads:
+        raise OptionError(
+            f"expected an operator that is registered: what torch.library.custom_op returns, torch.ops.ns.name, or "
+            f'a name such as "ns::name"; got {op!r}'
+        )
+    return [torch_compat.overload_name(overload) for overload in overloads]
+
+
+def _checked_names(op: object) -> list[str]:
+    """The same, for operators that may be declared."""
+    from remat_compiler import torch_compat
+
+    for overload in torch_compat.overloads_of(op):
+        why = torch_compat.never_repeatable(overload)
+        if why:
+            name = torch_compat.overload_name(overload)
+            raise OptionError(f"{name} {why}, so that executing it again would change what is computed")
+    return _names(op)

@@ -1,0 +1,68 @@
+"""Settings and modes of Inductor that a user gives to one compilation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, get_origin
+
+from torch._inductor import config, list_mode_options
+
+from remat_compiler.errors import OptionError, suggestion
+
+_DECIDED: Mapping[str, str] = {
+    **dict.fromkeys(("allow_buffer_reuse", "reorder_for_peak_memory"), "remat decides it, so that plans hold"),
+    "custom_partitioner_fn": "remat is the partitioner",
+    "cpp_wrapper": "the emitted step is checked in Python, and could not be otherwise",
+    "triton.cudagraphs": "CUDA graphs hold memory in pools of their own, which no budget counts",
+}
+"""Settings that keep remat from its promise, and why."""
+_PLAIN = (type(None), bool, int, float, str)
+
+
+def is_inductor_setting(name: str, value: object) -> bool:
+    """Whether Inductor has a setting `name`; OptionError where it may not have that value here."""
+    own = name.replace("-", "_")
+    if own not in config.get_config_copy():
+        return False
+    why = _DECIDED.get(own)
+    if why is not None and value is not False:
+        raise OptionError(f"{name}={value!r}, a setting of Inductor, is not possible with remat: {why}; leave it out")
+    expected = config.get_type(own)  # type: ignore[attr-defined]
+    if get_origin(expected) is None and isinstance(expected, type) and not isinstance(value, expected):
+        raise OptionError(f"{name}, a setting of Inductor, must be of type {expected.__name__}, got {value!r}")
+    if not _is_plain(value):
+        raise OptionError(
+            f"{name}, a setting of Inductor, must be made of numbers and strings to be an option, since plans are kept "
+            f"under it, got {value!r}; set it by torch._inductor.config"
+        )
+    return True
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_plain, value))
+    if isinstance(value, dict):
+        return all(map(_is_plain, (*value, *value.values())))
+    return isinstance(value, _PLAIN)
+
+
+def settings_of_mode(mode: object) -> dict[str, Any]:
+    """What a mode of `torch.compile` sets in Inductor; OptionError where there is no such mode, or not with remat."""
+    modes: dict[str, dict[str, Any]] = list_mode_options()
+    if not isinstance(mode, str) or mode not in modes:
+        raise OptionError(f"unknown mode {mode!r}{suggestion(str(mode), tuple(modes))}")
+    for name in modes[mode]:
+        if name in _DECIDED:
+            possible = [other for other, settings in modes.items() if not settings.keys() & _DECIDED.keys()]
+            raise OptionError(
+                f"mode={mode!r} is not possible with remat: it sets {name!r} of Inductor, and {_DECIDED[name]} "
+                f"(allowed: {', '.join(possible)})"
+            )
+    return dict(modes[mode])
+
+
+def with_settings(settings: Sequence[tuple[str, Any]]) -> AbstractContextManager[Any]:
+    """Within the block Inductor has these settings."""
+    patched: AbstractContextManager[Any] = config.patch({name.replace("-", "_"): value for name, value in settings})
+    return patched

@@ -1,0 +1,16 @@
+"""Bytes as a person reads them."""
+
+from __future__ import annotations
+
+
+def format_bytes(num_bytes: int) -> str:
+    """`num_bytes` as a person reads it, in binary units: ``"18.2 MiB"``."""
+    if abs(num_bytes) < 1024:
+        return f"{num_bytes} B"
+    size = float(num_bytes)
+    for unit in ("KiB", "MiB", "GiB"):
+        size /= 1024
+        # Rounded before it is compared, so that 1023.96 KiB reads as 1.0 MiB, never as 1024.0 KiB.
+        if round(abs(size), 1) < 1024:
+            return f"{size:.1f} {unit}"
+    return f"{size / 1024:.1f} TiB"
