@@ -122,7 +122,7 @@ def _devices() -> list[str]:
 def _cache(folder: Path | None) -> list[str]:
     """Where plans and measured costs are kept."""
     if folder is None:
-        return ["none: nothing is kept; name a folder by REMAT_CACHE_DIR"]
+        return ["nothing is kept: no folder is named, or caching is off; name one by REMAT_CACHE_DIR"]
     if not folder.exists():
         above = next((parent for parent in folder.parents if parent.exists()), folder)
         state = "is not there yet" if os.access(above, os.W_OK) else f"cannot be made: {above} cannot be written"

@@ -61,6 +61,16 @@ def test_every_row_of_the_table_is_printed(cache: Path, capsys: pytest.CaptureFi
         assert " ".join(row.split()) == f"{patch.name} {patch.purpose.value} {state} {patch.target}"
 
 
+def test_without_a_cache_folder_it_is_said_how_to_name_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("REMAT_CACHE_DIR", raising=False)
+    monkeypatch.setenv("REMAT_DISABLE_CACHE", "1")
+    code, sections = doctor(capsys)
+    assert code == 0
+    assert "REMAT_CACHE_DIR" in sections["Cache"][0]
+
+
 @pytest.mark.parametrize("purpose", list(Purpose))
 def test_only_what_correctness_needs_changes_the_exit_code(
     purpose: Purpose, cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
