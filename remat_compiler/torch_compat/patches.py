@@ -96,9 +96,12 @@ class Patch:
 
     def _check_parameters(self, target: str, value: Any) -> None:
         try:
-            names = tuple(inspect.signature(value).parameters)
+            parameters = inspect.signature(value).parameters.values()
         except (TypeError, ValueError) as error:
             raise LookupError(f"{target} is no function whose parameters can be read") from error
+        if any(p.kind is p.VAR_POSITIONAL for p in parameters):
+            return  # another library stands before it, and hands over what it gets
+        names = tuple(p.name for p in parameters)
         if not any(names[: len(known)] == known for known in self.takes):
             allowed = " or ".join(f"({', '.join(known)})" for known in self.takes)
             raise LookupError(f"{target} takes ({', '.join(names)}) rather than {allowed}")

@@ -158,6 +158,19 @@ def test_a_speed_row_without_its_target_stays_off_and_says_so_once(
     assert all(part in record.getMessage() for part in ("doubling", problem, "nothing is doubled"))
 
 
+def test_what_another_library_put_before_the_target_is_taken_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    def logged(*args: Any, **keywords: Any) -> int:
+        return 2 * int(args[0])
+
+    known = row(Purpose.CORRECTNESS, takes=(("number",),))
+    with pytest.MonkeyPatch.context() as other:
+        other.setattr(Owner, "double", staticmethod(logged))
+        with patching.replaced(known, lambda double: lambda n: double(n) + 1):
+            assert Owner.double(2) == 5
+    assert Owner.double(2) == 4
+    assert caplog.records == []
+
+
 def test_a_correctness_row_without_its_target_is_an_error_that_says_what_to_do() -> None:
     broken = row(Purpose.CORRECTNESS, "torch.nowhere:thing")
     with pytest.raises(UnsupportedTorch) as caught, patching.replaced(broken, lambda _: lambda _: 0):
