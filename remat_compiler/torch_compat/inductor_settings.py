@@ -49,7 +49,7 @@ def _is_plain(value: object) -> bool:
 
 def settings_of_mode(mode: object) -> dict[str, Any]:
     """What a mode of `torch.compile` sets in Inductor; OptionError where there is no such mode, or not with remat."""
-    modes: dict[str, dict[str, Any]] = list_mode_options()  # type: ignore[assignment]
+    modes = list_mode_options()
     if not isinstance(mode, str) or mode not in modes:
         raise OptionError(f"unknown mode {mode!r}{suggestion(str(mode), tuple(modes))}")
     for name in modes[mode]:
