@@ -52,6 +52,7 @@ class Compiler:
     ) -> None:
         self.gm = gm
         self.settings = settings
+        self.inputs = torch_compat.input_sources(gm)
         self.costs = costs
         self.parameters = parameter_shapes(gm, example_inputs)
         self.reported = reported
@@ -80,7 +81,7 @@ class Compiler:
         start = time.perf_counter()
         what = f"planning and {'compiling' if real else 'generating code'}"
         count("compilations")
-        counted, collecting = timed("compiling_s"), collect(self.workspace, self.parameters)
+        counted, collecting = timed("compiling_s"), collect(self.workspace, self.parameters, self.inputs)
         settings = torch_compat.with_settings(self.settings)
         with counted, progress(what), limited, settings, collecting as partitions, GraphRecorder() as recorder:
             gm = torch_compat.copy_module(self.gm)
