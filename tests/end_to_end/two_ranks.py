@@ -1,0 +1,72 @@
+"""Training loops on two processes that talk by gloo: the outcome of each rank."""
+
+from __future__ import annotations
+
+import socket
+import tempfile
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import multiprocessing, nn
+from torch.distributed.fsdp import fully_shard
+
+from end_to_end import training_loops as loops
+from end_to_end.training_loops import Loop, Net, Outcome
+
+RANKS = 2
+SECONDS = 300
+
+
+def _sharded() -> nn.Module:
+    """FSDP2 on each block and on the whole."""
+    net = Net()
+    for block in net.blocks:
+        fully_shard(block)
+    fully_shard(net)
+    return net
+
+
+def _sharded_step(call: Any, model: nn.Module, number: int) -> None:
+    model.zero_grad(set_to_none=True)
+    call(loops.batch(number + dist.get_rank())).backward()
+
+
+LOOPS_OF_TWO: dict[str, Loop] = {
+    "FSDP2, block by block": Loop(_sharded, _sharded_step, loops._by_block, slack_bytes=4 * loops._GRADIENTS),
+    "FSDP2, whole model": Loop(_sharded, _sharded_step, slack_bytes=4 * loops._GRADIENTS),
+    "DDP on two ranks": loops.LOOPS["DDP"],
+    "tensor parallelism on two ranks": loops.LOOPS["tensor parallelism"],
+}
+"""FSDP gathers parameters and scatters gradients in eager: the slack is for these."""
+
+
+def outcomes_of_two(name: str) -> list[Outcome]:
+    """What each rank makes of the loop.
+
+    Raises:
+        RuntimeError: A rank died, or took more than five minutes.
+    """
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        port = probe.getsockname()[1]
+    with tempfile.TemporaryDirectory() as folder:
+        context = multiprocessing.spawn(_rank, (name, port, folder), nprocs=RANKS, join=False)
+        try:
+            if not context.join(timeout=SECONDS):
+                raise RuntimeError(f"{name}: two ranks took more than {SECONDS} s")
+        finally:
+            for process in context.processes:
+                process.kill()
+        return [torch.load(f"{folder}/{rank}", weights_only=False) for rank in range(RANKS)]
+
+
+def _rank(rank: int, name: str, port: int, folder: str) -> None:
+    """One process."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"tcp://localhost:{port}", rank=rank, world_size=RANKS)
+    loops.LOOPS.update(LOOPS_OF_TWO)
+    outcome = loops.outcome_of(name)
+    torch.save(outcome, f"{folder}/{rank}")
+    dist.barrier()
+    dist.destroy_process_group()
