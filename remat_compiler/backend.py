@@ -11,6 +11,7 @@ from torch import fx
 
 from remat_compiler import torch_compat
 from remat_compiler.errors import RematError
+from remat_compiler.nothing_planned import FirstStep
 from remat_compiler.options import Environment, MemoryBudget, RematOptions, format_bytes
 from remat_compiler.pipeline import compile_graph
 from remat_compiler.recompilations import watch_recompilations
@@ -29,6 +30,7 @@ def remat(
         UnknownName: No planner of that name is registered.
         InfeasibleBudget: No plan fits the budget.
     """
+    _first_step.graph_given()
     try:
         environment = Environment.read()
         checked = RematOptions.parse(options, check_planner=planner_class, environment=environment)
@@ -49,3 +51,6 @@ def _warn_beyond_device(budget: MemoryBudget, device_bytes: int | None) -> None:
             budget,
             format_bytes(device_bytes),
         )
+
+
+_first_step = FirstStep(remat)
