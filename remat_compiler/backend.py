@@ -18,6 +18,7 @@ try:
 except (ImportError, AttributeError) as error:
     raise UnsupportedTorch(torch.__version__, str(error), "nothing can be compiled") from error
 
+from remat_compiler.nothing_planned import FirstStep
 from remat_compiler.options import Environment, MemoryBudget, RematOptions, format_bytes
 from remat_compiler.pipeline import compile_graph
 from remat_compiler.recompilations import watch_recompilations
@@ -48,6 +49,7 @@ def remat(
         UnknownName: No planner of that name is registered.
         InfeasibleBudget: No plan fits the budget.
     """
+    _first_step.graph_given()
     try:
         environment = Environment.read()
         checked = checked_options(options, mode, others, environment)
@@ -105,3 +107,6 @@ def _warn_beyond_device(budget: MemoryBudget, device_bytes: int | None) -> None:
             budget,
             format_bytes(device_bytes),
         )
+
+
+_first_step = FirstStep(remat)

@@ -52,6 +52,19 @@ def first_request_of_several(
     return replace(request, budget_bytes=allowed.limit_bytes, take_smallest=True)
 
 
+def part_of_fraction(gm: fx.GraphModule, options: RematOptions, request: PartitionRequest) -> PartitionRequest | None:
+    """What to aim for where a fraction is too little for this graph alone: it may do for the step; `None` if it is all.
+
+    Args:
+        gm: Dynamo's graph.
+        options: The user's options.
+        request: What to aim for if it were alone.
+    """
+    if options.memory_budget.kind is not BudgetKind.FRACTION or torch_compat.returns_scalar(gm):
+        return None
+    return replace(request, take_smallest=True)
+
+
 def allowance_of_several(gm: fx.GraphModule, options: RematOptions, limit_bytes: int) -> Allowance | None:
     """The same for a graph of changing sizes: what it may take at any of them.
 

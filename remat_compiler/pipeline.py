@@ -27,6 +27,7 @@ from remat_compiler.first_step import (
     first_request_of_several,
     has_fixed_sizes,
     onward_of,
+    part_of_fraction,
 )
 from remat_compiler.graph_key import device_types, plan_key
 from remat_compiler.options import BudgetKind, Environment, MemoryBudget, RematOptions
@@ -87,8 +88,16 @@ def _for_these_sizes(
         attempt = compiler.run(part)
         outcome.keep(attempt, part.budget_bytes, PART_ONLY, final=False)
     else:
-        attempt, limit = search(known, None if earlier is None or known is None else earlier.limit_bytes)
-        outcome.keep(attempt, limit)
+        try:
+            attempt, limit = search(known, None if earlier is None or known is None else earlier.limit_bytes)
+            outcome.keep(attempt, limit)
+        except InfeasibleBudget as error:
+            part = part_of_fraction(compiler.gm, options, first) if context is not None else None
+            if part is None:
+                raise
+            logger.info("more graphs may follow, with which the step may fit: %s", error)
+            attempt = compiler.run(part)
+            outcome.keep(attempt, part.budget_bytes, PART_ONLY, final=False)
     if not attempt.trains:
         return attempt.compiled
     recipe = None

@@ -19,19 +19,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import NoReturn
 
 from remat_compiler.errors import BudgetFacts, InfeasibleBudget
+from remat_compiler.graph_levels import compiled_at, levels_of_graph, member_of, passing
 from remat_compiler.options import BudgetKind, format_bytes
 from remat_compiler.planned_graph import PlannedGraph, have_one_budget, open_beside
 from remat_compiler.runtime.allowance import Allowance
+from remat_compiler.runtime.known_steps import learn, refuse
 from remat_compiler.runtime.step_watch import WatchedStep
 from remat_compiler.search import Attempt
-from remat_compiler.shares import Level, levels_of, share
-from remat_compiler.simulate.whole_step import GraphMemory, Passed, Turn, handed_on, whole_step_peak
+from remat_compiler.shares import Level, share, smallest
+from remat_compiler.simulate.whole_step import Call, GraphMemory, Turn, handed_on, whole_step_peak
 from remat_compiler.size_shares import Division, Member, SharedSizes, SizeShares
-from remat_passes.registry import make_planner
 
 logger = logging.getLogger(__name__)
 
@@ -39,8 +39,6 @@ WORTH_IT = 0.02
 """Fraction of the step by which recomputation must shrink for graphs that fit to be compiled again."""
 MAX_ROUNDS = 4
 """How often the budget is shared at most until what is emitted fits together."""
-LEVEL_EFFORT = 2_000
-"""Work for each of the plans that only tell how to share, see `remat_passes.planning.auto.Auto`."""
 _LIMITED = (BudgetKind.BYTES, BudgetKind.FRACTION)
 GRAPH_BREAKS = 'TORCH_LOGS="graph_breaks" shows where the step is cut'
 
@@ -48,18 +46,28 @@ GRAPH_BREAKS = 'TORCH_LOGS="graph_breaks" shows where the step is cut'
 def decide(step: WatchedStep[PlannedGraph]) -> None:
     """Keep the graphs of a complete step as they are, or share the budget among them and compile them again.
 
+    Where anything else goes wrong than that nothing fits, all is as before, and the next call tries it again.
+
     Raises:
-        InfeasibleBudget: They do not fit together, and the options do not say to take the smallest peak.
+        InfeasibleBudget: They do not fit together, and the options do not say to take the smallest peak; all calls that
+            only such a step makes are refused from now on, too.
     """
+    together = _Together(step)
     try:
-        if len(step.calls) > 1:
-            _Together(step).decide()
+        if len(step.calls) > 1 or step.aside or together.steps[1:]:
+            together.decide()
         elif step.graphs[0].has_part:
             _decide_alone(step.graphs[0])
-    finally:
+    except InfeasibleBudget as error:
+        refuse(step, error)
         for graph in step.graphs:
-            graph.shares = len(step.calls) > 1
             graph.settle()
+        raise
+    for graph in step.graphs:
+        graph.belongs_to(step)
+    learn(step)
+    for graph in together.graphs:
+        graph.settle()
 
 
 def _decide_alone(graph: PlannedGraph) -> None:
@@ -83,15 +91,26 @@ class _Together:
 
     def __init__(self, step: WatchedStep[PlannedGraph]) -> None:
         self.step = step
-        self.graphs = step.graphs
-        self.runs = [sum(call.graph == i for call in step.calls) for i in range(len(step.graphs))]
+        self.steps, self.graphs = _connected(step)
         self.options = step.graphs[0].options
-        # A call that was let go in this step may have a backward in another: at the end, as if it were still to come.
-        self.turns = [(turn, call) for turn, call in step.turns if turn is not Turn.DROPPED]
+        self._calls = [self._renumbered(one) for one in self.steps]
+        self.runs = [sum(call.graph == i for calls in self._calls for call in calls) for i in range(len(self.graphs))]
+        # A call that was let go in a step may have a backward in another: at the end, as if it were still to come.
+        self._turns = [[(turn, call) for turn, call in one.turns if turn is not Turn.DROPPED] for one in self.steps]
+        self.turns = self._turns[0]
+        self._more = [0] * len(self.steps)
+        kept: list[GraphMemory] = [memory for _, memory in step.aside if memory is not None]
+        self.aside_bytes = sum(memory.held_bytes for memory in kept)
+
+    def _renumbered(self, step: WatchedStep[PlannedGraph]) -> list[Call]:
+        """The calls of a step, by the numbers that graphs have here."""
+        numbers = {graph: i for i, graph in enumerate(self.graphs)}
+        return [replace(call, graph=numbers[step.graphs[call.graph]]) for call in step.calls]
 
     def peak(self, memories: Sequence[GraphMemory]) -> int:
-        """Peak of the step."""
-        return whole_step_peak(memories, self.step.calls, self.turns)
+        """Peak of the steps; what one of them may take less than the others counts as taken."""
+        kinds = zip(self._calls, self._turns, self._more)
+        return max(whole_step_peak(memories, calls, turns) + more for calls, turns, more in kinds)
 
     def decide(self) -> None:
         """See `decide`."""
@@ -101,15 +120,22 @@ class _Together:
             if any(graph.options.memory_budget.kind in _LIMITED for graph in self.graphs):
                 self._warn("together they take more than each alone", "what one of them takes is not known")
             return
-        peak, limit = self.peak(known), self._limit()
+        limit = self._limit()
+        peak = self.peak(known)
         change = any(graph.changing is not None for graph in self.graphs)
         if not all(have_one_budget(graph.options, self.options) for graph in self.graphs):
             limit = min((g.budget_bytes for g in self.graphs if g.budget_bytes is not None), default=None)
             if limit is not None and (peak > limit or change):
                 self._warn(f"together they peak at {format_bytes(peak)}", "their options differ")
                 return
+        if limit is not None:
+            self._say_exceeded(known, limit)
+            limit = self._beside_kept(peak, limit)
         if limit is not None and change:
             self._share_sizes(limit)
+            return
+        if self.options.memory_budget.kind is BudgetKind.MIN:
+            self._minimise(peak)
             return
         if limit is None or (peak <= limit and not any(graph.has_part for graph in self.graphs)):
             self._keep_all(peak, limit)
@@ -128,22 +154,22 @@ class _Together:
         for graph in self.graphs:
             graph.plan_again()
         changing = [graph.changing for graph in self.graphs]
-        passed = handed_on(self.step.calls, self.turns)
-        members = [_member(graph, passed[i]) for i, graph in enumerate(self.graphs)]
+        passed = handed_on(self._calls[0], self.turns)
+        members = [member_of(graph, passed.get(i, ())) for i, graph in enumerate(self.graphs)]
         shares, division = self._division(members, limit)
         for i, graph in enumerate(self.graphs):
             if graph.changing is None:
-                attempt = _compiled(graph, division.levels[i], real=True)
+                attempt = compiled_at(graph, division.levels[i], real=True)
                 if attempt is not None and attempt is not graph.attempt:
                     graph.exchange(attempt)
                 memory = graph.memory
                 if memory is not None:
-                    members[i] = Member((_passing(replace(division.levels[i], memory=memory), passed[i]),))
+                    members[i] = Member((passing(replace(division.levels[i], memory=memory), passed.get(i, ())),))
         if any(graph.changing is None for graph in self.graphs):
             shares, division = self._division(members, limit)
-        shared = SharedSizes(shares, changing, self.step.calls[0].graph, lambda: not open_beside(self.options))
+        shared = SharedSizes(shares, changing, self._calls[0][0].graph, lambda: not open_beside(self.options))
         shared.apply(division)
-        note = f"the step runs {len(self.graphs)} planned graphs, which share the budget of {format_bytes(limit)}"
+        note = f"the step runs {len(self.step.graphs)} planned graphs, which share the budget of {format_bytes(limit)}"
         for graph, allowance in zip(self.graphs, division.allowances):
             fixed = graph.memory if graph.changing is None else None
             graph.keep(allowance.limit_bytes if fixed is None else fixed.peak_bytes, f"{note} at all sizes")
@@ -153,7 +179,7 @@ class _Together:
 
         Where the first sizes do not fit, it is shared for the largest that do: the others are refused when they come.
         """
-        shares = SizeShares(members, self.step.calls, self.turns, limit)
+        shares = SizeShares(members, self._calls[0], self.turns, limit)
         division = shares.divide(needed=0)
         if division is None and shares.most is not None and self.options.on_infeasible != "min":
             division = shares.divide(shares.most)
@@ -166,7 +192,7 @@ class _Together:
                     graph.changing.share(Allowance.whole(0), self)
             self._refuse(limit, least)
         self._warn_of_smallest(limit, least)
-        shares = SizeShares(members, self.step.calls, self.turns, least)
+        shares = SizeShares(members, self._calls[0], self.turns, least)
         division = shares.divide(needed=0)
         assert division is not None, "the smallest peak is within itself"
         return shares, division
@@ -175,7 +201,7 @@ class _Together:
         """Compile again under a shared budget, where that is needed or worth it."""
         for graph in self.graphs:
             graph.plan_again()
-        levels = [_levels(graph) for graph in self.graphs]
+        levels = [levels_of_graph(graph) for graph in self.graphs]
         target = limit
         for _ in range(MAX_ROUNDS):
             found = share(levels, self.runs, self.peak, target)
@@ -184,7 +210,7 @@ class _Together:
             if peak <= limit and not self._worth_it(found):
                 self._keep_all(peak, limit)
                 return
-            chosen = [_compiled(graph, level, real=False) for graph, level in zip(self.graphs, found)]
+            chosen = [compiled_at(graph, level, real=False) for graph, level in zip(self.graphs, found)]
             together = self._peak_of(chosen)
             if together is None or together <= limit:
                 self._exchange(chosen, found, together, limit)
@@ -193,12 +219,12 @@ class _Together:
         if peak <= limit:
             self._keep_all(peak, limit)
             return
-        self._take_smallest(levels, limit)
+        self._take_smallest(limit)
 
-    def _take_smallest(self, levels: Sequence[Sequence[Level]], limit: int) -> None:
+    def _take_smallest(self, limit: int) -> None:
         """The smallest peak with a warning, where the options allow that; else the error."""
-        lowest = [of_graph[0] for of_graph in levels]
-        attempts = [_compiled(graph, level, real=False) for graph, level in zip(self.graphs, lowest)]
+        lowest = smallest([levels_of_graph(graph, extremes=True) for graph in self.graphs], self.runs, self.peak)
+        attempts = [compiled_at(graph, level, real=False) for graph, level in zip(self.graphs, lowest)]
         together = self._peak_of(attempts) or self.peak([level.memory for level in lowest])
         if together > limit:
             if self.options.on_infeasible != "min":
@@ -206,12 +232,63 @@ class _Together:
             self._warn_of_smallest(limit, together)
         self._exchange(attempts, lowest, together, limit)
 
+    def _minimise(self, peak: int) -> None:
+        """The smallest peak of all together, where that is below the one of the graphs' own smallest peaks."""
+        for graph in self.graphs:
+            graph.plan_again()
+        lowest = smallest([levels_of_graph(graph, extremes=True) for graph in self.graphs], self.runs, self.peak)
+        attempts = [compiled_at(graph, level, real=False) for graph, level in zip(self.graphs, lowest)]
+        together = self._peak_of(attempts)
+        if together is not None and together < peak:
+            self._exchange(attempts, lowest, together, None)
+        else:
+            self._keep_all(peak, None)
+
+    def _say_exceeded(self, memories: Sequence[GraphMemory], limit: int) -> None:
+        """The step that made this known ran before it was: say so where it may have exceeded its budget."""
+        more = self._more[0]
+        peak = whole_step_peak(memories, self._calls[0], self.turns)
+        if peak + more > limit and not any(graph.warned for graph in self.graphs):
+            logger.warning(
+                "a step may have taken %s, over memory_budget=%s (%s), before it was known that it runs %d planned "
+                "graphs; the budget is shared among them from now on",
+                format_bytes(peak),
+                self.options.memory_budget,
+                format_bytes(limit - more),
+                len(self.step.graphs),
+            )
+
+    def _beside_kept(self, peak: int, limit: int) -> int:
+        """What is left beside calls of earlier steps whose outputs are still held, where that is enough."""
+        left = limit - self.aside_bytes
+        if peak <= left or not self.aside_bytes or self.options.memory_budget.kind is not BudgetKind.BYTES:
+            return min(limit, left) if peak <= left else limit
+        for graph in self.graphs:
+            graph.plan_again()
+        lowest = smallest([levels_of_graph(graph) for graph in self.graphs], self.runs, self.peak)
+        least = self.peak([level.memory for level in lowest])
+        if least <= left:
+            return left
+        logger.warning(
+            "%d outputs of earlier steps are still held with what their backward needs, %s: beside them the step takes "
+            "up to %s more, over memory_budget=%d bytes; detach what is to be kept",
+            len(self.step.aside),
+            format_bytes(self.aside_bytes),
+            format_bytes(min(peak, limit)),
+            limit,
+        )
+        return limit
+
     def _refuse(self, limit: int, smallest: int) -> NoReturn:
         slowest = self.options.max_slowdown
         reason = "" if slowest is None else f"max_slowdown={slowest}, "
-        reason += f"{len(self.graphs)} graphs of the step together"
         facts = BudgetFacts(asked=self.options.memory_budget.asked, planner=self.options.planner)
-        raise InfeasibleBudget(limit, smallest, reason=reason, facts=facts)
+        raise InfeasibleBudget(limit, smallest, reason=f"{reason}{self._what()} together", facts=facts)
+
+    def _what(self) -> str:
+        """What of a step shares the budget."""
+        graphs, calls = len(self.step.graphs), len(self.step.calls)
+        return f"{graphs} graphs of the step" if graphs > 1 else f"{calls} calls of a graph in a step"
 
     def _warn_of_smallest(self, limit: int, smallest: int) -> None:
         logger.warning(
@@ -223,7 +300,10 @@ class _Together:
 
     def _peak_of(self, attempts: Sequence[Attempt | None]) -> int | None:
         pairs = zip(self.graphs, attempts)
-        memories = [graph.memory if attempt is None else attempt.check.memory for graph, attempt in pairs]
+        memories = [
+            graph.memory if attempt is None or attempt is graph.attempt else attempt.check.memory
+            for graph, attempt in pairs
+        ]
         known = [memory for memory in memories if memory is not None]
         return self.peak(known) if len(known) == len(memories) else None
 
@@ -236,11 +316,11 @@ class _Together:
         return now_ns - then_ns > WORTH_IT * step_ns or (now_ns > 0 and then_ns == 0)
 
     def _exchange(
-        self, attempts: Sequence[Attempt | None], levels: Sequence[Level], peak: int | None, limit: int
+        self, attempts: Sequence[Attempt | None], levels: Sequence[Level], peak: int | None, limit: int | None
     ) -> None:
         note = self._note(peak, limit)
         for graph, attempt, level in zip(self.graphs, attempts, levels):
-            final = attempt if attempt is None or attempt.real else _compiled(graph, level, real=True)
+            final = attempt if attempt is None or attempt.real else compiled_at(graph, level, real=True)
             if final is not None and final is not graph.attempt:
                 graph.exchange(final)
             own = graph.memory
@@ -255,15 +335,21 @@ class _Together:
     def _note(self, peak: int | None, limit: int | None) -> str:
         shared = "" if limit is None else f", which share the budget of {format_bytes(limit)}"
         found = "is not known" if peak is None else f"is at most {format_bytes(peak)}"
-        return f"the step runs {len(self.graphs)} planned graphs{shared}; their peak together {found}"
+        return f"the step runs {len(self.step.graphs)} planned graphs{shared}; their peak together {found}"
 
     def _limit(self) -> int | None:
-        """Bytes that the step may take; `None` for no limit."""
+        """Bytes that the steps may take; `None` for no limit."""
         budget = self.options.memory_budget
         if budget.kind is not BudgetKind.FRACTION:
-            return None if budget.kind is BudgetKind.MIN else self.graphs[0].budget_bytes
+            return None if budget.kind is BudgetKind.MIN else self.step.graphs[0].budget_bytes
         unbudgeted = [memory for memory in (graph.unbudgeted for graph in self.graphs) if memory is not None]
-        return budget.of_reference(self.peak(unbudgeted)) if len(unbudgeted) == len(self.graphs) else None
+        if len(unbudgeted) < len(self.graphs):
+            return None
+        peaks = [whole_step_peak(unbudgeted, calls, turns) for calls, turns in zip(self._calls, self._turns)]
+        limits = [budget.of_reference(peak) or 0 for peak in peaks]
+        most = max(limits)
+        self._more = [most - one for one in limits]
+        return most
 
     def _warn(self, found: str, why: str) -> None:
         """The budget holds for each graph alone: say so once."""
@@ -281,44 +367,14 @@ class _Together:
             graph.keep(graph.budget_bytes, f"the budget holds for this graph only: {found}, but {why}")
 
 
-def _member(graph: PlannedGraph, passed: Sequence[Passed]) -> Member:
-    """A graph of a step with sizes that change, and the gradients that it hands on at once."""
-    levels = _levels(graph)
-    if graph.changing is None:
-        return Member(tuple(_passing(level, passed) for level in levels))
-    arguments = tuple(one.argument for one in passed)
-    return Member(levels, partial(graph.changing.grown, arguments), arguments)
-
-
-def _passing(level: Level, passed: Sequence[Passed]) -> Level:
-    """The level where these gradients count with the graph that they are handed to."""
-    left_bytes = max(level.memory.left_bytes - sum(one.size_bytes for one in passed), 0)
-    return replace(level, memory=replace(level.memory, left_bytes=left_bytes))
-
-
-def _levels(graph: PlannedGraph) -> tuple[Level, ...]:
-    """The ways to plan a graph; as it is, where it cannot be compiled again."""
-    memory, unbudgeted, one = graph.memory, graph.unbudgeted, graph.partition
-    assert memory is not None
-    if (graph.recipe is None and graph.changing is None) or unbudgeted is None or one is None:
-        return (Level(memory.peak_bytes, 0, memory, graph.added_ns),)
-    options = graph.options
-    planner = make_planner(options.planner, effort=LEVEL_EFFORT, time_limit=0.0)
-    return levels_of(one.cut.problem, unbudgeted, planner.plan)
-
-
-def _compiled(graph: PlannedGraph, level: Level, *, real: bool) -> Attempt | None:
-    """The graph at one level; as it is, where it cannot be compiled again or is at that level."""
-    if graph.recipe is None or graph.attempt is None:
-        return graph.attempt
-    request = replace(
-        graph.attempt.request,
-        budget_bytes=level.budget_bytes,
-        between_bytes=level.between_bytes,
-        fraction=None,
-        take_smallest=True,
-    )
-    if request == graph.attempt.request:
-        return graph.attempt
-    with graph.recipe.context():
-        return graph.recipe.compile_(request, real=real)
+def _connected(
+    step: WatchedStep[PlannedGraph],
+) -> tuple[list[WatchedStep[PlannedGraph]], list[PlannedGraph]]:
+    """A step, the known steps that a change of its graphs would change, too, and all their graphs."""
+    steps, graphs = [step], list(step.graphs)
+    for graph in graphs:
+        for other in graph.steps:
+            if other not in steps:
+                steps.append(other)
+                graphs += [one for one in other.graphs if one not in graphs]
+    return steps, graphs

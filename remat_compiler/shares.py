@@ -39,7 +39,11 @@ class Level:
 
 
 def levels_of(
-    problem: RematProblem, unbudgeted: GraphMemory, plan_with: Callable[[RematProblem], PlanResult]
+    problem: RematProblem,
+    unbudgeted: GraphMemory,
+    plan_with: Callable[[RematProblem], PlanResult],
+    *,
+    extremes: bool = False,
 ) -> tuple[Level, ...]:
     """The levels of a graph, the least memory first; the last one recomputes nothing.
 
@@ -49,6 +53,7 @@ def levels_of(
         problem: The graph and its costs; the budget is not heeded.
         unbudgeted: Its memory without a budget.
         plan_with: The planner.
+        extremes: Also, in front, the least held and the least peak, each whatever the other one is then.
     """
     top = Level(unbudgeted.peak_bytes, 0, unbudgeted, 0)
     least_peak = _planned(problem, 1, 0, plan_with)
@@ -63,7 +68,7 @@ def levels_of(
         level = _planned(problem, budget, max(budget - held, 0), plan_with)
         if level is not None and level.added_ns > found[0].added_ns:
             found.insert(0, level)
-    return tuple(found)
+    return (least_held, least_peak, *found) if extremes else tuple(found)
 
 
 def _planned(
@@ -121,3 +126,34 @@ def _raise_what_fits(levels: Sequence[Sequence[Level]], at: list[int], fits: Cal
             if not fits():
                 at[graph] -= 1
                 break
+
+
+def smallest(
+    levels: Sequence[Sequence[Level]], runs: Sequence[int], peak_of: Callable[[Sequence[GraphMemory]], int]
+) -> tuple[Level, ...]:
+    """A level for each graph with the least peak of the step that is found, and of those the least added time.
+
+    What one graph holds counts while the others run, so the least peak of each need not be the least of all.
+
+    Args:
+        levels: The levels of each graph.
+        runs: How often the step runs each graph.
+        peak_of: The step's peak, from the memory of each graph.
+    """
+
+    def rank(at: Sequence[int]) -> tuple[int, int]:
+        chosen = [of_graph[i] for of_graph, i in zip(levels, at)]
+        return peak_of([level.memory for level in chosen]), sum(n * level.added_ns for n, level in zip(runs, chosen))
+
+    starts = [[min(k, len(of_graph) - 1) for of_graph in levels] for k in range(max(map(len, levels)))]
+    at = min(starts, key=rank)
+    best = rank(at)
+    improved = True
+    while improved:
+        improved = False
+        for graph, of_graph in enumerate(levels):
+            for i in range(len(of_graph)):
+                tried = [*at[:graph], i, *at[graph + 1 :]]
+                if rank(tried) < best:
+                    at, best, improved = tried, rank(tried), True
+    return tuple(of_graph[i] for of_graph, i in zip(levels, at))

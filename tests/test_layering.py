@@ -31,7 +31,7 @@ TIERS: tuple[frozenset[str], ...] = (
     frozenset({"cutter", "cached_planner"}),
     frozenset({"partition", "partitioner", "adjust", "graph_key", "refusal", "reporting", "search", "shares"})
     | frozenset({"outcome", "planned_graph", "several_graphs", "pipeline"})
-    | frozenset({"changing_graph", "first_step", "size_shares"})
+    | frozenset({"changing_graph", "first_step", "graph_levels", "nothing_planned", "size_shares"})
     | frozenset({"compiler", "recompilations", "sheltered", "trade_off", "variants"}),
     frozenset({"backend", "cli"}),
 )
@@ -51,7 +51,8 @@ NEIGHBOURS = frozenset(
         ("changing_graph", "search"),
         *(("first_step", name) for name in ("changing_graph", "planned_graph")),
         ("size_shares", "shares"),
-        ("several_graphs", "size_shares"),
+        *(("graph_levels", name) for name in ("planned_graph", "search", "shares", "size_shares")),
+        *(("several_graphs", name) for name in ("graph_levels", "size_shares")),
         *(("pipeline", name) for name in ("changing_graph", "first_step")),
         *(("several_graphs", name) for name in ("partition", "partitioner", "planned_graph", "search", "shares")),
         *(("pipeline", name) for name in ("adjust", "graph_key", "partition", "search", "compiler")),

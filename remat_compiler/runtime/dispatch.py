@@ -13,13 +13,13 @@ better variant.
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Sequence
 from math import prod
 from operator import itemgetter
 from typing import Any
 
+from remat_compiler import torch_compat
 from remat_compiler.errors import InfeasibleBudget
 from remat_compiler.runtime.allowance import Allowance
 from remat_compiler.runtime.stats import count
@@ -45,6 +45,7 @@ class Dispatch:
     Attributes:
         watchers: Who looks at calls.
         sheltered: Whether the variant of the smallest peak runs each call, as long as samples are collected.
+        latest: How the latest call is run.
     """
 
     def __init__(
@@ -66,8 +67,9 @@ class Dispatch:
         self._outgrown: dict[Any, Variant] = {}
         self._lost_s = 0.0
         self._last: tuple[Use | None, float] = (None, 0.0)
-        self._latest: Use | None = None
-        self._lock = threading.RLock()
+        self.latest: Use | None = None
+        # Variants are compiled under it, and what shares budgets holds Dynamo's lock when it comes here.
+        self._lock = torch_compat.compile_lock()
 
     def __call__(self, *arguments: Any) -> Any:
         """Run the forward."""
@@ -91,7 +93,7 @@ class Dispatch:
         """The variant for a call with these arguments."""
         use = self._use_of(self._key_of(arguments))
         use.calls += 1
-        self._latest = use
+        self.latest = use
         self._last = (use, time.perf_counter())
         return use.variant
 
@@ -107,7 +109,7 @@ class Dispatch:
     @property
     def memory_now(self) -> GraphMemory | None:
         """The memory of the latest call; `None` where nothing is known of it."""
-        return None if self._latest is None else self._latest.variant.memory(self._latest.sizes)
+        return None if self.latest is None else self.latest.memory
 
     def memory_at(self, arguments: Sequence[Any]) -> GraphMemory | None:
         """The memory of a call with these arguments."""

@@ -108,7 +108,8 @@ class DryRun:
         heights = {"forward": self.boundary_bytes, "backward": self.final_bytes}
         for sample in self.timeline:
             heights[sample.phase] = max(heights[sample.phase], sample.live_bytes + sample.workspace_bytes)
-        return GraphMemory(heights["forward"], self.boundary_bytes, heights["backward"], self.final_bytes)
+        outputs = min(self.boundary_bytes - self.saved_bytes, self.final_bytes)
+        return GraphMemory(heights["forward"], self.boundary_bytes, heights["backward"], self.final_bytes, outputs)
 
 
 def dry_run(

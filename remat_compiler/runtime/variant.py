@@ -82,6 +82,11 @@ class Use:
         added = self.variant.added
         return self.total_s / max(self.steps, 1) * added / (1.0 + added)
 
+    @property
+    def memory(self) -> GraphMemory | None:
+        """What these sizes take; `None` where nothing is known of it."""
+        return self.variant.memory(self.sizes)
+
     def time_step(self, seconds: float) -> None:
         """Note the time from a call to the next one."""
         self.shortest_s = min(self.shortest_s, seconds)

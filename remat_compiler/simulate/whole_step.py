@@ -32,12 +32,14 @@ class GraphMemory:
         held_bytes: Bytes alive between its forward and its backward: saved values and outputs.
         backward_bytes: Most bytes alive while its backward runs, tangents included.
         left_bytes: Bytes alive after its backward: gradients and outputs.
+        output_bytes: Those of the outputs, as far as they are known apart.
     """
 
     forward_bytes: int
     held_bytes: int
     backward_bytes: int
     left_bytes: int
+    output_bytes: int = 0
 
     @property
     def peak_bytes(self) -> int:
@@ -67,10 +69,12 @@ class Call:
     Attributes:
         graph: Which graph; the same one may be called several times.
         passed: Gradients that its backward hands back.
+        leaves: Which of the sets of parameters that the graph is called with; the same ones have their gradients once.
     """
 
     graph: int
     passed: tuple[Passed, ...] = ()
+    leaves: int = 0
 
 
 class Turn(str, Enum):
@@ -78,6 +82,8 @@ class Turn(str, Enum):
 
     FORWARD = "forward"
     BACKWARD = "backward"
+    KEPT = "kept"
+    """A backward after which the graph is kept for another one."""
     DROPPED = "dropped"
     """Its outputs are let go without a backward."""
 
@@ -109,21 +115,35 @@ def _runs(
 ) -> Iterator[tuple[int, int, int]]:
     """For each run of a graph which one it is, the bytes that others hold meanwhile, and those that it takes itself."""
     held: dict[int, int] = {}
-    left: dict[int, int] = {}
+    outputs: dict[int, int] = {}
+    left: dict[tuple[int, int], int] = {}
     waiting: list[Passed] = []
     for turn, call in (*turns, *_missing_backwards(calls, turns)):
-        graph, memory = calls[call].graph, graphs[calls[call].graph]
-        held.pop(call, None)
+        graph, memory, key = calls[call].graph, graphs[calls[call].graph], (calls[call].graph, calls[call].leaves)
+        before = held.pop(call, 0)
+        # The caller may hold the outputs for as long as the step goes on.
+        shown = outputs.pop(call, 0)
         # Gradients that this call waits for are among its tangents.
         waiting = [passed for passed in waiting if passed.to != call]
-        beside = sum(held.values()) + sum(left.values()) + sum(passed.size_bytes for passed in waiting)
+        sums = sum(held.values()), sum(outputs.values()), sum(left.values())
+        beside = sum(sums) + sum(passed.size_bytes for passed in waiting)
         if turn is Turn.FORWARD:
             yield graph, beside, memory.forward_bytes
             held[call] = memory.held_bytes
-        elif turn is Turn.BACKWARD:
-            yield graph, beside, memory.backward_bytes
-            left[graph] = max(memory.left_bytes - sum(passed.size_bytes for passed in calls[call].passed), 0)
+        elif turn is Turn.DROPPED:
+            outputs[call] = shown
+        else:
+            # What is kept for another backward is not freed on the way.
+            kept = before if turn is Turn.KEPT else 0
+            yield graph, beside, memory.backward_bytes + kept
+            passed_bytes = sum(passed.size_bytes for passed in calls[call].passed)
+            gradients = max(memory.left_bytes - memory.output_bytes - passed_bytes, 0)
+            left[key] = max(left.get(key, 0), gradients)
             waiting += [passed for passed in calls[call].passed if passed.to in held]
+            if kept:
+                held[call] = kept
+            else:
+                outputs[call] = memory.output_bytes
 
 
 def handed_on(calls: Sequence[Call], turns: Sequence[tuple[Turn, int]]) -> dict[int, tuple[Passed, ...]]:
@@ -133,7 +153,8 @@ def handed_on(calls: Sequence[Call], turns: Sequence[tuple[Turn, int]]) -> dict[
         calls: The calls in order.
         turns: What happens, in order, see `whole_step_peak`.
     """
-    backwards = [call for turn, call in (*turns, *_missing_backwards(calls, turns)) if turn is Turn.BACKWARD]
+    ran = (Turn.BACKWARD, Turn.KEPT)
+    backwards = [call for turn, call in (*turns, *_missing_backwards(calls, turns)) if turn in ran]
     following = dict(pairwise(backwards))
     found: dict[int, tuple[Passed, ...]] = {}
     for i, call in enumerate(calls):

@@ -18,15 +18,18 @@ from remat_compiler.torch_compat.backends import (
 )
 from remat_compiler.torch_compat.compile_again import (
     any_fake,
+    compile_lock,
     compiled_backward,
     dense_parts,
     ends_at_graph_break,
     fake_outputs,
     fake_twins,
+    follow_backward,
     returns_scalar,
     saved_compilation,
 )
 from remat_compiler.torch_compat.forward_arguments import beside_the_step, forward_arguments
+from remat_compiler.torch_compat.frames import frames_tried, is_asked_for, reasons_to_skip
 from remat_compiler.torch_compat.inductor import (
     STORE,
     CustomPartitionerFn,
@@ -143,6 +146,7 @@ __all__ = [
     "can_replay",
     "code_generation_only",
     "compile_backward_at_once",
+    "compile_lock",
     "compile_with_inductor",
     "compiled_backward",
     "compile_with_interpreter",
@@ -158,9 +162,11 @@ __all__ = [
     "fake_twins",
     "fake_view",
     "finished_modules",
+    "follow_backward",
     "forget_dynamic",
     "forward_arguments",
     "frame_compilation",
+    "frames_tried",
     "free_device_bytes",
     "partitioner_always_runs",
     "fusible_ops",
@@ -172,6 +178,7 @@ __all__ = [
     "input_shapes",
     "input_sources",
     "input_symbols",
+    "is_asked_for",
     "is_backward_seed_offset",
     "is_effectful_hop",
     "is_inductor_setting",
@@ -195,6 +202,7 @@ __all__ = [
     "overloads_of",
     "prepare_joint",
     "profiler_is_running",
+    "reasons_to_skip",
     "remove_post_compile_listener",
     "returns_scalar",
     "rng_state_value",

@@ -9,6 +9,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+import torch._dynamo.convert_frame
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor, is_fake
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
@@ -31,6 +32,40 @@ def compiled_backward(outputs: Any) -> Any:
             return found
         nodes = [before for node in nodes for before, _ in node.next_functions if before is not None]
     return None
+
+
+def follow_backward(node: Any, calls: dict[int, Any], told: Callable[[Any, bool], None]) -> None:
+    """Have the entry of a call taken out of `calls` once its backward has run.
+
+    A hook behind the node would do the same, but autograd keeps the gradients that come in alive for it.
+
+    Args:
+        node: Autograd's node of a compiled graph.
+        calls: Calls by the identity of their node; the entries' fourth items say whether anybody wants to be told.
+        told: Is called with such an entry, and whether the graph is kept for another backward, which leaves it in.
+    """
+    function = type(node)._forward_cls
+    if not hasattr(function, _FOLLOWED):
+        original = function.backward
+
+        def backward(ctx: Any, *gradients: Any) -> Any:
+            result = original(ctx, *gradients)
+            del gradients
+            found = getattr(ctx, _CALLS, None)
+            if found is not None:
+                kept = torch._C._autograd._get_current_graph_task_keep_graph()
+                entry = found.get(id(ctx)) if kept else found.pop(id(ctx), None)
+                if entry is not None and entry[3] is not None:
+                    told(entry, kept)
+            return result
+
+        function.backward = staticmethod(backward)
+        setattr(function, _FOLLOWED, True)
+    setattr(node, _CALLS, calls)
+
+
+_CALLS = "_remat_calls"
+_FOLLOWED = "_remat_follows"
 
 
 def saved_compilation() -> Callable[[], AbstractContextManager[None]] | None:
@@ -120,3 +155,8 @@ def fake_outputs(compiled: Callable[..., Any], inputs: Sequence[Any]) -> Any:
         return None
     with context.fake_mode, mock.patch.object(context.fake_mode, "allow_non_fake_inputs", True):
         return compiled(*inputs)
+
+
+def compile_lock() -> Any:
+    """What a thread holds while Dynamo compiles, and may take again: the state of tracing is one for all threads."""
+    return torch._dynamo.convert_frame.compile_lock

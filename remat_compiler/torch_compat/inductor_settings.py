@@ -9,6 +9,7 @@ from typing import Any, get_origin
 from torch._inductor import config, list_mode_options
 
 from remat_compiler.errors import OptionError, suggestion
+from remat_compiler.torch_compat.patching import inductor_settings_of_user
 
 _DECIDED: Mapping[str, str] = {
     **dict.fromkeys(("allow_buffer_reuse", "reorder_for_peak_memory"), "remat decides it, so that plans hold"),
@@ -64,5 +65,4 @@ def settings_of_mode(mode: object) -> dict[str, Any]:
 
 def with_settings(settings: Sequence[tuple[str, Any]]) -> AbstractContextManager[Any]:
     """Within the block Inductor has these settings."""
-    patched: AbstractContextManager[Any] = config.patch({name.replace("-", "_"): value for name, value in settings})
-    return patched
+    return inductor_settings_of_user({name.replace("-", "_"): value for name, value in settings})

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from types import FunctionType
 from typing import Any
+
+from torch._inductor import config as inductor_config
 
 from remat_compiler.torch_compat.patches import Patch
 
@@ -111,3 +113,9 @@ def named(values: Mapping[Patch, Any]) -> dict[str, Any]:
     """Settings by their names, for a function of torch that takes them so."""
     places = [(patch.usable(), value) for patch, value in values.items()]
     return {place.attribute: value for place, value in places if place is not None}
+
+
+def inductor_settings_of_user(values: Mapping[str, Any]) -> AbstractContextManager[Any]:
+    """Within the block Inductor has the settings that the user asked for, by name; they are no rows of the table."""
+    patched: AbstractContextManager[Any] = inductor_config.patch(dict(values))
+    return patched

@@ -214,7 +214,7 @@ def test_a_model_whose_loss_is_outside_has_the_whole_budget(marked: bool, made: 
     assert [use.variant.added for use in one.uses[-2:]] == [0.0, 0.0]
     assert len(one.variants) == 1 or marked
     gc.collect()
-    assert not [graph for graph in planned_graph._unsettled if graph.budget_bytes == int(1.2 * eager)]
+    assert not [graph for graph in planned_graph.unsettled() if graph.budget_bytes == int(1.2 * eager)]
 
 
 def test_what_a_model_holds_is_not_taken_off_the_budget_of_another(made: list[Dispatch]) -> None:

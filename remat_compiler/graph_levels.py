@@ -1,0 +1,60 @@
+"""The ways to plan a graph that is one of several in a step, and how it is compiled at one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+from remat_compiler.planned_graph import PlannedGraph
+from remat_compiler.search import Attempt
+from remat_compiler.shares import Level, levels_of
+from remat_compiler.simulate.whole_step import Passed
+from remat_compiler.size_shares import Member
+from remat_passes.registry import make_planner
+
+LEVEL_EFFORT = 2_000
+"""Work for each of the plans that only tell how to share, see `remat_passes.planning.auto.Auto`."""
+
+
+def member_of(graph: PlannedGraph, passed: Sequence[Passed]) -> Member:
+    """A graph of a step with sizes that change, and the gradients that it hands on at once."""
+    levels = levels_of_graph(graph)
+    if graph.changing is None:
+        return Member(tuple(passing(level, passed) for level in levels))
+    arguments = tuple(one.argument for one in passed)
+    return Member(levels, partial(graph.changing.grown, arguments), arguments)
+
+
+def passing(level: Level, passed: Sequence[Passed]) -> Level:
+    """The level where these gradients count with the graph that they are handed to."""
+    left_bytes = max(level.memory.left_bytes - sum(one.size_bytes for one in passed), 0)
+    return replace(level, memory=replace(level.memory, left_bytes=left_bytes))
+
+
+def levels_of_graph(graph: PlannedGraph, *, extremes: bool = False) -> tuple[Level, ...]:
+    """The ways to plan a graph; as it is, where it cannot be compiled again."""
+    memory, unbudgeted, one = graph.memory, graph.unbudgeted, graph.partition
+    assert memory is not None
+    if (graph.recipe is None and graph.changing is None) or unbudgeted is None or one is None:
+        return (Level(memory.peak_bytes, 0, memory, graph.added_ns),)
+    options = graph.options
+    planner = make_planner(options.planner, effort=LEVEL_EFFORT, time_limit=0.0)
+    return levels_of(one.cut.problem, unbudgeted, planner.plan, extremes=extremes)
+
+
+def compiled_at(graph: PlannedGraph, level: Level, *, real: bool) -> Attempt | None:
+    """The graph at one level; as it is, where it cannot be compiled again or is at that level."""
+    if graph.recipe is None or graph.attempt is None:
+        return graph.attempt
+    request = replace(
+        graph.attempt.request,
+        budget_bytes=level.budget_bytes,
+        between_bytes=level.between_bytes,
+        fraction=None,
+        take_smallest=True,
+    )
+    if request == graph.attempt.request:
+        return graph.attempt
+    with graph.recipe.context():
+        return graph.recipe.compile_(request, real=real)
