@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +22,8 @@ from remat_compiler import backend, options, torch_compat
 from remat_compiler.backend import remat
 from remat_compiler.errors import InfeasibleBudget, OptionError, UnknownName
 from remat_compiler.ir.plan import Decision
+
+ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.fixture(autouse=True)
@@ -332,3 +337,39 @@ def test_torch_compile_passes_a_mode_to_the_backend(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("REMAT_INNER", "eager")
     with pytest.raises(OptionError, match="mode='max-autotune-no-cudagraphs' is one of Inductor"):
         torch.compile(model(), backend=remat, mode="max-autotune-no-cudagraphs")(torch.randn(4, 32))
+
+
+SLIPS = """
+import torch
+from torch import nn
+
+layers = [layer for _ in range(3) for layer in (nn.Linear(32, 32), nn.Tanh())]
+compiled = torch.compile(nn.Sequential(*layers), backend="remat", options=OPTIONS)
+compiled(torch.randn(64, 32)).sum().backward()
+"""
+
+
+@pytest.mark.parametrize(
+    ("given", "last"),
+    [
+        ({"memory_bugdet": 1}, "OptionError: unknown option 'memory_bugdet'; did you mean 'memory_budget'?"),
+        ({"memory_budget": 100, "inner": "eager"}, "InfeasibleBudget: no plan fits memory_budget=100 "),
+        ({"planner": "ipl"}, "UnknownName: unknown planner 'ipl'; did you mean 'ilp'"),
+    ],
+)
+def test_a_user_sees_a_short_traceback_that_ends_in_the_error(
+    given: dict[str, object], last: str, tmp_path: Path
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SLIPS.replace("OPTIONS", repr(given)))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "passes")))}
+    done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, check=False)
+    told = done.stderr[done.stderr.index("Traceback") :]
+    assert done.returncode == 1
+    assert told.count("Traceback") == 1
+    assert "compiled(torch.randn(64, 32))" in told
+    assert "reporting a bug" not in told
+    assert "convert_frame.py" not in told
+    lines = told.strip().splitlines()
+    assert lines[-1].startswith(f"remat_compiler.errors.{last}")
+    assert len(lines) < 20

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch._prims.rng_prims
 from torch import fx
+from torch._dynamo import config as dynamo_config
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import ShortenTraceback
 from torch._inductor import config as inductor_config
@@ -106,10 +107,27 @@ DEVICE_RESERVE = 0.05
 """Part of an accelerator's memory left to the driver, libraries and fragmentation."""
 
 
+class _Shown(ShortenTraceback):
+    """What Dynamo lets through as it is, without its own frames and without the advice to report a bug to PyTorch."""
+
+    def remove_dynamo_frames(self) -> Any:
+        """Dynamo calls this before it raises the exception to the user: of the traceback, nothing concerns them."""
+        return self if dynamo_config.verbose else self.with_traceback(None)
+
+    @property
+    def real_stack(self) -> object:
+        """Dynamo notes here where it was in the user's code, and gives its advice where that is noted."""
+        raise AttributeError("real_stack")
+
+    @real_stack.setter
+    def real_stack(self, stack: object) -> None:
+        pass
+
+
 def shown_to_user(error: Exception) -> Exception:
     """An exception of the same type that Dynamo hands to the user as it is, rather than wrapped."""
     kind = type(error)
-    shown = type(kind.__name__, (kind, ShortenTraceback), {"__module__": kind.__module__})
+    shown = type(kind.__name__, (kind, _Shown), {"__module__": kind.__module__})
     copied: Exception = shown.__new__(shown, *error.args)
     copied.__dict__.update(error.__dict__)
     copied.args = error.args
