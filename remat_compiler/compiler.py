@@ -57,6 +57,7 @@ class Compiler:
     ) -> None:
         self.gm = gm
         self.settings = settings
+        self.inputs = torch_compat.input_sources(gm)
         self.costs = costs
         self.parameters = parameter_shapes(gm, example_inputs)
         self.reported = reported
@@ -114,7 +115,7 @@ class Compiler:
             stack.enter_context(torch_compat.with_settings(self.settings))
             stack.enter_context(torch_compat.grad_mode_kept())
             stack.enter_context(torch_compat.graphs_may_be_retained())
-            partitions = stack.enter_context(collect(self.workspace, self.parameters))
+            partitions = stack.enter_context(collect(self.workspace, self.parameters, self.inputs))
             recorder = stack.enter_context(GraphRecorder())
             compiled = inner(torch_compat.copy_module(self.gm), self.example_inputs, partitioner)
         unplanned = isinstance(partitioner, StockPartitioner) and torch_compat.needs_gradients(self.example_inputs)

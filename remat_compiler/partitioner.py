@@ -18,6 +18,7 @@ from torch import fx
 
 from remat_compiler import torch_compat
 from remat_compiler.cached_planner import CachedPlanner, code_digest, may_take_similar
+from remat_compiler.capture.source import name_inputs
 from remat_compiler.cutter import PartitionRequest
 from remat_compiler.declared import declared_names
 from remat_compiler.partition import Partition, partition
@@ -30,24 +31,28 @@ from remat_passes.registry import make_planner
 _collected: ContextVar[list[Partition] | None] = ContextVar("remat_partitions", default=None)
 _workspace: ContextVar[WorkspaceTable | None] = ContextVar("remat_workspace", default=None)
 _parameters: ContextVar[str] = ContextVar("remat_parameters", default="")
+_inputs: ContextVar[Sequence[str]] = ContextVar("remat_inputs", default=())
 
 
 @contextmanager
-def collect(workspace: WorkspaceTable, parameters: str = "") -> Iterator[list[Partition]]:
+def collect(workspace: WorkspaceTable, parameters: str = "", inputs: Sequence[str] = ()) -> Iterator[list[Partition]]:
     """Partitions made within the block, in order.
 
     Args:
         workspace: Serves their measurements; plans are kept below its folder.
         parameters: Shapes of the parameters of what is compiled, see `graph_key.parameter_shapes`.
+        inputs: Where each input of Dynamo's graph comes from, see `torch_compat.input_sources`.
     """
     found: list[Partition] = []
     tokens = _collected.set(found), _workspace.set(workspace), _parameters.set(parameters)
+    named = _inputs.set(inputs)
     try:
         yield found
     finally:
         _collected.reset(tokens[0])
         _workspace.reset(tokens[1])
         _parameters.reset(tokens[2])
+        _inputs.reset(named)
 
 
 class RematPartitioner(torch_compat.CustomPartitionerFn):
@@ -93,6 +98,7 @@ class RematPartitioner(torch_compat.CustomPartitionerFn):
             parameters=_parameters.get(),
             similar=self.similar,
         )
+        name_inputs(gm, _inputs.get())
         with torch_compat.sizes_at(dict(request.sizes)):
             made = partition(
                 gm,

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
+from remat_compiler.capture.source import input_names
 from remat_compiler.options import RematOptions
 from remat_compiler.partition import Partition
 from remat_compiler.report.build import build_report
@@ -112,7 +113,7 @@ def publish(reports: Sequence[PlanReport], partitions: Sequence[Partition], opti
 
 def _sources(partition: Partition) -> dict[str, str]:
     """The graphs as text."""
-    origins = {}
+    origins = input_names(partition.joint)
     for op in partition.cut.problem.graph.ops:
         for name in op.nodes:
             origins[name] = " ".join(filter(None, (op.module, op.source)))

@@ -200,6 +200,35 @@ def test_a_dump_holds_everything_that_was_decided(tmp_path: Path) -> None:
     assert "_recompute" in (folder / "backward.py").read_text()
 
 
+class Named(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(8, 8), nn.Linear(8, 8)])
+        self.register_buffer("scale", torch.ones(8))
+
+    def forward(self, x: torch.Tensor, masks: dict[str, torch.Tensor]) -> torch.Tensor:
+        for layer in self.layers:
+            x = torch.tanh(layer(x)) * self.scale * masks["keep"]
+        return x.sum()
+
+
+@pytest.mark.parametrize("inner", ["eager", "inductor"])
+def test_the_graphs_of_a_dump_name_inputs_as_the_user_does(inner: str, tmp_path: Path) -> None:
+    call = compiled(Named(), memory_budget=0.9, inner=inner, dump=tmp_path / "dump")
+    call(torch.randn(64, 8), {"keep": torch.ones(64, 8)}).backward()
+    (folder,) = (tmp_path / "dump").iterdir()
+    own = [f"layers.{i}.{name}" for i in range(2) for name in ("weight", "bias")]
+    for file, names in (
+        ("joint.py", [*own, "scale", "x", "masks['keep']", "gradient of output 0"]),
+        ("forward.py", [*own, "scale", "x", "masks['keep']"]),
+        ("backward.py", ["layers.1.weight", "gradient of output 0"]),
+    ):
+        inputs = [line for line in (folder / file).read_text().splitlines() if "= <input>" in line]
+        for name in names:
+            (line,) = (line for line in inputs if line.endswith(f" {name}"))
+            assert line.startswith("tangents" if "gradient" in name else "primals")
+
+
 def test_a_stored_plan_with_a_broken_request_is_planned_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     x = torch.randn(64, 32)
     compiled(model(), memory_budget="1GiB")(x).sum().backward()

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from functools import lru_cache
 
 import torch
 from torch import fx
 
+from remat_compiler import torch_compat
+
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
+_NAME = "remat_input_name"
 _TORCH_ROOT = os.path.dirname(os.path.abspath(torch.__file__))
 
 
@@ -28,6 +32,30 @@ def _strip_local(path: str) -> str:
     path = re.sub(r"^L\['\w+'\]\.?", "", path)
     path = re.sub(r"\.?_modules\['([^']+)'\]", r".\1", path)
     return re.sub(r"\[(?:'([^']+)'|(\d+))\]", lambda m: f".{m[1] or m[2]}", path).strip(".")
+
+
+@lru_cache(maxsize=4096)
+def input_name(source: str) -> str:
+    """What a user calls an input of Dynamo's graph: ``layers.0.weight`` for a parameter, ``x`` for an argument."""
+    name = re.sub(r"^L\['self'\]\.?", "", source)
+    name = re.sub(r"^[LG]\['(\w+)'\]", r"\1", name)
+    return re.sub(r"\.?_(?:modules|parameters|buffers)\['([^']+)'\]", r".\1", name).strip(".")
+
+
+def name_inputs(joint: fx.GraphModule, sources: Sequence[str]) -> None:
+    """Note at each input of a joint graph what users call it, for `input_names`.
+
+    Args:
+        joint: The joint graph, as AOTAutograd gives it.
+        sources: Where each input of Dynamo's graph comes from, see `torch_compat.input_sources`.
+    """
+    for node in joint.graph.find_nodes(op="placeholder"):
+        node.meta[_NAME] = input_name(torch_compat.joint_input_source(node, sources))
+
+
+def input_names(joint: fx.GraphModule) -> dict[str, str]:
+    """What users call the inputs of a joint graph, by the names of their nodes."""
+    return {node.name: node.meta.get(_NAME, "") for node in joint.graph.find_nodes(op="placeholder")}
 
 
 def source_line(node: fx.Node) -> str:

@@ -17,6 +17,7 @@ from remat_compiler.errors import RematError, UnknownName
 from remat_compiler.ir.text_form import table
 from remat_compiler.report.dump import read_reports
 from remat_compiler.report.summary import one_line, summary_text
+from remat_compiler.version import __version__
 from remat_passes.registry import planner_class, planner_names
 
 
@@ -41,6 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="remat", description="See what the torch.compile backend remat decided.")
+    parser.add_argument("--version", action="version", version=f"remat {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     show = commands.add_parser("show", help="print the reports of a dump folder")
     show.add_argument("directory", type=Path, metavar="DIR", help="folder given as dump or REMAT_DUMP")

@@ -16,7 +16,7 @@ def graph_text(gm: fx.GraphModule, title: str, origins: Mapping[str, str] | None
     Args:
         gm: The graph.
         title: First line.
-        origins: Source line of each node's user code, by node name.
+        origins: What is known of each node by its name: of an input what users call it, else module and source line.
     """
     saved = _outputs(gm)
     lines = [_line(node, node in saved, (origins or {}).get(node.name, "")) for node in gm.graph.nodes]
@@ -43,7 +43,8 @@ def _line(node: fx.Node, returned: bool, origin: str) -> str:
     elif returned:
         notes.append("returned")
     notes.append(origin)
-    return f"{code}  # {', '.join(n for n in notes if n)}"
+    known = ", ".join(n for n in notes if n)
+    return f"{code}  # {known}" if known else code
 
 
 def _target(node: fx.Node) -> str:

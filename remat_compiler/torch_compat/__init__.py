@@ -37,6 +37,7 @@ from remat_compiler.torch_compat.inductor import (
     stored,
 )
 from remat_compiler.torch_compat.inductor_settings import is_inductor_setting, settings_of_mode, with_settings
+from remat_compiler.torch_compat.input_names import input_sources, joint_input_source
 from remat_compiler.torch_compat.joint import (
     MUST_SAVE,
     RECOMPUTE_SUFFIX,
@@ -169,11 +170,13 @@ __all__ = [
     "has_convolutions",
     "inductor_fingerprint",
     "input_shapes",
+    "input_sources",
     "input_symbols",
     "is_backward_seed_offset",
     "is_effectful_hop",
     "is_inductor_setting",
     "is_tangent",
+    "joint_input_source",
     "joint_outputs",
     "made_by_backward",
     "keep_planned_memory",

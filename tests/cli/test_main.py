@@ -10,6 +10,7 @@ from planned import problem, report, result
 from remat_compiler.cli.main import main
 from remat_compiler.report.dump import write_dump
 from remat_compiler.report.summary import one_line, summary_text
+from remat_compiler.version import __version__
 from remat_passes.registry import planner_names
 
 
@@ -57,3 +58,10 @@ def test_planners_lists_every_registered_one(capsys: pytest.CaptureFixture[str])
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == list(planner_names())
     assert all(len(line.split()) > 1 for line in lines), "a planner without a docstring"
+
+
+def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["--version"])
+    assert end.value.code == 0
+    assert capsys.readouterr().out == f"remat {__version__}\n"
