@@ -14,7 +14,7 @@ from torch import fx
 
 from remat_compiler import torch_compat
 from remat_compiler.cutter import PartitionRequest
-from remat_compiler.errors import OptionError, UnknownName
+from remat_compiler.errors import OptionError, UnknownName, UnsupportedTorch
 from remat_compiler.graph_key import parameter_shapes
 from remat_compiler.partition import NoPlan
 from remat_compiler.partitioner import RematPartitioner, StockPartitioner, collect
@@ -28,8 +28,8 @@ from remat_compiler.search import Attempt
 
 logger = logging.getLogger(__name__)
 
-_FOR_THE_USER = (NoPlan, OptionError, UnknownName)
-"""What a compilation raises that is no defect."""
+_NO_DEFECT = (NoPlan, OptionError, UnknownName, UnsupportedTorch, torch_compat.DynamoRestart)
+"""What a compilation raises for the user, or for Dynamo, which starts anew where it learnt more of the function."""
 
 
 class Compiler:
@@ -73,7 +73,7 @@ class Compiler:
         """
         try:
             return self._planned(request, real)
-        except _FOR_THE_USER:
+        except _NO_DEFECT:
             raise
         except Exception as error:  # A defect of planning must not keep anybody from training; see the docstring.
             logger.warning(

@@ -7,6 +7,7 @@ here, so that a new torch breaks one package.  What is changed of torch stands i
 from remat_compiler.torch_compat.allocators import device_allocator
 from remat_compiler.torch_compat.backends import (
     DEVICE_RESERVE,
+    DynamoRestart,
     compile_with_interpreter,
     cpp_compiler,
     free_device_bytes,
@@ -122,6 +123,7 @@ __all__ = [
     "CUDA_ALIGNMENT_BYTES",
     "CustomPartitionerFn",
     "DEVICE_RESERVE",
+    "DynamoRestart",
     "FAKE_RUN_ERRORS",
     "FakeTensor",
     "FakeTensorMode",

@@ -15,7 +15,7 @@ import torch._prims.rng_prims
 from torch import fx
 from torch._dynamo import config as dynamo_config
 from torch._dynamo.backends.common import aot_autograd
-from torch._dynamo.exc import ShortenTraceback
+from torch._dynamo.exc import RestartAnalysis, ShortenTraceback
 from torch._inductor import config as inductor_config
 from torch._inductor import cpp_builder
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
@@ -23,6 +23,9 @@ from torch._inductor.custom_graph_pass import CustomPartitionerFn
 from remat_compiler.torch_compat.forward_arguments import stop_at_forward
 from remat_compiler.torch_compat.patches import STEP_CACHE
 from remat_compiler.torch_compat.patching import settings
+
+DynamoRestart = RestartAnalysis
+"""What leaves a compilation where Dynamo is to trace the function anew, with what was learnt of it."""
 
 
 def compile_with_interpreter(gm: fx.GraphModule, example_inputs: Any, partitioner: CustomPartitionerFn) -> Any:

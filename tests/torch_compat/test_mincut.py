@@ -11,6 +11,7 @@ from torch import fx
 
 from remat_compiler.torch_compat import mincut
 from remat_compiler.torch_compat.mincut import minimum_cut
+from remat_compiler.torch_compat.patches import MINIMUM_CUT
 
 
 def drawn_network(seed: int) -> networkx.DiGraph:
@@ -67,6 +68,7 @@ def test_fractions_and_large_parts_go_to_networkx(monkeypatch: pytest.MonkeyPatc
 def test_what_is_patched_is_put_back() -> None:
     before = networkx.minimum_cut, fx.Graph.eliminate_dead_code
     with mincut.quick_partitioning():
-        assert networkx.minimum_cut is not before[0]
+        # torch 2.15 and later have a solver of their own
+        assert (networkx.minimum_cut is not before[0]) is MINIMUM_CUT.needed
         assert fx.Graph.eliminate_dead_code is not before[1]
     assert (networkx.minimum_cut, fx.Graph.eliminate_dead_code) == before
