@@ -85,9 +85,7 @@ def _plain() -> Program:
 
 
 @pytest.mark.parametrize(("factor", "expected"), [(1, Verdict.UNPLANNED), (2, Verdict.WRONG), (None, Verdict.CRASH)])
-def test_the_judge_sees_what_is_wrong(
-    factor: int | None, expected: Verdict, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_judge_sees_what_is_wrong(factor: int | None, expected: Verdict, monkeypatch: pytest.MonkeyPatch) -> None:
     """A backend that only runs the graph, one that doubles what comes out, and one that fails."""
 
     def backend(graph: torch.fx.GraphModule, inputs: Any, **_: Any) -> Any:

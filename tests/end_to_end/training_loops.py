@@ -325,7 +325,9 @@ class Loop:
 
 
 _GRADIENTS = sum(p.numel() * 4 for p in Net().parameters())
-_KEEP_PRODUCTS = partial(create_selective_checkpoint_contexts, [torch.ops.aten.mm.default, torch.ops.aten.addmm.default])
+_KEEP_PRODUCTS = partial(
+    create_selective_checkpoint_contexts, [torch.ops.aten.mm.default, torch.ops.aten.addmm.default]
+)
 
 
 def _checkpointed(**options: Any) -> Callable[[], nn.Module]:
@@ -412,7 +414,13 @@ def outcome_of(name: str, budget: float = 0.8, **options: Any) -> Outcome:
         raise expected.error
     allowed = int(budget * (stock.peak_bytes or expected.peak_bytes))
     remat_compiler.clear_reports()
-    given = {"memory_budget": allowed, "inner": "eager", "cost_model": "nominal", "max_slowdown": None, "time_limit": 0.05}
+    given = {
+        "memory_budget": allowed,
+        "inner": "eager",
+        "cost_model": "nominal",
+        "max_slowdown": None,
+        "time_limit": 0.05,
+    }
     with _warnings() as heard:
         found = _run(loop, partial(remat, options={**given, "on_infeasible": "min", **options}))
     return _judged(loop, expected, stock, found, allowed, heard)
