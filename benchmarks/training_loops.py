@@ -2,7 +2,7 @@
 
     python benchmarks/training_loops.py --loops "one graph" DDP --budget 0.8 --inner eager
 
-The budget is a share of the peak under ``aot_eager``; a loop runs in a process of its own, two where it needs two ranks.
+The budget is a share of the peak under ``aot_eager``; a loop runs in a process of its own, two for two ranks.
 """
 
 from __future__ import annotations
