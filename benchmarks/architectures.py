@@ -7,6 +7,8 @@ Each model trains in a process of its own: in eager, under ``aot_eager`` (``indu
 under the budget.  Models of timm are named ``timm/resnet18``; they are left out where timm is not installed.
 """
 
+# ruff: noqa: E501, SIM905 (lists of names)
+
 from __future__ import annotations
 
 import argparse
@@ -125,6 +127,7 @@ class WithLoss(nn.Module):
         self.model = model
 
     def forward(self, **inputs: Tensor) -> Tensor:
+        """A scalar."""
         found = self.model(**inputs) if "x" not in inputs else self.model(inputs["x"])
         return (found if isinstance(found, Tensor) else found[0]).float().square().mean()
 

@@ -2,7 +2,7 @@
 
     python benchmarks/training_loops.py --loops "one graph" DDP --budget 0.8 --inner eager
 
-The budget is a share of the peak under ``aot_eager``; a loop runs in a process of its own, two where it needs two ranks.
+The budget is a share of the peak under ``aot_eager``; a loop runs in a process of its own, two for two ranks.
 """
 
 from __future__ import annotations
@@ -64,7 +64,9 @@ def main() -> None:
     for name in arguments.loops:
         for row in row_apart(name, arguments.budget, arguments.inner):
             figures = " ".join(f"{row.get(f'{what}_bytes', 0):10}" for what in ("stock", "budget", "measured"))
-            print(f"{name:32} {row['verdict']:15} {figures} {row.get('planned', 0):4}  {row['detail'][:120]}", flush=True)
+            print(
+                f"{name:32} {row['verdict']:15} {figures} {row.get('planned', 0):4}  {row['detail'][:120]}", flush=True
+            )
 
 
 if __name__ == "__main__":

@@ -184,7 +184,7 @@ def _step(program: Program, loaded: Loaded, model: nn.Module, call: Any, number:
     seen |= {f"input {i}": value for i, value in enumerate(inputs)}
     seen |= {f"gradient of leaf {i}": leaf.grad for i, leaf in enumerate(leaves)}
     seen |= {f"gradient of {name}": p.grad for name, p in model.named_parameters()}
-    seen |= {name: value for name, value in model.state_dict().items()}
+    seen |= dict(model.state_dict())
     seen["random state"] = torch.get_rng_state()
     return {name: _copied(value) for name, value in seen.items()}
 

@@ -4,6 +4,8 @@ A hole is the name of a kind of value, such as ``{any}``; `HOLES` says which val
 ``!`` is a statement; the result of any other one gets a name.
 """
 
+# ruff: noqa: E501 (a table reads best with one row a line)
+
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -129,7 +129,8 @@ class Program:
         use = [text.format(second=self.second, d=self.differentiable) for text in USES[self.use].lines]
         return "\n".join([
             PRELUDE + f"B, W, D = 48, 32, torch.{self.dtype}  # seed {self.seed}, dynamic={self.dynamic}\n\n",
-            "class Model(nn.Module):", "    def __init__(self):", "        super().__init__()", *_indented(members, 8), block,
+            "class Model(nn.Module):", "    def __init__(self):", "        super().__init__()",
+            *_indented(members, 8), block,
             f"    def forward(self, {names}):", *_indented(forward, 8), "", "",
             "def inputs():", *_indented([*given, f"return [{', '.join(leaves)}], [{names}]"], 4), "", "",
             "def step(call, leaves, inputs):", *_indented(use, 4), "",
@@ -317,8 +318,11 @@ def largest(program: Program) -> int:
 
 def smaller(program: Program) -> list[Program]:
     """Programs with one line, output or summand less, which may or may not train."""
-    found = [replace(program, outputs=program.outputs[:i] + program.outputs[i + 1 :], second=0, differentiable=(0,))
-             for i in range(len(program.outputs))] if program.use in ("backward", "outputs dropped", "grad") else []  # fmt: skip
+    found: list[Program] = []
+    if program.use in ("backward", "outputs dropped", "grad"):
+        for i in range(len(program.outputs)):
+            rest = program.outputs[:i] + program.outputs[i + 1 :]
+            found.append(replace(program, outputs=rest, second=0, differentiable=(0,)))
     if len(program.summed) > 1:
         found += [
             replace(program, summed=program.summed[:i] + program.summed[i + 1 :]) for i in range(len(program.summed))

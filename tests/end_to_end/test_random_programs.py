@@ -1,0 +1,103 @@
+"""Random training programs: eager's numbers, no crash where stock trains, and never over the budget in silence.
+
+``python benchmarks/random_programs.py --only SEED`` prints one and what becomes of it; ``--shrink`` makes it small.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from end_to_end import judged_programs
+from end_to_end.judged_programs import BAD, Verdict, judge
+from end_to_end.random_lines import INPUTS, LINES, USES
+from end_to_end.random_programs import Line, Program, draw, smaller, trains
+
+PROGRAMS = 60
+BUDGETS: tuple[float | str, ...] = (1.0, 0.8, 0.6, "min")
+"""Each program is tried under one of them, in turn."""
+
+KNOWN: dict[str, tuple[int, ...]] = {
+    "what a retained graph and the gradients of its first backward hold is not counted": (21, 43),
+}
+"""Seeds below `PROGRAMS` whose programs break the promise under `BUDGETS` yet, by reason."""
+
+
+@pytest.fixture(autouse=True)
+def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REMAT_CACHE_DIR", str(tmp_path))
+
+
+def _case(seed: int) -> object:
+    reasons = [reason for reason, seeds in KNOWN.items() if seed in seeds]
+    marks = [pytest.mark.xfail(reason=reasons[0], strict=True)] if reasons else []
+    return pytest.param(seed, marks=marks)
+
+
+@pytest.mark.parametrize("seed", [_case(seed) for seed in range(PROGRAMS)])
+def test_the_promise_holds(seed: int) -> None:
+    program = draw(seed)
+    for trial in judge(program, (BUDGETS[seed % len(BUDGETS)],)):
+        assert trial.verdict not in BAD, f"{trial}\n{program.source}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [7, 11, 42])
+def test_the_promise_holds_under_inductor(seed: int) -> None:
+    program = draw(seed)
+    for trial in judge(program, (0.8,), inner="inductor"):
+        assert trial.verdict not in BAD, f"{trial}\n{program.source}"
+
+
+def test_a_seed_draws_the_same_program_always() -> None:
+    assert [draw(seed).source for seed in (3, 4)] == [draw(seed).source for seed in (3, 4)]
+
+
+def test_every_input_is_made_and_every_use_runs() -> None:
+    """A program for each row of these tables trains in eager."""
+    body = (Line("v0 = torch.sin(x0) * 2", "pointwise"),)
+    for use in USES:
+        for kind in INPUTS if use == "backward" else ["leaf"]:
+            first = Line(INPUTS["leaf"].text.format(x="x0", leaf="l0"), "leaf")
+            second = Line(INPUTS[kind].text.format(x="x1", leaf="l1"), kind)
+            assert trains(Program(0, "float32", None, (first, second), body, ("v0",), ("v0", "x0"), use, 1, (0, 1)))
+
+
+def test_many_features_are_drawn() -> None:
+    drawn = frozenset[str]().union(*(draw(seed).features for seed in range(40)))
+    assert len(drawn & set(LINES)) > 0.8 * len(LINES)
+
+
+def test_smaller_programs_have_less() -> None:
+    program = draw(4)
+    assert all(len(s.source) < len(program.source) or s.use != program.use for s in smaller(program))
+
+
+def _plain() -> Program:
+    """One sine."""
+    body = (Line("v0 = torch.sin(x0) * 2", "pointwise"),)
+    leaf = Line(INPUTS["leaf"].text.format(x="x0", leaf="l0"), "leaf")
+    return Program(0, "float32", None, (leaf,), body, ("v0",), (), "backward")
+
+
+@pytest.mark.parametrize(("factor", "expected"), [(1, Verdict.UNPLANNED), (2, Verdict.WRONG), (None, Verdict.CRASH)])
+def test_the_judge_sees_what_is_wrong(factor: int | None, expected: Verdict, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A backend that only runs the graph, one that doubles what comes out, and one that fails."""
+
+    def backend(graph: torch.fx.GraphModule, inputs: Any, **_: Any) -> Any:
+        if factor is None:
+            raise RuntimeError("a defect")
+        return lambda *arguments: tuple(output * factor for output in graph(*arguments))
+
+    monkeypatch.setattr(judged_programs, "remat", backend)
+    assert [trial.verdict for trial in judge(_plain(), (0.6,))] == [expected]
+
+
+def test_the_judge_sees_an_excess(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program trains within its budget; had it taken a gigabyte, that would be in silence."""
+    assert [trial.verdict for trial in judge(_plain(), (1.0,))] == [Verdict.KEPT]
+    monkeypatch.setattr(judged_programs, "_peak", lambda *_: 10**9)
+    assert [trial.verdict for trial in judge(_plain(), (1.0,))] == [Verdict.SILENT]
