@@ -5,7 +5,7 @@ was let go of.  Calls are followed by autograd's own node behind their outputs: 
 saved, and tells when the backward has run.
 
 A call that stays open, since the caller keeps its output, does not keep the steps behind it from being complete: it is
-set aside once it has outlived a step that called its graph again, or `PATIENCE` steps:
+set aside once it has outlived a step that made the same call again, or `PATIENCE` steps:
 
     f ───────────────────────────────────────────► kept
        f   g   backward g   backward f │ f   g   …
@@ -30,7 +30,7 @@ from remat_compiler.simulate.whole_step import Call, Passed, Turn
 G = TypeVar("G")
 
 PATIENCE = 3
-"""Steps that a call may outlive before it is taken to be kept, where its graph is not called again."""
+"""Steps that a call may outlive before it is taken to be kept, where the same call is not made again."""
 
 
 @dataclass(slots=True, eq=False)
@@ -99,15 +99,19 @@ class WatchedStep(Generic[G]):
         first = max(first, self._base[1] if kept == self._base[0] else 0)
         turns = self.turns[first:]
         inside = {call for _, call in turns}
-        trained = {self.calls[call].graph for turn, call in turns if turn is Turn.BACKWARD}
+        trained = {self._key(call) for turn, call in turns if turn is Turn.BACKWARD}
         if not trained:
             return self if all((Turn.KEPT, call) in self.turns for call in kept) else None
         self._survived = self._survived + 1 if kept == self._base[0] else 1
         self._base = (kept, len(self.turns))
-        again = all(self.calls[call].graph in trained or (Turn.KEPT, call) in self.turns for call in kept)
+        again = all(self._key(call) in trained or (Turn.KEPT, call) in self.turns for call in kept)
         if not again and self._survived < PATIENCE:
             return None
         return self._part([turn for turn in turns if turn[1] in inside and turn[1] not in kept])
+
+    def _key(self, call: int) -> tuple[int, int]:
+        """What makes two calls equal: the graph, which may serve several modules, and the parameters."""
+        return self.calls[call].graph, self.calls[call].leaves
 
     def _part(self, turns: list[tuple[Turn, int]]) -> WatchedStep[G]:
         """A step of its own of some turns, each call with its forward."""
