@@ -64,6 +64,7 @@ class Outcome:
         self.attempt: Attempt | None = None
         self.limit_bytes: int | None = None
         self.reports: list[PlanReport] = []
+        self._native_peak_bytes: int | None = None
 
     def earlier(self, first: PartitionRequest) -> Earlier | None:
         """What an earlier compilation under the key ended with; `None`, warned of, where that is not what is asked now.
@@ -84,6 +85,8 @@ class Outcome:
             path = self.kept.path / f"{self.key.digest}{SUFFIX}"
             self.kept.warn(self.key.digest, f"ignored {path}, which answers another question; it is planned anew")
             return None
+        if len(found.reports) == 1:
+            self._native_peak_bytes = found.reports[0].peak_before_bytes
         limit, whole = found.limit_bytes, first.budget_bytes
         if self.options.memory_budget.kind in (BudgetKind.BYTES, BudgetKind.AUTO) and whole is not None:
             limit = whole if limit is None else min(limit, whole)
@@ -106,7 +109,7 @@ class Outcome:
             return
         reports = self.reports
         if attempt is not self.attempt:
-            native = attempt.native_peak_bytes
+            native = attempt.native_peak_bytes or self._native_peak_bytes
             reports = make_reports(attempt.partitions, attempt.check, self.options, limit_bytes, native)
             if len(reports) == len(self.reports):
                 reports = [replace(new, graph_name=old.graph_name) for new, old in zip(reports, self.reports)]
