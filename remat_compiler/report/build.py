@@ -111,7 +111,7 @@ def _peak_point(problem: RematProblem, result: PlanResult, timeline: MemoryTimel
 
 def _floor_point(problem: RematProblem) -> PeakPoint:
     """What no plan can go below."""
-    floor = peak_floor(problem.graph, problem.costs)
+    floor = peak_floor(problem.graph, problem.costs, held=False)
     op = None if floor.op is None else problem.graph.ops[floor.op]
     in_backward = op is None or op.phase is Phase.BACKWARD
     return PeakPoint(floor.peak_bytes, in_backward, origin_of(op))

@@ -7,6 +7,10 @@ While an operator runs, its reads, its results and its workspace are alive toget
 
 After the last step everything that is kept is alive together, which is a second bound.  No order of the
 backward and no recomputation changes either.  The largest of them is the largest working set.
+
+That is the floor of what plans are judged by.  A step may be measured below it: a caller may drop outputs before the
+backward, and a tangent that autograd itself made (zeros, for an output that no loss reads) is freed at its last use.
+Without `held`, outputs count only where an operator writes or reads them, and tangents where one reads them.
 """
 
 from __future__ import annotations
@@ -32,11 +36,18 @@ class Floor:
     op: OpId | None
 
 
-def peak_floor(graph: TrainingGraph, costs: CostTable) -> Floor:
-    """The floor of `graph`; ties go to the first operator.  All operators are taken to be needed."""
-    kept = [s.id for s in graph.storages if s.kept]
+def peak_floor(graph: TrainingGraph, costs: CostTable, *, held: bool = True) -> Floor:
+    """The floor of `graph`; ties go to the first operator.  All operators are taken to be needed.
+
+    Args:
+        graph: The graph.
+        costs: Its workspaces.
+        held: Whether the caller holds all outputs and tangents while the backward runs, as the simulator has it.
+    """
+    kept = [s.id for s in graph.storages if s.kept and (held or s.kind is StorageKind.GRADIENT)]
     bit_of = {storage: 1 << i for i, storage in enumerate(kept)}
-    tangent_bytes = sum(s.size_bytes for s in graph.storages if s.kind is StorageKind.TANGENT)
+    tangents = [s for s in graph.storages if held and s.kind is StorageKind.TANGENT]
+    apart, tangent_bytes = {s.id for s in tangents}, sum(s.size_bytes for s in tangents)
     forward_outputs = sum(bit_of.get(s, 0) for op in graph.ops if op.phase is Phase.FORWARD for s in op.writes)
     held_bytes = _weights(_held(graph, bit_of, forward_outputs), [graph.storages[s].size_bytes for s in kept])
     end_bytes = tangent_bytes + sum(graph.storages[s].size_bytes for s in kept)
@@ -44,7 +55,7 @@ def peak_floor(graph: TrainingGraph, costs: CostTable) -> Floor:
     for op in graph.ops:
         # Kept storages and tangents are in what is held; residents never count.
         own = {s for s in (*op.reads, *op.writes) if s not in bit_of and not graph.storages[s].resident}
-        size = sum(graph.storages[s].size_bytes for s in own if graph.storages[s].kind is not StorageKind.TANGENT)
+        size = sum(graph.storages[s].size_bytes for s in own if s not in apart)
         size += held_bytes[op.id] + costs.workspace_bytes[op.id]
         size += tangent_bytes if op.phase is Phase.BACKWARD else 0
         if size > floor.peak_bytes:

@@ -76,7 +76,7 @@ budget                 11.7 KiB (12,000 bytes)
 peak, first estimate   11.0 KiB (11,276 bytes)      keeps 6.0 KiB
 peak, checked          unknown                      94.0 % of the budget
 peak, reached by       op_6 at model.py:16 layer.3  in the backward
-floor of any plan      11.0 KiB (11,276 bytes)      forced by op_6 at model.py:16 layer.3
+floor of any plan      9.0 KiB (9,228 bytes)        forced by op_6 at model.py:16 layer.3
 resident beside it     4.0 KiB (4,096 bytes)        parameters, buffers and inputs
 step, modelled         8.0 µs                       each operator once
 added time             1.0 µs                       +12.5 % of the step

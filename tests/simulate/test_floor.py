@@ -52,3 +52,22 @@ def test_workspace_counts_and_residents_do_not() -> None:
 
 def test_a_graph_without_ops_has_no_floor() -> None:
     assert peak_floor(TrainingGraph((), ()), CostTable((), (), ())) == Floor(0, None)
+
+
+def test_what_a_caller_may_let_go_of_is_in_the_simulator_s_floor_alone() -> None:
+    b = GraphBuilder()
+    x = b.storage(1, StorageKind.INPUT)
+    tangents = [b.storage(size, StorageKind.TANGENT) for size in (400, 50)]
+    b.op([x], [b.storage(300, StorageKind.OUTPUT)])
+    for tangent in tangents:
+        b.op([tangent], [b.storage(100, StorageKind.GRADIENT)], Phase.BACKWARD)
+    graph = b.graph()
+    assert peak_floor(graph, free_costs(graph)) == Floor(950, None)
+    # The first operator of the backward reads one tangent and writes one gradient; nothing else need be there.
+    assert peak_floor(graph, free_costs(graph), held=False) == Floor(500, OpId(1))
+
+
+@given(problems())
+def test_letting_go_of_something_never_raises_the_floor(problem: RematProblem) -> None:
+    held = peak_floor(problem.graph, problem.costs)
+    assert peak_floor(problem.graph, problem.costs, held=False).peak_bytes <= held.peak_bytes
