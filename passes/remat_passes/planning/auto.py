@@ -32,14 +32,15 @@ class Auto:
     Attributes:
         effort: Work of the quick search for each operator of the graph.  The default plans 1,000 operators in about
             half a second.
-        time_limit: Seconds, about, for what is tried beyond the quick search, as an amount of work; 0 for nothing.
+        time_limit: Seconds, about, for what is tried beyond the quick search, as an amount of work; 0 for nothing,
+            `None` for what is in proportion to the graph, 2 at most.
         seed: Start of the random numbers of the local search.
         reorders: Whether the backward may run in another order than the graph's.
     """
 
     name: ClassVar[str] = "auto"
     effort: int = 10_000
-    time_limit: float = 2.0
+    time_limit: float | None = None
     seed: int = 1
     reorders: bool = True
 
@@ -55,7 +56,8 @@ class Auto:
             lowest = self._search(problem, 0)
             lowest.run()
             search.adopt([*lowest.pool[:4], *self._within_time(problem, lowest)])
-        best = improve(search, int(min(WORK_PER_SECOND * self.time_limit, MOST_WORK)))
+        limit = None if self.time_limit is None else int(min(WORK_PER_SECOND * self.time_limit, MOST_WORK))
+        best = improve(search, limit)
         return choose(problem, self.name, [Candidate(best.plan())])
 
     def smallest_peak(self, problem: RematProblem) -> PlanResult:

@@ -14,6 +14,7 @@ import numpy as np
 
 from remat_passes.planning.block_problem import Block
 from remat_passes.planning.climb import climb
+from remat_passes.planning.compiled import compiled
 from remat_passes.planning.gap_greedy import relieve
 from remat_passes.planning.profile import TIME, Arrays, IntArray, find_live
 from remat_passes.planning.trim import trim
@@ -76,6 +77,23 @@ def options_of_block(block: Block, turns: int = TURNS) -> Options:
     return Options(tuple(_pareto(list(finder.run()))), finder.work)
 
 
+@compiled
+def fitted(
+    g: Arrays, steps: IntArray, boundary: int, budget: int, once: int, turns: int, seed: int
+) -> tuple[IntArray, int, int]:
+    """A sequence that fits `budget`, or comes near, and is cheap; its boundary, and the work done.
+
+    In one piece, since blocks are so small that calls from Python would take longer.
+    """
+    steps, boundary, peak, work = relieve(g, steps, boundary, budget, 0.5, 1, 0.0, seed, PATIENCE, ANY_TIME)
+    steps, boundary, passes = trim(g, steps, boundary, max(budget, peak), MAX_PASSES)
+    work += 2 * passes * len(steps)
+    if peak <= budget:
+        found = climb(g, steps, boundary, budget, ANY_TIME, once, turns, seed)
+        steps, boundary, work = found[0], found[1], work + found[4]
+    return steps, boundary, work
+
+
 class _Finder:
     """Finds the options of one block."""
 
@@ -113,14 +131,8 @@ class _Finder:
     def _fitted(self, g: Arrays, steps: IntArray, boundary: int, budget: int) -> tuple[IntArray, int]:
         """A sequence that fits `budget`, or comes near, and is cheap."""
         self.seed += 1
-        args = (0.5, 1, 0.0, self.seed, PATIENCE, ANY_TIME)
-        steps, boundary, peak, work = relieve(g, steps, boundary, budget, *args)
-        steps, boundary, passes = trim(g, steps, boundary, max(budget, int(peak)), MAX_PASSES)
-        self.work += int(work) + 2 * int(passes) * len(steps)
-        if peak <= budget:
-            found = climb(g, steps, boundary, budget, ANY_TIME, self.once, self.turns, self.seed)
-            steps, boundary = found[0], int(found[1])
-            self.work += int(found[4])
+        steps, boundary, work = fitted(g, steps, boundary, budget, self.once, self.turns, self.seed)
+        self.work += int(work)
         return steps, int(boundary)
 
     def _option(self, steps: IntArray, boundary: int) -> BlockOption:

@@ -1,5 +1,8 @@
 """What `auto` tries after its quick search, with an amount of work that stands for a time limit.
 
+Without a time limit that amount is in proportion: to the square of the operators, up to two seconds for a thousand,
+and never more than the time that the steps to come could gain.
+
     chain_dp  once: the planner, which is optimal on uniform chains
     greedy    once, on small graphs: the planner, which ends elsewhere
     hierarchical  once, on large graphs: the planner, whose many cuttings a single round does not get through
@@ -35,6 +38,10 @@ from remat_passes.planning.search import Search
 
 WORK_PER_SECOND = 25_000_000
 """Steps visited that stand for one second."""
+USUAL_WORK, USUAL_SECONDS = 50, 2
+"""Work for each pair of operators where no time limit is given, and the seconds that all of it stands for at most."""
+STEPS_TO_COME = 10_000
+"""Planning takes no longer, about, than so many steps could gain by it."""
 ROUND_WORK, SHORTEST_ROUND, LONGEST_ROUND = 20_000, 5_000_000, 50_000_000
 """Work of the first round for each operator, and what it is at least and at most ..."""
 GROWTH = 1.5
@@ -61,9 +68,13 @@ PROVEN = 1e-3
 """Relative gap to the lower bound at which nothing more is tried."""
 
 
-def improve(search: Search, work: int) -> Entry:
-    """The best entry after `work` more; `search` has run."""
-    enough_ns = search.once + int(lower_bound_ns(search.problem).bound_ns * (1.0 + PROVEN)) if work else 0
+def improve(search: Search, work: int | None) -> Entry:
+    """The best entry after `work` more, `None` for what is in proportion to the graph; `search` has run."""
+    if work == 0:
+        return search.pool[0]
+    enough_ns = search.once + int(lower_bound_ns(search.problem).bound_ns * (1.0 + PROVEN))
+    if work is None:
+        work = usual_work(len(search.g.ops), search.pool[0].time - enough_ns if search.solved else None)
     with progress("improving the plan") as bar:
         left = 0 if _is_within(search, enough_ns) else work - _once(search, work)
         for turn, share in enumerate(_rounds(left, len(search.g.ops))):
@@ -75,6 +86,19 @@ def improve(search: Search, work: int) -> Entry:
                 _solve_regions(search)
             bar.advance()
     return search.pool[0]
+
+
+def usual_work(operators: int, gain_ns: int | None) -> int:
+    """Work that is in proportion to what it can bring.
+
+    Args:
+        operators: Operators of the graph; small ones are soon searched through.
+        gain_ns: What the best plan so far takes beyond what is proven necessary; `None` without such a plan.
+    """
+    by_size = min(USUAL_WORK * operators**2, USUAL_SECONDS * WORK_PER_SECOND)
+    if gain_ns is None:
+        return by_size
+    return min(by_size, max(gain_ns, 0) * STEPS_TO_COME * WORK_PER_SECOND // 10**9)
 
 
 def _is_within(search: Search, time_ns: int) -> bool:
