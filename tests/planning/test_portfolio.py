@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from builders import LIBRARY, residual, with_budget
+from builders import LIBRARY, chain, residual, with_budget
 from remat_compiler.ir.plan import PlanStatus
 from remat_compiler.ir.problem import RematProblem
 from remat_passes.bounds.lower_bound import lower_bound_ns
@@ -14,7 +14,7 @@ from remat_passes.planning.auto import Auto
 from remat_passes.planning.chain_dp import ChainDp
 from remat_passes.planning.greedy import Greedy
 from remat_passes.planning.hierarchical import Hierarchical
-from remat_passes.planning.portfolio import improve
+from remat_passes.planning.portfolio import WORK_PER_SECOND, improve, usual_work
 from remat_passes.planning.save_all import SaveAll
 from remat_passes.planning.search import Search
 
@@ -66,3 +66,18 @@ def test_hierarchical_says_what_does_not_fit() -> None:
     result = Hierarchical().plan(with_budget(residual(), 1000))
     assert result.status is PlanStatus.INFEASIBLE
     assert result.peak_bytes > 1000
+
+
+def test_the_usual_work_grows_with_the_graph_and_with_what_it_can_bring() -> None:
+    by_size = [usual_work(operators, None) for operators in (10, 100, 200, 500, 1_000, 5_000)]
+    assert by_size == sorted(by_size)
+    assert by_size[:2] == [0, 0]
+    assert by_size[2] > 0
+    assert by_size[-2:] == [2 * WORK_PER_SECOND, 2 * WORK_PER_SECOND]
+    by_gain = [usual_work(1_000, gain_ns) for gain_ns in (-5, 0, 10_000, 100_000, 10**9)]
+    assert by_gain == [0, 0, WORK_PER_SECOND // 10, WORK_PER_SECOND, 2 * WORK_PER_SECOND]
+
+
+def test_without_a_time_limit_a_small_graph_keeps_its_quick_plan() -> None:
+    asked = with_budget(chain(), 90_000)
+    assert Auto().plan(asked).plan == Auto(time_limit=0.0).plan(asked).plan

@@ -40,6 +40,8 @@ WORK_PER_SECOND = 25_000_000
 """Steps visited that stand for one second."""
 USUAL_WORK, USUAL_SECONDS = 50, 2
 """Work for each pair of operators where no time limit is given, and the seconds that all of it stands for at most."""
+LEAST_WORK = 1_500_000
+"""Less is not begun, so that graphs of up to 170 operators keep their quick plan: setting out would take longer."""
 STEPS_TO_COME = 10_000
 """Planning takes no longer, about, than so many steps could gain by it."""
 ROUND_WORK, SHORTEST_ROUND, LONGEST_ROUND = 20_000, 5_000_000, 50_000_000
@@ -96,9 +98,9 @@ def usual_work(operators: int, gain_ns: int | None) -> int:
         gain_ns: What the best plan so far takes beyond what is proven necessary; `None` without such a plan.
     """
     by_size = min(USUAL_WORK * operators**2, USUAL_SECONDS * WORK_PER_SECOND)
-    if gain_ns is None:
-        return by_size
-    return min(by_size, max(gain_ns, 0) * STEPS_TO_COME * WORK_PER_SECOND // 10**9)
+    by_gain = by_size if gain_ns is None else max(gain_ns, 0) * STEPS_TO_COME * WORK_PER_SECOND // 10**9
+    work = min(by_size, by_gain)
+    return work if work >= LEAST_WORK else 0
 
 
 def _is_within(search: Search, time_ns: int) -> bool:
