@@ -15,13 +15,6 @@ from end_to_end.two_ranks import LOOPS_OF_TWO, outcomes_of_two
 KNOWN = {
     "gradient accumulation": "the gradients held from earlier backwards of the step are not counted",
     "two losses, retain_graph": "what a retained graph holds during the second backward is not counted",
-    "DDP": "the first step watch reads addresses of fake tensors where DDP splits the graph",
-    "DDP around a compiled model": "the first step watch reads addresses of fake tensors where DDP splits the graph",
-    "DDP, find_unused_parameters": "the first step watch reads addresses of fake tensors where DDP splits the graph",
-    "DDP, static_graph": "the first step watch reads addresses of fake tensors where DDP splits the graph",
-    "DDP, gradient_as_bucket_view": "the first step watch reads addresses of fake tensors where DDP splits the graph",
-    "DDP, no_sync": "the first step watch reads addresses of fake tensors where DDP splits the graph",
-    "DTensor inputs": "the step watch reads the address of a tensor subclass",
     "nn.LSTM": "what Dynamo does not capture is neither planned nor warned of",
 }
 """Loops for which the promise does not hold yet, and why."""
