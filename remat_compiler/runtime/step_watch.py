@@ -182,11 +182,9 @@ class StepWatch(Generic[G]):
             if done is None:
                 return
             step._over = True
+            self.here.left.append(step)
             if done is not step:
-                step._left.append(step)
-                done._left = step._left
-            else:
-                self.here.left.append(step)
+                done._left = self.here.left
             for key in step._nodes.values():
                 self.here.open.pop(key, None)
         self._tell(done)

@@ -45,7 +45,7 @@ def follow_backward(node: Any, calls: dict[int, Any], told: Callable[[Any, bool]
         told: Is called with such an entry, and whether the graph is kept for another backward, which leaves it in.
     """
     function = type(node)._forward_cls
-    if not hasattr(function, _FOLLOWED):
+    if _FOLLOWED not in vars(function):
         original = function.backward
 
         def backward(ctx: Any, *gradients: Any) -> Any:

@@ -42,17 +42,22 @@ class Watched:
         return self.compiled(*arguments)
 
 
-class Squared(torch.autograd.Function):
-    """Stands for a compiled graph: AOTAutograd's node is of this kind, too."""
+def squared() -> Any:
+    """A function of its own for each watch, as each compiled graph is."""
 
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        return x * x
+    class Squared(torch.autograd.Function):
+        """Stands for a compiled graph: AOTAutograd's node is of this kind, too."""
 
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        return 2 * gradients[0] * ctx.saved_tensors[0]
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            ctx.save_for_backward(x)
+            return x * x
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+            return 2 * gradients[0] * ctx.saved_tensors[0]
+
+    return Squared
 
 
 @pytest.fixture
@@ -151,11 +156,46 @@ def test_tensors_whose_memory_is_not_known_are_watched_all_the_same() -> None:
     steps: list[WatchedStep[str]] = []
     watch: StepWatch[str] = StepWatch(steps.append)
     compressed = torch.eye(4).to_sparse_csr().requires_grad_() * 2
-    made = Squared.apply(leaf())
+    made = squared().apply(leaf())
     watch.forward("graph", [compressed, leaf().to_sparse()], [made, compressed])
     made.sum().backward()
     (step,) = steps
     assert [passed.argument for passed in step.calls[0].passed] == [0, 1]
+
+
+def test_a_graph_that_is_kept_for_another_backward_is_open_until_that_has_run() -> None:
+    steps: list[WatchedStep[str]] = []
+    watch: StepWatch[str] = StepWatch(steps.append)
+    made = squared().apply(leaf())
+    watch.forward("graph", [], [made])
+    loss = made.sum()
+    loss.backward(retain_graph=True)
+    assert steps == []
+    assert watch.current.open_graphs == ["graph"]
+    loss.backward()
+    (step,) = steps
+    assert step.turns == [(F, 0), (Turn.KEPT, 0), (B, 0)]
+
+
+def test_a_kept_call_is_set_aside_once_the_same_call_is_made_again() -> None:
+    steps: list[WatchedStep[str]] = []
+    watch: StepWatch[str] = StepWatch(steps.append)
+    x, function = leaf(), squared()
+
+    def forward() -> Tensor:
+        watch.begin()
+        made: Tensor = function.apply(x)
+        watch.forward("graph", [x], [made])
+        return made
+
+    kept = forward()
+    for _ in range(5):
+        forward().sum().backward()
+    assert len(steps) == 5
+    assert steps[0].turns == [(F, 0), (B, 0)]
+    assert [len(step.aside) for step in steps] == [1] * len(steps)
+    assert len(watch.current.calls) <= 2
+    del kept
 
 
 def test_calls_without_gradients_are_not_noted(watch: StepWatch[Watched], steps: list[Step]) -> None:

@@ -1,0 +1,54 @@
+"""A budget that nobody keeps is said so once: Dynamo gave the backend no graph."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PROGRAM = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = {inner}
+    def forward(self, x):
+        found = self.inner(x)
+        return (found if isinstance(found, torch.Tensor) else found[0]).square().mean()
+
+model = Net()
+step = torch.compile(model, backend="{backend}")
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for _ in range(3):
+    step(torch.randn(4, 5, 8)).backward()
+    if {steps}:
+        optimizer.step()
+print("done")
+"""
+
+
+@pytest.mark.parametrize(
+    ("inner", "backend", "steps", "said"),
+    [
+        ("nn.LSTM(8, 8)", "remat", True, 1),
+        ("nn.LSTM(8, 8)", "remat", False, 1),
+        ("nn.LSTM(8, 8)", "aot_eager", True, 0),
+        ("nn.Linear(8, 8)", "remat", True, 0),
+    ],
+)
+def test_it_is_said_once_where_nothing_was_planned(
+    inner: str, backend: str, steps: bool, said: int, tmp_path: Path
+) -> None:
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "passes")])
+    environment = {**os.environ, "PYTHONPATH": paths, "REMAT_CACHE_DIR": str(tmp_path)}
+    program = "import remat_compiler.backend\n" + PROGRAM.format(inner=inner, backend=backend, steps=steps)
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=600)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stderr.count("memory_budget is not kept") == said
