@@ -116,15 +116,17 @@ class PlannedGraph:
         kind = self._kind
         node: Any = None if kind is None else outputs[self._output].grad_fn
         if kind is None or not isinstance(node, kind):
-            return self._found(outputs, place)
+            return self._found(arguments, outputs, place)
         note = self._dispatch and self._dispatch.latest
         calls[id(node)] = (ref(node), self, note, None, place.call)
         node._remat_calls = calls
         return outputs
 
-    def _found(self, outputs: Any, place: Place) -> Any:
+    def _found(self, arguments: Sequence[Any], outputs: Any, place: Place) -> Any:
         """Note a call of a known step whose node is not where it was."""
         node = torch_compat.compiled_backward(outputs)
+        if self._kind is None:
+            self._say_accumulating(arguments)
         if node is not None:
             direct = [i for i, value in enumerate(outputs) if getattr(value, "grad_fn", None) is node]
             if direct:
@@ -133,6 +135,27 @@ class PlannedGraph:
             watch.here.open[id(node)] = (ref(node), self, note, None, place.call)
             torch_compat.follow_backward(node, watch.here.open, watch.ran_backward)
         return outputs
+
+    def _say_accumulating(self, arguments: Sequence[Any]) -> None:
+        """Warn, at the first call of a known step, where gradients from before it come on top of the budget.
+
+        They live before the step, so they are resident, as parameters are; an accumulation over several calls looks
+        like one step to the user all the same.
+        """
+        leaves = [x for x in arguments if isinstance(x, torch.Tensor) and x.is_leaf and x.grad is not None]
+        there_bytes = sum(leaf.grad.numel() * leaf.grad.element_size() for leaf in leaves if leaf.grad is not None)
+        memory, limit = self.memory, self.budget_bytes
+        if memory is None or limit is None or memory.peak_bytes + there_bytes <= limit:
+            return
+        if there_bytes:
+            logger.warning(
+                "gradients of %s are there before the step, as where they are accumulated over several calls: they are "
+                "resident, as parameters are, and come on top of the step's %s, to more than memory_budget=%d bytes; "
+                "name a budget that is smaller by as much to have room for them",
+                format_bytes(there_bytes),
+                format_bytes(memory.peak_bytes),
+                limit,
+            )
 
     def _watched(self, arguments: Sequence[Any]) -> Any:
         """Run the forward of a step that is not known, or may not be."""
@@ -153,7 +176,7 @@ class PlannedGraph:
         if place is not None and not _unsettled:
             outputs = self.compiled(*arguments)
             here.known = place
-            return self._found(outputs, place)
+            return self._found(arguments, outputs, place)
         _unsettled.add(ref(self, _unsettled.discard))
         catch_up()
         self._check_room(arguments)

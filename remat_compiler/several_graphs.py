@@ -54,7 +54,8 @@ def decide(step: WatchedStep[PlannedGraph]) -> None:
     """
     together = _Together(step)
     try:
-        if len(step.calls) > 1 or step.aside or together.steps[1:]:
+        kept = any(turn is Turn.KEPT for turn, _ in step.turns)
+        if len(step.calls) > 1 or step.aside or kept or together.steps[1:]:
             together.decide()
         elif step.graphs[0].has_part:
             _decide_alone(step.graphs[0])
