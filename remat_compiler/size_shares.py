@@ -146,7 +146,9 @@ class SizeShares:
         beside = beside_bytes([memories[graph] for graph in self._graphs], self._calls, self._turns)
         found = []
         for i, memory in enumerate(memories):
-            limit = self.limit_bytes - max(beside[call] for call, graph in enumerate(self._graphs) if graph == i)
+            # A graph of other steps has no call in this one.
+            others = max((beside[call] for call, graph in enumerate(self._graphs) if graph == i), default=0)
+            limit = self.limit_bytes - others
             held, left = min(memory.held_bytes, limit), min(memory.left_bytes, limit)
             found.append(Allowance(limit, held, left, self.members[i].passed))
         return tuple(found)
