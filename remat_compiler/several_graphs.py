@@ -80,7 +80,8 @@ def _decide_alone(graph: PlannedGraph) -> None:
         graph.keep(own_budget)
         return
     assert graph.recipe is not None
-    if graph.added_ns and own_budget is not None:
+    # A fraction that the first step could not be held to is one of this graph's own peak, now that it is alone.
+    if graph.options.memory_budget.kind is BudgetKind.FRACTION or (graph.added_ns and own_budget is not None):
         with graph.recipe.context():
             attempt, own_budget = graph.recipe.search()
         graph.exchange(attempt)

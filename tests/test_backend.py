@@ -109,7 +109,11 @@ def test_below_the_floor_every_planner_is_refused_with_its_smallest_peak(planner
     with pytest.raises(
         InfeasibleBudget, match=r"no plan fits memory_budget=.*: the smallest .* is \d+ bytes"
     ) as refused:
-        compiled(model(), memory_budget=budget, planner=planner)(torch.randn(64, 32))
+        step, x = compiled(model(), memory_budget=budget, planner=planner), torch.randn(64, 32)
+        # What a fraction is of is known once the first step tells whether the graph is alone in it.
+        step(x).sum().backward()
+        assert isinstance(budget, float), "a budget in bytes is refused before anything runs"
+        step(x)
     assert f"memory_budget={budget!r} " in str(refused.value)
     assert f"by planner {planner!r} " in str(refused.value)
 

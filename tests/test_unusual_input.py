@@ -174,7 +174,9 @@ def test_without_gradients_nothing_is_planned(mode: Callable[[], Any]) -> None:
 
 def test_a_planner_that_only_the_environment_misspells_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REMAT_PLANNER", "chain_pd")
-    with pytest.raises(UnknownName, match="unknown planner 'chain_pd'; did you mean 'chain_dp'"):
+    with pytest.raises(
+        UnknownName, match="unknown planner 'chain_pd' in the variable REMAT_PLANNER; did you mean 'chain_dp'"
+    ):
         compiled(Tower())(torch.randn(64, 32))
 
 
@@ -275,7 +277,7 @@ def test_a_cache_that_cannot_be_written_stops_nothing(
     monkeypatch.setenv("REMAT_CACHE_DIR", str(blocked))
     with caplog.at_level(logging.WARNING, logger="remat_compiler"):
         check_equal(Tower(), torch.randn(64, 32))
-    assert any("plans cannot be written" in message for message in caplog.messages)
+    assert len([message for message in caplog.messages if "cannot be written" in message]) == 1
 
 
 @torch.library.custom_op("remat_tests::unseen", mutates_args=())

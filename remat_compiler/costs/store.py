@@ -81,7 +81,7 @@ class FigureStore:
             return {}
         try:
             return self._checked(json.loads(read_bounded(path)))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return {}
         except (OSError, ValueError, RecursionError) as error:
             log.warning("%s cannot be used (%s); what it held is measured again", path, error)
