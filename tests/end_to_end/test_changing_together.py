@@ -124,15 +124,16 @@ def test_no_length_ever_exceeds_the_budget(
     assert served(model, made, [refused, 100], BUDGET) == [100]
 
 
-@pytest.mark.parametrize("budget", [300_000, 760_000])
+@pytest.mark.parametrize("budget", [300_000, 860_000])
 def test_what_cannot_fit_is_refused_in_the_first_step(budget: int, made: list[Dispatch]) -> None:
     """The first graph alone, or only the second one beside what the first one holds."""
     model = Broken()
-    compile_model(model, budget, dynamic=None, on_infeasible="error")
+    # Which plan is found follows the rates of operators, which are measured on each machine.
+    compile_model(model, budget, dynamic=None, on_infeasible="error", cost_model="nominal")
     with pytest.raises(InfeasibleBudget, match="smallest reachable peak") as refused:
         gradients(model, batch(512))
-    assert ("what 1 graphs hold" in str(refused.value)) == (budget == 760_000)
-    assert len(made) == (budget == 760_000)
+    assert ("what 1 graphs hold" in str(refused.value)) == (budget == 860_000)
+    assert len(made) == (budget == 860_000)
 
 
 def test_on_request_the_smallest_peak_is_taken_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
