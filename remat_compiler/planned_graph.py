@@ -142,12 +142,10 @@ class PlannedGraph:
         They live before the step, so they are resident, as parameters are; an accumulation over several calls looks
         like one step to the user all the same.
         """
-        leaves = [x for x in arguments if isinstance(x, torch.Tensor) and x.is_leaf and x.grad is not None]
-        there_bytes = sum(leaf.grad.numel() * leaf.grad.element_size() for leaf in leaves if leaf.grad is not None)
+        gradients = [x.grad for x in arguments if isinstance(x, torch.Tensor) and x.is_leaf and x.grad is not None]
+        there_bytes = sum(gradient.numel() * gradient.element_size() for gradient in gradients)
         memory, limit = self.memory, self.budget_bytes
-        if memory is None or limit is None or memory.peak_bytes + there_bytes <= limit:
-            return
-        if there_bytes:
+        if there_bytes and memory is not None and limit is not None and memory.peak_bytes + there_bytes > limit:
             logger.warning(
                 "gradients of %s are there before the step, as where they are accumulated over several calls: they are "
                 "resident, as parameters are, and come on top of the step's %s, to more than memory_budget=%d bytes; "

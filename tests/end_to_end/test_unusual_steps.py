@@ -202,6 +202,8 @@ def test_an_unused_random_number_does_not_refuse_the_whole_budget() -> None:
     x, w = torch.randn(3, 5, 4), torch.randn(4, 4, requires_grad=True)
     with torch._inductor.config.patch(fallback_random=True):
         compiled(fn, 1.0, "eager", on_infeasible="error")(x, w)[1].sum().backward()
+    (report,) = remat_compiler.reports()
+    assert report.checked_peak_bytes == report.budget_bytes == report.peak_before_bytes
 
 
 @pytest.mark.parametrize("budget", [20_000, 0.3])
