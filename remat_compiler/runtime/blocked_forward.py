@@ -23,6 +23,8 @@ from typing import Any, Protocol
 import torch
 from torch import fx
 
+from remat_compiler import torch_compat
+
 WHOLE = -1
 """Position of a result that is no tuple."""
 _COPY = torch.ops.aten.copy_.default
@@ -95,7 +97,7 @@ class BlockedForward:
 
     def run(self, arguments: Sequence[Any], meter: Meter) -> Measured:
         """Run all blocks, with `arguments` for the inputs; none of them is written to."""
-        interpreter = fx.Interpreter(self._joint, garbage_collect_values=False)
+        interpreter = torch_compat.StepInterpreter(self._joint, garbage_collect_values=False)
         env = interpreter.env
         env.update((node, value) for node, value in zip(self._inputs, arguments) if node is not None)
         size, spent = [0] * len(self.blocks), [0] * len(self.blocks)

@@ -42,20 +42,29 @@ def compile_with_interpreter(gm: fx.GraphModule, example_inputs: Any, partitione
 def _interpret(gm: fx.GraphModule, example_inputs: Any) -> Callable[[list[Any]], Any]:
     def run(arguments: list[Any]) -> Any:
         stop_at_forward(arguments)
-        return _Interpreter(gm).boxed_run(arguments)
+        return StepInterpreter(gm).boxed_run(arguments)
 
     run._boxed_call = True  # type: ignore[attr-defined]
     return run
 
 
-class _Interpreter(fx.Interpreter):
-    """An interpreter that copies where a traced view cannot be made.
+class StepInterpreter(fx.Interpreter):
+    """An interpreter for steps: it takes no part in tracing, and copies where a traced view cannot be made.
 
     Some operators lay their results out otherwise than torch traced them, batch norm of a transposed input, say.
     """
 
+    def run_node(self, n: fx.Node) -> Any:
+        """The value of one node.
+
+        torch's own method writes the node down as what is traced now, once for all threads: one that traces meanwhile
+        would take it for its own.
+        """
+        args, kwargs = self.fetch_args_kwargs_from_env(n)
+        return getattr(self, n.op)(n.target, args, kwargs)
+
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
-        """The value of one node."""
+        """The value of one call."""
         if target is not torch.ops.aten.view.default:
             return super().call_function(target, args, kwargs)
         value, shape = args

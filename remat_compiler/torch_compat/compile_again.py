@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 from unittest import mock
 
@@ -77,7 +77,7 @@ def saved_compilation() -> Callable[[], AbstractContextManager[None]] | None:
     @contextmanager
     def again() -> Iterator[None]:
         # A copy, since compiling writes into it.
-        with torch._guards.compile_context(compilation), torch._guards.tracing(copy.copy(context)):
+        with compiling(), torch._guards.compile_context(compilation), torch._guards.tracing(copy.copy(context)):
             yield
 
     return again
@@ -155,6 +155,18 @@ def fake_outputs(compiled: Callable[..., Any], inputs: Sequence[Any]) -> Any:
         return None
     with context.fake_mode, mock.patch.object(context.fake_mode, "allow_non_fake_inputs", True):
         return compiled(*inputs)
+
+
+@contextmanager
+def compiling() -> Iterator[None]:
+    """Let one thread compile, as Dynamo does: with its lock, and with the sign that a compilation is under way.
+
+    That FX traces is written down once for all threads.  Without the sign, a thread that calls its own compiled
+    function meanwhile is told that it traces that one.
+    """
+    session = getattr(torch.compiler, "_compile_session_context", nullcontext)  # since torch 2.13
+    with compile_lock(), session():
+        yield
 
 
 def compile_lock() -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import threading
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import cache
 from typing import Any, cast
 
@@ -33,7 +33,7 @@ from remat_compiler.torch_compat.patches import (
     TRITON_KERNELS,
     Patch,
 )
-from remat_compiler.torch_compat.patching import change_setting, named, original, replace, replaced, settings
+from remat_compiler.torch_compat.patching import change_setting, named, original, replace, settings
 from remat_compiler.torch_compat.store import STORE as STORE
 from remat_compiler.torch_compat.store import stored as stored
 
@@ -42,6 +42,7 @@ _KEEP_PLANNED_MEMORY: dict[Patch, Any] = {BUFFER_REUSE: False, REORDERING: False
 _PLAIN_LAYOUT: dict[Patch, Any] = {LAYOUT: False}
 """The same where convolutions must run without copies of their weights in channels-last order."""
 _planned = threading.local()
+_outlining = threading.local()
 
 
 def keep_planned_memory(free_layout: bool) -> None:
@@ -105,11 +106,32 @@ def _kernel_between(scheduler: Any, node1: Any, node2: Any) -> bool:
 @contextmanager
 def code_generation_only() -> Iterator[None]:
     """Let Inductor emit wrappers without compiling kernels; what is made serves dry runs and is in no cache."""
-    with ExitStack() as stack:
-        for kernels in (CPU_KERNELS, PLAIN_CPU_KERNELS, TRITON_KERNELS):
-            stack.enter_context(replaced(kernels, lambda _: lambda *_, **__: _no_kernel))
-        stack.enter_context(settings({KERNEL_CACHES: True}))
-        yield
+    _guard_kernel_compilers()
+    before = _compiling_no_kernels()
+    _outlining.active = True
+    try:
+        with settings({KERNEL_CACHES: True}):
+            yield
+    finally:
+        _outlining.active = before
+
+
+def _compiling_no_kernels() -> bool:
+    return getattr(_outlining, "active", False)
+
+
+@cache
+def _guard_kernel_compilers() -> None:
+    """Let a thread leave out the kernels of what it compiles; others may compile a backward meanwhile."""
+    for kernels in (CPU_KERNELS, PLAIN_CPU_KERNELS, TRITON_KERNELS):
+        replace(kernels, _unless_left_out)
+
+
+def _unless_left_out(compiles: Callable[..., Any]) -> Callable[..., Any]:
+    def compile_kernel(*arguments: Any, **keywords: Any) -> Any:
+        return _no_kernel if _compiling_no_kernels() else compiles(*arguments, **keywords)
+
+    return compile_kernel
 
 
 def _no_kernel(*_: object, **__: object) -> None:

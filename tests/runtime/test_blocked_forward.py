@@ -57,14 +57,14 @@ class Watching(CpuMeter):
 
 def test_blocks_are_measured_and_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     """At the end of a block alive are what it is measured by and what later blocks read, and nothing else."""
-    meter, run_node = Watching(), fx.Interpreter.run_node
+    meter, run_node = Watching(), torch_compat.StepInterpreter.run_node
 
     def noted(self: fx.Interpreter, node: fx.Node) -> Any:
         value = run_node(self, node)
         meter.made.append(weakref.ref(value.untyped_storage()))
         return value
 
-    monkeypatch.setattr(fx.Interpreter, "run_node", noted)
+    monkeypatch.setattr(torch_compat.StepInterpreter, "run_node", noted)
     x, buffer = torch.randn(1_000), torch.randn(1_000)
     found = forward_of(joint()).run([x, buffer], meter)
     assert found.block_bytes == (4_000, 8_000)
@@ -76,8 +76,8 @@ def test_blocks_are_measured_and_dropped(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_inputs_are_not_written_to_and_the_backward_does_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[str] = []
-    run_node = fx.Interpreter.run_node
-    monkeypatch.setattr(fx.Interpreter, "run_node", lambda self, node: (ran.append(node.name), run_node(self, node))[1])
+    interpreter, run_node = torch_compat.StepInterpreter, torch_compat.StepInterpreter.run_node
+    monkeypatch.setattr(interpreter, "run_node", lambda self, node: (ran.append(node.name), run_node(self, node))[1])
     x, buffer = torch.randn(10), torch.randn(10)
     before = x.clone(), buffer.clone(), buffer._version
     forward_of(joint()).run([x, buffer], CpuMeter())
