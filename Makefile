@@ -20,8 +20,8 @@ $(STAMP): pyproject.toml constraints.txt
 
 install: $(STAMP) ## Make the virtual environment .venv with everything that is tested
 
-test: $(STAMP) ## Run the tests (ARGS="-k budget" chooses)
-	$(BIN)/python -m pytest $(ARGS)
+test: $(STAMP) ## Run the tests, a process for each core (ARGS="-k budget" chooses)
+	$(BIN)/python -m pytest -n auto --dist loadfile $(ARGS)
 
 demo: $(STAMP) ## Train a BERT-like model under byte budgets (ARGS=--short for a quick look)
 	$(BIN)/python examples/demo.py $(ARGS)

@@ -34,6 +34,7 @@ from remat_compiler.options import BudgetKind, Environment, MemoryBudget, RematO
 from remat_compiler.outcome import PART_ONLY, Earlier, Outcome
 from remat_compiler.partition import NoPlan
 from remat_compiler.planned_graph import PlannedGraph, Recipe
+from remat_compiler.planner_loops import tell_of_compiling
 from remat_compiler.runtime.allowance import Allowance
 from remat_compiler.runtime.variant_store import VariantStore
 from remat_compiler.runtime.workspace import WorkspaceTable
@@ -52,6 +53,7 @@ def compile_graph(
     Raises:
         InfeasibleBudget: No plan fits, and the options do not say to take the smallest peak.
     """
+    tell_of_compiling()
     directory = None if environment.disable_cache else environment.cache_dir
     first = first_request(options, environment, example_inputs)
     symbols = changing_sizes(options, first, example_inputs)

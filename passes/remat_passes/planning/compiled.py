@@ -6,25 +6,27 @@ same plans to the byte: the loops use integers, and floating point only in singl
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 try:
     from numba import njit
+    from numba.core import types
 except ImportError:
     COMPILED = False
     """Whether the inner loops are compiled; uncompiled, planning takes about 100 times as long."""
 else:
     COMPILED = True
+    _unliteral: Callable[[Any], Any] = types.unliteral
 
 
 def compiled(function: Function) -> Function:
     """`function` as machine code, or unchanged where Numba is not installed."""
     if not COMPILED:
         return function
-    return cast("Function", njit(cache=True)(function))
+    return cast("Function", _for_any_number(njit(cache=True)(function)))
 
 
 def inner(function: Function) -> Function:
@@ -32,4 +34,17 @@ def inner(function: Function) -> Function:
     if not COMPILED:
         return function
     bare: dict[str, Any] = {"cache": True, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
-    return cast("Function", njit(**bare)(function))
+    return cast("Function", _for_any_number(njit(**bare)(function)))
+
+
+def _for_any_number(dispatcher: Any) -> Any:
+    """Have calls with numbers written out share the code of all others; Numba would compile a version for each."""
+    original = getattr(dispatcher, "get_call_template", None)
+    if original is not None:
+
+        def template(arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
+            plain = tuple(map(_unliteral, arguments))
+            return original(plain, {name: _unliteral(argument) for name, argument in keywords.items()})
+
+        dispatcher.get_call_template = template
+    return dispatcher
