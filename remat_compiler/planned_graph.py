@@ -18,6 +18,7 @@ from weakref import ref
 import torch
 
 from remat_compiler import torch_compat
+from remat_compiler.accumulation import Accumulation
 from remat_compiler.changing_graph import ChangingGraph
 from remat_compiler.errors import BudgetFacts, InfeasibleBudget
 from remat_compiler.options import BudgetKind, RematOptions, format_bytes
@@ -92,6 +93,7 @@ class PlannedGraph:
         self.places: dict[Any, Place] = {}
         self.refusals: dict[Any, InfeasibleBudget] = {}
         compilation = torch_compat.frame_compilation()
+        self.accumulation: Accumulation | None = None
         self.frame = None if compilation is None else compilation.frame
         self._keep = keep
         self._decide = decide
@@ -125,35 +127,21 @@ class PlannedGraph:
     def _found(self, arguments: Sequence[Any], outputs: Any, place: Place) -> Any:
         """Note a call of a known step whose node is not where it was."""
         node = torch_compat.compiled_backward(outputs)
-        if self._kind is None:
-            self._say_accumulating(arguments)
+        looking = self._kind is None and self._accumulates(arguments)
         if node is not None:
             direct = [i for i, value in enumerate(outputs) if getattr(value, "grad_fn", None) is node]
-            if direct:
+            if direct and not looking:
                 self._output, self._kind = direct[0], type(node)
             note = self._dispatch and self._dispatch.latest
             watch.here.open[id(node)] = (ref(node), self, note, None, place.call)
             torch_compat.follow_backward(node, watch.here.open, watch.ran_backward)
         return outputs
 
-    def _say_accumulating(self, arguments: Sequence[Any]) -> None:
-        """Warn, at the first call of a known step, where gradients from before it come on top of the budget.
-
-        They live before the step, so they are resident, as parameters are; an accumulation over several calls looks
-        like one step to the user all the same.
-        """
-        gradients = [x.grad for x in arguments if isinstance(x, torch.Tensor) and x.is_leaf and x.grad is not None]
-        there_bytes = sum(gradient.numel() * gradient.element_size() for gradient in gradients)
-        memory, limit = self.memory, self.budget_bytes
-        if there_bytes and memory is not None and limit is not None and memory.peak_bytes + there_bytes > limit:
-            logger.warning(
-                "gradients of %s are there before the step, as where they are accumulated over several calls: they are "
-                "resident, as parameters are, and come on top of the step's %s, to more than memory_budget=%d bytes; "
-                "name a budget that is smaller by as much to have room for them",
-                format_bytes(there_bytes),
-                format_bytes(memory.peak_bytes),
-                limit,
-            )
+    def _accumulates(self, arguments: Sequence[Any]) -> bool:
+        """Look for gradients that are there before the step; whether to look again at the next call."""
+        if self.accumulation is None and self.memory is not None and self.budget_bytes is not None:
+            self.accumulation = Accumulation(self.memory.peak_bytes, self.budget_bytes)
+        return self.accumulation is not None and self.accumulation.look(self, arguments)
 
     def _watched(self, arguments: Sequence[Any]) -> Any:
         """Run the forward of a step that is not known, or may not be."""
