@@ -18,7 +18,7 @@ from weakref import ref
 import torch
 
 from remat_compiler import torch_compat
-from remat_compiler.accumulation import Accumulation
+from remat_compiler.beside_the_plan import BesideThePlan
 from remat_compiler.changing_graph import ChangingGraph
 from remat_compiler.errors import BudgetFacts, InfeasibleBudget
 from remat_compiler.options import BudgetKind, RematOptions, format_bytes
@@ -93,7 +93,8 @@ class PlannedGraph:
         self.places: dict[Any, Place] = {}
         self.refusals: dict[Any, InfeasibleBudget] = {}
         compilation = torch_compat.frame_compilation()
-        self.accumulation: Accumulation | None = None
+        self.beside: BesideThePlan | None = None
+        self.eager_bytes = 0
         self.frame = None if compilation is None else compilation.frame
         self._keep = keep
         self._decide = decide
@@ -127,7 +128,7 @@ class PlannedGraph:
     def _found(self, arguments: Sequence[Any], outputs: Any, place: Place) -> Any:
         """Note a call of a known step whose node is not where it was."""
         node = torch_compat.compiled_backward(outputs)
-        looking = self._kind is None and self._accumulates(arguments)
+        looking = self._kind is None and self._looks_beside(arguments)
         if node is not None:
             direct = [i for i, value in enumerate(outputs) if getattr(value, "grad_fn", None) is node]
             if direct and not looking:
@@ -137,11 +138,12 @@ class PlannedGraph:
             torch_compat.follow_backward(node, watch.here.open, watch.ran_backward)
         return outputs
 
-    def _accumulates(self, arguments: Sequence[Any]) -> bool:
-        """Look for gradients that are there before the step; whether to look again at the next call."""
-        if self.accumulation is None and self.memory is not None and self.budget_bytes is not None:
-            self.accumulation = Accumulation(self.memory.peak_bytes, self.budget_bytes)
-        return self.accumulation is not None and self.accumulation.look(self, arguments)
+    def _looks_beside(self, arguments: Sequence[Any]) -> bool:
+        """Look for what takes memory beside the plan; whether to look again at the next call."""
+        if self.beside is None and self.memory is not None:
+            self.beside = BesideThePlan(self.memory.peak_bytes, self.budget_bytes)
+            self.beside.say_eager(self.eager_bytes)
+        return self.beside is not None and self.beside.look(self, arguments)
 
     def _watched(self, arguments: Sequence[Any]) -> Any:
         """Run the forward of a step that is not known, or may not be."""
@@ -166,6 +168,8 @@ class PlannedGraph:
         _unsettled.add(ref(self, _unsettled.discard))
         catch_up()
         self._check_room(arguments)
+        if self.beside is None:
+            self.eager_bytes = max(self.eager_bytes, torch_compat.saved_by_eager(arguments))
         outputs = self.compiled(*arguments)
         here.known = _NOWHERE if place is None else place
         watch.forward(self, arguments, outputs, self.memory_now)

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NoReturn
 
-from remat_compiler.accumulation import Accumulation
+from remat_compiler.beside_the_plan import BesideThePlan
 from remat_compiler.errors import BudgetFacts, InfeasibleBudget
 from remat_compiler.graph_levels import compiled_at, levels_of_graph, member_of, passing
 from remat_compiler.options import BudgetKind, format_bytes
@@ -65,7 +65,7 @@ def decide(step: WatchedStep[PlannedGraph]) -> None:
         for graph in step.graphs:
             graph.settle()
         raise
-    together.look_for_gradients()
+    together.look_beside()
     for graph in step.graphs:
         graph.belongs_to(step)
     learn(step)
@@ -153,14 +153,17 @@ class _Together:
             return
         self._share(peak, limit)
 
-    def look_for_gradients(self) -> None:
-        """Have the graphs tell where gradients from before the step come on top of its limit."""
+    def look_beside(self) -> None:
+        """Say what takes memory beside the plan, and have the graphs look for gradients from before the step."""
         memories = [memory for graph in self.graphs if (memory := graph.memory) is not None]
+        if len(memories) < len(self.graphs):
+            return
         limit = self._limit() if self.options.memory_budget.kind is BudgetKind.BYTES else None
-        if limit is not None and len(memories) == len(self.graphs):
-            found = Accumulation(self.peak(memories), limit)
-            for graph in self.graphs:
-                graph.accumulation = found
+        beside = BesideThePlan(self.peak(memories), limit, len(self.graphs))
+        if all(graph.beside is None for graph in self.graphs):
+            beside.say_eager(sum(graph.eager_bytes for graph in self.graphs))
+        for graph in self.graphs:
+            graph.beside = beside
 
     def _share_sizes(self, limit: int) -> None:
         """Limits for the graphs whose sizes change; the others are compiled again for what is left to them."""

@@ -139,10 +139,12 @@ def _try(stock: _Stock, budget: float | str, inner: str, expected: Observed, who
     if wrong:
         like = stock.steps is not None and not _differences(stock.steps, found, TOLERANCE)
         return Trial(budget, Verdict.AS_STOCK if like else Verdict.WRONG, "; ".join(wrong[:3]), measured)
-    return _measured(program, budget, asked, measured, whole, heard)
+    return _measured(program, budget, asked, inner, measured, whole, heard)
 
 
-def _measured(program: Program, budget: float | str, asked: Any, measured: int, whole: int, heard: list[str]) -> Trial:
+def _measured(
+    program: Program, budget: float | str, asked: Any, inner: str, measured: int, whole: int, heard: list[str]
+) -> Trial:
     """The trial of a program that trained right: is its peak within the budget?"""
     reports = remat_compiler.reports()
     if not reports:
@@ -156,6 +158,10 @@ def _measured(program: Program, budget: float | str, asked: Any, measured: int, 
     else:
         allowed = predicted
     over = allowed and measured > allowed + program.slack_bytes
+    if over and budget == 1.0:
+        # The whole budget is what the step takes without one, whatever else is done with its graph.
+        allowed = observe(program, partial(remat, options={"inner": inner, "cost_model": "nominal"}))[1]
+        over = measured > allowed
     verdict = Verdict.KEPT if not over else Verdict.WARNED if heard else Verdict.SILENT
     exact = measured == predicted if alone and predicted and program.exact else None
     off = f"measured {measured}, allowed {allowed}, predicted {predicted}"

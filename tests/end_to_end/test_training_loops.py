@@ -12,10 +12,7 @@ import pytest
 from end_to_end.training_loops import LOOPS, outcome_of, process_group
 from end_to_end.two_ranks import LOOPS_OF_TWO, outcomes_of_two
 
-KNOWN = {
-    "DDP, no_sync": "the gradients held from earlier backwards of the step are not counted where graphs share a budget",
-    "nn.LSTM": "what Dynamo does not capture is neither planned nor warned of",
-}
+KNOWN = {}
 """Loops for which the promise does not hold yet, and why."""
 
 

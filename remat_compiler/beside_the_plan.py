@@ -1,0 +1,82 @@
+"""Warn where more than the planned graphs takes memory in a step, so that it may exceed its budget.
+
+Gradients that are there before a step are resident, as parameters are; a person who accumulates them over several calls
+takes all of them for one step all the same.  And what Dynamo left to eager, a recurrent layer for one, holds what its
+backward needs while the graphs behind it run.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from remat_compiler.units import format_bytes
+
+logger = logging.getLogger(__name__)
+
+LOOKS = 8
+"""Calls of each graph that are looked at; one among them finds gradients where a step is made of up to as many."""
+WORTH_TELLING = 0.1
+"""Part of a step's memory that eager work takes at least where it is told of without a budget in bytes."""
+
+
+@dataclass(slots=True, eq=False)
+class BesideThePlan:
+    """What takes memory beside the planned graphs of a step.
+
+    Attributes:
+        peak_bytes: Peak of the graphs by themselves.
+        limit_bytes: What the step may take; `None` where its budget is no number of bytes.
+        graphs: How many graphs were planned.
+    """
+
+    peak_bytes: int
+    limit_bytes: int | None
+    graphs: int = 1
+    _gradients: dict[Hashable, int] = field(default_factory=dict)
+    _looks: dict[Hashable, int] = field(default_factory=dict)
+    _told: bool = False
+
+    def say_eager(self, eager_bytes: int) -> None:
+        """Warn of operators outside of the graphs that hold so much for their backward."""
+        together, limit = self.peak_bytes + eager_bytes, self.limit_bytes
+        if eager_bytes and (eager_bytes > WORTH_TELLING * together if limit is None else together > limit):
+            logger.warning(
+                "memory_budget is not kept for all of the step: operators that Dynamo left to eager hold %s for their "
+                "backward, %.0f %% of it, beside the %s of %d planned %s; "
+                'TORCH_LOGS="graph_breaks" shows where the step is cut, and what to change',
+                format_bytes(eager_bytes),
+                100 * eager_bytes / together,
+                format_bytes(self.peak_bytes),
+                self.graphs,
+                "graph" if self.graphs == 1 else "graphs",
+            )
+
+    def look(self, graph: Hashable, arguments: Sequence[Any]) -> bool:
+        """Look at a call of one of the graphs for gradients that it accumulates into, and warn of them once.
+
+        Returns:
+            Whether its next calls are to be looked at, too.
+        """
+        if self.limit_bytes is None or self._told:
+            return False
+        looks = self._looks[graph] = self._looks.get(graph, 0) + 1
+        gradients = [x.grad for x in arguments if isinstance(x, torch.Tensor) and x.is_leaf and x.grad is not None]
+        there_bytes = sum(gradient.numel() * gradient.element_size() for gradient in gradients)
+        self._gradients[graph] = max(self._gradients.get(graph, 0), there_bytes)
+        together = sum(self._gradients.values())
+        if together and self.peak_bytes + together > self.limit_bytes:
+            self._told = True
+            logger.warning(
+                "gradients of %s are there before the step, as where they are accumulated over several calls: they are "
+                "resident, as parameters are, and come on top of the step's %s, to more than memory_budget=%d bytes; "
+                "name a budget that is smaller by as much to have room for them",
+                format_bytes(together),
+                format_bytes(self.peak_bytes),
+                self.limit_bytes,
+            )
+        return looks < LOOKS and not self._told

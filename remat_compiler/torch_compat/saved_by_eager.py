@@ -1,0 +1,58 @@
+"""What operators hold for their backward that autograd runs without a compiled graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+COMPILED_NODE = "CompiledFunctionBackward"
+"""Name of autograd's nodes that AOTAutograd makes; what is behind them is looked at when their graph is called."""
+MOST_NODES = 20_000
+"""Where looking ends; a figure that is too low says less than there is to say."""
+_PREFIX, _RESULT = "_saved_", "_saved_result"
+
+
+def saved_by_eager(arguments: Iterable[Any]) -> int:
+    """Bytes that the operators hold which made `arguments`, back to leaves or to compiled graphs.
+
+    Leaves, such as parameters and data, do not count, and neither do the arguments themselves.  Results that autograd
+    does not follow, such as masks, count where torch names them results.
+    """
+    tensors = [value for value in arguments if isinstance(value, torch.Tensor)]
+    given = {_address(tensor) for tensor in tensors}
+    waiting = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
+    seen: set[Any] = set(waiting)
+    found: dict[int, int] = {}
+    while waiting and len(seen) < MOST_NODES:
+        node: Any = waiting.pop()
+        if type(node).__name__ == COMPILED_NODE:
+            continue
+        for name, tensor in _saved(node):
+            address = _address(tensor)
+            made = tensor.grad_fn is not None or name.startswith(_RESULT)
+            if address and made and address not in given:
+                found[address] = tensor.untyped_storage().nbytes()
+        for before, _ in node.next_functions:
+            if before is not None and before not in seen:
+                seen.add(before)
+                waiting.append(before)
+    return sum(found.values())
+
+
+def _saved(node: Any) -> list[tuple[str, torch.Tensor]]:
+    """Tensors that a node of autograd holds; those that cannot be looked at, since they were changed, are left out."""
+    values: list[tuple[str, Any]] = []
+    for name in dir(node):
+        if name == "saved_tensors" or (name.startswith(_PREFIX) and name != "_saved_tensors"):
+            try:
+                value = getattr(node, name)
+            except RuntimeError:
+                continue
+            values += [(name, one) for one in (value if isinstance(value, (list, tuple)) else [value])]
+    return [(name, one) for name, one in values if isinstance(one, torch.Tensor)]
+
+
+def _address(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr() if torch._C._has_storage(tensor) else 0

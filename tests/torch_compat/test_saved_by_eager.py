@@ -1,0 +1,52 @@
+"""What eager operators hold is counted once, without parameters, data and what the graph is given."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from remat_compiler.torch_compat import saved_by_eager
+
+ROWS, WIDTH = 64, 32
+ACTIVATION = ROWS * WIDTH * 4
+
+
+def test_activations_count_and_parameters_and_data_do_not() -> None:
+    x, linear = torch.randn(ROWS, WIDTH), nn.Linear(WIDTH, WIDTH)
+    first = linear(x)
+    assert saved_by_eager([first]) == 0
+    second = first.sin()  # holds `first`
+    assert saved_by_eager([second]) == ACTIVATION
+    assert saved_by_eager([second, first]) == 0
+    third = second.exp()  # holds itself, which the graph is given
+    assert saved_by_eager([third]) == ACTIVATION
+    assert saved_by_eager([third.cos()]) == 2 * ACTIVATION
+
+
+def test_what_two_operators_hold_counts_once() -> None:
+    x = torch.randn(ROWS, WIDTH, requires_grad=True)
+    y = x * 2.0
+    assert saved_by_eager([y.sin() + y.cos()]) == ACTIVATION
+
+
+def test_a_recurrent_layer_holds_its_workspace() -> None:
+    layer = nn.LSTM(WIDTH, WIDTH, num_layers=2)
+    outputs, _ = layer(torch.randn(8, 4, WIDTH))
+    assert saved_by_eager([outputs]) > 8 * 4 * WIDTH * 4
+
+
+def test_nothing_is_held_without_gradients_nor_behind_compiled_graphs() -> None:
+    x = torch.randn(ROWS, WIDTH, requires_grad=True)
+    with torch.no_grad():
+        assert saved_by_eager([x.sin().cos()]) == 0
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda value: value.sin().cos(), backend="aot_eager")
+    assert saved_by_eager([compiled(x)]) == 0
+    assert saved_by_eager([compiled(x).sin()]) == ACTIVATION
+
+
+def test_what_was_changed_since_is_left_out() -> None:
+    y = torch.randn(ROWS, WIDTH, requires_grad=True) * 2.0
+    z = y.sin()
+    y.add_(1.0)
+    assert saved_by_eager([z]) == 0
