@@ -32,6 +32,8 @@ Backend = Callable[..., Any]
 
 SETTLED = 3
 """Steps that are compared; the one after them is measured, when all graphs of the step have their share."""
+MORE_THAN_ITS_GRAPH = frozenset({"two calls", "twice", "two losses"})
+"""Uses whose steps peak otherwise than the graph by itself: it runs, or its backward does, more than once."""
 TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-3, torch.bfloat16: 0.1}
 EXACT_TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 1e-2}
 """With the interpreter the same kernels run, in another order at most."""
@@ -149,18 +151,22 @@ def _measured(
     reports = remat_compiler.reports()
     if not reports:
         return Trial(budget, Verdict.UNPLANNED, "; ".join(heard), measured)
-    alone = len({report.graph_name for report in reports}) == 1 and program.use != "two calls"
+    alone = len({report.graph_name for report in reports}) == 1 and program.use not in MORE_THAN_ITS_GRAPH
+
+    def without_budget() -> int:
+        return observe(program, partial(remat, options={"inner": inner, "cost_model": "nominal"}))[1]
+
     predicted = reports[-1].peak_bytes if alone else 0
     if isinstance(asked, int):
         allowed = asked
     elif isinstance(asked, float):
-        allowed = int(asked * reports[-1].peak_before_bytes) if alone else int(asked * whole)
+        allowed = int(asked * (reports[-1].peak_before_bytes if alone else whole or without_budget()))
     else:
         allowed = predicted
     over = allowed and measured > allowed + program.slack_bytes
     if over and budget == 1.0:
         # The whole budget is what the step takes without one, whatever else is done with its graph.
-        allowed = observe(program, partial(remat, options={"inner": inner, "cost_model": "nominal"}))[1]
+        allowed = without_budget()
         over = measured > allowed
     verdict = Verdict.KEPT if not over else Verdict.WARNED if heard else Verdict.SILENT
     exact = measured == predicted if alone and predicted and program.exact else None

@@ -12,7 +12,7 @@ import pytest
 from end_to_end.training_loops import LOOPS, outcome_of, process_group
 from end_to_end.two_ranks import LOOPS_OF_TWO, outcomes_of_two
 
-KNOWN = {}
+KNOWN: dict[str, str] = {}
 """Loops for which the promise does not hold yet, and why."""
 
 
