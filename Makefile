@@ -7,10 +7,10 @@ BIN := .venv/bin
 STAMP := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help install test demo lint clean
+.PHONY: help install test test-all demo lint clean
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 $(STAMP): pyproject.toml constraints.txt
 	@echo "making the virtual environment .venv (once, a few minutes)"
@@ -20,7 +20,10 @@ $(STAMP): pyproject.toml constraints.txt
 
 install: $(STAMP) ## Make the virtual environment .venv with everything that is tested
 
-test: $(STAMP) ## Run the tests, a process for each core (ARGS="-k budget" chooses)
+test: $(STAMP) ## Run the tests but the slow ones, a process for each core (ARGS="-k budget" chooses)
+	$(BIN)/python -m pytest -n auto --dist loadfile -m "not slow" $(ARGS)
+
+test-all: $(STAMP) ## Run all tests
 	$(BIN)/python -m pytest -n auto --dist loadfile $(ARGS)
 
 demo: $(STAMP) ## Train a BERT-like model under byte budgets (ARGS=--short for a quick look)

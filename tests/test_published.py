@@ -67,6 +67,7 @@ def test_rows_save_what_was_asked_and_stay_above_their_bounds(tmp_path: Path) ->
     assert (tmp_path / "published.png").is_file()
 
 
+@pytest.mark.slow
 def test_measured_rows_keep_their_budgets_and_equal_pytorch() -> None:
     model = Gpt2("tiny", 2, 32, 2, 4, 64, vocabulary=128, dropout=0.0, tokens_lost=True)
     first, second = measured_gpt2.run(model, "eager", (0.4,), rounds=2)
@@ -78,6 +79,7 @@ def test_measured_rows_keep_their_budgets_and_equal_pytorch() -> None:
     assert "kept yes" in measured_gpt2.line(second)
 
 
+@pytest.mark.slow
 def test_uniform_networks_are_run_again_as_often_as_planned(tmp_path: Path) -> None:
     rows = uniform_models.run(12, "eager", "chain_dp", (0.0, 0.3), width=16, batch=256)
     assert [row.position for row in rows] == [0.3, 0.0]

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from remat_compiler.torch_compat.compile_again import dense_parts
+
 COMPILED_NODE = "CompiledFunctionBackward"
 """Name of autograd's nodes that AOTAutograd makes; what is behind them is looked at when their graph is called."""
 MOST_NODES = 20_000
@@ -21,7 +23,7 @@ def saved_by_eager(arguments: Iterable[Any]) -> int:
     does not follow, such as masks, count where torch names them results.
     """
     tensors = [value for value in arguments if isinstance(value, torch.Tensor)]
-    given = {_address(tensor) for tensor in tensors}
+    given = {part.untyped_storage().data_ptr() for tensor in tensors for part in dense_parts(tensor)}
     waiting = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
     seen: set[Any] = set(waiting)
     found: dict[int, int] = {}
@@ -29,11 +31,10 @@ def saved_by_eager(arguments: Iterable[Any]) -> int:
         node: Any = waiting.pop()
         if type(node).__name__ == COMPILED_NODE:
             continue
-        for name, tensor in _saved(node):
-            address = _address(tensor)
-            made = tensor.grad_fn is not None or name.startswith(_RESULT)
-            if address and made and address not in given:
-                found[address] = tensor.untyped_storage().nbytes()
+        made = [tensor for name, tensor in _saved(node) if tensor.grad_fn is not None or name.startswith(_RESULT)]
+        for storage in (part.untyped_storage() for tensor in made for part in dense_parts(tensor)):
+            if storage.data_ptr() not in given:
+                found[storage.data_ptr()] = storage.nbytes()
         for before, _ in node.next_functions:
             if before is not None and before not in seen:
                 seen.add(before)
@@ -52,7 +53,3 @@ def _saved(node: Any) -> list[tuple[str, torch.Tensor]]:
                 continue
             values += [(name, one) for one in (value if isinstance(value, (list, tuple)) else [value])]
     return [(name, one) for name, one in values if isinstance(one, torch.Tensor)]
-
-
-def _address(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().data_ptr() if torch._C._has_storage(tensor) else 0

@@ -65,6 +65,7 @@ def test_a_second_process_hits_with_its_report_and_another_budget_misses(folder:
     assert other[0] < first[0]  # type: ignore[operator]
 
 
+@pytest.mark.slow
 def test_code_planned_under_other_rates_is_planned_again(folder: Path) -> None:
     (first,) = run(folder, 0.9)
     (store,) = (folder / "plans").glob("rates-*.json")
@@ -78,6 +79,7 @@ def test_code_planned_under_other_rates_is_planned_again(folder: Path) -> None:
     assert run(folder, 0.9) == [[first[0], first[1], True, 0]]
 
 
+@pytest.mark.slow
 def test_compiled_code_whose_plan_was_lost_is_planned_again(folder: Path) -> None:
     run(folder, 0.9)
     (found,) = run(folder, 0.9, plans="elsewhere")

@@ -92,7 +92,12 @@ def test_equal_to_eager_while_variants_switch(made: list[Dispatch]) -> None:
 
 @pytest.mark.parametrize(
     ("variants", "estimator"),
-    [("auto", "symbolic"), ("always", "symbolic"), ("never", "symbolic"), ("auto", "quadratic")],
+    [
+        ("auto", "symbolic"),
+        ("never", "symbolic"),
+        pytest.param("always", "symbolic", marks=pytest.mark.slow),
+        pytest.param("auto", "quadratic", marks=pytest.mark.slow),
+    ],
 )
 def test_no_size_ever_exceeds_the_budget(variants: str, estimator: str, made: list[Dispatch]) -> None:
     """Measured by the allocator at every length, the first step of each included."""
@@ -118,6 +123,7 @@ def test_no_size_ever_exceeds_the_budget(variants: str, estimator: str, made: li
     assert len(made) == 1, "Dynamo compiled again"
 
 
+@pytest.mark.slow
 def test_two_models_that_train_and_evaluate_in_turn(made: list[Dispatch]) -> None:
     models = [Encoder(2), Encoder(2)]
     torch._dynamo.reset()
@@ -138,6 +144,7 @@ def test_two_models_that_train_and_evaluate_in_turn(made: list[Dispatch]) -> Non
     assert len(made) == 2
 
 
+@pytest.mark.slow
 def test_a_length_that_cannot_fit_is_refused_and_others_go_on(made: list[Dispatch]) -> None:
     model = Encoder()
     budget = unbudgeted_peak(model, 30)
@@ -169,6 +176,7 @@ def test_a_length_that_cannot_fit_takes_the_smallest_peak(
     assert "no plan fits" in caplog.text
 
 
+@pytest.mark.slow
 def test_what_is_made_for_a_refused_length_is_kept(made: list[Dispatch]) -> None:
     model = Encoder()
     budget = unbudgeted_peak(model, 30)

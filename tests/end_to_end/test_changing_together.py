@@ -107,6 +107,7 @@ def served(model: nn.Module, made: Sequence[Dispatch], lengths: Sequence[int], b
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [Broken, BrokenTwice, TwoModules])
 def test_no_length_ever_exceeds_the_budget(
     kind: type[nn.Module], made: list[Dispatch], first_peaks: list[int], caplog: pytest.LogCaptureFixture
@@ -180,6 +181,7 @@ def test_a_graph_that_is_alone_has_the_whole_budget(kind: type[nn.Module], made:
         assert [variant.label for variant in one.variants] == ["first"]
 
 
+@pytest.mark.slow
 def test_a_step_that_was_given_up_tells_nothing(made: list[Dispatch]) -> None:
     """Its forwards ran without a backward: a look at shapes, or an error in the loss."""
     model = Broken()
@@ -241,6 +243,7 @@ def test_inductor_keeps_to_the_budget(made: list[Dispatch], first_peaks: list[in
     assert max(first_peaks) <= BUDGET
 
 
+@pytest.mark.slow
 def test_a_graph_that_was_planned_for_one_size_beside_a_new_one_of_changing_sizes(made: list[Dispatch]) -> None:
     """Dynamo takes the first length as fixed: the graph behind was given nearly all of the budget, and stays."""
     model, budget = FixedEnd(), 800_000

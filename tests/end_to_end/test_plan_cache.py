@@ -151,6 +151,7 @@ def answer(process: subprocess.Popen[str]) -> list[object]:
     return found
 
 
+@pytest.mark.slow
 def test_two_processes_at_once_agree_and_a_later_one_solves_nothing(tmp_path: Path) -> None:
     both = [run(tmp_path / "cache", "eager", tmp_path / "a") for _ in range(2)]
     first, second = map(answer, both)

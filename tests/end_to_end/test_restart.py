@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
 import json, sys, torch
@@ -55,6 +57,7 @@ def run(cache: Path, inner: str, budget: int, lengths: list[int]) -> dict[str, A
     return found
 
 
+@pytest.mark.slow
 def test_a_second_process_solves_nothing(tmp_path: Path) -> None:
     lengths = [30, 90, 100, 60, 95, 100, 40]
     first = run(tmp_path, "eager", 550_000, lengths)

@@ -76,6 +76,7 @@ def test_a_graph_that_was_alone_is_called_twice_later(x: Tensor, caplog: pytest.
     assert max(peak_of(lambda: f(x).sum().backward(), model) for _ in range(2)) <= budget
 
 
+@pytest.mark.slow
 def test_a_graph_of_changing_sizes_that_was_alone_is_called_twice_later(
     x: Tensor, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -122,6 +123,7 @@ def test_sharing_that_was_broken_off_is_tried_again(
     assert max(peak_of(step, model) for _ in range(2)) <= budget
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("other", [False, True])
 def test_an_output_that_is_kept_does_not_keep_steps_open(
     other: bool, x: Tensor, caplog: pytest.LogCaptureFixture
@@ -164,6 +166,7 @@ def test_a_generator_that_waits_for_its_critic_is_of_one_step(x: Tensor) -> None
     assert found[-1] == []
 
 
+@pytest.mark.slow
 def test_two_kinds_of_steps_keep_to_the_budget_in_turns(x: Tensor) -> None:
     model, budget = tower(), int(8.5 * ONE)
     f = compiled(model, budget)

@@ -14,6 +14,7 @@ from end_to_end.two_ranks import LOOPS_OF_TWO, outcomes_of_two
 
 KNOWN: dict[str, str] = {}
 """Loops for which the promise does not hold yet, and why."""
+SLOW = frozenset(name for name in LOOPS if name.startswith("DDP")) - {"DDP"}
 
 
 @pytest.fixture(autouse=True)
@@ -29,6 +30,7 @@ def group() -> Iterator[None]:
 
 def _row(name: str) -> object:
     marks = [pytest.mark.xfail(reason=KNOWN[name], strict=True)] if name in KNOWN else []
+    marks += [pytest.mark.slow] if name in SLOW else []
     return pytest.param(name, marks=marks)
 
 

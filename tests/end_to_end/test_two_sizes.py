@@ -41,6 +41,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[int, int], tuple[int, 
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "estimator"), [*((case, "symbolic") for case in CASES), ("height and width", "quadratic")]
 )

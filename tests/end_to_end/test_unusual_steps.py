@@ -154,7 +154,7 @@ def test_sizes_read_from_data(budget: object, inner: str) -> None:
     with torch._dynamo.config.patch(capture_scalar_outputs=True):
         for run in (fn, compiled(fn, budget, inner)):
             for sizes in ((7, 16, 9), (1, 2, 29)):
-                x = torch.linspace(0, 1, 32, requires_grad=True)
+                x = torch.linspace(0, 1, 32, dtype=torch.float64, requires_grad=True)
                 run(x, torch.tensor(sizes)).backward()
                 found.append(x.grad)
     torch.testing.assert_close(found[2:], found[:2])
