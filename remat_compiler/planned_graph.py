@@ -84,7 +84,7 @@ class PlannedGraph:
         self.options = options
         self.budget_bytes = budget_bytes
         self.recipe = recipe
-        self.has_part = has_part
+        self._has_part = has_part
         self.changing = changing
         self.waits = follows_others(example_inputs)
         self.pending: WatchedStep[PlannedGraph] | None = None
@@ -288,6 +288,14 @@ class PlannedGraph:
             return self.changing.unbudgeted
         return self.memory if one.unchanged else memory_of(one.cut.problem.graph, one.before.timeline)
 
+    @property
+    def has_part(self) -> bool:
+        """Whether it has part of the budget until its step is known, or gave way to a call that held some of it."""
+        changing, whole = self.changing, self.budget_bytes
+        if changing is None or changing.allowance is not None or whole is None:
+            return self._has_part
+        return self._has_part or changing.dispatch.limit_bytes < whole
+
     def keep(self, own_budget: int | None, note: str = "") -> None:
         """Report and store what it runs."""
         if self.attempt is not None:
@@ -307,7 +315,7 @@ class PlannedGraph:
     def settle(self) -> None:
         """Nothing more is to be learnt of the steps so far; what it takes to compile it again is kept, in short."""
         self._memory, self._unbudgeted = self.memory, self.unbudgeted
-        self.pending, self.has_part, self.warned = None, False, False
+        self.pending, self._has_part, self.warned = None, False, False
         if self.attempt is not None:
             short = replace(self.attempt, partitions=(), form=None, check_at=None, graphs=(), fake_outputs=None)
             self.attempt = replace(short, compiled=self.compiled)

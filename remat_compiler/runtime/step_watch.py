@@ -14,6 +14,7 @@ set aside once it has outlived a step that made the same call again, or `PATIENC
 
 from __future__ import annotations
 
+import gc
 import threading
 import weakref
 from collections.abc import Callable, Iterable
@@ -243,6 +244,8 @@ class StepWatch(Generic[G]):
 
     def _tell(self, step: WatchedStep[G]) -> None:
         before = [one for one in step._left if one._open]
+        if before:
+            gc.collect()  # what is left of a step that was given up may only wait for that
         step.aside = tuple(call for one in before for call in one.open_calls)
         self._complete(step)
 

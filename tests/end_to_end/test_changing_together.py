@@ -181,6 +181,23 @@ def test_a_graph_that_is_alone_has_the_whole_budget(kind: type[nn.Module], made:
         assert [variant.label for variant in one.variants] == ["first"]
 
 
+def test_what_only_waits_for_the_garbage_collector_holds_no_part_of_the_budget(made: list[Dispatch]) -> None:
+    model = Tower()
+    compile_model(model, BUDGET, dynamic=None)
+    cycle: list[object] = [model(batch(150))]
+    cycle.append(cycle)
+    gc.disable()
+    try:
+        del cycle
+        for length in (150, 100, 200, 100, 150):
+            gradients(model, batch(length))
+    finally:
+        gc.enable()
+    (one,) = made
+    assert one.allowance.is_whole
+    assert one.limit_bytes == BUDGET
+
+
 @pytest.mark.slow
 def test_a_step_that_was_given_up_tells_nothing(made: list[Dispatch]) -> None:
     """Its forwards ran without a backward: a look at shapes, or an error in the loss."""
