@@ -141,14 +141,15 @@ def dry_run(
             step.run(compiled)
         return _summary(step, workspace or WorkspaceTable())
     except Exception as error:  # An observer must not break what it observes: what it cannot run is unknown.
-        return DryRun(unknown=why_unknown(error))
+        reason = why_unknown(error)
+        log.info("dry run: peak unknown, %s", reason)
+        return DryRun(unknown=reason)
 
 
 def why_unknown(error: Exception) -> str:
-    """The reason that people are shown for a step that cannot run on fake tensors, logged as well."""
+    """The reason that people are shown for a step that fake tensors cannot run; where it came from is logged for debug."""
     text = str(error).partition("\n")[0]
     reason = text if isinstance(error, DryRunUnsupported) else f"{type(error).__name__}: {text}"
-    log.info("dry run: peak unknown, %s", reason)
     if not isinstance(error, EXPECTED):
         log.debug("dry run: not foreseen", exc_info=error)
     return reason
