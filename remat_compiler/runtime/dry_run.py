@@ -147,7 +147,7 @@ def dry_run(
 
 
 def why_unknown(error: Exception) -> str:
-    """The reason that people are shown for a step that fake tensors cannot run; where it came from is logged for debug."""
+    """The reason that people are shown for a step that fake tensors cannot run; the traceback is logged for debug."""
     text = str(error).partition("\n")[0]
     reason = text if isinstance(error, DryRunUnsupported) else f"{type(error).__name__}: {text}"
     if not isinstance(error, EXPECTED):
