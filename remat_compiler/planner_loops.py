@@ -11,7 +11,6 @@ from functools import cache
 from typing import Any
 
 from remat_compiler.progress import QUIET_SECONDS
-from remat_passes.planning.compiled import COMPILED
 
 logger = logging.getLogger(__name__)
 
@@ -19,11 +18,12 @@ logger = logging.getLogger(__name__)
 @cache
 def tell_of_compiling() -> None:
     """Have the log say, once in this process, that loops are compiled, where that takes more than two seconds."""
-    if COMPILED:
+    try:
         from numba.core import event
-
-        register: Any = event.register
-        register("numba:compile", _listener(event.Listener)())
+    except ImportError:
+        return  # then nothing is compiled
+    register: Any = event.register
+    register("numba:compile", _listener(event.Listener)())
 
 
 def _listener(base: Any) -> Any:

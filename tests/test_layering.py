@@ -26,9 +26,9 @@ TIERS: tuple[frozenset[str], ...] = (
     frozenset({"options"}),
     frozenset({"ir"}),
     frozenset({"torch_compat"}),
-    frozenset({"costs", "declared", "simulate"}),
+    frozenset({"beside_the_plan", "costs", "declared", "simulate"}),
     frozenset({"capture", "rewrite", "runtime", "report"}),
-    frozenset({"cutter", "cached_planner"}),
+    frozenset({"cutter", "cached_planner", "planner_loops"}),
     frozenset({"partition", "partitioner", "adjust", "graph_key", "refusal", "reporting", "search", "shares"})
     | frozenset({"outcome", "planned_graph", "several_graphs", "pipeline"})
     | frozenset({"changing_graph", "first_step", "graph_levels", "nothing_planned", "size_shares"})

@@ -137,6 +137,7 @@ def test_what_cannot_fit_is_refused_in_the_first_step(budget: int, made: list[Di
     assert len(made) == (budget == 860_000)
 
 
+@pytest.mark.slow
 def test_on_request_the_smallest_peak_is_taken_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     model, x = Broken(), batch(512)
     expected = gradients(model, x)
@@ -145,6 +146,7 @@ def test_on_request_the_smallest_peak_is_taken_with_a_warning(caplog: pytest.Log
     assert "no plan fits memory_budget=400000" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_graph_of_one_size_beside_one_that_changes(made: list[Dispatch], first_peaks: list[int]) -> None:
     model = FixedEnd()
     compile_model(model, BUDGET, dynamic=None, on_infeasible="error")

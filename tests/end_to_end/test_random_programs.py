@@ -16,7 +16,7 @@ from end_to_end.judged_programs import BAD, Verdict, judge
 from end_to_end.random_lines import INPUTS, LINES, USES
 from end_to_end.random_programs import Line, Program, draw, smaller, trains
 
-PROGRAMS = 60
+PROGRAMS, QUICK = 60, 30
 BUDGETS: tuple[float | str, ...] = (1.0, 0.8, 0.6, "min")
 """Each program is tried under one of them, in turn."""
 
@@ -32,6 +32,7 @@ def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def _case(seed: int) -> object:
     reasons = [reason for reason, seeds in KNOWN.items() if seed in seeds]
     marks = [pytest.mark.xfail(reason=reasons[0], strict=True)] if reasons else []
+    marks += [pytest.mark.slow] if seed >= QUICK else []
     return pytest.param(seed, marks=marks)
 
 
@@ -96,6 +97,6 @@ def test_the_judge_sees_what_is_wrong(factor: int | None, expected: Verdict, mon
 
 def test_the_judge_sees_an_excess(monkeypatch: pytest.MonkeyPatch) -> None:
     """The program trains within its budget; had it taken a gigabyte, that would be in silence."""
-    assert [trial.verdict for trial in judge(_plain(), (1.0,))] == [Verdict.KEPT]
+    assert [trial.verdict for trial in judge(_plain(), ("min",))] == [Verdict.KEPT]
     monkeypatch.setattr(judged_programs, "_peak", lambda *_: 10**9)
-    assert [trial.verdict for trial in judge(_plain(), (1.0,))] == [Verdict.SILENT]
+    assert [trial.verdict for trial in judge(_plain(), ("min",))] == [Verdict.SILENT]

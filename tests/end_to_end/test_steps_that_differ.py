@@ -61,6 +61,7 @@ def warnings_in(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING and "profiler" not in r.getMessage()]
 
 
+@pytest.mark.slow
 def test_a_graph_that_was_alone_is_called_twice_later(x: Tensor, caplog: pytest.LogCaptureFixture) -> None:
     model, budget = tower(), int(8.5 * ONE)
     f = compiled(model, budget)
@@ -148,6 +149,7 @@ def test_an_output_that_is_kept_does_not_keep_steps_open(
     assert max(peak_of(step, a, b) for _ in range(3)) <= budget
 
 
+@pytest.mark.slow
 def test_a_generator_that_waits_for_its_critic_is_of_one_step(x: Tensor) -> None:
     """Its call is open while the critic is trained, and belongs to the step all the same."""
     maker, critic = tower(4), tower(4)

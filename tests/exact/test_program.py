@@ -30,7 +30,7 @@ POSITIONS = (-0.05, 0.0, 0.1, 0.25, 0.5, 0.8)
 """Budgets, from the smallest peak found (0) to that of saving everything (1)."""
 SWITCHES = list(itertools.product((True, False), repeat=len(fields(Reductions)) + len(fields(Cuts))))
 """All combinations of reductions and cuts."""
-GROUPS = 32
+GROUPS, QUICK = 32, 16
 SOLVERS = ("cbc", "highs") if importlib.util.find_spec("highspy") else ("cbc",)
 
 
@@ -65,7 +65,9 @@ def optimum(problem: RematProblem, program: Program, solver: str) -> int | None:
     return timeline.added_ns
 
 
-@pytest.mark.parametrize("group", range(GROUPS))
+@pytest.mark.parametrize(
+    "group", [pytest.param(i, marks=[pytest.mark.slow] if i >= QUICK else []) for i in range(GROUPS)]
+)
 def test_equals_exhaustive_search(group: int) -> None:
     """384 problems; every combination of switches comes up at least once."""
     for seed in range(group, 384, GROUPS):

@@ -101,7 +101,7 @@ CASES = {
     [
         ("attention", "inductor"),
         ("attention", "eager"),
-        ("windows", "inductor"),
+        pytest.param("windows", "inductor", marks=pytest.mark.slow),
         ("windows", "eager"),
         ("convolutions", "eager"),  # on a CPU Inductor makes a constant of each size of an image
     ],
