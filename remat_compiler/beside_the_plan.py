@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 LOOKS = 8
 """Calls of each graph that are looked at; one among them finds gradients where a step is made of up to as many."""
 WORTH_TELLING = 0.1
-"""Part of a step's memory that eager work takes at least where it is told of without a budget in bytes."""
+"""Part of a step's memory that eager work takes at least where it is told of where the budget is a fraction."""
 
 
 @dataclass(slots=True, eq=False)
@@ -30,7 +30,7 @@ class BesideThePlan:
 
     Attributes:
         peak_bytes: Peak of the graphs by themselves.
-        limit_bytes: What the step may take; `None` where its budget is no number of bytes.
+        limit_bytes: What the step may take; `None` where that is no number of bytes.
         graphs: How many graphs were planned.
     """
 
@@ -41,10 +41,16 @@ class BesideThePlan:
     _looks: dict[Hashable, int] = field(default_factory=dict)
     _told: bool = False
 
-    def say_eager(self, eager_bytes: int) -> None:
-        """Warn of operators outside of the graphs that hold so much for their backward."""
+    def say_eager(self, eager_bytes: int, *, of_part: bool) -> None:
+        """Warn of operators outside of the graphs.
+
+        Args:
+            eager_bytes: What they hold for their backward.
+            of_part: Whether the budget is a fraction, which is one of what the graphs take.
+        """
         together, limit = self.peak_bytes + eager_bytes, self.limit_bytes
-        if eager_bytes and (eager_bytes > WORTH_TELLING * together if limit is None else together > limit):
+        exceeds = limit is not None and together > limit
+        if eager_bytes and (exceeds or (of_part and eager_bytes > WORTH_TELLING * together)):
             logger.warning(
                 "memory_budget is not kept for all of the step: operators that Dynamo left to eager hold %s for their "
                 "backward, %.0f %% of it, beside the %s of %d planned %s; "

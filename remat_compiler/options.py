@@ -94,6 +94,11 @@ class MemoryBudget:
             raise _bad_budget(value, hint)
         return MemoryBudget(BudgetKind.FRACTION, fraction=fraction, written=repr(fraction))
 
+    @property
+    def is_part(self) -> bool:
+        """Whether it is less than all of the unbudgeted peak."""
+        return self.kind is BudgetKind.FRACTION and self.fraction < 1.0
+
     def of_reference(self, reference_peak_bytes: int) -> int | None:
         """Bytes allowed where the unbudgeted step peaks at `reference_peak_bytes`; `None` for AUTO and MIN."""
         if self.kind is BudgetKind.BYTES:

@@ -142,7 +142,7 @@ class PlannedGraph:
         """Look for what takes memory beside the plan; whether to look again at the next call."""
         if self.beside is None and self.memory is not None:
             self.beside = BesideThePlan(self.memory.peak_bytes, self.budget_bytes)
-            self.beside.say_eager(self.eager_bytes)
+            self.beside.say_eager(self.eager_bytes, of_part=self.options.memory_budget.is_part)
         return self.beside is not None and self.beside.look(self, arguments)
 
     def _watched(self, arguments: Sequence[Any]) -> Any:

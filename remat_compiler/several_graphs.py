@@ -161,7 +161,8 @@ class _Together:
         limit = self._limit() if self.options.memory_budget.kind is BudgetKind.BYTES else None
         beside = BesideThePlan(self.peak(memories), limit, len(self.graphs))
         if all(graph.beside is None for graph in self.graphs):
-            beside.say_eager(sum(graph.eager_bytes for graph in self.graphs))
+            eager_bytes = sum(graph.eager_bytes for graph in self.graphs)
+            beside.say_eager(eager_bytes, of_part=self.options.memory_budget.is_part)
         for graph in self.graphs:
             graph.beside = beside
 

@@ -33,13 +33,20 @@ def test_looking_ends() -> None:
 
 
 @pytest.mark.parametrize(
-    ("eager_bytes", "limit_bytes", "told"),
-    [(0, 10, False), (999, 2_000, False), (1_001, 2_000, True), (100, None, False), (1_000, None, True)],
+    ("eager_bytes", "limit_bytes", "of_part", "told"),
+    [
+        (0, 10, False, False),
+        (999, 2_000, False, False),
+        (1_001, 2_000, False, True),
+        (100, None, True, False),
+        (1_000, None, True, True),
+        (1_000, None, False, False),
+    ],
 )
 def test_eager_work_is_told_of_where_it_exceeds_the_budget_or_is_much(
-    eager_bytes: int, limit_bytes: int | None, told: bool, caplog: pytest.LogCaptureFixture
+    eager_bytes: int, limit_bytes: int | None, of_part: bool, told: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    BesideThePlan(1_000, limit_bytes, graphs=3).say_eager(eager_bytes)
+    BesideThePlan(1_000, limit_bytes, graphs=3).say_eager(eager_bytes, of_part=of_part)
     assert len(caplog.records) == told
     if told:
         assert "50 %" in caplog.messages[0]

@@ -11,9 +11,9 @@ from remat_compiler.torch_compat.compile_again import dense_parts
 
 COMPILED_NODE = "CompiledFunctionBackward"
 """Name of autograd's nodes that AOTAutograd makes; what is behind them is looked at when their graph is called."""
-MOST_NODES = 20_000
+MOST_NODES = 5_000
 """Where looking ends; a figure that is too low says less than there is to say."""
-_PREFIX, _RESULT = "_saved_", "_saved_result"
+_PREFIX, _RESULT = "_raw_saved_", "_raw_saved_result"
 
 
 def saved_by_eager(arguments: Iterable[Any]) -> int:
@@ -43,13 +43,16 @@ def saved_by_eager(arguments: Iterable[Any]) -> int:
 
 
 def _saved(node: Any) -> list[tuple[str, torch.Tensor]]:
-    """Tensors that a node of autograd holds; those that cannot be looked at, since they were changed, are left out."""
+    """Tensors that a node of autograd holds, as they are kept: asking for them would run the hooks of those who packed
+    them, and make what a checkpoint forgot.
+    """
     values: list[tuple[str, Any]] = []
     for name in dir(node):
-        if name == "saved_tensors" or (name.startswith(_PREFIX) and name != "_saved_tensors"):
+        if name.startswith(_PREFIX):
             try:
                 value = getattr(node, name)
-            except RuntimeError:
+            except RuntimeError:  # they were let go
                 continue
             values += [(name, one) for one in (value if isinstance(value, (list, tuple)) else [value])]
-    return [(name, one) for name, one in values if isinstance(one, torch.Tensor)]
+    kept = [(name, getattr(one, "data", None)) for name, one in values]
+    return [(name, one) for name, one in kept if isinstance(one, torch.Tensor)]
