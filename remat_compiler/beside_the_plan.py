@@ -32,14 +32,17 @@ class BesideThePlan:
         peak_bytes: Peak of the graphs by themselves.
         limit_bytes: What the step may take; `None` where that is no number of bytes.
         graphs: How many graphs were planned.
+        told: Gradients from before the step were warned of.
+        told_of_eager: So was eager work.
     """
 
     peak_bytes: int
     limit_bytes: int | None
     graphs: int = 1
+    told: bool = False
+    told_of_eager: bool = False
     _gradients: dict[Hashable, int] = field(default_factory=dict)
     _looks: dict[Hashable, int] = field(default_factory=dict)
-    _told: bool = False
 
     def say_eager(self, eager_bytes: int, *, of_part: bool) -> None:
         """Warn of operators outside of the graphs.
@@ -50,7 +53,8 @@ class BesideThePlan:
         """
         together, limit = self.peak_bytes + eager_bytes, self.limit_bytes
         exceeds = limit is not None and together > limit
-        if eager_bytes and (exceeds or (of_part and eager_bytes > WORTH_TELLING * together)):
+        if eager_bytes and not self.told_of_eager and (exceeds or (of_part and eager_bytes > WORTH_TELLING * together)):
+            self.told_of_eager = True
             logger.warning(
                 "memory_budget is not kept for all of the step: operators that Dynamo left to eager hold %s for their "
                 "backward, %.0f %% of it, beside the %s of %d planned %s; "
@@ -68,7 +72,7 @@ class BesideThePlan:
         Returns:
             Whether its next calls are to be looked at, too.
         """
-        if self.limit_bytes is None or self._told:
+        if self.limit_bytes is None or self.told:
             return False
         looks = self._looks[graph] = self._looks.get(graph, 0) + 1
         gradients = [x.grad for x in arguments if isinstance(x, torch.Tensor) and x.is_leaf and x.grad is not None]
@@ -76,7 +80,7 @@ class BesideThePlan:
         self._gradients[graph] = max(self._gradients.get(graph, 0), there_bytes)
         together = sum(self._gradients.values())
         if together and self.peak_bytes + together > self.limit_bytes:
-            self._told = True
+            self.told = True
             logger.warning(
                 "gradients of %s are there before the step, as where they are accumulated over several calls: they are "
                 "resident, as parameters are, and come on top of the step's %s, to more than memory_budget=%d bytes; "
@@ -85,4 +89,4 @@ class BesideThePlan:
                 format_bytes(self.peak_bytes),
                 self.limit_bytes,
             )
-        return looks < LOOKS and not self._told
+        return looks < LOOKS and not self.told

@@ -142,6 +142,7 @@ class PlannedGraph:
         """Look for what takes memory beside the plan; whether to look again at the next call."""
         if self.beside is None and self.memory is not None:
             self.beside = BesideThePlan(self.memory.peak_bytes, self.budget_bytes)
+        if self.beside is not None:
             self.beside.say_eager(self.eager_bytes, of_part=self.options.memory_budget.is_part)
         return self.beside is not None and self.beside.look(self, arguments)
 
@@ -168,8 +169,10 @@ class PlannedGraph:
         _unsettled.add(ref(self, _unsettled.discard))
         catch_up()
         self._check_room(arguments)
-        if self.beside is None:
+        # By itself, which is the least that the step takes: whether its other graphs will be known, nobody can tell.
+        if self.beside is None or not self.steps:
             self.eager_bytes = max(self.eager_bytes, torch_compat.saved_by_eager(arguments))
+            self._looks_beside(arguments)
         outputs = self.compiled(*arguments)
         here.known = _NOWHERE if place is None else place
         watch.forward(self, arguments, outputs, self.memory_now)

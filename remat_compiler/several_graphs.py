@@ -159,10 +159,11 @@ class _Together:
         if len(memories) < len(self.graphs):
             return
         limit = self._limit() if self.options.memory_budget.kind is BudgetKind.BYTES else None
-        beside = BesideThePlan(self.peak(memories), limit, len(self.graphs))
-        if all(graph.beside is None for graph in self.graphs):
-            eager_bytes = sum(graph.eager_bytes for graph in self.graphs)
-            beside.say_eager(eager_bytes, of_part=self.options.memory_budget.is_part)
+        before = [graph.beside for graph in self.graphs if graph.beside is not None]
+        beside = BesideThePlan(self.peak(memories), limit, len(self.graphs), any(one.told for one in before))
+        beside.told_of_eager = any(one.told_of_eager for one in before)
+        eager_bytes = sum(graph.eager_bytes for graph in self.graphs)
+        beside.say_eager(eager_bytes, of_part=self.options.memory_budget.is_part)
         for graph in self.graphs:
             graph.beside = beside
 
