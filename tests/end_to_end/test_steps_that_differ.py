@@ -221,3 +221,17 @@ def test_gradients_that_are_accumulated_are_told_where_they_come_on_top(
     peak = peak_of(accumulated, model)
     told = any("gradients of" in text for text in warnings_in(caplog))
     assert told or peak <= budget
+
+
+def test_accumulation_is_told_of_while_an_output_of_another_model_is_kept(
+    x: Tensor, caplog: pytest.LogCaptureFixture
+) -> None:
+    """So that no step of the model is known yet."""
+    kept = compiled(tower(), 10**9)(x)
+    model = tower()
+    budget = 5 * ONE + sum(4 * parameter.numel() for parameter in model.parameters()) + 40_000
+    f = compiled(model, budget)
+    for _ in range(2):
+        f(x).sum().backward()
+    assert kept.grad_fn is not None
+    assert [text for text in warnings_in(caplog) if "gradients of" in text]
