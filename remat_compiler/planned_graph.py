@@ -92,9 +92,9 @@ class PlannedGraph:
         self.steps: list[WatchedStep[PlannedGraph]] = []
         self.places: dict[Any, Place] = {}
         self.refusals: dict[Any, InfeasibleBudget] = {}
-        compilation = torch_compat.frame_compilation()
         self.beside: BesideThePlan | None = None
         self.eager_bytes = 0
+        compilation = torch_compat.frame_compilation()
         self.frame = None if compilation is None else compilation.frame
         self._keep = keep
         self._decide = decide
@@ -170,7 +170,7 @@ class PlannedGraph:
         catch_up()
         self._check_room(arguments)
         # By itself, which is the least that the step takes: whether its other graphs will be known, nobody can tell.
-        if self.beside is None or not self.steps:
+        if not self.steps:
             self.eager_bytes = max(self.eager_bytes, torch_compat.saved_by_eager(arguments))
             self._looks_beside(arguments)
         outputs = self.compiled(*arguments)
