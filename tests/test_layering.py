@@ -73,6 +73,7 @@ PASSES_MAY_IMPORT = {
     "bounds": frozenset({"ir", "simulate"}),
     "rewriting": frozenset({"errors", "options", "ir", "simulate", "costs", "rewrite", "torch_compat"}),
     "registry": frozenset({"errors"}),
+    "ahead_of_time": frozenset({"ir"}),
     "apart": frozenset(),
 }
 MAY_IMPORT_PASSES = TIERS[-1] | TIERS[-2] | {"cached_planner"}
@@ -80,7 +81,7 @@ REGISTRY_SIDE = frozenset(
     {"remat_passes.registry", "remat_passes.planning.interface", "remat_passes.bounds.lower_bound"}
     | {"remat_passes.reductions.fingerprint", "remat_passes.planning.saved_layers"}
 )
-NO_TORCH_PASSES = tuple(f"remat_passes.{name}" for name in ("planning", "exact", "reductions"))
+NO_TORCH_PASSES = tuple(f"remat_passes.{name}" for name in ("planning", "exact", "reductions", "ahead_of_time"))
 WITHOUT_TORCH = ("remat_compiler.errors", "remat_compiler.options", "remat_compiler.ir", "remat_compiler.simulate")
 PRIVATE_BUT_TYPES = frozenset({"torch._ops"})
 """Classes of operators that torch names in no public module; needed in annotations and isinstance."""

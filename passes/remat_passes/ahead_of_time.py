@@ -1,0 +1,96 @@
+"""Compile the planners' inner loops before anyone waits for them: `python -m remat_passes.ahead_of_time`.
+
+A made-up step takes the planners through every loop with every kind of argument that a captured step has, and Numba
+keeps the code beside the sources (or in ``NUMBA_CACHE_DIR``, or, where neither can be written, in the user's cache
+folder).  It holds for this machine's kind of processor, this Python and this Numba; elsewhere the first plan compiles.
+Building the package runs this, see ``setup.py``.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+from remat_compiler.ir.graph import Op, OpId, Phase, Storage, StorageId, StorageKind, TrainingGraph
+from remat_compiler.ir.problem import CostTable, RematProblem
+from remat_passes.exact.prove import cheaper_plan
+from remat_passes.planning.auto import Auto
+from remat_passes.planning.compiled import COMPILED
+from remat_passes.planning.dtr import Dtr
+from remat_passes.planning.save_all import SaveAll
+
+FEW, MANY = 6, 30
+"""Blocks of two steps: a small one, and one of which a climb looks at regions, not only at the whole."""
+SECONDS = 0.5
+"""The time limit given to `auto` for the larger step, so that it climbs and runs the other planners once."""
+
+
+def compile_loops() -> float:
+    """Run every inner loop once; seconds that it took, most of them spent compiling what was not compiled yet."""
+    began = time.monotonic()
+    if COMPILED:
+        small = _tight(FEW)
+        Auto().smallest_peak(small)
+        Dtr().plan(small)
+        plan = Auto().plan(small).plan
+        if plan is not None:
+            cheaper_plan(small, plan, [100], 3_000)
+        Auto(time_limit=SECONDS).plan(_tight(MANY))
+    return time.monotonic() - began
+
+
+def _tight(blocks: int) -> RematProblem:
+    """A step with a budget halfway between what it keeps at most and the smallest peak found in a hurry."""
+    step = _step(blocks)
+    low, high = Auto(effort=100).smallest_peak(step), SaveAll().plan(step)
+    return replace(step, budget_bytes=(low.peak_bytes + high.peak_bytes) // 2)
+
+
+class _Writer:
+    """Writes a step down, operator by operator."""
+
+    def __init__(self) -> None:
+        self.ops: list[Op] = []
+        self.storages: list[Storage] = []
+
+    def storage(self, size_bytes: int, kind: StorageKind) -> StorageId:
+        new = StorageId(len(self.storages))
+        self.storages.append(Storage(new, f"t{new}", size_bytes, kind))
+        return new
+
+    def op(self, phase: Phase, reads: list[StorageId], *sizes: int, replay: StorageId | None = None) -> StorageId:
+        """An operator with one result for each of `sizes`; the first.  In the backward, further ones are gradients."""
+        first = StorageKind.ACTIVATION if phase is Phase.FORWARD else StorageKind.TEMPORARY
+        made = [self.storage(size, StorageKind.GRADIENT if i else first) for i, size in enumerate(sizes)]
+        new, block = OpId(len(self.ops)), f"block.{len(self.ops) // 5}"
+        name = f"op_{new}"
+        self.ops.append(
+            Op(new, name, "op", phase, tuple(sorted(set(reads))), tuple(made), (name,), replay=replay, module=block)
+        )
+        return made[0]
+
+
+def _step(blocks: int) -> RematProblem:
+    """Blocks around a stream, each with wide values inside, a random operator, and a mask that needs no tangent."""
+    w = _Writer()
+    stream, weight = w.storage(8_000, StorageKind.INPUT), w.storage(8_000, StorageKind.PARAMETER)
+    inside = []
+    for _ in range(blocks):
+        wide = w.op(Phase.FORWARD, [stream, weight], 32_000)
+        state = w.storage(16, StorageKind.TEMPORARY)
+        dropped = w.op(Phase.FORWARD, [w.op(Phase.FORWARD, [wide], 32_000)], 32_000, replay=state)
+        inside.append((stream, wide, dropped))
+        stream = w.op(Phase.FORWARD, [stream, w.op(Phase.FORWARD, [dropped, weight], 8_000)], 8_000)
+    gradient = w.storage(8_000, StorageKind.TANGENT)
+    for source, wide, dropped in reversed(inside):
+        mask = w.op(Phase.TANGENT_FREE, [wide], 8_000)
+        wide_gradient = w.op(Phase.BACKWARD, [gradient, weight, dropped], 32_000, 512)
+        wide_gradient = w.op(Phase.BACKWARD, [wide_gradient, mask], 32_000)
+        gradient = w.op(Phase.BACKWARD, [gradient, w.op(Phase.BACKWARD, [wide_gradient, source], 8_000, 512)], 8_000)
+    time_ns = tuple(100 if len(op.reads) > 1 else 10 for op in w.ops)
+    costs = CostTable(time_ns, (0,) * len(w.ops), ("made up",) * len(w.ops))
+    return RematProblem(TrainingGraph(tuple(w.ops), tuple(w.storages)), costs, 1 << 60)
+
+
+if __name__ == "__main__":
+    print(f"the planners' loops are compiled ({compile_loops():.0f} s)")

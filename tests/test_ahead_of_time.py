@@ -1,0 +1,90 @@
+"""What is compiled while the package is built is all that any plan asks for, and a build never fails by it."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from remat_passes.planning.compiled import COMPILED
+
+ROOT = Path(__file__).resolve().parents[1]
+
+COMPARE = """
+import importlib, json, pkgutil, sys
+from dataclasses import replace
+from pathlib import Path
+import remat_passes
+from numba.core.dispatcher import Dispatcher
+from remat_compiler.ir.problem_file import read_problem
+from remat_passes.ahead_of_time import compile_loops
+from remat_passes.planning.auto import Auto
+from remat_passes.planning.dtr import Dtr
+from remat_passes.planning.save_all import SaveAll
+
+modules = [importlib.import_module(m.name) for m in pkgutil.walk_packages(remat_passes.__path__, "remat_passes.")]
+ours = [(m, n, v) for m in modules for n, v in vars(m).items() if isinstance(v, Dispatcher)]
+loops = {f"{m.__name__}.{n}": v for m, n, v in ours if v.py_func.__module__ == m.__name__}
+# Loops that only loops call are loaded together with their callers, and are not counted apart.
+entries = {name: loop for name, loop in loops.items() if not loop.targetoptions.get("no_cpython_wrapper")}
+forms = lambda: {name: sorted(map(str, loop.signatures)) for name, loop in entries.items()}
+
+compile_loops()
+before = forms()
+for path in sys.argv[1:]:
+    problem = read_problem(Path(path))
+    most, least = SaveAll().plan(problem).peak_bytes, Auto(effort=100).smallest_peak(problem).peak_bytes
+    tight = replace(problem, budget_bytes=(most + least) // 2)
+    Auto(time_limit=0.5).plan(tight), Auto().plan(tight), Dtr().plan(tight)
+print(json.dumps([before, forms()]))
+"""
+
+
+@pytest.mark.skipif(not COMPILED, reason="nothing is compiled without Numba")
+def test_every_form_of_every_loop_is_compiled_before_a_plan_asks_for_it() -> None:
+    names = ("gpt2_small_kernels", "lstm_small_interpreter", "unet_small_interpreter", "chain_skewed_small")
+    paths = [str(ROOT / "benchmarks" / "instances" / f"{name}.json.gz") for name in names]
+    done = subprocess.run([sys.executable, "-c", COMPARE, *paths], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    before, after = json.loads(done.stdout.splitlines()[-1])
+    assert len(before) > 15
+    assert [name for name, forms in before.items() if not forms] == []
+    assert before == after
+
+
+@pytest.fixture
+def build() -> SimpleNamespace:
+    """What ``setup.py`` defines."""
+    return SimpleNamespace(**runpy.run_path(str(ROOT / "setup.py")))
+
+
+def test_a_build_whose_loops_do_not_compile_says_why_and_goes_on(
+    build: SimpleNamespace, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "remat_passes"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("")
+    (folder / "ahead_of_time.py").write_text("raise SystemExit('no processor')")
+    build.compile_loops([tmp_path])
+    assert "the planners' loops were not compiled (no processor); the first plan does it" in capfd.readouterr().err
+
+
+def test_the_packages_that_are_built_are_the_ones_whose_loops_are_compiled(
+    build: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "remat_passes"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("")
+    note = (
+        "import os, pathlib; pathlib.Path(__file__).with_name('ran').write_text(os.environ.get('NUMBA_CACHE_DIR', ''))"
+    )
+    (folder / "ahead_of_time.py").write_text(note)
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "of the user"))
+    build.compile_loops([tmp_path])
+    assert (folder / "ran").read_text() == ""
+    assert not capfd.readouterr().err
