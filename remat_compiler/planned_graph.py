@@ -23,8 +23,8 @@ from remat_compiler.changing_graph import ChangingGraph
 from remat_compiler.errors import BudgetFacts, InfeasibleBudget
 from remat_compiler.options import BudgetKind, RematOptions, format_bytes
 from remat_compiler.partition import Partition
-from remat_compiler.runtime.known_steps import Place, is_known, learn, until
-from remat_compiler.runtime.step_watch import StepWatch, WatchedStep
+from remat_compiler.runtime.known_steps import Place, is_among, is_known, learn, until
+from remat_compiler.runtime.step_watch import PATIENCE, StepWatch, WatchedStep
 from remat_compiler.search import Attempt, Compile
 from remat_compiler.simulate.whole_step import GraphMemory, Turn, memory_of
 
@@ -94,6 +94,8 @@ class PlannedGraph:
         self.refusals: dict[Any, InfeasibleBudget] = {}
         self.beside: BesideThePlan | None = None
         self.eager_bytes = 0
+        self.aside_bytes = 0  # of outputs of earlier steps, beside which the budget was decided
+        self.steps_without = 0
         compilation = torch_compat.frame_compilation()
         self.frame = None if compilation is None else compilation.frame
         self._keep = keep
@@ -112,7 +114,7 @@ class PlannedGraph:
         here = watch.here
         calls = here.open
         place = self.places.get(here.known if calls else None)
-        if place is None or _unsettled or len(calls) > place.most_open:
+        if place is None or _unsettled or len(calls) > place.most_open or self.pending is not None:
             return self._watched(arguments)
         outputs = self.compiled(*arguments)
         here.known = place
@@ -152,6 +154,7 @@ class PlannedGraph:
             return self._run_on_fakes(arguments)
         here = watch.here
         here.forget_dropped()
+        self.steps_without = 0
         if _unsettled:
             catch_up()
             watch.begin()
@@ -326,7 +329,8 @@ class PlannedGraph:
 
     def belongs_to(self, step: WatchedStep[PlannedGraph]) -> None:
         """The budget holds for such steps."""
-        self.steps = [*self.steps, step]
+        if not is_among(step, self.steps):
+            self.steps = [*self.steps, step]
 
 
 def catch_up() -> None:
@@ -388,7 +392,10 @@ def _complete(step: WatchedStep[PlannedGraph]) -> None:
     calls = step.calls
     if len(calls) == 1 and not any(turn in (Turn.BACKWARD, Turn.KEPT) for turn, _ in step.turns):
         return  # it was given up, or only looked at: that nothing follows in a training step, it does not tell
-    if not step.aside and is_known(step):
+    _leave_out_idle(step.graphs)
+    aside_bytes = sum(memory.held_bytes for _, memory in step.aside if memory is not None)
+    decided = is_known(step) or is_among(step, step.graphs[0].steps)
+    if decided and all(aside_bytes <= graph.aside_bytes for graph in step.graphs):
         for graph in step.graphs:
             if graph.pending is None:
                 graph.settle()
@@ -410,6 +417,14 @@ def _complete(step: WatchedStep[PlannedGraph]) -> None:
         return
     for graph in step.graphs:
         graph.pending = step
+
+
+def _leave_out_idle(graphs: Sequence[PlannedGraph]) -> None:
+    """A step of these graphs is complete: nothing is to be learnt soon of others that no step has run for a while."""
+    for graph in unsettled():
+        graph.steps_without = 0 if graph in graphs else graph.steps_without + 1
+        if graph.steps_without > PATIENCE:
+            _unsettled.discard(ref(graph))
 
 
 watch: StepWatch[PlannedGraph] = StepWatch(_complete)

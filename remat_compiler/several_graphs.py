@@ -68,6 +68,7 @@ def decide(step: WatchedStep[PlannedGraph]) -> None:
     together.look_beside()
     for graph in step.graphs:
         graph.belongs_to(step)
+        graph.aside_bytes = together.aside_bytes
     learn(step)
     for graph in together.graphs:
         graph.settle()

@@ -8,6 +8,7 @@ A graph looks up the place of the call before it, which costs less than to watch
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -46,6 +47,12 @@ def learn(step: WatchedStep[Any]) -> None:
 def is_known(step: WatchedStep[Any]) -> bool:
     """Whether no call of this step is a surprise."""
     return _walk(step, new=False)
+
+
+def is_among(step: WatchedStep[Any], steps: Sequence[WatchedStep[Any]]) -> bool:
+    """Whether one of `steps` ran the same graphs in the same order, forward and backward."""
+    course = (step.graphs, step.turns, [call.graph for call in step.calls])
+    return any((one.graphs, one.turns, [call.graph for call in one.calls]) == course for one in steps)
 
 
 def _walk(step: WatchedStep[Any], *, new: bool) -> bool:

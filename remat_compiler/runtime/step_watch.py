@@ -32,6 +32,8 @@ G = TypeVar("G")
 
 PATIENCE = 3
 """Steps that a call may outlive before it is taken to be kept, where the same call is not made again."""
+COLLECTIONS = 3
+"""Times that what a step left open is given to the garbage collector, which takes as long as many small steps."""
 
 
 @dataclass(slots=True, eq=False)
@@ -58,6 +60,7 @@ class WatchedStep(Generic[G]):
     _over: bool = False
     _base: tuple[frozenset[int], int] = (frozenset(), 0)
     _survived: int = 0
+    _collections: int = 0
 
     @property
     def open_graphs(self) -> list[G]:
@@ -244,8 +247,10 @@ class StepWatch(Generic[G]):
 
     def _tell(self, step: WatchedStep[G]) -> None:
         before = [one for one in step._left if one._open]
-        if before:
+        if any(one._collections < COLLECTIONS for one in before):
             gc.collect()  # what is left of a step that was given up may only wait for that
+            for one in before:
+                one._collections += 1
         step.aside = tuple(call for one in before for call in one.open_calls)
         self._complete(step)
 

@@ -150,6 +150,58 @@ def test_an_output_that_is_kept_does_not_keep_steps_open(
 
 
 @pytest.mark.slow
+def counted(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> list[None]:
+    """One entry for each call from now on."""
+    calls: list[None] = []
+    original = getattr(owner, name)
+
+    def count(*arguments: Any, **keywords: Any) -> Any:
+        calls.append(None)
+        return original(*arguments, **keywords)
+
+    monkeypatch.setattr(owner, name, count)
+    return calls
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["of the trained graph", "of a graph of its own"])
+def test_a_kept_output_costs_the_steps_to_come_nothing(own: bool, x: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = planned_graphs()
+    f, g = compiled(tower(), "64MiB"), compiled(tower(6), "64MiB")
+    for _ in range(4):
+        f(x).sum().backward()
+    kept = (f if own else g)(x)
+    for _ in range(8):
+        f(x).sum().backward()
+    decided, collected = counted(monkeypatch, several_graphs, "decide"), counted(monkeypatch, gc, "collect")
+    (graph,) = (one for one in planned_graphs() if one.steps and one not in before)
+    for _ in range(8):
+        f(x).sum().backward()
+    assert not decided
+    assert not collected
+    assert not planned_graph.unsettled()
+    assert len(graph.steps) <= 2
+    kept.sum().backward()
+    f(x).sum().backward()
+    assert not planned_graph.unsettled()
+
+
+def test_a_graph_that_was_left_out_is_watched_again_when_it_runs(x: Tensor) -> None:
+    before = planned_graphs()
+    f, g = compiled(tower(), "64MiB"), compiled(tower(6), "64MiB")
+    kept = g(x)
+    for _ in range(8):
+        f(x).sum().backward()
+    assert not planned_graph.unsettled()
+    del kept
+    g(x).sum().backward()
+    g(x).sum().backward()
+    assert [bool(one.steps) for one in planned_graphs() if one not in before] == [True, True]
+
+
+def planned_graphs() -> list[PlannedGraph]:
+    return [one for one in gc.get_objects() if type(one) is PlannedGraph]
+
+
 def test_a_generator_that_waits_for_its_critic_is_of_one_step(x: Tensor) -> None:
     """Its call is open while the critic is trained, and belongs to the step all the same."""
     maker, critic = tower(4), tower(4)
