@@ -32,12 +32,25 @@ def passing(level: Level, passed: Sequence[Passed]) -> Level:
     return replace(level, memory=replace(level.memory, left_bytes=left_bytes))
 
 
+def level_without_budget(graph: PlannedGraph) -> Level:
+    """The last of `levels_of_graph`, without planning."""
+    memory, unbudgeted = graph.memory, graph.unbudgeted
+    assert memory is not None
+    if not _is_planned_anew(graph) or unbudgeted is None:
+        return Level(memory.peak_bytes, 0, memory, graph.added_ns)
+    return Level(unbudgeted.peak_bytes, 0, unbudgeted, 0)
+
+
+def _is_planned_anew(graph: PlannedGraph) -> bool:
+    """Whether it can be compiled at other levels than the one that it is at."""
+    return (graph.recipe is not None or graph.changing is not None) and graph.partition is not None
+
+
 def levels_of_graph(graph: PlannedGraph, *, extremes: bool = False) -> tuple[Level, ...]:
     """The ways to plan a graph; as it is, where it cannot be compiled again."""
-    memory, unbudgeted, one = graph.memory, graph.unbudgeted, graph.partition
-    assert memory is not None
-    if (graph.recipe is None and graph.changing is None) or unbudgeted is None or one is None:
-        return (Level(memory.peak_bytes, 0, memory, graph.added_ns),)
+    unbudgeted, one = graph.unbudgeted, graph.partition
+    if not _is_planned_anew(graph) or unbudgeted is None or one is None:
+        return (level_without_budget(graph),)
     options = graph.options
     planner = make_planner(options.planner, effort=LEVEL_EFFORT, time_limit=0.0)
     return levels_of(one.cut.problem, unbudgeted, planner.plan, extremes=extremes)

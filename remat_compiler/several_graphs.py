@@ -23,7 +23,7 @@ from typing import NoReturn
 
 from remat_compiler.beside_the_plan import BesideThePlan
 from remat_compiler.errors import BudgetFacts, InfeasibleBudget
-from remat_compiler.graph_levels import compiled_at, levels_of_graph, member_of, passing
+from remat_compiler.graph_levels import compiled_at, level_without_budget, levels_of_graph, member_of, passing
 from remat_compiler.options import BudgetKind, format_bytes
 from remat_compiler.planned_graph import PlannedGraph, have_one_budget, open_beside
 from remat_compiler.runtime.allowance import Allowance
@@ -220,10 +220,14 @@ class _Together:
         """Compile again under a shared budget, where that is needed or worth it."""
         for graph in self.graphs:
             graph.plan_again()
-        levels = [levels_of_graph(graph) for graph in self.graphs]
-        target = limit
+        # Planning takes its time: it waits until the graphs do not fit as they are without a budget.
+        levels: list[tuple[Level, ...]] = [(level_without_budget(graph),) for graph in self.graphs]
+        planned, target = False, limit
         for _ in range(MAX_ROUNDS):
             found = share(levels, self.runs, self.peak, target)
+            if found is None and not planned:
+                levels, planned = [levels_of_graph(graph) for graph in self.graphs], True
+                found = share(levels, self.runs, self.peak, target)
             if found is None:
                 break
             if peak <= limit and not self._worth_it(found):

@@ -225,6 +225,20 @@ def test_a_fraction_is_one_of_the_whole_step(decided: list[tuple[int, int]]) -> 
     assert len(decided) == 1
 
 
+@pytest.mark.parametrize(("budget", "planned"), [("1GiB", 0), (0.7, 2)])
+def test_graphs_that_fit_together_are_not_planned(
+    budget: object, planned: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    original = several_graphs.levels_of_graph
+    monkeypatch.setattr(several_graphs, "levels_of_graph", lambda graph: (asked.append(graph), original(graph))[1])
+    model, x = Broken(), torch.randn(BATCH, WIDTH)
+    compile_model(model, budget)
+    for _ in range(3):
+        gradients(model, x)
+    assert len(asked) == planned
+
+
 def test_an_impossible_budget_names_the_smallest_peak_of_all_graphs_together() -> None:
     model, x = Broken(), torch.randn(BATCH, WIDTH)
     compile_model(model, IMPOSSIBLE)
