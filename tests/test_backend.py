@@ -26,12 +26,7 @@ from remat_compiler.ir.plan import Decision
 ROOT = Path(__file__).resolve().parents[1]
 
 
-@pytest.fixture(autouse=True)
-def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each test compiles anew and keeps its plans to itself."""
-    monkeypatch.setenv("REMAT_CACHE_DIR", str(tmp_path / "cache"))
-    torch._dynamo.reset()
-    remat_compiler.clear_reports()
+pytestmark = pytest.mark.usefixtures("compiles_anew")
 
 
 def model() -> nn.Module:

@@ -8,17 +8,13 @@ import pytest
 import torch
 
 import remat_compiler
-from remat_compiler import pipeline, planned_graph
+from remat_compiler import pipeline
 from remat_compiler.runtime.dispatch import Dispatch
-from remat_compiler.runtime.step_watch import Here
 
 
 @pytest.fixture(autouse=True)
-def steps_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What other tests left open, or did not settle, is no part of this one's steps."""
-    monkeypatch.setattr(planned_graph.watch, "here", Here())
-    planned_graph._unsettled.clear()
-    planned_graph._alone.clear()
+def _steps_of_its_own(steps_of_its_own: None) -> None:
+    """For every test of this folder."""
 
 
 @pytest.fixture

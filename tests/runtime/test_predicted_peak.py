@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,13 +19,7 @@ RANDOM_STATE_BYTES = 5056
 """State of a CPU generator: of the size of what these models save, so that one too few would show."""
 
 
-@pytest.fixture(autouse=True)
-def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each test compiles anew and keeps its plans to itself."""
-    monkeypatch.setenv("REMAT_CACHE_DIR", str(tmp_path))
-    torch._dynamo.reset()
-    remat_compiler.clear_reports()
-    torch.manual_seed(0)
+pytestmark = pytest.mark.usefixtures("compiles_anew")
 
 
 class Dropped(nn.Module):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,12 +26,7 @@ LOOSE, TIGHT, IMPOSSIBLE = 4_000_000, 1_400_000, 400_000
 """Bytes: everything fits; the step needs some recomputation; not even the smallest peak fits."""
 
 
-@pytest.fixture(autouse=True)
-def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("REMAT_CACHE_DIR", str(tmp_path))
-    torch._dynamo.reset()
-    remat_compiler.clear_reports()
-    torch.manual_seed(0)
+pytestmark = pytest.mark.usefixtures("compiles_anew")
 
 
 class Tower(nn.Module):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,18 +11,12 @@ from torch import Tensor, fx, nn
 from torch.fx import traceback
 from torch.fx.experimental.proxy_tensor import make_fx
 
-import remat_compiler
 from remat_compiler import torch_compat
 
 BATCH = 256
 
 
-@pytest.fixture(autouse=True)
-def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("REMAT_CACHE_DIR", str(tmp_path))
-    torch._dynamo.reset()
-    remat_compiler.clear_reports()
-    torch.manual_seed(0)
+pytestmark = pytest.mark.usefixtures("compiles_anew")
 
 
 def in_threads(*functions: Callable[[], None]) -> None:

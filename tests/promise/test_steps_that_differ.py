@@ -22,13 +22,7 @@ ONE = BATCH * WIDTH * 4
 """Bytes of one activation."""
 
 
-@pytest.fixture(autouse=True)
-def fresh(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("REMAT_CACHE_DIR", str(tmp_path))
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    planned_graph._unsettled.clear()
-    gc.collect()
+pytestmark = pytest.mark.usefixtures("compiles_anew")
 
 
 def tower(layers: int = 8) -> nn.Sequential:
