@@ -1,8 +1,8 @@
 """Warn where more than the planned graphs takes memory in a step, so that it may exceed its budget.
 
 Gradients that are there before a step are resident, as parameters are; a person who accumulates them over several calls
-takes all of them for one step all the same.  And what Dynamo left to eager, a recurrent layer for one, holds what its
-backward needs while the graphs behind it run.
+takes all of them for one step all the same.  What Dynamo left to eager, a recurrent layer for one, holds what its
+backward needs while the graphs behind it run.  And autograd makes the gradients of outputs that are views of inputs.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ class BesideThePlan:
         graphs: How many graphs were planned.
         told: Gradients from before the step were warned of.
         told_of_eager: So was eager work.
+        told_of_views: So were outputs that are views of inputs.
     """
 
     peak_bytes: int
@@ -41,6 +42,7 @@ class BesideThePlan:
     graphs: int = 1
     told: bool = False
     told_of_eager: bool = False
+    told_of_views: bool = False
     _gradients: dict[Hashable, int] = field(default_factory=dict)
     _looks: dict[Hashable, int] = field(default_factory=dict)
 
@@ -49,11 +51,10 @@ class BesideThePlan:
 
         Args:
             eager_bytes: What they hold for their backward.
-            of_part: Whether the budget is a fraction, which is one of what the graphs take.
+            of_part: Whether the budget is a part of what the graphs take, and no number of bytes.
         """
-        together, limit = self.peak_bytes + eager_bytes, self.limit_bytes
-        exceeds = limit is not None and together > limit
-        if eager_bytes and not self.told_of_eager and (exceeds or (of_part and eager_bytes > WORTH_TELLING * together)):
+        together = self.peak_bytes + eager_bytes
+        if not self.told_of_eager and self._is_worth_telling(eager_bytes, of_part):
             self.told_of_eager = True
             logger.warning(
                 "memory_budget is not kept for all of the step: operators that Dynamo left to eager hold %s for their "
@@ -65,6 +66,29 @@ class BesideThePlan:
                 self.graphs,
                 "graph" if self.graphs == 1 else "graphs",
             )
+
+    def say_views(self, view_bytes: int, *, of_part: bool) -> None:
+        """Warn of outputs that are views of inputs.
+
+        Args:
+            view_bytes: What the gradients take that autograd makes of theirs, if the step uses them all.
+            of_part: Whether the budget is a part of what the graphs take, and no number of bytes.
+        """
+        if not self.told_of_views and self._is_worth_telling(view_bytes, of_part):
+            self.told_of_views = True
+            logger.warning(
+                "memory_budget may not be kept for all of the step: outputs are views of inputs, and autograd makes "
+                "their gradients beside the planned graphs, %s on top of the graphs' %s; return clones of the views, "
+                "or detach those that need no gradient",
+                format_bytes(view_bytes),
+                format_bytes(self.peak_bytes),
+            )
+
+    def _is_worth_telling(self, more_bytes: int, of_part: bool) -> bool:
+        """Whether these exceed the budget together with the graphs, or are much of the whole where it is a part."""
+        together, limit = self.peak_bytes + more_bytes, self.limit_bytes
+        exceeds = limit is not None and together > limit
+        return more_bytes > 0 and (exceeds or (of_part and more_bytes > WORTH_TELLING * together))
 
     def look(self, graph: Hashable, arguments: Sequence[Any]) -> bool:
         """Look at a call of one of the graphs for gradients that it accumulates into, and warn of them once.

@@ -96,8 +96,8 @@ class MemoryBudget:
 
     @property
     def is_part(self) -> bool:
-        """Whether it is less than all of the unbudgeted peak."""
-        return self.kind is BudgetKind.FRACTION and self.fraction < 1.0
+        """Whether it is less than all of the unbudgeted peak, and no number of bytes."""
+        return self.kind is BudgetKind.MIN or (self.kind is BudgetKind.FRACTION and self.fraction < 1.0)
 
     def of_reference(self, reference_peak_bytes: int) -> int | None:
         """Bytes allowed where the unbudgeted step peaks at `reference_peak_bytes`; `None` for AUTO and MIN."""

@@ -93,7 +93,7 @@ class PlannedGraph:
         self.places: dict[Any, Place] = {}
         self.refusals: dict[Any, InfeasibleBudget] = {}
         self.beside: BesideThePlan | None = None
-        self.eager_bytes = 0
+        self.eager_bytes = self.view_bytes = 0
         self.aside_bytes = 0  # of outputs of earlier steps, beside which the budget was decided
         self.steps_without = 0
         compilation = torch_compat.frame_compilation()
@@ -146,6 +146,7 @@ class PlannedGraph:
             self.beside = BesideThePlan(self.memory.peak_bytes, self.budget_bytes)
         if self.beside is not None:
             self.beside.say_eager(self.eager_bytes, of_part=self.options.memory_budget.is_part)
+            self.beside.say_views(self.view_bytes, of_part=self.options.memory_budget.is_part)
         return self.beside is not None and self.beside.look(self, arguments)
 
     def _watched(self, arguments: Sequence[Any]) -> Any:
@@ -172,11 +173,12 @@ class PlannedGraph:
         _unsettled.add(ref(self, _unsettled.discard))
         catch_up()
         self._check_room(arguments)
+        outputs = self.compiled(*arguments)
         # By itself, which is the least that the step takes: whether its other graphs will be known, nobody can tell.
         if not self.steps:
             self.eager_bytes = max(self.eager_bytes, torch_compat.saved_by_eager(arguments))
+            self.view_bytes = max(self.view_bytes, torch_compat.gradients_of_views(arguments, outputs))
             self._looks_beside(arguments)
-        outputs = self.compiled(*arguments)
         here.known = _NOWHERE if place is None else place
         watch.forward(self, arguments, outputs, self.memory_now)
         return outputs

@@ -163,8 +163,11 @@ class _Together:
         before = [graph.beside for graph in self.graphs if graph.beside is not None]
         beside = BesideThePlan(self.peak(memories), limit, len(self.graphs), any(one.told for one in before))
         beside.told_of_eager = any(one.told_of_eager for one in before)
+        beside.told_of_views = any(one.told_of_views for one in before)
         eager_bytes = sum(graph.eager_bytes for graph in self.graphs)
+        view_bytes = sum(graph.view_bytes for graph in self.graphs)
         beside.say_eager(eager_bytes, of_part=self.options.memory_budget.is_part)
+        beside.say_views(view_bytes, of_part=self.options.memory_budget.is_part)
         for graph in self.graphs:
             graph.beside = beside
 

@@ -42,6 +42,29 @@ def saved_by_eager(arguments: Iterable[Any]) -> int:
     return sum(found.values())
 
 
+def gradients_of_views(arguments: Iterable[Any], outputs: Any) -> int:
+    """Bytes of the gradients that autograd makes beside a compiled graph, for inputs that outputs are views of.
+
+    AOTAutograd makes such views anew behind the graph, so that their backward is no part of the graph's own.
+
+    Args:
+        arguments: What the graph was given.
+        outputs: What its call returned.
+    """
+    given = {id(value): value for value in arguments if isinstance(value, torch.Tensor) and value.requires_grad}
+    bases = {part.untyped_storage().data_ptr(): value for value in given.values() for part in dense_parts(value)}
+    found: dict[int, int] = {}
+    for output in outputs if isinstance(outputs, (list, tuple)) else [outputs]:
+        node = output.grad_fn if isinstance(output, torch.Tensor) else None
+        if node is None or id(output) in given or type(node).__name__ == COMPILED_NODE:
+            continue
+        for part in dense_parts(output):
+            base = bases.get(part.untyped_storage().data_ptr())
+            if base is not None:
+                found[id(base)] = sum(one.numel() * one.element_size() for one in dense_parts(base))
+    return sum(found.values())
+
+
 def _saved(node: Any) -> list[tuple[str, torch.Tensor]]:
     """Tensors that a node of autograd holds, as they are kept: asking for them would run the hooks of those who packed
     them, and make what a checkpoint forgot.

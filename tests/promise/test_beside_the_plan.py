@@ -46,8 +46,14 @@ def test_looking_ends() -> None:
 def test_eager_work_is_told_of_where_it_exceeds_the_budget_or_is_much(
     eager_bytes: int, limit_bytes: int | None, of_part: bool, told: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    BesideThePlan(1_000, limit_bytes, graphs=3).say_eager(eager_bytes, of_part=of_part)
+    beside = BesideThePlan(1_000, limit_bytes, graphs=3)
+    for _ in range(2):
+        beside.say_eager(eager_bytes, of_part=of_part)
     assert len(caplog.records) == told
+    for _ in range(2):
+        beside.say_views(eager_bytes, of_part=of_part)
+    assert len(caplog.records) == 2 * told
     if told:
         assert "50 %" in caplog.messages[0]
         assert "beside the 1000 B of 3 planned graphs" in caplog.messages[0]
+        assert "outputs are views of inputs" in caplog.messages[1]

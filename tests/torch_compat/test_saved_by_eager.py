@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from remat_compiler.torch_compat import saved_by_eager
+from remat_compiler.torch_compat import gradients_of_views, saved_by_eager
 
 ROWS, WIDTH = 64, 32
 ACTIVATION = ROWS * WIDTH * 4
@@ -68,3 +70,22 @@ def test_what_was_changed_since_is_looked_at_all_the_same() -> None:
     z = y.sin()
     y.add_(1.0)
     assert saved_by_eager([z]) == ACTIVATION
+
+
+@pytest.mark.parametrize(
+    ("returns", "expected"),
+    [
+        pytest.param(lambda x, y: (x.sin(), x[:5]), ACTIVATION, id="a view"),
+        pytest.param(lambda x, y: (x.sin(), x[:5], x.t()), ACTIVATION, id="two views of one input"),
+        pytest.param(lambda x, y: (x.sin(), x[:5], y.t()), 2 * ACTIVATION, id="views of two inputs"),
+        pytest.param(lambda x, y: (x.sin(), x[:5].detach()), 0, id="a view without a gradient"),
+        pytest.param(lambda x, y: (x.sin(), x[:5].clone()), 0, id="a copy"),
+        pytest.param(lambda x, y: (x.sin(), x), 0, id="the input itself"),
+        pytest.param(lambda x, y: x.sin().t(), 0, id="a view of what the graph makes"),
+    ],
+)
+def test_gradients_of_views_of_inputs_are_autograds(returns: Callable[..., object], expected: int) -> None:
+    torch._dynamo.reset()
+    x, y = (torch.randn(ROWS, WIDTH, requires_grad=True) * 2 for _ in range(2))
+    outputs = torch.compile(returns, backend="aot_eager")(x, y)
+    assert gradients_of_views([x, y], outputs) == expected
