@@ -6,6 +6,7 @@ found in `OwnSymbols.assumptions` afterwards.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -139,13 +140,18 @@ class OwnSymbols:
     @property
     def assumptions(self) -> tuple[str, ...]:
         """What was assumed of the sizes meanwhile, as Python conditions over the names of the original symbols."""
-        return tuple(_source(guard.expr, self.names) for guard in self.shape_env.guards)
+        return tuple(_condition(guard.expr, self.names) or NOWHERE for guard in self.shape_env.guards)
 
     def polynomial(self, size: int | torch.SymInt) -> Mapping[str, int]:
         """Bytes as integer coefficients by monomial; monomials are Python expressions, at least 0, over the symbols."""
         if isinstance(size, int):
             return {ONE: size} if size else {}
         return _polynomial(size.node.expr, tuple(self.names.items()))
+
+
+NOWHERE = "False"
+"""The condition that holds at no sizes, in place of one that cannot be written down."""
+_PLAIN = ("math", "float", "int", "max", "min", "abs", "round")
 
 
 class LaterAssumptions:
@@ -177,7 +183,8 @@ class LaterAssumptions:
         names = {symbol.name: symbol.name for guard in guards for symbol in guard.expr.free_symbols}
         if not set(names) <= set(symbols):
             return None
-        return tuple(_source(guard.expr, names) for guard in guards)
+        found = [condition for guard in guards if (condition := _condition(guard.expr, names)) is not None]
+        return tuple(found) if len(found) == len(guards) else None
 
 
 @lru_cache(maxsize=4_096)
@@ -200,7 +207,31 @@ def _is_never_negative(expression: Any) -> bool:
     return False
 
 
+def _condition(expression: Any, names: Mapping[str, str]) -> str | None:
+    """Python source of a condition that plain Python evaluates; `None` where it has functions of torch's own in it."""
+    try:
+        source = _source(expression, names)
+        code = compile(source, "<condition>", "eval")
+    except (NotImplementedError, SyntaxError):
+        return None
+    return source if set(code.co_names) <= {*names.values(), *_PLAIN, *dir(math)} else None
+
+
 def _source(expression: Any, names: Mapping[str, str]) -> str:
     """Python source of an expression, in the names of the original symbols."""
     renamed = {symbol: sympy.Symbol(names[symbol.name], integer=True) for symbol in expression.free_symbols}
-    return str(PythonPrinter().doprint(expression.xreplace(renamed)))
+    return str(_PlainPrinter().doprint(expression.xreplace(renamed)))
+
+
+class _PlainPrinter(PythonPrinter):
+    """Python of numbers alone; torch's own asks torch for floats, since its source is evaluated with symbols, too."""
+
+    def _print_ToFloat(self, expr: sympy.Expr) -> str:  # noqa: N802
+        return f"float({self._print(expr.args[0])})"
+
+    def _print_OpaqueUnaryFn_sqrt(self, expr: sympy.Expr) -> str:  # noqa: N802
+        return f"math.sqrt({self._print(expr.args[0])})"
+
+    def _print_Where(self, expr: sympy.Expr) -> str:  # noqa: N802
+        condition, then, otherwise = map(self._print, expr.args)
+        return f"(({then}) if ({condition}) else ({otherwise}))"

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
+import sympy
 import torch
 from torch import Tensor
+from torch.utils._sympy import functions
 
 from remat_compiler import torch_compat
+from remat_compiler.torch_compat import symbols
 
 
 class Traced:
@@ -111,3 +115,30 @@ def test_later_assumptions_are_conditions(traced: Traced) -> None:
     (condition,) = traced.later.conditions([name]) or ()
     assert [eval(condition, {name: n}) for n in (24, 25)] == [True, False]
     assert traced.later.conditions([]) is None
+
+
+S, T = sympy.symbols("s t", integer=True, positive=True)
+WRITTEN: dict[str, Any] = {
+    "floats": functions.ToFloat(S) < functions.FloatPow(functions.ToFloat(T), sympy.Float(2.0)),
+    "square root": functions.OpaqueUnaryFn_sqrt(functions.ToFloat(S)) > 4,
+    "logarithm": functions.OpaqueUnaryFn_log2(functions.ToFloat(S)) > 4,
+    "choice": sympy.Eq(functions.Where(S < T, S, T), 5),
+    "largest": sympy.Eq(functions.Max(S, T), 17),
+    "quotients": functions.IntTrueDiv(S, T) > functions.FloorDiv(S, T),
+    "rounded": sympy.Eq(functions.CeilToInt(functions.IntTrueDiv(S, T)), 4),
+    "remainder": sympy.Eq(functions.Mod(S, T), 2),
+    "all of them": sympy.And(S > T, sympy.Or(S < T, sympy.Ne(S, T))),
+}
+
+
+@pytest.mark.parametrize("condition", WRITTEN.values(), ids=WRITTEN)
+def test_conditions_are_written_in_plain_python(condition: Any) -> None:
+    source = symbols._condition(condition, {"s": "rows", "t": "width"})
+    assert source is not None
+    for rows, width in ((17, 5), (5, 17), (8, 8)):
+        assert eval(source, {"math": math, "rows": rows, "width": width}) == bool(condition.subs({S: rows, T: width}))
+
+
+def test_a_condition_that_cannot_be_written_holds_nowhere() -> None:
+    unwritten = functions.IsNonOverlappingAndDenseIndicator(S, T, T, 1)
+    assert symbols._condition(sympy.Eq(unwritten, 1), {"s": "s", "t": "t"}) is None
