@@ -35,6 +35,7 @@ class BesideThePlan:
         told: Gradients from before the step were warned of.
         told_of_eager: So was eager work.
         told_of_views: So were outputs that are views of inputs.
+        told_of_end: So was the end of the step.
     """
 
     peak_bytes: int
@@ -43,6 +44,7 @@ class BesideThePlan:
     told: bool = False
     told_of_eager: bool = False
     told_of_views: bool = False
+    told_of_end: bool = False
     _gradients: dict[Hashable, int] = field(default_factory=dict)
     _looks: dict[Hashable, int] = field(default_factory=dict)
 
@@ -81,6 +83,22 @@ class BesideThePlan:
                 "their gradients beside the planned graphs, %s on top of the graphs' %s; return clones of the views, "
                 "or detach those that need no gradient",
                 format_bytes(view_bytes),
+                format_bytes(self.peak_bytes),
+            )
+
+    def say_end(self, end_bytes: int, *, of_part: bool) -> None:
+        """Warn of the backward of operators in front of the graphs, which runs when all other gradients are there.
+
+        Args:
+            end_bytes: What the step takes then.
+            of_part: Whether the budget is a part of what the graphs take, and no number of bytes.
+        """
+        if not self.told_of_end and self._is_worth_telling(end_bytes - self.peak_bytes, of_part):
+            self.told_of_end = True
+            logger.warning(
+                "memory_budget is not kept for all of the step: at its end, where the backward of operators runs that "
+                "Dynamo left to eager, gradients take %s, more than the %s of the planned graphs",
+                format_bytes(end_bytes),
                 format_bytes(self.peak_bytes),
             )
 

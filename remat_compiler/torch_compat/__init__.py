@@ -83,7 +83,7 @@ from remat_compiler.torch_compat.recompilations import (
     make_dynamic,
 )
 from remat_compiler.torch_compat.retained import graphs_may_be_retained
-from remat_compiler.torch_compat.saved_by_eager import gradients_of_views, saved_by_eager
+from remat_compiler.torch_compat.saved_by_eager import gradients_by_eager, gradients_of_views, saved_by_eager
 from remat_compiler.torch_compat.sizes import (
     CPU_ALIGNMENT_BYTES,
     CUDA_ALIGNMENT_BYTES,
@@ -216,6 +216,7 @@ __all__ = [
     "run_and_save_rng_state",
     "run_with_rng_state",
     "save_policy",
+    "gradients_by_eager",
     "gradients_of_views",
     "saved_by_eager",
     "saved_compilation",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -24,22 +24,47 @@ def saved_by_eager(arguments: Iterable[Any]) -> int:
     """
     tensors = [value for value in arguments if isinstance(value, torch.Tensor)]
     given = {part.untyped_storage().data_ptr() for tensor in tensors for part in dense_parts(tensor)}
-    waiting = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
-    seen: set[Any] = set(waiting)
     found: dict[int, int] = {}
-    while waiting and len(seen) < MOST_NODES:
-        node: Any = waiting.pop()
-        if type(node).__name__ == COMPILED_NODE:
-            continue
+    for node in _eager_nodes(tensors):
         made = [tensor for name, tensor in _saved(node) if tensor.grad_fn is not None or name.startswith(_RESULT)]
         for storage in (part.untyped_storage() for tensor in made for part in dense_parts(tensor)):
             if storage.data_ptr() not in given:
                 found[storage.data_ptr()] = storage.nbytes()
+    return sum(found.values())
+
+
+def gradients_by_eager(arguments: Iterable[Any]) -> int:
+    """Bytes, about, by which a step grows when the graph's backward is over and that of the operators before it runs.
+
+    The gradients of `arguments` that eager operators made become those of the leaves before these, one of which may be
+    a copy, as where it is laid out otherwise.  May be below 0.
+    """
+    tensors = [value for value in arguments if isinstance(value, torch.Tensor) and value.grad_fn is not None]
+    nodes = list(_eager_nodes(tensors))
+    leaves = {id(leaf): leaf for node in nodes if (leaf := getattr(node, "variable", None)) is not None}
+    if not leaves:
+        return 0
+    come_in = [_num_bytes(tensor) for tensor in tensors if type(tensor.grad_fn).__name__ != COMPILED_NODE]
+    return sum(map(_num_bytes, leaves.values())) - sum(come_in) + max(come_in)
+
+
+def _eager_nodes(tensors: Iterable[torch.Tensor]) -> Iterator[Any]:
+    """Autograd's nodes that made `tensors`, back to leaves or to compiled graphs; the first of very many."""
+    waiting: list[Any] = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
+    seen: set[Any] = set(waiting)
+    while waiting and len(seen) < MOST_NODES:
+        node = waiting.pop()
+        if type(node).__name__ == COMPILED_NODE:
+            continue
+        yield node
         for before, _ in node.next_functions:
             if before is not None and before not in seen:
                 seen.add(before)
                 waiting.append(before)
-    return sum(found.values())
+
+
+def _num_bytes(tensor: torch.Tensor) -> int:
+    return sum(part.numel() * part.element_size() for part in dense_parts(tensor))
 
 
 def gradients_of_views(arguments: Iterable[Any], outputs: Any) -> int:
@@ -61,7 +86,7 @@ def gradients_of_views(arguments: Iterable[Any], outputs: Any) -> int:
         for part in dense_parts(output):
             base = bases.get(part.untyped_storage().data_ptr())
             if base is not None:
-                found[id(base)] = sum(one.numel() * one.element_size() for one in dense_parts(base))
+                found[id(base)] = _num_bytes(base)
     return sum(found.values())
 
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from end_to_end.test_one_budget import WIDTH, Blocks, Broken, BrokenTwice, Tower, compile_model, equal, gradients
 from measure import measure_step, train_step
+from promise.test_one_budget import WIDTH, Blocks, Broken, BrokenTwice, Tower, compile_model, equal, gradients
 from remat_compiler import pipeline, planned_graph, several_graphs
 from remat_compiler.errors import InfeasibleBudget
 from remat_compiler.planned_graph import PlannedGraph

@@ -52,8 +52,10 @@ def test_eager_work_is_told_of_where_it_exceeds_the_budget_or_is_much(
     assert len(caplog.records) == told
     for _ in range(2):
         beside.say_views(eager_bytes, of_part=of_part)
-    assert len(caplog.records) == 2 * told
+        beside.say_end(1_000 + eager_bytes, of_part=of_part)
+    assert len(caplog.records) == 3 * told
     if told:
         assert "50 %" in caplog.messages[0]
         assert "beside the 1000 B of 3 planned graphs" in caplog.messages[0]
         assert "outputs are views of inputs" in caplog.messages[1]
+        assert "at its end" in caplog.messages[2]

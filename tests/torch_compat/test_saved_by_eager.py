@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from remat_compiler.torch_compat import gradients_of_views, saved_by_eager
+from remat_compiler.torch_compat import gradients_by_eager, gradients_of_views, saved_by_eager
 
 ROWS, WIDTH = 64, 32
 ACTIVATION = ROWS * WIDTH * 4
@@ -89,3 +89,25 @@ def test_gradients_of_views_of_inputs_are_autograds(returns: Callable[..., objec
     x, y = (torch.randn(ROWS, WIDTH, requires_grad=True) * 2 for _ in range(2))
     outputs = torch.compile(returns, backend="aot_eager")(x, y)
     assert gradients_of_views([x, y], outputs) == expected
+
+
+def test_gradients_of_eager_operators_take_the_place_of_those_that_come_in() -> None:
+    x, y = (torch.randn(ROWS, WIDTH, requires_grad=True) for _ in range(2))
+    assert gradients_by_eager([x, torch.randn(3)]) == 0
+    assert gradients_by_eager([x.t()]) == ACTIVATION  # one may be copied
+    assert gradients_by_eager([x.t(), y * 2]) == ACTIVATION
+    assert gradients_by_eager([x[:5]]) == ACTIVATION  # from 5 rows to all
+    assert gradients_by_eager([x.sum()]) == ACTIVATION
+    assert gradients_by_eager([x.expand(4, ROWS, WIDTH) * 2]) == ACTIVATION  # four come in, one of them may be copied
+
+
+def test_the_gradient_of_an_eager_embedding_counts() -> None:
+    table = nn.Embedding(1_000, WIDTH)
+    rows = torch.arange(ROWS)
+    assert gradients_by_eager([table(rows)]) == 1_000 * WIDTH * 4
+
+
+def test_what_is_behind_compiled_graphs_is_theirs() -> None:
+    torch._dynamo.reset()
+    x = torch.randn(ROWS, WIDTH, requires_grad=True)
+    assert gradients_by_eager([torch.compile(lambda value: value.sin(), backend="aot_eager")(x)]) == 0
