@@ -263,7 +263,7 @@ def _passed(arguments: Iterable[Any], makers: dict[int, frozenset[int]]) -> tupl
             addresses = _addresses(tensor) or frozenset({-1 - argument})
             maker = next((call for call, made in makers.items() if made & addresses), None)
             if addresses not in found:
-                found[addresses] = Passed(_num_bytes(tensor), maker, argument)
+                found[addresses] = Passed(torch_compat.num_bytes(tensor), maker, argument)
     return tuple(found.values())
 
 
@@ -276,7 +276,3 @@ def _leaves(arguments: Iterable[Any]) -> frozenset[int]:
 def _addresses(tensor: torch.Tensor) -> frozenset[int]:
     """Addresses of the tensor's memory, which views share; none where it has no memory of its own."""
     return frozenset(part.untyped_storage().data_ptr() for part in torch_compat.dense_parts(tensor))
-
-
-def _num_bytes(tensor: torch.Tensor) -> int:
-    return sum(part.numel() * part.element_size() for part in torch_compat.dense_parts(tensor))

@@ -28,6 +28,7 @@ from remat_compiler.torch_compat.compile_again import (
     fake_outputs,
     fake_twins,
     follow_backward,
+    num_bytes,
     returns_scalar,
     saved_compilation,
 )
@@ -162,6 +163,7 @@ __all__ = [
     "corrected_fake_result",
     "cpp_compiler",
     "dense_parts",
+    "num_bytes",
     "device_allocator",
     "ends_at_graph_break",
     "fake_call",

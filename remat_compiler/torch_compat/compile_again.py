@@ -143,6 +143,11 @@ def dense_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
     return [] if opaque or not torch._C._has_storage(tensor) else [tensor]
 
 
+def num_bytes(tensor: torch.Tensor) -> int:
+    """Bytes of a tensor's elements; those of its parts, where it is a subclass."""
+    return sum(part.numel() * part.element_size() for part in dense_parts(tensor))
+
+
 def fake_outputs(compiled: Callable[..., Any], inputs: Sequence[Any]) -> Any:
     """What the first call of `compiled` gives where it is only to tell what its outputs look like; else `None`.
 

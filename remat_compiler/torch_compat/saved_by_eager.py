@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from remat_compiler.torch_compat.compile_again import dense_parts
+from remat_compiler.torch_compat.compile_again import dense_parts, num_bytes
 
 COMPILED_NODE = "CompiledFunctionBackward"
 """Name of autograd's nodes that AOTAutograd makes; what is behind them is looked at when their graph is called."""
@@ -44,8 +44,8 @@ def gradients_by_eager(arguments: Iterable[Any]) -> int:
     leaves = {id(leaf): leaf for node in nodes if (leaf := getattr(node, "variable", None)) is not None}
     if not leaves:
         return 0
-    come_in = [_num_bytes(tensor) for tensor in tensors if type(tensor.grad_fn).__name__ != COMPILED_NODE]
-    return sum(map(_num_bytes, leaves.values())) - sum(come_in) + max(come_in)
+    come_in = [num_bytes(tensor) for tensor in tensors if type(tensor.grad_fn).__name__ != COMPILED_NODE]
+    return sum(map(num_bytes, leaves.values())) - sum(come_in) + max(come_in)
 
 
 def _eager_nodes(tensors: Iterable[torch.Tensor]) -> Iterator[Any]:
@@ -61,10 +61,6 @@ def _eager_nodes(tensors: Iterable[torch.Tensor]) -> Iterator[Any]:
             if before is not None and before not in seen:
                 seen.add(before)
                 waiting.append(before)
-
-
-def _num_bytes(tensor: torch.Tensor) -> int:
-    return sum(part.numel() * part.element_size() for part in dense_parts(tensor))
 
 
 def gradients_of_views(arguments: Iterable[Any], outputs: Any) -> int:
@@ -86,7 +82,7 @@ def gradients_of_views(arguments: Iterable[Any], outputs: Any) -> int:
         for part in dense_parts(output):
             base = bases.get(part.untyped_storage().data_ptr())
             if base is not None:
-                found[id(base)] = _num_bytes(base)
+                found[id(base)] = num_bytes(base)
     return sum(found.values())
 
 
