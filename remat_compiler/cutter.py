@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import fx
 
@@ -64,6 +64,11 @@ class PartitionRequest:
     between_bytes: int = 0
     sizes: tuple[tuple[str, int], ...] = ()
     layer_bytes: tuple[int, ...] = ()
+
+    @property
+    def without_budget(self) -> PartitionRequest:
+        """The same where nothing is to be saved."""
+        return replace(self, fraction=None, budget_bytes=None, planner="auto", between_bytes=0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

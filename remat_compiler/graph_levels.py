@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
+from remat_compiler import torch_compat
 from remat_compiler.planned_graph import PlannedGraph
 from remat_compiler.search import Attempt
 from remat_compiler.shares import Level, levels_of
-from remat_compiler.simulate.whole_step import Passed
+from remat_compiler.simulate.whole_step import GraphMemory, Passed
 from remat_compiler.size_shares import Member
 from remat_passes.registry import make_planner
 
@@ -39,6 +40,20 @@ def level_without_budget(graph: PlannedGraph) -> Level:
     if not _is_planned_anew(graph) or unbudgeted is None:
         return Level(memory.peak_bytes, 0, memory, graph.added_ns)
     return Level(unbudgeted.peak_bytes, 0, unbudgeted, 0)
+
+
+def checked_without_budget(graph: PlannedGraph) -> GraphMemory | None:
+    """Its memory without a budget as emitted, which is what fractions are of; as simulated where that is not known."""
+    if graph.recipe is None or graph.attempt is None or graph.changing is not None:
+        return graph.unbudgeted
+    one = graph.partition
+    if one is not None and one.unchanged:
+        return graph.memory
+    if graph.attempt.native is not None:
+        return graph.attempt.native
+    with graph.recipe.context(), torch_compat.partitioner_always_runs():
+        native = graph.recipe.compile_(graph.attempt.request.without_budget, real=False)
+    return graph.unbudgeted if native.check.unknown else native.check.memory
 
 
 def _is_planned_anew(graph: PlannedGraph) -> bool:

@@ -109,7 +109,7 @@ class Outcome:
             return
         reports = self.reports
         if attempt is not self.attempt:
-            native = attempt.native_peak_bytes or self._native_peak_bytes
+            native = self._native_peak_bytes if attempt.native is None else attempt.native.peak_bytes
             reports = make_reports(attempt.partitions, attempt.check, self.options, limit_bytes, native)
             if len(reports) == len(self.reports):
                 reports = [replace(new, graph_name=old.graph_name) for new, old in zip(reports, self.reports)]

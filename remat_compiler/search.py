@@ -32,6 +32,7 @@ from remat_compiler.runtime.peak_form import PeakForm
 from remat_compiler.runtime.wrapper_capture import EmittedGraph
 from remat_compiler.simulate.floor import peak_floor
 from remat_compiler.simulate.timeline import simulate
+from remat_compiler.simulate.whole_step import GraphMemory
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +57,7 @@ class Attempt:
         check_at: The dry run at other sizes, given by symbol, likewise.
         graphs: What Inductor emitted, likewise.
         fake_outputs: See `torch_compat.fake_outputs`.
-        native_peak_bytes: Checked peak of the step without a budget, where it was emitted to tell.
+        native: Checked memory of the step without a budget, where it was emitted to tell.
         failure: Why nothing could be planned; then the graph is compiled as the stock backend would.
     """
 
@@ -70,7 +71,7 @@ class Attempt:
     check_at: Callable[[Mapping[str, int]], DryRun] | None = None
     graphs: tuple[EmittedGraph, ...] = ()
     fake_outputs: Any = None
-    native_peak_bytes: int | None = None
+    native: GraphMemory | None = None
     failure: Exception | None = None
 
 
@@ -97,7 +98,7 @@ class Search:
         self.chooses_layout = chooses_layout and options.inner == "inductor"
         self.limit: int | None = None
         self.refusal: NoPlan | None = None
-        self.native_peak_bytes: int | None = None
+        self.native: GraphMemory | None = None
 
     def run(self, request: PartitionRequest, known: Attempt | None, limit: int | None) -> tuple[Attempt, int | None]:
         """The try to keep, and the budget in bytes (`None` for none).
@@ -126,15 +127,15 @@ class Search:
             best = self.compile(best.request)
             if over_budget(best, self.limit):
                 best = self._when_nothing_fits(best)
-        return replace(best, native_peak_bytes=self.native_peak_bytes), self.limit
+        return replace(best, native=self.native), self.limit
 
     def _in_bytes(self, request: PartitionRequest, fraction: float) -> PartitionRequest:
         """The request in bytes: the step without a budget is emitted and checked, since estimates are not exact."""
-        unlimited = replace(request, fraction=None, budget_bytes=None, planner="auto")
+        unlimited = request.without_budget
         native = self.compile(unlimited, real=False)
         if not native.trains or native.check.unknown:
             return request
-        self.native_peak_bytes = native.check.peak_bytes
+        self.native = native.check.memory
         self.limit = self.options.memory_budget.of_reference(native.check.peak_bytes)
         return unlimited if fraction == 1.0 else replace(request, fraction=None, budget_bytes=self.limit)
 

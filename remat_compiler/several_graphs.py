@@ -23,7 +23,14 @@ from typing import NoReturn
 
 from remat_compiler.beside_the_plan import BesideThePlan
 from remat_compiler.errors import BudgetFacts, InfeasibleBudget
-from remat_compiler.graph_levels import compiled_at, level_without_budget, levels_of_graph, member_of, passing
+from remat_compiler.graph_levels import (
+    checked_without_budget,
+    compiled_at,
+    level_without_budget,
+    levels_of_graph,
+    member_of,
+    passing,
+)
 from remat_compiler.options import BudgetKind, format_bytes
 from remat_compiler.planned_graph import PlannedGraph, have_one_budget, open_beside
 from remat_compiler.runtime.allowance import Allowance
@@ -368,7 +375,7 @@ class _Together:
         budget = self.options.memory_budget
         if budget.kind is not BudgetKind.FRACTION:
             return None if budget.kind is BudgetKind.MIN else self.step.graphs[0].budget_bytes
-        unbudgeted = [memory for memory in (graph.unbudgeted for graph in self.graphs) if memory is not None]
+        unbudgeted = [memory for graph in self.graphs if (memory := checked_without_budget(graph)) is not None]
         if len(unbudgeted) < len(self.graphs):
             return None
         peaks = [whole_step_peak(unbudgeted, calls, turns) for calls, turns in zip(self._calls, self._turns)]

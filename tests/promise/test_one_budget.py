@@ -219,6 +219,31 @@ def test_a_fraction_is_one_of_the_whole_step(decided: list[tuple[int, int]]) -> 
     assert len(decided) == 1
 
 
+class Varied(Tower):
+    """Two graphs; the simulator takes the first one's peak without a budget to be more than it is."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.sigmoid(self.layers[0](x))
+        y = x.exp()
+        x = y * x.amax(-1, keepdim=True) + y.var()
+        torch._dynamo.graph_break()
+        return self.part(x, 1, 2).square().mean()
+
+
+def test_a_fraction_is_one_of_what_is_emitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = []
+    original = several_graphs._Together._limit
+    monkeypatch.setattr(several_graphs._Together, "_limit", lambda self: (limits.append(original(self)), limits[-1])[1])
+    x = torch.randn(BATCH, WIDTH, requires_grad=True)
+    for budget in (1.0, 0.9):
+        model = Varied()
+        compile_model(model, budget)
+        for _ in range(2):
+            gradients(model, x)
+    whole, part = limits
+    assert part == int(0.9 * whole)
+
+
 @pytest.mark.parametrize(("budget", "planned"), [("1GiB", 0), (0.7, 2)])
 def test_graphs_that_fit_together_are_not_planned(
     budget: object, planned: int, monkeypatch: pytest.MonkeyPatch
