@@ -8,7 +8,7 @@ import os
 import shutil
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch._prims.rng_prims
@@ -119,6 +119,10 @@ DEVICE_RESERVE = 0.05
 """Part of an accelerator's memory left to the driver, libraries and fragmentation."""
 
 
+_ARGS: Any = BaseException.args
+"""The arguments of an exception, whatever a class makes of them."""
+
+
 class _Shown(ShortenTraceback):
     """What Dynamo lets through as it is, without its own frames and without the advice to report a bug to PyTorch."""
 
@@ -127,12 +131,12 @@ class _Shown(ShortenTraceback):
         return self if dynamo_config.verbose else self.with_traceback(None)
 
     @property
-    def real_stack(self) -> object:
-        """Dynamo notes here where it was in the user's code, and gives its advice where that is noted."""
-        raise AttributeError("real_stack")
+    def args(self) -> tuple[Any, ...]:
+        """What it was made of: what Dynamo writes there, its advice and the place in the user's code, is left out."""
+        return cast("tuple[Any, ...]", _ARGS.__get__(self))
 
-    @real_stack.setter
-    def real_stack(self, stack: object) -> None:
+    @args.setter
+    def args(self, advised: tuple[Any, ...]) -> None:
         pass
 
 
@@ -142,7 +146,7 @@ def shown_to_user(error: Exception) -> Exception:
     shown = type(kind.__name__, (kind, _Shown), {"__module__": kind.__module__})
     copied: Exception = shown.__new__(shown, *error.args)
     copied.__dict__.update(error.__dict__)
-    copied.args = error.args
+    _ARGS.__set__(copied, error.args)
     copied.first_useful_frame = None  # type: ignore[attr-defined]
     return copied
 
