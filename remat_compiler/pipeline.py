@@ -16,6 +16,7 @@ from torch import fx
 
 from remat_compiler import torch_compat
 from remat_compiler.adjust import over_budget
+from remat_compiler.beside_the_plan import Untrained
 from remat_compiler.changing_graph import ChangingGraph
 from remat_compiler.compiler import Compiler
 from remat_compiler.costs.table import cost_identity
@@ -101,7 +102,7 @@ def _for_these_sizes(
             attempt = compiler.run(part)
             outcome.keep(attempt, part.budget_bytes, PART_ONLY, final=False)
     if not attempt.trains:
-        return attempt.compiled
+        return Untrained(attempt.compiled) if torch_compat.ends_at_graph_break(compiler.gm) else attempt.compiled
     recipe = None
     if context is not None:
         compiler.example_inputs = torch_compat.fake_twins(inputs)
@@ -128,7 +129,7 @@ def _for_all_sizes(
     seconds = time.perf_counter() - start
     outcome.keep(attempt, limit, "" if part is None else PART_ONLY, final=part is None)
     if not attempt.trains:
-        return attempt.compiled
+        return Untrained(attempt.compiled) if torch_compat.ends_at_graph_break(compiler.gm) else attempt.compiled
     changing, memory = None, attempt.check.memory
     compilation = torch_compat.saved_compilation()
     if compilation is None or attempt.check.unknown or not attempt.partitions:

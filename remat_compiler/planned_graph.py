@@ -18,7 +18,7 @@ from weakref import ref
 import torch
 
 from remat_compiler import torch_compat
-from remat_compiler.beside_the_plan import BesideThePlan
+from remat_compiler.beside_the_plan import BesideThePlan, Outside
 from remat_compiler.changing_graph import ChangingGraph
 from remat_compiler.errors import BudgetFacts, InfeasibleBudget
 from remat_compiler.options import BudgetKind, RematOptions, format_bytes
@@ -93,8 +93,7 @@ class PlannedGraph:
         self.places: dict[Any, Place] = {}
         self.refusals: dict[Any, InfeasibleBudget] = {}
         self.beside: BesideThePlan | None = None
-        # What autograd does without it, of which there may be less than nothing at the step's end.
-        self.eager_bytes = self.view_bytes = self.more_at_end = 0
+        self.outside = Outside()
         self.aside_bytes = 0  # of outputs of earlier steps, beside which the budget was decided
         self.steps_without = 0
         compilation = torch_compat.frame_compilation()
@@ -146,11 +145,8 @@ class PlannedGraph:
         if self.beside is None and self.memory is not None:
             self.beside = BesideThePlan(self.memory.peak_bytes, self.budget_bytes)
         if self.beside is not None:
-            of_part = self.options.memory_budget.is_part
-            self.beside.say_eager(self.eager_bytes, of_part=of_part)
-            self.beside.say_views(self.view_bytes, of_part=of_part)
-            if self.memory is not None:
-                self.beside.say_end(self.memory.left_bytes + self.more_at_end, of_part=of_part)
+            left_bytes = None if self.memory is None else self.memory.left_bytes
+            self.beside.say(self.outside, left_bytes, of_part=self.options.memory_budget.is_part)
         return self.beside is not None and self.beside.look(self, arguments)
 
     def _watched(self, arguments: Sequence[Any]) -> Any:
@@ -180,9 +176,7 @@ class PlannedGraph:
         outputs = self.compiled(*arguments)
         # By itself, which is the least that the step takes: whether its other graphs will be known, nobody can tell.
         if not self.steps:
-            self.eager_bytes = max(self.eager_bytes, torch_compat.saved_by_eager(arguments))
-            self.view_bytes = max(self.view_bytes, torch_compat.gradients_of_views(arguments, outputs))
-            self.more_at_end = torch_compat.gradients_by_eager(arguments)
+            self.outside.see(arguments, outputs)
             self._looks_beside(arguments)
         here.known = _NOWHERE if place is None else place
         watch.forward(self, arguments, outputs, self.memory_now)

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NoReturn
 
-from remat_compiler.beside_the_plan import BesideThePlan
+from remat_compiler.beside_the_plan import BesideThePlan, Outside
 from remat_compiler.errors import BudgetFacts, InfeasibleBudget
 from remat_compiler.graph_levels import (
     checked_without_budget,
@@ -168,13 +168,15 @@ class _Together:
             return
         limit = self._limit() if self.options.memory_budget.kind is BudgetKind.BYTES else None
         before = [graph.beside for graph in self.graphs if graph.beside is not None]
-        beside = BesideThePlan(self.peak(memories), limit, len(self.graphs), any(one.told for one in before))
-        beside.told_of_eager = any(one.told_of_eager for one in before)
-        beside.told_of_views = any(one.told_of_views for one in before)
-        eager_bytes = sum(graph.eager_bytes for graph in self.graphs)
-        view_bytes = sum(graph.view_bytes for graph in self.graphs)
-        beside.say_eager(eager_bytes, of_part=self.options.memory_budget.is_part)
-        beside.say_views(view_bytes, of_part=self.options.memory_budget.is_part)
+        told = {what for one in before for what in one.told}
+        beside = BesideThePlan(self.peak(memories), limit, len(self.graphs), told)
+        outside = [graph.outside for graph in self.graphs]
+        together = Outside(
+            sum(one.eager_bytes for one in outside),
+            sum(one.view_bytes for one in outside),
+            sum(one.made_bytes for one in outside),
+        )
+        beside.say(together, None, of_part=self.options.memory_budget.is_part)
         for graph in self.graphs:
             graph.beside = beside
 

@@ -89,6 +89,8 @@ class OpCall:
             symbolic: Leave symbolic sizes as they are; see `concrete`.
         """
         if isinstance(func, OpOverload):
+            if _may_transpose(func, args):
+                return OpCall.any(func, args, kwargs, symbolic=symbolic)
             if _allocates_results_only(func) or not any(True for _ in tensors_in((args, kwargs, result))):
                 return None
             if torch.Tag.pointwise in func.tags and _one_dtype((args, kwargs, result)):
@@ -158,6 +160,17 @@ def _leaves(value: Any, kind: type) -> Iterator[Any]:
 @cache
 def _allocates_results_only(func: OpOverload) -> bool:
     return func.is_view or func._schema.name.split("::")[-1] in _NO_WORKSPACE
+
+
+def _may_transpose(func: OpOverload, args: tuple[Any, ...]) -> bool:
+    """Whether a copy may lay out a transposed matrix anew, for which a CPU takes a buffer of 60 x 60 elements."""
+    if func._schema.name not in ("aten::clone", "aten::_to_copy") or not args or not isinstance(args[0], torch.Tensor):
+        return False
+    matrix = args[0]
+    if matrix.dim() != 2 or matrix.device.type != "cpu":
+        return False
+    rows, strides = torch_compat.size_hint(matrix.shape[0]), tuple(map(torch_compat.size_hint, matrix.stride()))
+    return strides == (1, rows)
 
 
 def _one_element(tensor: torch.Tensor) -> TensorSpec:

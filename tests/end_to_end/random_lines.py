@@ -61,7 +61,11 @@ def _mask(hole: Hole) -> bool:
 
 
 def _made(hole: Hole) -> bool:
-    return hole.value.is_floating_point() and hole.value.grad_fn is not None and hole.value.dim() > 0
+    try:
+        made = hole.value.grad_fn is not None
+    except RuntimeError:  # another view of its base was changed in place, so that it is of no use any more
+        return False
+    return hole.value.is_floating_point() and made and hole.value.dim() > 0
 
 
 def _fixed(hole: Hole) -> bool:

@@ -40,12 +40,20 @@ def test_workspace_is_what_the_allocator_sees_beyond_the_results() -> None:
         (aten.mm.default, (torch.empty(8, 8), torch.empty(8, 8)), 0),
         (aten.add.Tensor, (torch.empty(8, 8), torch.empty(8, 8)), 0),
         (aten.view.default, (torch.empty(8, 8), [64]), 0),
+        (aten.clone.default, (torch.empty(192, 32),), 0),
+        (aten._to_copy.default, (torch.empty(192, 32).t(),), 0),
         # The bfloat16 operand is converted to float32 first.
         (aten.add.Tensor, (torch.empty(8, 8), torch.empty(8, 8, dtype=torch.bfloat16)), 256),
     ],
 )
 def test_known_workspaces(func: Any, arguments: tuple[Any, ...], expected: int) -> None:
     assert probe_workspace(func, arguments) == expected
+
+
+@pytest.mark.parametrize(("rows", "expected"), [(192, 14_400), (32, 0)])
+def test_a_matrix_is_transposed_through_a_buffer(rows: int, expected: int) -> None:
+    kwargs = {"memory_format": torch.contiguous_format}
+    assert probe_workspace(aten.clone.default, (torch.empty(rows, 32).t(),), kwargs) == expected
 
 
 def test_autocast_around_the_call_does_not_count() -> None:
