@@ -49,7 +49,12 @@ def follow_backward(node: Any, calls: dict[int, Any], told: Callable[[Any, bool]
         original = function.backward
 
         def backward(ctx: Any, *gradients: Any) -> Any:
-            result = original(ctx, *gradients)
+            try:
+                result = original(ctx, *gradients)
+            except RuntimeError as error:
+                if _CHANGED in str(error):
+                    raise RuntimeError(f"{error} {_CHANGED_INPUT}") from error
+                raise
             del gradients
             found = getattr(ctx, _CALLS, None)
             if found is not None:
@@ -64,6 +69,11 @@ def follow_backward(node: Any, calls: dict[int, Any], told: Callable[[Any, bool]
     setattr(node, _CALLS, calls)
 
 
+_CHANGED = "modified by an inplace operation"
+_CHANGED_INPUT = (
+    "Compiled graphs recompute values from their inputs, as torch.utils.checkpoint does: if the program changes an "
+    "input of one in place behind it, before its backward, give it a clone of that input."
+)
 _CALLS = "_remat_calls"
 _FOLLOWED = "_remat_follows"
 

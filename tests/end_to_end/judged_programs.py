@@ -151,7 +151,7 @@ def _measured(
     reports = remat_compiler.reports()
     if not reports:
         return Trial(budget, Verdict.UNPLANNED, "; ".join(heard), measured)
-    alone = len({report.graph_name for report in reports}) == 1 and program.use not in MORE_THAN_ITS_GRAPH
+    alone = len({report.graph_name for report in reports}) == 1 and not _runs_more_than_its_graph(program)
 
     def without_budget() -> int:
         return observe(program, partial(remat, options={"inner": inner, "cost_model": "nominal"}))[1]
@@ -173,6 +173,12 @@ def _measured(
     off = f"measured {measured}, allowed {allowed}, predicted {predicted}"
     detail = "; ".join([off, *heard]) if over or exact is False else ""
     return Trial(budget, verdict, detail, measured, allowed, predicted, exact)
+
+
+def _runs_more_than_its_graph(program: Program) -> bool:
+    """Whether a step runs a graph, or its backward, more than once; an input that a call in vain changed keeps it."""
+    kept = program.use == "a call in vain" and "change an input with a gradient" in program.features
+    return program.use in MORE_THAN_ITS_GRAPH or kept
 
 
 def observe(program: Program, backend: Backend | str | None) -> tuple[Observed, int]:

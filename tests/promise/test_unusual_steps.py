@@ -236,3 +236,20 @@ def test_where_planning_fails_the_graph_trains_as_without_a_budget(
     torch._dynamo.reset()
     with pytest.raises(InfeasibleBudget, match="KeyError: 'made up'"):
         compiled(lambda v: layers(v).sum(), 20_000, inner, on_infeasible="error")(x)
+
+
+def test_an_input_that_is_changed_behind_its_graph_is_named_in_the_error() -> None:
+    """The indices are made anew from an input that holds other numbers by then."""
+    table = nn.Parameter(torch.randn(20, 32))
+
+    def run(x: Tensor, y: Tensor) -> Tensor:
+        found = F.embedding(x % 20, table)
+        scaled = y / (y.norm(dim=-1, keepdim=True) + 1)
+        torch._dynamo.graph_break()
+        x.add_(1)
+        return found.sin().sum() + scaled.sum()
+
+    compiled = torch.compile(run, backend="remat", options={"memory_budget": "min", "inner": "eager"})
+    y = torch.randn(48, 32, requires_grad=True)
+    with pytest.raises(RuntimeError, match=r"modified by an inplace operation.* give it a clone of that input"):
+        compiled(torch.randint(0, 20, (48,)), y).backward()
