@@ -12,6 +12,7 @@ from torch.fx import traceback
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from remat_compiler import torch_compat
+from versions import DENSE_GRADIENTS, TRACING_HOLDS_OTHER_THREADS
 
 BATCH = 256
 
@@ -53,7 +54,11 @@ def test_threads_share_their_own_budgets(inner: str) -> None:
 
     def trainer(width: int) -> Callable[[], None]:
         first, second, x = layers(width), layers(width), torch.randn(BATCH, width)
-        options = {"memory_budget": int(6.5 * x.numel() * 4), "inner": inner, "cost_model": "nominal"}
+        options = {
+            "memory_budget": int((6.5 + DENSE_GRADIENTS) * x.numel() * 4),
+            "inner": inner,
+            "cost_model": "nominal",
+        }
 
         def train() -> None:
             f, g = (torch.compile(m, backend="remat", dynamic=False, options=options) for m in (first, second))
@@ -68,6 +73,7 @@ def test_threads_share_their_own_budgets(inner: str) -> None:
     in_threads(*(trainer(width) for width in (32, 40, 48)))
 
 
+@pytest.mark.skipif(TRACING_HOLDS_OTHER_THREADS, reason="torch before 2.13 cannot do that with any backend")
 def test_a_compiled_function_runs_while_another_thread_compiles_again() -> None:
     compiled = torch.compile(torch.sin, backend="eager")
     x = torch.randn(4)
