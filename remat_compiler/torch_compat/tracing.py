@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from remat_compiler.torch_compat.patches import BACKWARD_AT_ONCE, EMITTED_CALLABLE, EMITTED_CONTEXT, EMITTED_GRAPHS
 from remat_compiler.torch_compat.patching import replace, replaced_in, settings
+from remat_compiler.torch_compat.sizes import size_hint
 
 FakeTensor = fake_tensor.FakeTensor
 FakeTensorMode = fake_tensor.FakeTensorMode
@@ -148,13 +149,17 @@ def profiler_is_running() -> bool:
 
 
 def corrected_fake_result(func: Any, args: tuple[Any, ...], result: Any) -> Any:
-    """`result` of an operator on fake tensors with the types and the layout that the real operator gives.
+    """`result` of an operator on fake tensors with the types, the layout and the storage that the real operator gives.
 
     On a CPU, batch norm of half-precision inputs with float32 parameters keeps its statistics in float32
     (``at::native::is_mixed_type``); torch's shape function gives them the type of the input.  And it gives the result
-    the strides of a transposed input, where the real one is contiguous or lies channels last.
+    the strides of a transposed input, where the real one is contiguous or lies channels last.  Unfolding and folding
+    make a result like their input there, and shrink it, which leaves its storage as large as it was.
     """
-    if not getattr(func, "_schema", None) or not func._schema.name.startswith(_BATCH_NORMS):
+    name = func._schema.name if getattr(func, "_schema", None) else ""
+    if name in _RESIZED and result.device.type == "cpu" and size_hint(args[0].numel()) > size_hint(result.numel()):
+        return result.new_empty(args[0].numel()).as_strided(result.shape, result.stride())
+    if not name.startswith(_BATCH_NORMS):
         return result
     inputs = [arg for arg in args[:5] if isinstance(arg, torch.Tensor)]
     if inputs[0].device.type != "cpu":
@@ -169,6 +174,7 @@ def corrected_fake_result(func: Any, args: tuple[Any, ...], result: Any) -> Any:
     return (normalised, *rest)
 
 
+_RESIZED = ("aten::col2im", "aten::im2col")
 _BATCH_NORMS = ("aten::native_batch_norm", "aten::_native_batch_norm_legit", "aten::_batch_norm_with_update")
 
 

@@ -191,6 +191,18 @@ class MutatedBuffer(nn.Module):
         return loss
 
 
+class Folding(nn.Module):
+    """Windows of a sequence, as ConvBERT takes them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(16, 16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        windows = F.unfold((x @ self.weight).transpose(1, 2)[..., None], kernel_size=(9, 1), padding=(4, 0))
+        return windows.transpose(1, 2).mean(-1, keepdim=True).expand(-1, -1, 144).contiguous().sin().sum()
+
+
 class Branch(nn.Module):
     """Takes one of two branches, by its data."""
 

@@ -14,6 +14,7 @@ from runtime.steps import (
     Branch,
     CheckpointedDropout,
     DryRunBackend,
+    Folding,
     Gpt,
     Mlp,
     MutatedBuffer,
@@ -35,6 +36,7 @@ MODELS: dict[str, tuple[Make, tuple[int, ...]]] = {
     "residual convolutions": (ResidualConv, (4, 3, 32, 32)),
     "checkpointed dropout": (CheckpointedDropout, (64, 64)),
     "mutated buffer": (MutatedBuffer, (32, 64)),
+    "windows": (Folding, (2, 32, 16)),
 }
 
 
