@@ -9,7 +9,7 @@ what a graph without gradients makes in front of a graph break is an input to th
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +25,21 @@ LOOKS = 8
 """Calls of each graph that are looked at; one among them finds gradients where a step is made of up to as many."""
 WORTH_TELLING = 0.1
 """Part of a step's memory that eager work takes at least where it is told of where the budget is a fraction."""
+
+
+_WHERE_CUT = 'TORCH_LOGS="graph_breaks" shows where the step is cut, and what to change'
+_TOLD = {
+    "eager_bytes": "memory_budget is not kept for all of the step: operators that Dynamo left to eager hold %(more)s "
+    "for their backward, %(percent)s of it, beside the %(planned)s of %(graphs)s; " + _WHERE_CUT,
+    "view_bytes": "memory_budget may not be kept for all of the step: outputs are views of inputs, and autograd makes "
+    "their gradients beside the planned graphs, %(more)s on top of the graphs' %(planned)s; return clones of the "
+    "views, or detach those that need no gradient",
+    "made_bytes": "memory_budget is not kept for all of the step: graphs without gradients make %(more)s in front of "
+    "the planned graphs, which take it for inputs, on top of their %(planned)s; " + _WHERE_CUT,
+    "more_at_end": "memory_budget is not kept for all of the step: at its end, where the backward of operators runs "
+    "that Dynamo left to eager, gradients take %(together)s, more than the %(planned)s of the planned graphs",
+}
+"""What is said of each figure of `Outside`."""
 
 
 @dataclass(slots=True, eq=False)
@@ -67,9 +82,9 @@ class Untrained:
         outputs = self.compiled(*arguments)
         if self._looks:
             self._looks -= 1
-            given = _storages(arguments)
+            given = torch_compat.storages_of(arguments)
             for output in outputs:
-                if not _storages([output]) <= given:
+                if not torch_compat.storages_of([output]) <= given:
                     _made[output] = None
         return outputs
 
@@ -78,11 +93,6 @@ def made_by_untrained(arguments: Sequence[Any]) -> int:
     """Bytes of the arguments that graphs without gradients made."""
     made = {id(value): value for value in arguments if isinstance(value, torch.Tensor) and value in _made}
     return sum(map(torch_compat.num_bytes, made.values()))
-
-
-def _storages(values: Iterable[Any]) -> set[int]:
-    tensors = [value for value in values if isinstance(value, torch.Tensor)]
-    return {part.untyped_storage().data_ptr() for tensor in tensors for part in torch_compat.dense_parts(tensor)}
 
 
 _made: WeakIdKeyDictionary = WeakIdKeyDictionary()
@@ -115,78 +125,20 @@ class BesideThePlan:
             left_bytes: What the graphs leave after their backward; `None` where that is not known.
             of_part: Whether the budget is a part of what the graphs take, and no number of bytes.
         """
-        self.say_eager(outside.eager_bytes, of_part=of_part)
-        self.say_views(outside.view_bytes, of_part=of_part)
-        self.say_made(outside.made_bytes, of_part=of_part)
+        more = {"eager_bytes": outside.eager_bytes, "view_bytes": outside.view_bytes, "made_bytes": outside.made_bytes}
         if left_bytes is not None:
-            self.say_end(left_bytes + outside.more_at_end, of_part=of_part)
-
-    def say_eager(self, eager_bytes: int, *, of_part: bool) -> None:
-        """Warn of operators outside of the graphs.
-
-        Args:
-            eager_bytes: What they hold for their backward.
-            of_part: Whether the budget is a part of what the graphs take, and no number of bytes.
-        """
-        together = self.peak_bytes + eager_bytes
-        if self._is_worth_telling("eager_bytes", eager_bytes, of_part):
-            logger.warning(
-                "memory_budget is not kept for all of the step: operators that Dynamo left to eager hold %s for their "
-                "backward, %.0f %% of it, beside the %s of %d planned %s; "
-                'TORCH_LOGS="graph_breaks" shows where the step is cut, and what to change',
-                format_bytes(eager_bytes),
-                100 * eager_bytes / together,
-                format_bytes(self.peak_bytes),
-                self.graphs,
-                "graph" if self.graphs == 1 else "graphs",
-            )
-
-    def say_views(self, view_bytes: int, *, of_part: bool) -> None:
-        """Warn of outputs that are views of inputs.
-
-        Args:
-            view_bytes: What the gradients take that autograd makes of theirs, if the step uses them all.
-            of_part: Whether the budget is a part of what the graphs take, and no number of bytes.
-        """
-        if self._is_worth_telling("view_bytes", view_bytes, of_part):
-            logger.warning(
-                "memory_budget may not be kept for all of the step: outputs are views of inputs, and autograd makes "
-                "their gradients beside the planned graphs, %s on top of the graphs' %s; return clones of the views, "
-                "or detach those that need no gradient",
-                format_bytes(view_bytes),
-                format_bytes(self.peak_bytes),
-            )
-
-    def say_made(self, made_bytes: int, *, of_part: bool) -> None:
-        """Warn of what graphs without gradients make for the planned ones, which take it for inputs.
-
-        Args:
-            made_bytes: How much it is.
-            of_part: Whether the budget is a part of what the graphs take, and no number of bytes.
-        """
-        if self._is_worth_telling("made_bytes", made_bytes, of_part):
-            logger.warning(
-                "memory_budget is not kept for all of the step: graphs without gradients make %s in front of the "
-                "planned graphs, which take it for inputs, on top of their %s; "
-                'TORCH_LOGS="graph_breaks" shows where the step is cut, and what to change',
-                format_bytes(made_bytes),
-                format_bytes(self.peak_bytes),
-            )
-
-    def say_end(self, end_bytes: int, *, of_part: bool) -> None:
-        """Warn of the backward of operators in front of the graphs, which runs when all other gradients are there.
-
-        Args:
-            end_bytes: What the step takes then.
-            of_part: Whether the budget is a part of what the graphs take, and no number of bytes.
-        """
-        if self._is_worth_telling("more_at_end", end_bytes - self.peak_bytes, of_part):
-            logger.warning(
-                "memory_budget is not kept for all of the step: at its end, where the backward of operators runs that "
-                "Dynamo left to eager, gradients take %s, more than the %s of the planned graphs",
-                format_bytes(end_bytes),
-                format_bytes(self.peak_bytes),
-            )
+            more["more_at_end"] = left_bytes + outside.more_at_end - self.peak_bytes
+        for what, more_bytes in more.items():
+            if self._is_worth_telling(what, more_bytes, of_part):
+                together = self.peak_bytes + more_bytes
+                figures = {
+                    "more": format_bytes(more_bytes),
+                    "percent": f"{100 * more_bytes / together:.0f} %",
+                    "planned": format_bytes(self.peak_bytes),
+                    "together": format_bytes(together),
+                    "graphs": f"{self.graphs} planned {'graph' if self.graphs == 1 else 'graphs'}",
+                }
+                logger.warning(_TOLD[what], figures)
 
     def _is_worth_telling(self, what: str, more_bytes: int, of_part: bool) -> bool:
         """Whether these exceed the budget with the graphs, or are much of the whole where it is a part; true once."""

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from remat_compiler import torch_compat
 from remat_compiler.planned_graph import PlannedGraph
 from remat_compiler.search import Attempt
 from remat_compiler.shares import Level, levels_of
@@ -49,11 +48,10 @@ def checked_without_budget(graph: PlannedGraph) -> GraphMemory | None:
     one = graph.partition
     if one is not None and one.unchanged:
         return graph.memory
-    if graph.attempt.native is not None:
-        return graph.attempt.native
-    with graph.recipe.context(), torch_compat.partitioner_always_runs():
-        native = graph.recipe.compile_(graph.attempt.request.without_budget, real=False)
-    return graph.unbudgeted if native.check.unknown else native.check.memory
+    if graph.native is None:
+        with graph.recipe.context():
+            graph.native = graph.recipe.compile_(graph.attempt.request.without_budget, real=False).check.memory
+    return graph.unbudgeted if graph.native is None else graph.native
 
 
 def _is_planned_anew(graph: PlannedGraph) -> bool:

@@ -81,6 +81,7 @@ class PlannedGraph:
     ) -> None:
         self.compiled = attempt.compiled
         self.attempt: Attempt | None = attempt
+        self.native = attempt.native
         self.options = options
         self.budget_bytes = budget_bytes
         self.recipe = recipe

@@ -89,9 +89,9 @@ class OpCall:
             symbolic: Leave symbolic sizes as they are; see `concrete`.
         """
         if isinstance(func, OpOverload):
-            if _may_transpose(func, args):
-                return OpCall.any(func, args, kwargs, symbolic=symbolic)
-            if _allocates_results_only(func) or not any(True for _ in tensors_in((args, kwargs, result))):
+            if _allocates_results_only(func):
+                return OpCall.any(func, args, kwargs, symbolic=symbolic) if _may_transpose(func, args) else None
+            if not any(True for _ in tensors_in((args, kwargs, result))):
                 return None
             if torch.Tag.pointwise in func.tags and _one_dtype((args, kwargs, result)):
                 # A pointwise operator on mixed types makes converted copies of its inputs on a CPU; on one

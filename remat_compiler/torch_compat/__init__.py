@@ -31,6 +31,7 @@ from remat_compiler.torch_compat.compile_again import (
     num_bytes,
     returns_scalar,
     saved_compilation,
+    storages_of,
 )
 from remat_compiler.torch_compat.forward_arguments import beside_the_step, forward_arguments
 from remat_compiler.torch_compat.frames import frames_tried, is_asked_for, reasons_to_skip
@@ -222,6 +223,7 @@ __all__ = [
     "gradients_of_views",
     "saved_by_eager",
     "saved_compilation",
+    "storages_of",
     "settings_of_mode",
     "shown_to_user",
     "size_hint",

@@ -153,6 +153,12 @@ def dense_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
     return [] if opaque or not torch._C._has_storage(tensor) else [tensor]
 
 
+def storages_of(values: Iterable[Any]) -> set[int]:
+    """Where the memory of the tensors among `values` is."""
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    return {part.untyped_storage().data_ptr() for tensor in tensors for part in dense_parts(tensor)}
+
+
 def num_bytes(tensor: torch.Tensor) -> int:
     """Bytes of a tensor's elements; those of its parts, where it is a subclass."""
     return sum(part.numel() * part.element_size() for part in dense_parts(tensor))

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from remat_compiler.torch_compat.compile_again import dense_parts, num_bytes
+from remat_compiler.torch_compat.compile_again import dense_parts, num_bytes, storages_of
 
 COMPILED_NODE = "CompiledFunctionBackward"
 """Name of autograd's nodes that AOTAutograd makes; what is behind them is looked at when their graph is called."""
@@ -23,7 +23,7 @@ def saved_by_eager(arguments: Iterable[Any]) -> int:
     does not follow, such as masks, count where torch names them results.
     """
     tensors = [value for value in arguments if isinstance(value, torch.Tensor)]
-    given = {part.untyped_storage().data_ptr() for tensor in tensors for part in dense_parts(tensor)}
+    given = storages_of(tensors)
     found: dict[int, int] = {}
     for node in _eager_nodes(tensors):
         made = [tensor for name, tensor in _saved(node) if tensor.grad_fn is not None or name.startswith(_RESULT)]

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from remat_compiler.backend import remat
-from remat_compiler.beside_the_plan import LOOKS, BesideThePlan, Untrained, made_by_untrained
+from remat_compiler.beside_the_plan import LOOKS, BesideThePlan, Outside, Untrained, made_by_untrained
 
 
 def with_gradient(rows: int) -> torch.Tensor:
@@ -52,12 +52,10 @@ def test_eager_work_is_told_of_where_it_exceeds_the_budget_or_is_much(
 ) -> None:
     beside = BesideThePlan(1_000, limit_bytes, graphs=3)
     for _ in range(2):
-        beside.say_eager(eager_bytes, of_part=of_part)
+        beside.say(Outside(eager_bytes=eager_bytes), None, of_part=of_part)
     assert len(caplog.records) == told
     for _ in range(2):
-        beside.say_views(eager_bytes, of_part=of_part)
-        beside.say_made(eager_bytes, of_part=of_part)
-        beside.say_end(1_000 + eager_bytes, of_part=of_part)
+        beside.say(Outside(view_bytes=eager_bytes, made_bytes=eager_bytes), 1_000 + eager_bytes, of_part=of_part)
     assert len(caplog.records) == 4 * told
     if told:
         assert "50 %" in caplog.messages[0]

@@ -121,7 +121,7 @@ def test_equals_dry_runs_at_every_size(case: str, inner: str, caplog: pytest.Log
     for other in others:
         sizes = dict(zip(_names(backend, shape), other))
         values = [sizes[name] for name in form.symbols]
-        if ASSUMES_ODD_SIZES and not form.holds(values):
+        if ASSUMES_ODD_SIZES and case == "convolutions" and not form.holds(values):
             continue
         assert form.holds(values), (form.conditions, sizes)
         calls = form.calls_at(values, range(len(form.calls)))
