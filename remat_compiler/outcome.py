@@ -14,12 +14,12 @@ from pathlib import Path
 from remat_compiler.cutter import PartitionRequest
 from remat_compiler.graph_key import PlanKey
 from remat_compiler.options import BudgetKind, RematOptions
-from remat_compiler.report.plan_report import PlanReport
+from remat_compiler.report.plan_report import PlanReport, StepFigures
 from remat_compiler.reporting import checked_reports, make_reports, publish
 from remat_compiler.runtime.json_folder import SUFFIX, JsonFolder
 from remat_compiler.search import Attempt
 
-FOLDER, FORMAT_VERSION, MOST_FILES, MOST_BYTES = "plans", 3, 4_096, 64_000_000
+FOLDER, FORMAT_VERSION, MOST_FILES, MOST_BYTES = "plans", 4, 4_096, 64_000_000
 DECIDED = ("budget_bytes", "fraction", "take_smallest", "free_layout", "early_loops", "between_bytes")
 """What a search decides of a request; the rest is what the user asked for."""
 PART_ONLY = "the step goes on in other graphs: this one has a part of the budget until all of them are known"
@@ -103,8 +103,16 @@ class Outcome:
         self.attempt, self.reports = attempt, checked_reports(earlier.reports, attempt.check)
         publish(self.reports, (), self.options)
 
-    def keep(self, attempt: Attempt, limit_bytes: int | None, note: str = "", *, final: bool = True) -> None:
-        """Keep `attempt`, whose budget is `limit_bytes`, with a note for the user; nothing is kept of inference."""
+    def keep(
+        self,
+        attempt: Attempt,
+        limit_bytes: int | None,
+        note: str = "",
+        step: StepFigures | None = None,
+        *,
+        final: bool = True,
+    ) -> None:
+        """Keep `attempt`, whose budget is `limit_bytes`, with what the user is told; nothing is kept of inference."""
         if not attempt.trains:
             return
         reports = self.reports
@@ -114,7 +122,7 @@ class Outcome:
             if len(reports) == len(self.reports):
                 reports = [replace(new, graph_name=old.graph_name) for new, old in zip(reports, self.reports)]
         notes = (note,) if note else ()
-        reports = [replace(r, notes=(*(n for n in r.notes if n != PART_ONLY), *notes)) for r in reports]
+        reports = [replace(r, step=step, notes=(*(n for n in r.notes if n != PART_ONLY), *notes)) for r in reports]
         if len(reports) == 1:
             reports = [replace(reports[0], budget_bytes=limit_bytes)]
         self.attempt, self.reports, self.limit_bytes = attempt, reports, limit_bytes

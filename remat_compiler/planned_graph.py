@@ -23,6 +23,7 @@ from remat_compiler.changing_graph import ChangingGraph
 from remat_compiler.errors import BudgetFacts, InfeasibleBudget
 from remat_compiler.options import BudgetKind, RematOptions, format_bytes
 from remat_compiler.partition import Partition
+from remat_compiler.report.plan_report import StepFigures
 from remat_compiler.runtime.known_steps import Place, is_among, is_known, learn, until
 from remat_compiler.runtime.step_watch import PATIENCE, StepWatch, WatchedStep
 from remat_compiler.search import Attempt, Compile
@@ -58,7 +59,7 @@ class PlannedGraph:
         attempt: What was compiled.
         options: The user's options.
         budget_bytes: The budget of the whole step in bytes, where it is known.
-        keep: Reports and stores what a graph ends with: the try, its own budget, and a note for the user.
+        keep: Reports and stores what a graph ends with: the try, its own budget, a note for the user, its whole step.
         recipe: How it is compiled again; `None` where it cannot be.
         decide: Decides about a complete step, before the next call of one of its graphs.
         example_inputs: Its inputs, as Dynamo gave them.
@@ -71,7 +72,7 @@ class PlannedGraph:
         attempt: Attempt,
         options: RematOptions,
         budget_bytes: int | None,
-        keep: Callable[[Attempt, int | None, str], None],
+        keep: Callable[[Attempt, int | None, str, StepFigures | None], None],
         recipe: Recipe | None,
         decide: Callable[[WatchedStep[PlannedGraph]], None],
         example_inputs: Sequence[Any],
@@ -304,10 +305,10 @@ class PlannedGraph:
             return self._has_part
         return self._has_part or changing.dispatch.limit_bytes < whole
 
-    def keep(self, own_budget: int | None, note: str = "") -> None:
+    def keep(self, own_budget: int | None, note: str = "", step: StepFigures | None = None) -> None:
         """Report and store what it runs."""
         if self.attempt is not None:
-            self._keep(self.attempt, own_budget, note)
+            self._keep(self.attempt, own_budget, note, step)
 
     def plan_again(self) -> None:
         """Learn what was decided where a compiler's cache had the code; the code stays."""

@@ -33,6 +33,7 @@ from remat_compiler.graph_levels import (
 )
 from remat_compiler.options import BudgetKind, format_bytes
 from remat_compiler.planned_graph import PlannedGraph, have_one_budget, open_beside
+from remat_compiler.report.plan_report import StepFigures
 from remat_compiler.runtime.allowance import Allowance
 from remat_compiler.runtime.known_steps import learn, refuse
 from remat_compiler.runtime.step_watch import WatchedStep
@@ -200,10 +201,11 @@ class _Together:
             shares, division = self._division(members, limit)
         shared = SharedSizes(shares, changing, self._calls[0][0].graph, lambda: not open_beside(self.options))
         shared.apply(division)
-        note = f"the step runs {len(self.step.graphs)} planned graphs, which share the budget of {format_bytes(limit)}"
+        step = StepFigures(len(self.step.graphs), None, limit)
         for graph, allowance in zip(self.graphs, division.allowances):
             fixed = graph.memory if graph.changing is None else None
-            graph.keep(allowance.limit_bytes if fixed is None else fixed.peak_bytes, f"{note} at all sizes")
+            own = allowance.limit_bytes if fixed is None else fixed.peak_bytes
+            graph.keep(own, "the limits of the step's graphs hold at all sizes", step)
 
     def _division(self, members: Sequence[Member], limit: int) -> tuple[SizeShares, Division]:
         """The budget shared out; where nothing fits, more than the budget, where the options allow that.
@@ -353,24 +355,22 @@ class _Together:
     def _exchange(
         self, attempts: Sequence[Attempt | None], levels: Sequence[Level], peak: int | None, limit: int | None
     ) -> None:
-        note = self._note(peak, limit)
+        step = self._figures(peak, limit)
         for graph, attempt, level in zip(self.graphs, attempts, levels):
             final = attempt if attempt is None or attempt.real else compiled_at(graph, level, real=True)
             if final is not None and final is not graph.attempt:
                 graph.exchange(final)
             own = graph.memory
-            graph.keep(max(level.budget_bytes, level.memory.peak_bytes, 0 if own is None else own.peak_bytes), note)
+            graph.keep(max(level.budget_bytes, level.memory.peak_bytes, 0 if own is None else own.peak_bytes), "", step)
 
     def _keep_all(self, peak: int, limit: int | None) -> None:
         for graph in self.graphs:
             part = graph.attempt if graph.has_part else None
             own = graph.budget_bytes if part is None else part.request.budget_bytes
-            graph.keep(own, self._note(peak, limit))
+            graph.keep(own, "", self._figures(peak, limit))
 
-    def _note(self, peak: int | None, limit: int | None) -> str:
-        shared = "" if limit is None else f", which share the budget of {format_bytes(limit)}"
-        found = "is not known" if peak is None else f"is at most {format_bytes(peak)}"
-        return f"the step runs {len(self.step.graphs)} planned graphs{shared}; their peak together {found}"
+    def _figures(self, peak: int | None, limit: int | None) -> StepFigures:
+        return StepFigures(len(self.step.graphs), peak, limit)
 
     def _limit(self) -> int | None:
         """Bytes that the steps may take; `None` for no limit."""

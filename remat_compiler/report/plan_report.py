@@ -9,7 +9,7 @@ from remat_compiler.ir.codec import from_document, to_document
 from remat_compiler.ir.graph import StorageKind
 from remat_compiler.ir.plan import Decision, PlanStatus
 
-_VERSION = 1
+_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +97,22 @@ class PeakPoint:
 
 
 @dataclass(frozen=True, slots=True)
+class StepFigures:
+    """A training step that runs several planned graphs, or one several times, under one budget.
+
+    Attributes:
+        graphs: Planned graphs that it runs.
+        peak_bytes: The predicted peak of all together, or `None` where it is not known.
+        limit_bytes: The budget of all together, or `None` for none.  A fraction is one of the *predicted* peak without
+            a budget, which with several graphs may be a few percent above the measured one.
+    """
+
+    graphs: int
+    peak_bytes: int | None
+    limit_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class PlanReport:
     """What was decided for one graph, what it costs, and why.
 
@@ -123,6 +139,8 @@ class PlanReport:
         decisions: Forward storages that the backward reads, largest first.
         live_at_peak: What is alive at `peak`, largest first; sums up to `estimated_peak_bytes`.
         stages: Seconds of each stage.
+        step: The whole step, where it takes more than one call of this graph; `None` where it does not, or until a step
+            is complete.
         notes: What the user should know besides, such as a budget that was not reachable.
     """
 
@@ -148,6 +166,7 @@ class PlanReport:
     decisions: tuple[StorageDecision, ...] = ()
     live_at_peak: tuple[LiveStorage, ...] = ()
     stages: tuple[StageTime, ...] = ()
+    step: StepFigures | None = None
     notes: tuple[str, ...] = ()
 
     @property

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from remat_compiler.ir.plan import Decision
 from remat_compiler.ir.text_form import format_time, table
 from remat_compiler.options import format_bytes
-from remat_compiler.report.plan_report import LiveStorage, PeakPoint, PlanReport, StorageDecision
+from remat_compiler.report.plan_report import LiveStorage, PeakPoint, PlanReport, StepFigures, StorageDecision
 
 _SHOWN_ROWS = 12
 _NUMBER = re.compile(r"\b\d+\b")
@@ -50,6 +50,8 @@ def _figures(report: PlanReport) -> list[tuple[str, ...]]:
     ]
     if report.smallest_peak_bytes is not None:
         rows.append(("smallest peak found", _size(report.smallest_peak_bytes), ""))
+    if report.step is not None:
+        rows.append(("peak of the step", _size(report.step.peak_bytes), _shared(report.step)))
     gap = f"at most {report.gap_percent:.1f} % of the step above the cheapest plan"
     rows += [
         ("resident beside it", _size(report.resident_bytes), "parameters, buffers and inputs"),
@@ -70,6 +72,11 @@ def _use_of_budget(report: PlanReport) -> str:
     if not report.budget_bytes:
         return ""
     return f"{100.0 * report.peak_bytes / report.budget_bytes:.1f} % of the budget"
+
+
+def _shared(step: StepFigures) -> str:
+    of_which = "" if step.limit_bytes is None else f", which may take {format_bytes(step.limit_bytes)} together"
+    return f"at most, of its {step.graphs} planned graphs{of_which}"
 
 
 def _part(point: PeakPoint) -> str:

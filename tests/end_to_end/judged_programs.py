@@ -32,6 +32,8 @@ Backend = Callable[..., Any]
 
 SETTLED = 3
 """Steps that are compared; the one after them is measured, when all graphs of the step have their share."""
+PREDICTED_HIGHER = 1.15
+"""A fraction of several graphs is one of their predicted peak, which bounds the measured one: by how much at most."""
 MORE_THAN_ITS_GRAPH = frozenset({"two calls", "twice", "two losses"})
 """Uses whose steps peak otherwise than the graph by itself: it runs, or its backward does, more than once."""
 TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-3, torch.bfloat16: 0.1}
@@ -166,6 +168,9 @@ def _measured(
         allowed = asked
     elif isinstance(asked, float):
         allowed = int(asked * (reports[-1].peak_before_bytes if alone else whole or without_budget()))
+        of_step = reports[-1].step
+        if of_step is not None and of_step.limit_bytes is not None:
+            allowed = max(allowed, min(of_step.limit_bytes, int(PREDICTED_HIGHER * allowed)))
     else:
         allowed = predicted
     over = allowed and measured > allowed + program.slack_bytes

@@ -15,7 +15,7 @@ from remat_compiler.errors import FormatError
 from remat_compiler.ir.plan import PlanResult, PlanStatus
 from remat_compiler.ir.problem import RematProblem
 from remat_compiler.report.build import UNLIMITED_BYTES, build_report
-from remat_compiler.report.plan_report import PlanReport
+from remat_compiler.report.plan_report import PlanReport, StepFigures
 from remat_compiler.report.store import add_report
 from remat_compiler.report.summary import one_line, summary_text
 
@@ -48,6 +48,15 @@ def test_the_checked_peak_is_the_one_that_counts() -> None:
     assert made.peak_bytes == 12_000
     assert "11.7 KiB (12,000 bytes)" in summary_text(made)
     assert "100.0 % of the budget" in summary_text(made)
+
+
+def test_a_step_of_several_graphs_has_a_row_of_its_own() -> None:
+    made = replace(report(), step=StepFigures(3, 9 * 1024, 10 * 1024))
+    (row,) = [line for line in summary_text(made).splitlines() if line.startswith("peak of the step")]
+    assert "9.0 KiB (9,216 bytes)" in row
+    assert row.endswith("at most, of its 3 planned graphs, which may take 10.0 KiB together")
+    assert PlanReport.from_json(made.to_json()) == made
+    assert "of its 2 planned graphs\n" in summary_text(replace(made, step=StepFigures(2, None, None)))
 
 
 def test_no_budget_is_told_as_none() -> None:
