@@ -27,15 +27,15 @@ import torch
 from torch import fx
 
 from remat_compiler import torch_compat
-from remat_compiler.cutter import Cut, PartitionRequest
+from remat_compiler.costs.workspace import WorkspaceTable
 from remat_compiler.ir.graph import Phase
 from remat_compiler.ir.json_form import dumps
 from remat_compiler.ir.plan import Plan, PlanResult
 from remat_compiler.ir.problem import RematProblem
 from remat_compiler.options import COST_MODELS
-from remat_compiler.partition import partition
-from remat_compiler.runtime.workspace import WorkspaceTable
-from remat_passes.planning.sequence import Order, Placement, StepIndex, baseline_order, recompute
+from remat_compiler.partition.partition import partition
+from remat_compiler.partition.stages import Cut, PartitionRequest
+from remat_passes.sequences.sequence import Order, Placement, StepIndex, baseline_order, recompute
 from zoo import ZooModel, build, names
 
 FORMS = ("interpreter", "decomposed", "kernels")

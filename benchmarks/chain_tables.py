@@ -26,7 +26,7 @@ from pathlib import Path
 from random import Random
 from statistics import median
 
-from remat_passes.planning.hong import (
+from remat_passes.chains.hong import (
     Chain,
     Selection,
     dynamic_objective,

@@ -37,9 +37,9 @@ from torch import Tensor
 import remat_compiler
 from estimators import TASKS
 from measure import measure_step
-from remat_compiler import sheltered
 from remat_compiler.backend import remat
-from remat_compiler.runtime.collector import Collector
+from remat_compiler.dynamic_shapes.mimose import sheltered_phase
+from remat_compiler.dynamic_shapes.mimose.collector import Collector
 from remat_passes.planning.mimose import choose_layers
 from varying_models import VaryingModel
 
@@ -95,7 +95,7 @@ class Watched:
 
     def install(self, stack: ExitStack) -> None:
         """Watch until the stack is left."""
-        make, before = sheltered.collector_for, Collector.before_step
+        make, before = sheltered_phase.collector_for, Collector.before_step
 
         def collector_for(*arguments: Any) -> Collector | None:
             made = make(*arguments)
@@ -109,7 +109,7 @@ class Watched:
             self.calls_ms.append((kept, 1e3 * (time.perf_counter() - start)))
             return goes_on
 
-        stack.enter_context(patch.object(sheltered, "collector_for", collector_for))
+        stack.enter_context(patch.object(sheltered_phase, "collector_for", collector_for))
         stack.enter_context(patch.object(Collector, "before_step", before_step))
 
 

@@ -35,11 +35,11 @@ from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from remat_compiler import torch_compat
 from remat_compiler.capture.graph import capture
 from remat_compiler.costs.table import cost_table
-from remat_compiler.cutter import PartitionRequest
+from remat_compiler.costs.workspace import WorkspaceTable
 from remat_compiler.ir.graph import Phase
 from remat_compiler.ir.plan import Plan
-from remat_compiler.partition import Partition, partition
-from remat_compiler.runtime.workspace import WorkspaceTable
+from remat_compiler.partition.partition import Partition, partition
+from remat_compiler.partition.stages import PartitionRequest
 from remat_compiler.simulate.timeline import simulate
 from remat_passes.planning.auto import Auto
 from remat_passes.registry import make_planner

@@ -38,7 +38,7 @@ from sklearn.svm import SVR
 from sklearn.tree import DecisionTreeRegressor
 
 from estimator_tables import Row, groups, plot, table
-from remat_compiler.runtime.estimators import PolynomialEstimator, Sample
+from remat_compiler.dynamic_shapes.mimose.polynomial import PolynomialEstimator, Sample
 from remat_passes.planning.mimose import choose_layers
 from varying_models import VaryingModel, bert, roberta, swin, swin_of_transformers, xlnet
 

@@ -56,7 +56,7 @@ def _capture(options: argparse.Namespace) -> None:
     # torch and transformers are loaded only where models are captured.
     from capture_problems import capture
     from instance_models import MODELS, model_of
-    from remat_compiler.runtime.workspace import WorkspaceTable
+    from remat_compiler.costs.workspace import WorkspaceTable
 
     workspace = WorkspaceTable()
     for name in options.captured or MODELS:

@@ -26,16 +26,16 @@ from statistics import mean
 import torch
 
 from capture_problems import capture
-from remat_compiler.cached_planner import CachedPlanner
+from remat_compiler.costs.workspace import WorkspaceTable
 from remat_compiler.ir.plan import PlanResult
 from remat_compiler.ir.problem import RematProblem
-from remat_compiler.runtime.plan_cache import PlanCache
-from remat_compiler.runtime.plan_origin import is_of_another_size, where_in_cache
-from remat_compiler.runtime.plan_reuse import FITTING, TOLERANCE, saving_all, wasted_ns
-from remat_compiler.runtime.stats import Stats, reset_stats, stats
-from remat_compiler.runtime.workspace import WorkspaceTable
+from remat_compiler.plan_cache.cache import PlanCache
+from remat_compiler.plan_cache.cached_planner import CachedPlanner
+from remat_compiler.plan_cache.origin import is_of_another_size, where_in_cache
+from remat_compiler.plan_cache.reuse import FITTING, TOLERANCE, saving_all, wasted_ns
 from remat_compiler.simulate.timeline import simulate
 from remat_compiler.simulate.verify import verify
+from remat_compiler.stats import Stats, reset_stats, stats
 from remat_passes.registry import make_planner
 from zoo import build
 

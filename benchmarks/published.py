@@ -19,11 +19,11 @@ from pathlib import Path
 from planner_rows import cpu_seconds
 from published_models import GPUS, MODELS, Captured, capture_fake
 from remat_compiler.ir.graph import StorageKind
+from remat_compiler.ir.planner import Planner
 from remat_compiler.ir.problem import RematProblem
 from remat_compiler.simulate.verify import verify
 from remat_passes.bounds.lower_bound import lower_bound_ns
 from remat_passes.planning.auto import Auto
-from remat_passes.planning.interface import Planner
 from remat_passes.planning.save_all import SaveAll
 from remat_passes.registry import make_planner
 

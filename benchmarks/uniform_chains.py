@@ -23,10 +23,10 @@ from pathlib import Path
 from planner_rows import cpu_seconds
 from remat_compiler.ir.graph import Op, OpId, Phase, Storage, StorageId, StorageKind, TrainingGraph
 from remat_compiler.ir.plan import PlanStatus
+from remat_compiler.ir.planner import Planner
 from remat_compiler.ir.problem import CostTable, RematProblem
 from remat_compiler.simulate.verify import verify
 from remat_passes.bounds.revolve import fewest_repetitions
-from remat_passes.planning.interface import Planner
 from remat_passes.registry import make_planner, planner_names
 
 LENGTHS = (16, 32, 64, 100, 150, 200)

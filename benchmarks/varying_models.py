@@ -26,7 +26,7 @@ from transformers import (
     XLNetForQuestionAnsweringSimple,
 )
 
-from remat_compiler.runtime.estimators import Sample
+from remat_compiler.dynamic_shapes.mimose.polynomial import Sample
 
 LAYERS, WIDTH, HEADS, VOCABULARY, LONGEST = 6, 96, 4, 500, 512
 

@@ -22,8 +22,9 @@ from unittest import mock
 
 import torch
 
-from remat_compiler import planned_graph, torch_compat
-from remat_compiler.planned_graph import PlannedGraph, unsettled
+from remat_compiler import torch_compat
+from remat_compiler.step_budget import compiled_graph
+from remat_compiler.step_budget.compiled_graph import PlannedGraph, unsettled
 
 OPTIONS = {"memory_budget": "1GiB", "inner": "eager"}
 
@@ -88,7 +89,7 @@ def measured(count: int, settled: bool, steps: int) -> tuple[float, float]:
         watched = timed(PlannedGraph.__call__, forwards.outer)
         stack.enter_context(mock.patch.object(PlannedGraph, "__call__", lambda graph, *x: watched(graph, *x)))
         if not settled:
-            stack.enter_context(mock.patch.object(planned_graph, "_leave_out_idle"))
+            stack.enter_context(mock.patch.object(compiled_graph, "_leave_out_idle"))
         losses, x = [tiny(8 + i) for i in range(count)], torch.ones(1)
         step = stepper(losses, x)
         for _ in range(10):

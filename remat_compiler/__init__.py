@@ -5,7 +5,7 @@
 Importing this package imports no torch; `remat_compiler.backend` is the entry point that torch.compile finds.
 """
 
-from remat_compiler.declared import allow_recompute, forbid_recompute
+from remat_compiler.capture.declared import allow_recompute, forbid_recompute
 from remat_compiler.errors import (
     CacheError,
     CaptureError,
@@ -20,7 +20,7 @@ from remat_compiler.errors import (
 )
 from remat_compiler.report.plan_report import PlanReport
 from remat_compiler.report.store import clear_reports, reports
-from remat_compiler.runtime.stats import Stats, reset_stats, stats
+from remat_compiler.stats import Stats, reset_stats, stats
 
 __all__ = [
     "CacheError",

@@ -18,10 +18,10 @@ try:
 except (ImportError, AttributeError) as error:
     raise UnsupportedTorch(torch.__version__, str(error), "nothing can be compiled") from error
 
-from remat_compiler.nothing_planned import FirstStep
+from remat_compiler.dynamic_shapes.recompile_limit import watch_recompilations
 from remat_compiler.options import Environment, MemoryBudget, RematOptions, format_bytes
 from remat_compiler.pipeline import compile_graph
-from remat_compiler.recompilations import watch_recompilations
+from remat_compiler.step_budget.nothing_planned import FirstStep
 from remat_passes.registry import planner_class
 
 logger = logging.getLogger(__name__)

@@ -15,14 +15,25 @@ from typing import Any
 from torch import fx
 
 from remat_compiler import torch_compat
-from remat_compiler.adjust import over_budget
-from remat_compiler.beside_the_plan import Untrained
-from remat_compiler.changing_graph import ChangingGraph
-from remat_compiler.compiler import Compiler
+from remat_compiler.compilation.compiler import Compiler
+from remat_compiler.compilation.feedback import over_budget
+from remat_compiler.compilation.graph_key import device_types, plan_key
+from remat_compiler.compilation.outcome import PART_ONLY, Earlier, Outcome
+from remat_compiler.compilation.search import Attempt, Search, warn_of_smallest
 from remat_compiler.costs.table import cost_identity
-from remat_compiler.cutter import PartitionRequest
+from remat_compiler.costs.workspace import WorkspaceTable
+from remat_compiler.dynamic_shapes.variant_maker import Workshop, dispatched
+from remat_compiler.dynamic_shapes.variant_store import VariantStore
 from remat_compiler.errors import InfeasibleBudget
-from remat_compiler.first_step import (
+from remat_compiler.options import BudgetKind, Environment, MemoryBudget, RematOptions
+from remat_compiler.partition.partition import NoPlan
+from remat_compiler.partition.stages import PartitionRequest
+from remat_compiler.plan_cache.planner_loops import tell_of_compiling
+from remat_compiler.simulate.allowance import Allowance
+from remat_compiler.step_budget.beside_the_plan import Untrained
+from remat_compiler.step_budget.compiled_graph import PlannedGraph, Recipe
+from remat_compiler.step_budget.dynamic_graph import ChangingGraph
+from remat_compiler.step_budget.first_step import (
     allowance_of_several,
     check_first_step,
     first_request_of_several,
@@ -30,18 +41,7 @@ from remat_compiler.first_step import (
     onward_of,
     part_of_fraction,
 )
-from remat_compiler.graph_key import device_types, plan_key
-from remat_compiler.options import BudgetKind, Environment, MemoryBudget, RematOptions
-from remat_compiler.outcome import PART_ONLY, Earlier, Outcome
-from remat_compiler.partition import NoPlan
-from remat_compiler.planned_graph import PlannedGraph, Recipe
-from remat_compiler.planner_loops import tell_of_compiling
-from remat_compiler.runtime.allowance import Allowance
-from remat_compiler.runtime.variant_store import VariantStore
-from remat_compiler.runtime.workspace import WorkspaceTable
-from remat_compiler.search import Attempt, Search, warn_of_smallest
-from remat_compiler.several_graphs import decide
-from remat_compiler.variants import Workshop, dispatched
+from remat_compiler.step_budget.replan import decide
 
 logger = logging.getLogger(__name__)
 
@@ -119,7 +119,7 @@ def _for_all_sizes(
     outcome: Outcome,
     variants: VariantStore,
 ) -> Callable[..., Any]:
-    """The graph planned for the sizes of the first call, and for others as they come; see `variants`."""
+    """The graph planned for the sizes of the first call, and for others as they come; see `variant_maker`."""
     inputs = compiler.example_inputs
     sizes = variants.for_first([symbol.hint for symbol in symbols], [symbol.upper for symbol in symbols])
     first = replace(first, sizes=tuple(zip((symbol.name for symbol in symbols), sizes)))

@@ -16,12 +16,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 @pytest.fixture
 def steps_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """What other tests left open, or did not settle, is no part of this one's steps."""
-    from remat_compiler import planned_graph
-    from remat_compiler.runtime.step_watch import Here
+    from remat_compiler.step_budget import compiled_graph
+    from remat_compiler.step_budget.step_watch import Here
 
-    monkeypatch.setattr(planned_graph.watch, "here", Here())
-    planned_graph._unsettled.clear()
-    planned_graph._alone.clear()
+    monkeypatch.setattr(compiled_graph.watch, "here", Here())
+    compiled_graph._unsettled.clear()
+    compiled_graph._alone.clear()
 
 
 @pytest.fixture

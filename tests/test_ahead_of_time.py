@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from remat_passes.planning.compiled import COMPILED
+from remat_passes.sequences.jit import COMPILED
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -1,8 +1,6 @@
-"""The direction of imports, read from the sources: lower tiers know nothing of higher ones.
+"""The direction of imports, read from the sources: a room may import what stands below it in the list, and no other.
 
-    cli, backend → pipeline → {capture, rewrite, runtime, report} → {costs, simulate} → ir → errors, options
-
-and `remat_passes → remat_compiler.{ir, simulate, costs, rewrite}`; the way back is the registry alone.
+A room is a folder of a package, or a file at its root.
 """
 
 from __future__ import annotations
@@ -19,70 +17,24 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = {"remat_compiler": ROOT / "remat_compiler", "remat_passes": ROOT / "passes" / "remat_passes"}
 
-TIERS: tuple[frozenset[str], ...] = (
-    frozenset({"files", "progress", "units", "version"}),
-    frozenset({"errors"}),
-    frozenset({"option_values"}),
-    frozenset({"options"}),
-    frozenset({"ir"}),
-    frozenset({"torch_compat"}),
-    frozenset({"beside_the_plan", "costs", "declared", "simulate"}),
-    frozenset({"capture", "rewrite", "runtime", "report"}),
-    frozenset({"cutter", "cached_planner", "planner_loops"}),
-    frozenset({"partition", "partitioner", "adjust", "graph_key", "refusal", "reporting", "search", "shares"})
-    | frozenset({"outcome", "planned_graph", "several_graphs", "pipeline"})
-    | frozenset({"changing_graph", "first_step", "graph_levels", "nothing_planned", "size_shares"})
-    | frozenset({"compiler", "recompilations", "sheltered", "trade_off", "variants"}),
-    frozenset({"backend", "cli"}),
+COMPILER = (
+    *("backend", "cli", "pipeline", "step_budget", "dynamic_shapes", "compilation", "partition", "rewrite", "dry_run"),
+    *("plan_cache", "capture", "report", "costs", "torch_compat", "stats", "simulate", "ir", "progress", "files"),
+    *("options", "option_values", "errors", "units", "version"),
 )
-"""Files and folders of remat_compiler, lowest first; each may import the tiers below it."""
-
-NEIGHBOURS = frozenset(
-    {
-        ("errors", "version"),
-        ("rewrite", "capture"),
-        ("partitioner", "partition"),
-        ("adjust", "partition"),
-        ("reporting", "partition"),
-        ("search", "partition"),
-        ("search", "adjust"),
-        ("search", "refusal"),
-        *(("planned_graph", name) for name in ("changing_graph", "partition", "search")),
-        ("changing_graph", "search"),
-        *(("first_step", name) for name in ("changing_graph", "planned_graph")),
-        ("size_shares", "shares"),
-        *(("graph_levels", name) for name in ("planned_graph", "search", "shares", "size_shares")),
-        *(("several_graphs", name) for name in ("graph_levels", "size_shares")),
-        *(("pipeline", name) for name in ("changing_graph", "first_step")),
-        *(("several_graphs", name) for name in ("partition", "partitioner", "planned_graph", "search", "shares")),
-        *(("pipeline", name) for name in ("adjust", "graph_key", "partition", "search", "compiler")),
-        *(("pipeline", name) for name in ("outcome", "planned_graph", "several_graphs", "variants")),
-        *(("compiler", name) for name in ("graph_key", "partition", "partitioner", "search")),
-        ("trade_off", "partition"),
-        *(("variants", name) for name in ("adjust", "partition", "search", "sheltered", "trade_off")),
-        *(("sheltered", name) for name in ("partition", "search")),
-        *(("outcome", name) for name in ("graph_key", "partition", "reporting", "search")),
-    }
+PASSES = (
+    *("ahead_of_time", "planning", "layers", "search", "blocks", "chains", "moves", "orders", "bounds", "exact"),
+    *("reductions", "sequences", "apart"),
 )
-"""Imports within a tier: importer and imported."""
-
-PASSES_MAY_IMPORT = {
-    "planning": frozenset({"errors", "progress", "ir", "simulate", "costs"}),
-    "exact": frozenset({"errors", "ir", "simulate"}),
-    "reductions": frozenset({"ir", "simulate"}),
-    "bounds": frozenset({"ir", "simulate"}),
-    "rewriting": frozenset({"errors", "options", "ir", "simulate", "costs", "rewrite", "torch_compat"}),
-    "registry": frozenset({"errors"}),
-    "ahead_of_time": frozenset({"ir"}),
-    "apart": frozenset(),
-}
-MAY_IMPORT_PASSES = TIERS[-1] | TIERS[-2] | {"cached_planner"}
-REGISTRY_SIDE = frozenset(
-    {"remat_passes.registry", "remat_passes.planning.interface", "remat_passes.bounds.lower_bound"}
-    | {"remat_passes.reductions.fingerprint", "remat_passes.planning.saved_layers"}
+"""Each room of both packages, from the top."""
+REGISTRY = "remat_passes.registry"
+"""The only module of passes that the compiler imports; it finds the others when they are asked for."""
+DATA = frozenset({"simulate", "ir", "progress", "errors"})
+"""Rooms of the compiler that passes may import."""
+WITHOUT_TORCH = (
+    *("remat_compiler.errors", "remat_compiler.options", "remat_compiler.ir", "remat_compiler.simulate"),
+    "remat_passes",
 )
-NO_TORCH_PASSES = tuple(f"remat_passes.{name}" for name in ("planning", "exact", "reductions", "ahead_of_time"))
-WITHOUT_TORCH = ("remat_compiler.errors", "remat_compiler.options", "remat_compiler.ir", "remat_compiler.simulate")
 PRIVATE_BUT_TYPES = frozenset({"torch._ops"})
 """Classes of operators that torch names in no public module; needed in annotations and isinstance."""
 
@@ -119,47 +71,52 @@ def unit(module: str) -> str:
     return module.split(".")[1] if "." in module else ""
 
 
-def tier(name: str) -> int:
-    for number, names in enumerate(TIERS):
-        if name in names:
-            return number
-    pytest.fail(f"remat_compiler/{name} has no tier: give it one in {Path(__file__).name} and in CONTRIBUTING.md")
+def place(module: str) -> tuple[str, int]:
+    """The package of `module`, and how far down in it its room stands."""
+    package, _, _ = module.partition(".")
+    rooms = {"remat_compiler": COMPILER, "remat_passes": PASSES}[package]
+    if unit(module) not in rooms:
+        pytest.fail(f"{package}/{unit(module)} has no place: give it one in {Path(__file__).name} and CONTRIBUTING.md")
+    return package, rooms.index(unit(module))
 
 
-COMPILER = sorted(m for m in sources() if m.startswith("remat_compiler."))
-PASSES = sorted(m for m in sources() if m.startswith("remat_passes."))
+def may_import(module: str, target: str) -> bool:
+    """Whether that is the direction of imports."""
+    if target == REGISTRY:
+        return module.startswith("remat_compiler.")
+    if module == REGISTRY:
+        return target.startswith("remat_compiler.") and unit(target) in DATA
+    (own, height), (other, lower) = place(module), place(target)
+    if own != other:
+        return own == "remat_passes" and unit(target) in DATA
+    return lower >= height
 
 
-@pytest.mark.parametrize("module", COMPILER)
-def test_the_compiler_imports_downwards(module: str) -> None:
-    own = unit(module)
-    for target, line in imports(module):
-        where = f"{module}:{line} imports {target}"
-        if target.split(".")[0] == "remat_compiler":
-            other = unit(target)
-            assert other, f"{where}: the package itself; import the module that defines the name"
-            lower = tier(other) < tier(own)
-            assert other == own or lower or (own, other) in NEIGHBOURS, f"{where}: against the direction"
-        if target.split(".")[0] == "remat_passes":
-            assert own in MAY_IMPORT_PASSES, f"{where}: passes are found by the pipeline, through the registry"
-            assert target in REGISTRY_SIDE, f"{where}: ask the registry for it by name"
+def test_imports_go_down() -> None:
+    ours = tuple(f"{package}." for package in PACKAGES)
+    against = [
+        f"{module}:{line} imports {target}"
+        for module in sources()
+        if module not in PACKAGES
+        for target, line in imports(module)
+        if target.startswith(ours) and not may_import(module, target)
+    ]
+    assert against == []
 
 
-@pytest.mark.parametrize("module", PASSES)
-def test_passes_know_the_compilers_data_only(module: str) -> None:
-    own = unit(module)
-    assert own in PASSES_MAY_IMPORT, f"remat_passes/{own} has no rule: give it one in {Path(__file__).name}"
-    for target, line in imports(module):
-        if target.split(".")[0] == "remat_compiler":
-            assert unit(target) in PASSES_MAY_IMPORT[own], f"{module}:{line} imports {target}: against the direction"
+def test_no_module_imports_its_whole_package() -> None:
+    assert [f"{m}:{line}" for m in sources() for target, line in imports(m) if target in PACKAGES] == []
 
 
-@pytest.mark.parametrize("module", [*COMPILER, *PASSES])
-def test_private_torch_goes_through_one_file(module: str) -> None:
-    if unit(module) == "torch_compat":
-        return
-    private = [(t, line) for t, line in imports(module) if t.startswith("torch._") and t not in PRIVATE_BUT_TYPES]
-    assert not private, f"{module} imports {private}: go through torch_compat.py"
+def test_private_torch_goes_through_one_folder() -> None:
+    private = [
+        f"{module}:{line} imports {target}"
+        for module in sources()
+        if unit(module) != "torch_compat"
+        for target, line in imports(module)
+        if target.startswith("torch._") and target not in PRIVATE_BUT_TYPES
+    ]
+    assert private == []
 
 
 def test_there_are_no_import_cycles() -> None:
@@ -172,8 +129,7 @@ def test_there_are_no_import_cycles() -> None:
 
 def test_planning_needs_no_torch() -> None:
     """Imported for real: what these modules import imports no torch either."""
-    planning = [m for m in sources() if m.startswith(NO_TORCH_PASSES)]
-    modules = [m for m in sources() if m.startswith(WITHOUT_TORCH)] + planning
+    modules = [m for m in sources() if m.startswith(WITHOUT_TORCH)]
     path = [str(folder.parent) for folder in PACKAGES.values()]
     command = (
         f"import importlib, sys\nsys.path[:0] = {path}\n"

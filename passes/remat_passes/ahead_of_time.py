@@ -15,9 +15,9 @@ from remat_compiler.ir.graph import Op, OpId, Phase, Storage, StorageId, Storage
 from remat_compiler.ir.problem import CostTable, RematProblem
 from remat_passes.exact.prove import cheaper_plan
 from remat_passes.planning.auto import Auto
-from remat_passes.planning.compiled import COMPILED
 from remat_passes.planning.dtr import Dtr
 from remat_passes.planning.save_all import SaveAll
+from remat_passes.sequences.jit import COMPILED
 
 FEW, MANY = 6, 30
 """Blocks of two steps: a small one, and one of which a climb looks at regions, not only at the whole."""

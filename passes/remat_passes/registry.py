@@ -1,4 +1,4 @@
-"""One table of planners: name -> "module:Class", imported when asked for.
+"""All that the compiler asks of passes.  One table of planners: name -> "module:Class", imported when asked for.
 
 To add a planner, add a line here; nothing else names it.  Other packages add theirs through one entry point
 of the group `remat_compiler.registry` that points to a table of the same form:
@@ -16,7 +16,10 @@ from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType
 
 from remat_compiler.errors import RematError, UnknownName
-from remat_passes.planning.interface import Planner
+from remat_compiler.ir.plan import PlanResult
+from remat_compiler.ir.planner import Planner
+from remat_compiler.ir.problem import RematProblem
+from remat_compiler.ir.saved_layers import SavedLayers
 
 ENTRY_POINT_GROUP = "remat_compiler.registry"
 OWNER = "remat_passes"
@@ -102,6 +105,18 @@ def make_planner(name: str, **options: object) -> Planner:
 def has_option(name: str, option: str) -> bool:
     """Whether the planner registered as `name` has a field for `option`; errors as `planner_class`."""
     return option in getattr(planner_class(name), "__dataclass_fields__", {})
+
+
+def with_bound(result: PlanResult, problem: RematProblem) -> PlanResult:
+    """`result` with a proven lower bound of the added time of all plans; see `bounds.lower_bound.with_bound`."""
+    bounded: PlanResult = import_module("remat_passes.bounds.lower_bound").with_bound(result, problem)
+    return bounded
+
+
+def saved_layers(problem: RematProblem) -> SavedLayers:
+    """What each layer of the model saves; see `layers.saved_layers`."""
+    layers: SavedLayers = import_module("remat_passes.layers.saved_layers").saved_layers(problem)
+    return layers
 
 
 def merge_tables(tables: Iterable[tuple[str, Mapping[str, str]]]) -> dict[str, str]:

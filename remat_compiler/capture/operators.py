@@ -16,8 +16,8 @@ import torch
 from torch import fx
 
 from remat_compiler import torch_compat
+from remat_compiler.capture.declared import is_declared
 from remat_compiler.costs.op_call import COLLECTIVE_NAMESPACES
-from remat_compiler.declared import is_declared
 from remat_compiler.ir.graph import SavePolicy, Trait
 
 

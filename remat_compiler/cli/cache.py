@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from remat_compiler.errors import CacheError
+from remat_compiler.ir.json_folder import JsonFolder
 from remat_compiler.ir.text_form import table
 from remat_compiler.options import Environment, format_bytes
-from remat_compiler.runtime.json_folder import JsonFolder
-from remat_compiler.runtime.plan_cache import miss_folder, plan_folder
-from remat_compiler.runtime.plan_misses import Explanation, explain
-from remat_compiler.runtime.plan_question import CachedPlan, CacheMiss
+from remat_compiler.plan_cache.cache import miss_folder, plan_folder
+from remat_compiler.plan_cache.key import CachedPlan, CacheMiss
+from remat_compiler.plan_cache.misses import Explanation, explain
 
 _UNLIMITED_BYTES = 2**62
 _SHOWN_MISSES = 10

@@ -1,1 +1,1 @@
-"""What a person is shown: the decisions, the summary, the picture of memory, the dump.  No torch."""
+"""What a person is shown: the decisions, the summary, the picture of memory, the dump."""

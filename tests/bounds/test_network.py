@@ -17,9 +17,9 @@ from remat_passes.bounds.pricing import Pricing, Work
 from remat_passes.bounds.relaxed import relax
 from remat_passes.bounds.step_graph import StepGraph
 from remat_passes.exact.backends import SolverOptions
+from remat_passes.orders.separator import SOURCE
 from remat_passes.planning.auto import Auto
 from remat_passes.planning.save_all import SaveAll
-from remat_passes.planning.separator import SOURCE
 
 SLOW = (HealthCheck.too_slow, HealthCheck.filter_too_much)
 LARGEST = 12

@@ -11,11 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from remat_compiler import torch_compat
-from remat_compiler.cutter import PartitionRequest
-from remat_compiler.partitioner import RematPartitioner, collect
-from remat_compiler.runtime.dry_run import dry_run
-from remat_compiler.runtime.workspace import WorkspaceTable
-from remat_compiler.runtime.wrapper_capture import GraphRecorder
+from remat_compiler.costs.workspace import WorkspaceTable
+from remat_compiler.dry_run.dry_run import dry_run
+from remat_compiler.dry_run.emitted_wrapper import GraphRecorder
+from remat_compiler.partition.partitioner import RematPartitioner, collect
+from remat_compiler.partition.stages import PartitionRequest
 
 TABLE = WorkspaceTable()
 SMALL_BYTES = 4096

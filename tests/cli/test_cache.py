@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from remat_compiler.cached_planner import CachedPlanner
 from remat_compiler.cli.main import main
-from remat_compiler.runtime.plan_cache import PlanCache
+from remat_compiler.plan_cache.cache import PlanCache
+from remat_compiler.plan_cache.cached_planner import CachedPlanner
 from remat_passes.planning.auto import Auto
 from scaled import step
 

@@ -9,7 +9,7 @@ import torch
 
 import remat_compiler
 from remat_compiler import pipeline
-from remat_compiler.runtime.dispatch import Dispatch
+from remat_compiler.dynamic_shapes.dispatch import Dispatch
 
 
 @pytest.fixture(autouse=True)

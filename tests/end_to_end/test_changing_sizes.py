@@ -12,12 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import remat_compiler
+from dry_run.steps import peak_of
 from end_to_end.compiling import compile_with
 from remat_compiler import torch_compat
+from remat_compiler.dynamic_shapes.dispatch import Dispatch
+from remat_compiler.dynamic_shapes.variant_store import AHEAD
 from remat_compiler.errors import InfeasibleBudget, UnservedSizes
-from remat_compiler.runtime.dispatch import Dispatch
-from remat_compiler.runtime.variant_store import AHEAD
-from runtime.steps import peak_of
 
 WIDTH = 24
 

@@ -11,13 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from measure import measure_step, train_step
-from promise.test_one_budget import WIDTH, Blocks, Broken, BrokenTwice, Tower, compile_model, equal, gradients
-from remat_compiler import pipeline, planned_graph, several_graphs
+from remat_compiler import pipeline
+from remat_compiler.dynamic_shapes.dispatch import Dispatch
 from remat_compiler.errors import InfeasibleBudget
-from remat_compiler.planned_graph import PlannedGraph
-from remat_compiler.runtime.dispatch import Dispatch
-from remat_compiler.runtime.step_watch import WatchedStep
-from remat_compiler.simulate.whole_step import whole_step_peak
+from remat_compiler.simulate.step_peak import whole_step_peak
+from remat_compiler.step_budget import compiled_graph, replan
+from remat_compiler.step_budget.compiled_graph import PlannedGraph
+from remat_compiler.step_budget.step_watch import WatchedStep
+from step_budget.test_one_budget import WIDTH, Blocks, Broken, BrokenTwice, Tower, compile_model, equal, gradients
 
 pytestmark = pytest.mark.usefixtures("made")
 
@@ -74,7 +75,7 @@ def first_peaks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         memories = [memory for memory in (graph.memory_now for graph in step.graphs) if memory is not None]
         assert len(memories) == len(step.graphs)
         found.append(whole_step_peak(memories, step.calls, step.turns))
-        several_graphs.decide(step)
+        replan.decide(step)
 
     monkeypatch.setattr(pipeline, "decide", decide)
     return found
@@ -236,7 +237,7 @@ def test_a_model_whose_loss_is_outside_has_the_whole_budget(marked: bool, made: 
     assert [use.variant.added for use in one.uses[-2:]] == [0.0, 0.0]
     assert len(one.variants) == 1 or marked
     gc.collect()
-    assert not [graph for graph in planned_graph.unsettled() if graph.budget_bytes == int(1.2 * eager)]
+    assert not [graph for graph in compiled_graph.unsettled() if graph.budget_bytes == int(1.2 * eager)]
 
 
 def test_what_a_model_holds_is_not_taken_off_the_budget_of_another(made: list[Dispatch]) -> None:

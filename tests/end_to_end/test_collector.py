@@ -15,19 +15,22 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import remat_compiler
+from dry_run.steps import peak_of
 from end_to_end.compiling import compile_with
-from remat_compiler import partitioner, pipeline, sheltered, torch_compat
-from remat_compiler.cached_planner import options_of
+from remat_compiler import pipeline, torch_compat
 from remat_compiler.capture.graph import capture
-from remat_compiler.cutter import PartitionRequest
+from remat_compiler.compilation.search import Attempt
+from remat_compiler.dynamic_shapes.dispatch import Dispatch
+from remat_compiler.dynamic_shapes.mimose import sheltered_phase
+from remat_compiler.dynamic_shapes.mimose.collector import Collector, Dropped
 from remat_compiler.ir.problem import CostTable, RematProblem
-from remat_compiler.partition import Partition
-from remat_compiler.runtime.collector import Collector, Dropped
-from remat_compiler.runtime.dispatch import Dispatch
-from remat_compiler.search import Attempt
-from remat_passes.planning.saved_layers import SavedLayers, saved_layers
+from remat_compiler.ir.saved_layers import SavedLayers
+from remat_compiler.partition import partitioner
+from remat_compiler.partition.partition import Partition
+from remat_compiler.partition.stages import PartitionRequest
+from remat_compiler.plan_cache.cached_planner import options_of
+from remat_passes.layers.saved_layers import saved_layers
 from remat_passes.registry import make_planner
-from runtime.steps import peak_of
 
 WIDTH, LAYERS = 16, 2
 MUCH = 10**9
@@ -110,7 +113,7 @@ class Seen:
 def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
     """Everything that is compiled and collected in the test."""
     found = Seen()
-    originals = pipeline.dispatched, sheltered.collector_for, partitioner.partition
+    originals = pipeline.dispatched, sheltered_phase.collector_for, partitioner.partition
 
     def dispatched(*arguments: Any) -> Dispatch:
         found.dispatches.append(originals[0](*arguments))
@@ -130,7 +133,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
         return made
 
     monkeypatch.setattr(pipeline, "dispatched", dispatched)
-    monkeypatch.setattr(sheltered, "collector_for", collector_for)
+    monkeypatch.setattr(sheltered_phase, "collector_for", collector_for)
     monkeypatch.setattr(partitioner, "partition", partition)
     monkeypatch.setenv("REMAT_DISABLE_CACHE", "1")
     remat_compiler.reset_stats()

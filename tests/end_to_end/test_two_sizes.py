@@ -11,11 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dry_run.steps import peak_of
 from end_to_end.compiling import compile_with
 from end_to_end.test_changing_sizes import WIDTH, Encoder, differing, results
+from remat_compiler.dynamic_shapes.dispatch import Dispatch
 from remat_compiler.errors import InfeasibleBudget
-from remat_compiler.runtime.dispatch import Dispatch
-from runtime.steps import peak_of
 
 
 class Net(nn.Module):

@@ -18,10 +18,10 @@ from remat_compiler.ir.plan import Plan
 from remat_compiler.ir.problem import RematProblem
 from remat_compiler.simulate.timeline import simulate
 from remat_compiler.simulate.verify import verify
+from remat_passes.moves.local_search import forget
 from remat_passes.planning.auto import Auto
-from remat_passes.planning.local_search import forget
-from remat_passes.planning.profile import arrays_of, measure
-from remat_passes.planning.search import Search
+from remat_passes.search.sequence_search import Search
+from remat_passes.sequences.profile import arrays_of, measure
 
 
 @settings(max_examples=200, deadline=None)

@@ -17,6 +17,7 @@ from brute_force import cheapest_added_ns
 from builders import ProblemBuilder, chain, encoder_decoder, generators, problems, random_problem, residual, with_budget
 from remat_compiler.ir.graph import OpId, StorageKind
 from remat_compiler.ir.plan import Plan, PlanStatus
+from remat_compiler.ir.planner import Planner
 from remat_compiler.ir.problem import RematProblem
 from remat_compiler.simulate.timeline import simulate
 from remat_compiler.simulate.verify import verify
@@ -25,12 +26,11 @@ from remat_passes.planning.chen_sqrt import ChenSqrt
 from remat_passes.planning.dtr import Dtr
 from remat_passes.planning.dtr_memory import last_needs, run
 from remat_passes.planning.greedy import Greedy
-from remat_passes.planning.interface import Planner
 from remat_passes.planning.knapsack import Cuts, Knapsack, Table
-from remat_passes.planning.max_flow import sink_side
-from remat_passes.planning.profile import arrays_of
 from remat_passes.planning.save_all import SaveAll
-from remat_passes.planning.sequence import Placement, StepIndex, baseline_order, recompute_closure
+from remat_passes.sequences.max_flow import sink_side
+from remat_passes.sequences.profile import arrays_of
+from remat_passes.sequences.sequence import Placement, StepIndex, baseline_order, recompute_closure
 
 BASELINES = (Knapsack(), Dtr(), Greedy())
 MOST_REPEATS = 2

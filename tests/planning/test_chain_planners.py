@@ -11,14 +11,14 @@ from remat_compiler.ir.graph import Phase, StorageKind
 from remat_compiler.ir.plan import PlanResult, PlanStatus
 from remat_compiler.ir.problem import RematProblem
 from remat_compiler.simulate.timeline import simulate
-from remat_passes.planning.chain import Forward, chain_of, segmented_plan
+from remat_passes.chains.chain import Forward, chain_of, segmented_plan
+from remat_passes.chains.hong import Chain
 from remat_passes.planning.chain_dp import Algorithm, ChainDp
 from remat_passes.planning.chen_sqrt import ChenSqrt
-from remat_passes.planning.hong import Chain
 from remat_passes.planning.interface import Candidate, choose
 from remat_passes.planning.min_cut import MinCut
 from remat_passes.planning.save_all import SaveAll
-from remat_passes.planning.sequence import Placement, StepIndex, baseline_order
+from remat_passes.sequences.sequence import Placement, StepIndex, baseline_order
 
 SMALLEST = 0
 """No plan fits, so that planners go for the smallest peak."""

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from builders import LIBRARY, problems, with_budget
 from remat_compiler.ir.plan import PlanResult, PlanStatus
+from remat_compiler.ir.planner import Planner
 from remat_compiler.ir.problem import RematProblem
 from remat_compiler.simulate.timeline import simulate
 from remat_compiler.simulate.verify import Rule, verify
-from remat_passes.planning.interface import Planner
 from remat_passes.planning.save_all import SaveAll
 from remat_passes.registry import planner_class, planner_names
 

@@ -14,11 +14,11 @@ from remat_compiler.errors import OptionError
 from remat_compiler.ir.graph import StorageKind
 from remat_compiler.ir.plan import PlanResult, PlanStatus
 from remat_compiler.ir.problem import RematProblem
-from remat_passes.planning.chain import Forward
+from remat_passes.chains.chain import Forward
+from remat_passes.layers.model_layers import ModelLayers, model_layers
 from remat_passes.planning.mimose import LayeredStep, Mimose, buckets_of, choose_layers
-from remat_passes.planning.model_layers import ModelLayers, model_layers
 from remat_passes.planning.save_all import SaveAll
-from remat_passes.planning.sequence import Placement, StepIndex, baseline_order
+from remat_passes.sequences.sequence import Placement, StepIndex, baseline_order
 
 SIZES = st.lists(st.integers(0, 400), max_size=24)
 

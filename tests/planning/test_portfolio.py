@@ -16,7 +16,7 @@ from remat_passes.planning.greedy import Greedy
 from remat_passes.planning.hierarchical import Hierarchical
 from remat_passes.planning.portfolio import WORK_PER_SECOND, improve, usual_work
 from remat_passes.planning.save_all import SaveAll
-from remat_passes.planning.search import Search
+from remat_passes.search.sequence_search import Search
 
 
 def asked_of(problem: RematProblem, fraction: float) -> RematProblem:

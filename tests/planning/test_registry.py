@@ -5,10 +5,10 @@ import pickle
 import pytest
 
 from remat_compiler.errors import UnknownName
+from remat_compiler.ir.planner import Planner
 from remat_passes import registry
-from remat_passes.planning.interface import Planner
 from remat_passes.planning.save_all import SaveAll
-from remat_passes.planning.sequence import Placement
+from remat_passes.sequences.sequence import Placement
 
 
 @pytest.mark.parametrize("name", sorted(registry.PLANNERS))

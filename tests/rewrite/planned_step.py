@@ -20,12 +20,12 @@ from remat_compiler import torch_compat
 from remat_compiler.capture.graph import CapturedGraph, capture
 from remat_compiler.capture.mutation import protect_changed_inputs
 from remat_compiler.costs.op_call import OpCall
+from remat_compiler.costs.workspace import WorkspaceTable
 from remat_compiler.ir.graph import Phase, StorageKind
 from remat_compiler.ir.invariants import check_graph
 from remat_compiler.ir.plan import Plan
 from remat_compiler.ir.problem import CostTable, RematProblem
 from remat_compiler.rewrite.lower import lower
-from remat_compiler.runtime.workspace import WorkspaceTable
 from remat_compiler.simulate.timeline import MemoryTimeline, simulate
 from remat_compiler.simulate.verify import verify
 from rewrite.random_plans import random_plan

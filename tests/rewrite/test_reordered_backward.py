@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from remat_compiler.ir.graph import OpId
 from remat_compiler.ir.plan import Plan
 from remat_compiler.ir.problem import RematProblem
-from remat_passes.planning.order_backward import freedom_of, order_backward, tasks_of
-from remat_passes.planning.profile import arrays_of
+from remat_passes.orders.order_backward import freedom_of, order_backward, tasks_of
+from remat_passes.sequences.profile import arrays_of
 from rewrite.planned_step import UNLIMITED, PlannedStep, run_step
 from rewrite.programs import Program, ProgramModule, inputs_of, programs, returns_an_input
 from rewrite.random_plans import random_plan

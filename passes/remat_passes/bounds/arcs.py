@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from remat_passes.planning.compiled import compiled
-from remat_passes.planning.max_flow import SINK, SOURCE
+from remat_passes.sequences.jit import compiled
+from remat_passes.sequences.max_flow import SINK, SOURCE
 
 IntArray = npt.NDArray[np.int64]
 StateArray = npt.NDArray[np.int8]

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from remat_passes.bounds.arcs import arcs_of
 from remat_passes.bounds.instant import Instant
 from remat_passes.bounds.step_graph import StepGraph
-from remat_passes.planning.max_flow import INFINITE, source_side
+from remat_passes.sequences.max_flow import INFINITE, source_side
 
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]

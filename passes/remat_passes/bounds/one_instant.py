@@ -25,7 +25,7 @@ import pulp
 from remat_passes.bounds.network import Network
 from remat_passes.exact.backends import SolverOptions
 from remat_passes.exact.solver import Solution, SolveStatus, solve
-from remat_passes.planning.max_flow import SINK, SOURCE
+from remat_passes.sequences.max_flow import SINK, SOURCE
 
 COUNTED = 10
 """Pairs of time and bytes whose arcs are counted."""

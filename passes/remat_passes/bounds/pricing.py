@@ -14,7 +14,7 @@ from remat_passes.bounds.instant import Instant, OrderClass
 from remat_passes.bounds.network import Network, network_of
 from remat_passes.bounds.relaxed import Relaxed, relax
 from remat_passes.bounds.step_graph import StepGraph
-from remat_passes.planning.sequence import Placement, StepIndex, baseline_order, recompute
+from remat_passes.sequences.sequence import Placement, StepIndex, baseline_order, recompute
 
 
 @dataclass(slots=True)

@@ -18,7 +18,7 @@ import numpy as np
 from remat_compiler.ir.graph import Op, Phase, StorageKind, TrainingGraph
 from remat_compiler.ir.problem import RematProblem
 from remat_passes.bounds.arcs import BACKWARD, FORWARD, TANGENT_FREE, Tables, rows
-from remat_passes.planning.sequence import is_pinned
+from remat_passes.sequences.sequence import is_pinned
 
 _PHASES = {Phase.FORWARD: FORWARD, Phase.TANGENT_FREE: TANGENT_FREE, Phase.BACKWARD: BACKWARD}
 

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from remat_passes.exact.demands import IntArray, Words
-from remat_passes.planning.compiled import compiled, inner
+from remat_passes.sequences.jit import compiled, inner
 
 Slots = npt.NDArray[np.int32]
 

@@ -9,7 +9,7 @@ from remat_compiler.ir.graph import OpId
 from remat_compiler.ir.plan import Plan
 from remat_passes.exact.program import Program, Term
 from remat_passes.exact.space import BOUNDARY, Space
-from remat_passes.planning.sequence import StepIndex, drop_dead_repeats
+from remat_passes.sequences.sequence import StepIndex, drop_dead_repeats
 
 
 def decode(program: Program, values: Mapping[str, float]) -> Plan:

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 
 from remat_compiler.ir.graph import Op, Phase, SavePolicy, Trait
 from remat_compiler.ir.problem import RematProblem
-from remat_passes.planning.sequence import StepIndex, is_pinned
+from remat_passes.sequences.sequence import StepIndex, is_pinned
 
 BOUNDARY, PAUSE, END = -1, -2, -3
 """Anchors that are no operators: between forward and backward, within a gap, and behind the last operator."""

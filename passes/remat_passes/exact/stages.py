@@ -15,7 +15,7 @@ from remat_passes.exact.space import (
     is_unsavable,
     may_repeat,
 )
-from remat_passes.planning.sequence import StepIndex
+from remat_passes.sequences.sequence import StepIndex
 
 
 def space_of(problem: RematProblem, reductions: Reductions, passes_per_gap: int = 1) -> Space:

@@ -1,1 +1,1 @@
-"""Planners: each a file, all behind `remat_passes.planning.interface.Planner`.  No torch."""
+"""Planners: each a file, all behind `remat_compiler.ir.planner.Planner`."""

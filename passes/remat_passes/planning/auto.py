@@ -14,10 +14,10 @@ from typing import ClassVar
 
 from remat_compiler.ir.plan import PlanResult
 from remat_compiler.ir.problem import RematProblem
-from remat_passes.planning.entry import Entry
 from remat_passes.planning.interface import Candidate, choose
 from remat_passes.planning.portfolio import WORK_PER_SECOND, improve
-from remat_passes.planning.search import Search
+from remat_passes.search.sequence_search import Search
+from remat_passes.sequences.candidate import Entry
 
 HALVINGS = 8
 """Budgets tried to find the lowest peak within a time limit."""

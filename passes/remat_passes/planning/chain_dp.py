@@ -15,11 +15,11 @@ from typing import ClassVar
 
 from remat_compiler.ir.plan import PlanResult
 from remat_compiler.ir.problem import RematProblem
-from remat_passes.planning.chain import Forward, chain_of, segmented_plan
-from remat_passes.planning.hong import Chain, Selection, select_linear, select_quadratic, select_static
+from remat_passes.chains.chain import Forward, chain_of, segmented_plan
+from remat_passes.chains.hong import Chain, Selection, select_linear, select_quadratic, select_static
+from remat_passes.chains.rotor import LONGEST, persistent_plans
 from remat_passes.planning.interface import Candidate, choose
-from remat_passes.planning.persistent import LONGEST, persistent_plans
-from remat_passes.planning.sequence import Order, Placement, StepIndex, baseline_order
+from remat_passes.sequences.sequence import Order, Placement, StepIndex, baseline_order
 
 
 class Algorithm(str, Enum):

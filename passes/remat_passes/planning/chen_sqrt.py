@@ -14,9 +14,9 @@ from typing import ClassVar
 
 from remat_compiler.ir.plan import PlanResult
 from remat_compiler.ir.problem import RematProblem
-from remat_passes.planning.chain import Forward, segmented_plan
+from remat_passes.chains.chain import Forward, segmented_plan
 from remat_passes.planning.interface import Candidate, choose
-from remat_passes.planning.sequence import Placement, StepIndex, baseline_order
+from remat_passes.sequences.sequence import Placement, StepIndex, baseline_order
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,8 +31,8 @@ from remat_compiler.ir.plan import Plan, PlanResult
 from remat_compiler.ir.problem import RematProblem
 from remat_passes.planning.dtr_memory import last_needs, run
 from remat_passes.planning.interface import Candidate, choose
-from remat_passes.planning.profile import arrays_of
-from remat_passes.planning.sequence import (
+from remat_passes.sequences.profile import arrays_of
+from remat_passes.sequences.sequence import (
     Placement,
     StepIndex,
     baseline_order,

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 
 from remat_compiler.ir.graph import Phase
-from remat_passes.planning.compiled import compiled, inner
-from remat_passes.planning.profile import (
+from remat_passes.sequences.jit import compiled, inner
+from remat_passes.sequences.profile import (
     END,
     KEPT,
     MUST_NOT_SAVE,
@@ -23,7 +23,7 @@ from remat_passes.planning.profile import (
     Arrays,
     IntArray,
 )
-from remat_passes.planning.sequence import Order, StepIndex
+from remat_passes.sequences.sequence import Order, StepIndex
 
 LAST_READ, NEED, RESIDENT, LOCKS, TOUCHED, SET = range(6)
 """Columns of `Memory.state`."""

@@ -24,8 +24,8 @@ from remat_compiler.ir.plan import Plan, PlanResult
 from remat_compiler.ir.problem import RematProblem
 from remat_compiler.simulate.timeline import GraphArrays, MemoryTimeline, simulate_arrays
 from remat_passes.planning.interface import Candidate, choose
-from remat_passes.planning.profile import BoolArray, IntArray
-from remat_passes.planning.sequence import (
+from remat_passes.sequences.profile import BoolArray, IntArray
+from remat_passes.sequences.sequence import (
     Order,
     Placement,
     StepIndex,

@@ -1,7 +1,7 @@
 """Plans from a hierarchy: options for each block first, then one option for each block, under one budget.
 
-    blocks      the forward is cut where few bytes cross, so that what repeats becomes identical blocks (`blocks`)
-    options     each block that differs is a problem of its own, with a Pareto set of sequences (`block_options`)
+    blocks      the forward is cut where few bytes cross, so that what repeats is identical blocks (`blocks.repeats`)
+    options     each block that differs is a problem of its own, with a Pareto set of sequences (`blocks.options`)
     chain       a dynamic program over the blocks chooses one option each, and which blocks run again as a whole
     exact       the sequences are measured by the exact profile, finished by gap greedy where they are over the
                 budget, and trimmed
@@ -20,12 +20,12 @@ from typing import ClassVar
 
 from remat_compiler.ir.plan import PlanResult
 from remat_compiler.ir.problem import RematProblem
-from remat_passes.planning.block_chain import Cutting, Library, turns_within
-from remat_passes.planning.early_order import early_orders
-from remat_passes.planning.entry import Entry
+from remat_passes.blocks.chain import Cutting, Library, turns_within
+from remat_passes.orders.early_order import early_orders
 from remat_passes.planning.interface import Candidate, choose
-from remat_passes.planning.search import Search
-from remat_passes.planning.sequence import Placement, baseline_order
+from remat_passes.search.sequence_search import Search
+from remat_passes.sequences.candidate import Entry
+from remat_passes.sequences.sequence import Placement, baseline_order
 
 FEWEST_TURNS = 3
 BLOCK_COUNTS = (8, 14, 24, 48)

@@ -1,34 +1,15 @@
-"""What a planner is, and how its plan becomes a `PlanResult`: by the one simulator, never by its own estimate."""
+"""How a planner's plan becomes a `PlanResult`: by the one simulator, never by its own estimate."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 
 from remat_compiler.ir.plan import Plan, PlanResult, PlanStatus
 from remat_compiler.ir.problem import RematProblem
 from remat_compiler.simulate.timeline import GraphArrays, simulate_arrays
-
-
-@runtime_checkable
-class Planner(Protocol):
-    """One way to answer a `RematProblem`.
-
-    A planner is a frozen dataclass whose fields are its options, each with a default.  `plan` is pure and
-    deterministic: the same problem gives the same plan in any process.  It mutates nothing, imports no
-    torch, and its plan passes `remat_compiler.simulate.verify.verify`.
-    """
-
-    name: ClassVar[str]
-    """What people call it in options and reports."""
-
-    def plan(self, problem: RematProblem) -> PlanResult:
-        """Answer `problem`; INFEASIBLE carries the plan of the smallest peak found."""
-        ...
-
 
 Stats = tuple[tuple[str, str], ...]
 

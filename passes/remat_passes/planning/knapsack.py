@@ -34,9 +34,9 @@ from remat_compiler.ir.plan import PlanResult
 from remat_compiler.ir.problem import RematProblem
 from remat_compiler.simulate.timeline import simulate
 from remat_passes.planning.interface import Candidate, choose
-from remat_passes.planning.max_flow import INFINITE, sink_side
-from remat_passes.planning.profile import BoolArray, IntArray
-from remat_passes.planning.sequence import Order, Placement, StepIndex, baseline_order, recompute
+from remat_passes.sequences.max_flow import INFINITE, sink_side
+from remat_passes.sequences.profile import BoolArray, IntArray
+from remat_passes.sequences.sequence import Order, Placement, StepIndex, baseline_order, recompute
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,18 +23,18 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from remat_compiler.ir.planner import Planner
 from remat_compiler.progress import progress
 from remat_passes.bounds.lower_bound import lower_bound_ns
 from remat_passes.exact.prove import cheaper_plan
 from remat_passes.exact.space import OutsideSpace
+from remat_passes.moves.climb import Climber
 from remat_passes.planning.chain_dp import ChainDp
-from remat_passes.planning.climb import Climber
-from remat_passes.planning.entry import Entry
-from remat_passes.planning.exact_regions import solve_region
 from remat_passes.planning.greedy import Greedy
 from remat_passes.planning.hierarchical import BLOCK_COUNTS, Hierarchical, block_plans
-from remat_passes.planning.interface import Planner
-from remat_passes.planning.search import Search
+from remat_passes.search.exact_regions import solve_region
+from remat_passes.search.sequence_search import Search
+from remat_passes.sequences.candidate import Entry
 
 WORK_PER_SECOND = 25_000_000
 """Steps visited that stand for one second."""

@@ -8,7 +8,7 @@ from typing import ClassVar
 from remat_compiler.ir.plan import PlanResult
 from remat_compiler.ir.problem import RematProblem
 from remat_passes.planning.interface import finish
-from remat_passes.planning.sequence import Placement, StepIndex, baseline_order, recompute
+from remat_passes.sequences.sequence import Placement, StepIndex, baseline_order, recompute
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,1 @@
+"""Graphs of repeated blocks: equal ones found, each solved once, and put together."""

@@ -1,0 +1,1 @@
+"""Orders of the operators: in which order the backward, or the forward, runs them."""

@@ -1,0 +1,1 @@
+"""Searches over whole sequences of operators, from which `auto` takes its plans."""

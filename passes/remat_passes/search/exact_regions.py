@@ -1,0 +1,190 @@
+"""Regions of a sequence solved exactly: a zoom of few operators as a problem for the mixed-integer program.
+
+A zoom is a problem of its own (see `zoom`), in which all but the operators of the region stays as it is, so the
+program has some thousand variables on any graph, and is mostly solved at the root.  Where it finds nothing cheaper,
+the region is proven to be as good as it can be around the rest.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import numpy as np
+
+from remat_compiler.ir.graph import (
+    Op,
+    OpId,
+    Phase,
+    SavePolicy,
+    Storage,
+    StorageId,
+    StorageKind,
+    TrainingGraph,
+    Trait,
+)
+from remat_compiler.ir.plan import Plan
+from remat_compiler.ir.problem import CostTable, RematProblem
+from remat_passes.moves.zoom import Zoom, region, whole, zoom
+from remat_passes.sequences.candidate import Entry
+from remat_passes.sequences.profile import (
+    END,
+    KEPT,
+    MUST_NOT_SAVE,
+    PRODUCER,
+    READS,
+    REPEATABLE,
+    REPLAY,
+    SIZE,
+    TIME,
+    WORKSPACE,
+    WRITES,
+    Arrays,
+    BoolArray,
+    IntArray,
+    measure,
+)
+
+OPERATORS, LARGEST_REGION = 40, 100
+"""Operators of a region at first, and with those that it cannot do without."""
+NODES = 30
+"""Nodes of the solver's tree for one program."""
+LARGEST = 4_000
+"""Executions that may happen or not, of the largest program that is tried."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ZoomedProblem:
+    """A zoom in the form that every planner takes.
+
+    Attributes:
+        problem: The problem; its operators are numbered as they first run.
+        plan: The zoom's sequence as its plan.
+        ops: Operator of the zoom for each one of the problem.
+    """
+
+    problem: RematProblem
+    plan: Plan
+    ops: IntArray
+
+
+def zoomed_problem(view: Zoom, budget: int) -> ZoomedProblem:
+    """`view` as a problem with `budget` bytes."""
+    g = view.g
+    first: dict[int, int] = {}
+    for p, op in enumerate(view.steps.tolist()):
+        first.setdefault(op, p)
+    order = list(first)
+    number = {op: OpId(i) for i, op in enumerate(order)}
+    phases = [_phase(g, op, first[op] < view.boundary) for op in order]
+    graph = TrainingGraph(
+        tuple(_operator(g, op, number[op], phase) for op, phase in zip(order, phases)),
+        (*_storages(g, order, phases), _tangents(g)),
+    )
+    times, workspaces = g.ops[order, TIME].tolist(), g.ops[order, WORKSPACE].tolist()
+    costs = CostTable(tuple(times), tuple(workspaces), ("zoom",) * len(order))
+    plan = Plan(tuple(number[op] for op in view.steps.tolist()), view.boundary)
+    return ZoomedProblem(RematProblem(graph, costs, budget), plan, np.array(order, np.int64))
+
+
+def _phase(g: Arrays, op: int, ahead: bool) -> Phase:
+    """Phase of an operator that first runs `ahead` of the boundary or behind it."""
+    if ahead:
+        return Phase.FORWARD
+    return Phase.TANGENT_FREE if g.ops[op, REPEATABLE] else Phase.BACKWARD
+
+
+def _operator(g: Arrays, op: int, number: OpId, phase: Phase) -> Op:
+    """An operator; what stands for the background runs once."""
+    row = g.ops[op]
+    writes = g.items[row[WRITES] : row[END]]
+    replay = None if row[REPLAY] < 0 else StorageId(int(row[REPLAY]))
+    unsavable = bool(g.storages[writes, MUST_NOT_SAVE].any())
+    return Op(
+        id=number,
+        name=f"op_{number}",
+        target="zoom",
+        phase=phase,
+        reads=tuple(map(StorageId, g.items[row[READS] : row[WRITES]].tolist())),
+        writes=tuple(map(StorageId, writes.tolist())),
+        traits=frozenset() if replay is None else frozenset({Trait.RANDOM}),
+        no_recompute="" if row[REPEATABLE] or phase is Phase.BACKWARD else "background",
+        save_policy=SavePolicy.MUST_NOT_SAVE if unsavable else SavePolicy.FREE,
+        replay=replay,
+    )
+
+
+def _storages(g: Arrays, order: list[int], phases: list[Phase]) -> list[Storage]:
+    """All storages under their own numbers."""
+    kinds = [StorageKind.INPUT] * len(g.storages)
+    for op in order:
+        if g.ops[op, REPLAY] >= 0:
+            kinds[g.ops[op, REPLAY]] = StorageKind.TEMPORARY
+    for op, phase in zip(order, phases):
+        ahead = phase is Phase.FORWARD
+        for v in g.items[g.ops[op, WRITES] : g.ops[op, END]].tolist():
+            kept = StorageKind.OUTPUT if ahead else StorageKind.GRADIENT
+            passing = StorageKind.ACTIVATION if ahead else StorageKind.TEMPORARY
+            kinds[v] = kept if g.storages[v, KEPT] else passing
+    sizes = g.storages[:, SIZE].tolist()
+    return [Storage(StorageId(v), f"value_{v}", sizes[v], kind) for v, kind in enumerate(kinds)]
+
+
+def _tangents(g: Arrays) -> Storage:
+    return Storage(StorageId(len(g.storages)), "tangents", int(g.tangent_bytes), StorageKind.TANGENT)
+
+
+def closed(g: Arrays, steps: IntArray, boundary: int, inside: BoolArray) -> BoolArray | None:
+    """`inside` with the operators that its zoom must hold to be a problem; `None` where it cannot be one.
+
+    Whatever makes a value of the region more than once, since a problem's values have one maker each; and tangent-free
+    operators of the backward that the region reads from, since the background there is none.
+    """
+    runs = np.bincount(steps, minlength=len(g.ops))
+    behind = np.ones(len(g.ops), np.bool_)
+    behind[steps[:boundary]] = False
+    may = (g.ops[:, REPEATABLE] == 1) & ((runs > 1) | behind)
+    inside, grew = inside.copy(), True
+    while grew and inside.sum() <= LARGEST_REGION:
+        grew = False
+        for op in np.flatnonzero(inside):
+            makers = g.storages[g.items[g.ops[op, READS] : g.ops[op, WRITES]], PRODUCER]
+            makers = makers[makers >= 0]
+            if behind[op] and (behind[makers] & (g.ops[makers, REPEATABLE] == 0)).any():
+                return None
+            more = makers[may[makers] & ~inside[makers]]
+            inside[more] = True
+            grew = grew or len(more) > 0
+    return None if grew else inside
+
+
+def solve_region(g: Arrays, entry: Entry, budget: int, limit_ns: int, draw: random.Random) -> Entry:
+    """`entry` with one region around a random step of the backward made as cheap as it can be, within limits."""
+    # Loading PuLP takes longer than a quick plan does.
+    from remat_passes.exact.backends import SolverOptions
+    from remat_passes.exact.program import Cuts
+    from remat_passes.exact.refine import refine
+    from remat_passes.exact.space import OutsideSpace, Reductions
+    from remat_passes.exact.stages import space_of
+
+    inside = np.zeros(len(g.ops), np.bool_)
+    region(g, entry.steps, draw.randrange(entry.boundary, len(entry.steps)), OPERATORS, inside)
+    whole_region = closed(g, entry.steps, entry.boundary, inside)
+    if whole_region is None:
+        return entry
+    view = zoom(g, entry.steps, entry.boundary, whole_region)
+    zoomed = zoomed_problem(view, budget)
+    try:
+        space = space_of(zoomed.problem, Reductions())
+    except OutsideSpace:
+        return entry
+    if sum(len(stage.candidates) for stage in space.stages) > LARGEST:
+        return entry
+    added_ns = int(measure(view.g, view.steps, view.boundary)[1]) - zoomed.problem.costs.step_ns
+    options = SolverOptions(time_limit_s=None, node_limit=NODES)
+    plan = refine(space, Reductions(), Cuts(), options, zoomed.plan, added_ns).plan
+    if plan is None:
+        return entry
+    small = zoomed.ops[np.array(plan.steps, np.int64)]
+    new = Entry.of(g, *whole(g, entry.steps, view, small, plan.boundary), limit_ns)
+    return new if new.peak <= budget and not new.barred and new.time < entry.time else entry

@@ -1,0 +1,1 @@
+"""Plans as sequences of operators: their memory and time, in compiled loops."""

@@ -1,0 +1,72 @@
+"""Numba where it is installed, plain Python otherwise: the inner loops of the planners run under both.
+
+Compiled code is kept on disk by Numba, so only the first planning on a machine compiles.  Both ways give the
+same plans to the byte: the loops use integers, and floating point only in single IEEE operations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pickle import UnpicklingError
+from typing import Any, TypeVar, cast
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+try:
+    from numba import njit
+    from numba.core import types
+except ImportError:
+    COMPILED = False
+    """Whether the inner loops are compiled; uncompiled, planning takes about 100 times as long."""
+else:
+    COMPILED = True
+    _unliteral: Callable[[Any], Any] = types.unliteral
+
+
+def compiled(function: Function) -> Function:
+    """`function` as machine code, or unchanged where Numba is not installed."""
+    if not COMPILED:
+        return function
+    return cast("Function", _forgetting(_for_any_number(njit(cache=True)(function))))
+
+
+def inner(function: Function) -> Function:
+    """`compiled`, for functions that only compiled functions call; it compiles faster without a way in from Python."""
+    if not COMPILED:
+        return function
+    bare: dict[str, Any] = {"cache": True, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+    return cast("Function", _forgetting(_for_any_number(njit(**bare)(function))))
+
+
+def _for_any_number(dispatcher: Any) -> Any:
+    """Have calls with numbers written out share the code of all others; Numba would compile a version for each."""
+    original = getattr(dispatcher, "get_call_template", None)
+    if original is not None:
+
+        def template(arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
+            plain = tuple(map(_unliteral, arguments))
+            return original(plain, {name: _unliteral(argument) for name, argument in keywords.items()})
+
+        dispatcher.get_call_template = template
+    return dispatcher
+
+
+def _forgetting(dispatcher: Any) -> Any:
+    """Have kept code that cannot be read compiled again.
+
+    Numba's index of it is pickled with the types of the arguments: where one of these has moved to another module
+    since, or a full disk cut the file off, Numba raises, and no plan would be made until someone removes the file.
+    """
+    cache = getattr(dispatcher, "_cache", None)
+    original = getattr(cache, "load_overload", None)
+    if cache is not None and original is not None:
+
+        def load_overload(*arguments: Any) -> Any:
+            try:
+                return original(*arguments)
+            except (ImportError, AttributeError, EOFError, UnpicklingError):
+                cache.flush()
+                return None
+
+        cache.load_overload = load_overload
+    return dispatcher

@@ -1,0 +1,111 @@
+"""The key under which what was decided for a graph is stored."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from remat_compiler import torch_compat
+from remat_compiler.capture.declared import declared_names
+from remat_compiler.costs.op_call import tensors_in
+from remat_compiler.costs.store import environment
+from remat_compiler.options import RematOptions
+from remat_compiler.version import __version__
+
+
+@dataclass(frozen=True, slots=True)
+class PlanKey:
+    """Everything that decides what is planned for a graph.
+
+    Attributes:
+        graph: Digest of Dynamo's graph and of its inputs' shapes, strides, types and devices.
+        options: The options of the compilation, printed.
+        budget: What the options' budget is in bytes here and now, where that is known before planning.
+        costs: What decides the operators' times, see `costs.table.cost_identity`.
+        inner_settings: What else changes what is planned and emitted, such as the thread count, settings of the inner
+            compiler, and operators that the user allows to be executed again.
+        versions: Versions of this project and of torch.
+    """
+
+    graph: str
+    options: str
+    budget: str
+    costs: str
+    inner_settings: str
+    versions: str
+
+    @property
+    def digest(self) -> str:
+        """File name of the entry."""
+        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
+
+
+def plan_key(
+    gm: fx.GraphModule, example_inputs: Sequence[Any], options: RematOptions, budget_bytes: int | None, costs: str
+) -> PlanKey:
+    """Key of compiling `gm` on inputs like `example_inputs` with `options`; where plans are dumped does not count.
+
+    Args:
+        gm: Dynamo's graph.
+        example_inputs: Its inputs.
+        options: What the user asked for.
+        budget_bytes: The budget in bytes here and now (``"auto"`` depends on what the device has left), if known.
+        costs: What decides the operators' times, see `costs.table.cost_identity`.
+    """
+    settings = {name: value for name, value in asdict(options).items() if name != "dump"}
+    del settings["memory_budget"]["written"]  # what it means counts
+    return PlanKey(
+        graph=_digest(gm, example_inputs),
+        options=repr(settings),
+        budget=repr(budget_bytes),
+        costs=costs,
+        inner_settings=repr((environment(), _modes(), torch_compat.inductor_fingerprint(), declared_names())),
+        versions=repr((__version__, torch.__version__)),
+    )
+
+
+def parameter_shapes(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> str:
+    """Digest of the shapes and types of the parameters of `gm`, which stand among its inputs or within it.
+
+    Joint graphs do not tell parameters from what is fed to the model; a model of another width differs here.
+    """
+    given = [value for value in example_inputs if isinstance(value, torch.nn.Parameter)]
+    described = [(tuple(map(str, one.shape)), str(one.dtype)) for one in (*given, *gm.parameters())]
+    return hashlib.sha256(repr(described).encode()).hexdigest()
+
+
+def device_types(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> set[str]:
+    """Types of the devices that the graph computes on, as far as Dynamo knows them."""
+    values = [*example_inputs, *(node.meta.get("example_value") for node in gm.graph.nodes)]
+    return {tensor.device.type for tensor in tensors_in(values)} or {"cpu"}
+
+
+def _digest(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> str:
+    text = hashlib.sha256()
+    for name, module in gm.named_modules():
+        # The code of a graph names the bodies of its checkpoint regions, and does not show them.
+        if isinstance(module, fx.GraphModule):
+            text.update(f"{name}\n{module.code}\n".encode())
+    for value in example_inputs:
+        text.update(repr(_describe(value)).encode())
+    return text.hexdigest()
+
+
+def _modes() -> tuple[object, ...]:
+    """Modes around the call that decide what is traced, and that Dynamo's graph does not show."""
+    autocast = [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")]
+    return (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast)
+
+
+def _describe(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return str(value)
+    kind = "parameter" if isinstance(value, torch.nn.Parameter) else "tensor"
+    layout = (tuple(map(str, value.shape)), tuple(map(str, value.stride())), str(value.dtype), str(value.device))
+    return (kind, value.requires_grad, *layout)

@@ -1,0 +1,124 @@
+"""From what was decided to what people see: reports, log lines, dumps."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+
+from remat_compiler.capture.source import input_names
+from remat_compiler.dry_run.dry_run import DryRun
+from remat_compiler.options import RematOptions
+from remat_compiler.partition.partition import Partition
+from remat_compiler.plan_cache.origin import where_in_cache
+from remat_compiler.report.build import build_report
+from remat_compiler.report.curve import memory_curve
+from remat_compiler.report.dump import write_dump
+from remat_compiler.report.graph_text import graph_text
+from remat_compiler.report.plan_report import PlanReport
+from remat_compiler.report.store import add_report
+from remat_compiler.report.summary import one_line
+from remat_passes.registry import with_bound
+
+logger = logging.getLogger(__name__)
+
+_number = itertools.count()
+
+
+def make_reports(
+    partitions: Sequence[Partition],
+    check: DryRun,
+    options: RematOptions,
+    limit_bytes: int | None,
+    native_peak_bytes: int | None = None,
+) -> list[PlanReport]:
+    """A report for each joint graph; checked peaks and the user's budget belong to a step of one joint graph.
+
+    Args:
+        partitions: What was decided.
+        check: The dry run of what was emitted.
+        options: The user's options.
+        limit_bytes: The user's budget in bytes; `None` for none.
+        native_peak_bytes: Checked peak of the step without a budget, where it is known.
+    """
+    alone = len(partitions) == 1
+    checked = None if check.unknown or not alone else check.peak_bytes
+    before = (checked if partitions[0].unchanged else native_peak_bytes) if alone else None
+    reports = [_report(partition, checked, before, check, options) for partition in partitions]
+    return [replace(report, budget_bytes=limit_bytes) for report in reports] if len(reports) == 1 else reports
+
+
+def _report(
+    partition: Partition, checked: int | None, before: int | None, check: DryRun, options: RematOptions
+) -> PlanReport:
+    notes = []
+    if partition.unchanged:
+        notes.append("the step fits: torch's own partition is used as it is")
+    where = where_in_cache(partition.cut.result)
+    if where:
+        notes.append(f"the plan comes from the cache ({where})")
+    if not partition.before.is_native:
+        notes.append(
+            "without a budget: what the planned graph would save at most; torch's own partition was not asked for"
+        )
+    if check.unknown:
+        notes.append(f"the peak of what was emitted is not known: {check.unknown}")
+    if check.unmeasured:
+        notes.append(f"the workspace of these operators is not known: {', '.join(check.unmeasured)}")
+    return build_report(
+        partition.cut.problem,
+        with_bound(partition.cut.result, partition.cut.problem),
+        graph_name=f"graph{next(_number)}",
+        joint_nodes=partition.joint_nodes,
+        inner=options.inner,
+        before=partition.before.timeline,
+        peak_before_bytes=before,
+        checked_peak_bytes=checked,
+        stages=partition.stages,
+        notes=notes,
+    )
+
+
+def checked_reports(stored: Sequence[PlanReport], check: DryRun) -> list[PlanReport]:
+    """Reports of a graph that a compiler's cache had, with this process's check."""
+    reports = []
+    for report in stored:
+        checked = report.checked_peak_bytes if check.unknown else check.peak_bytes
+        notes = (*report.notes, "compiled code and plan come from the cache")
+        reports.append(replace(report, graph_name=f"graph{next(_number)}", checked_peak_bytes=checked, notes=notes))
+    return reports
+
+
+def publish(reports: Sequence[PlanReport], partitions: Sequence[Partition], options: RematOptions) -> None:
+    """Log, keep and dump the reports; `partitions` is empty for what a cache had."""
+    for report in reports:
+        logger.info("%s", one_line(report))
+        add_report(report)
+    if options.dump is None:
+        return
+    for report, partition in zip(reports, partitions):
+        before = partition.before
+        write_dump(
+            options.dump,
+            report,
+            partition.cut.problem,
+            partition.cut.result,
+            sources=_sources(partition),
+            before=memory_curve(before.costs, before.plan, before.timeline),
+        )
+    if reports and not partitions:
+        logger.warning("no graphs are dumped to %s: the compiled code came from the cache", options.dump)
+
+
+def _sources(partition: Partition) -> dict[str, str]:
+    """The graphs as text."""
+    origins = input_names(partition.joint)
+    for op in partition.cut.problem.graph.ops:
+        for name in op.nodes:
+            origins[name] = " ".join(filter(None, (op.module, op.source)))
+    return {
+        "joint.py": graph_text(partition.joint, "Joint graph, as it was cut.", origins),
+        "forward.py": graph_text(partition.cut.forward, "Forward graph.", origins),
+        "backward.py": graph_text(partition.cut.backward, "Backward graph.", origins),
+    }

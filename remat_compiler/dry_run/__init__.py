@@ -1,0 +1,1 @@
+"""What the inner compiler emitted, run on fake tensors: its peak, exactly, before the first step."""

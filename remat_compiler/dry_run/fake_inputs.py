@@ -1,0 +1,131 @@
+"""Fake inputs of a step: same shapes, strides, shared storages and need of gradients, no data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from remat_compiler import torch_compat
+from remat_compiler.dry_run.emitted_wrapper import DryRunUnsupported
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FakeInputs:
+    """Inputs to run a step with.
+
+    Attributes:
+        values: Fake tensors and plain integers, in the order of the example inputs.
+        held: Tensors that keep the storages; all of them are resident, none belongs to the step.
+        resident_bytes: Bytes of the distinct storages behind the inputs on the counted device.
+        handed_on: Gradients of inputs that other operators made, once a backward has run; they are alive after it.
+    """
+
+    values: tuple[Any, ...]
+    held: tuple[torch.Tensor, ...]
+    resident_bytes: int
+    handed_on: list[torch.Tensor]
+
+
+def make_fake_inputs(
+    example_inputs: Sequence[Any],
+    fake_mode: Any,
+    device_type: str,
+    gradients_exist: bool,
+    symbols: torch_compat.OwnSymbols | None = None,
+) -> FakeInputs:
+    """Fake twins of `example_inputs` (real or fake tensors, integers, symbolic integers).
+
+    Args:
+        example_inputs: What the compiled step is called with.
+        fake_mode: The mode that the twins belong to.
+        device_type: Device type whose bytes are counted as resident.
+        gradients_exist: Give each leaf that requires grad a gradient to accumulate into.
+        symbols: Stand for the symbolic sizes; by default numbers do.
+
+    Raises:
+        DryRunUnsupported: An input is no plain strided tensor, or has a size that only data decide.
+    """
+    plain = partial(_plain, symbols)
+    storages: dict[int, torch.Tensor] = {}
+    values, held, resident = [], [], 0
+    handed_on: list[torch.Tensor] = []
+    with fake_mode:
+        for example in example_inputs:
+            if not isinstance(example, torch.Tensor):
+                values.append(plain(example))
+                continue
+            _require_strided(example)
+            storage = example.untyped_storage()
+            if storage._cdata not in storages:
+                itemsize = example.dtype.itemsize
+                length = plain(storage.nbytes()) // itemsize
+                base = torch_compat.new_fake(fake_mode, (length,), (1,), example.dtype, example.device)
+                storages[storage._cdata] = base
+                held.append(base)
+                resident += torch_compat.size_hint(length) * itemsize if example.device.type == device_type else 0
+            fake = _like(example, storages[storage._cdata], fake_mode, plain)
+            if example.requires_grad and not example.is_leaf:
+                source = torch_compat.new_fake(fake_mode, (), (), example.dtype, example.device).requires_grad_()
+                fake = _Computed.apply(source, fake, handed_on)  # type: ignore[no-untyped-call]
+            elif example.requires_grad:
+                fake.requires_grad_()
+            values.append(fake)
+            if gradients_exist and fake.requires_grad and fake.is_leaf:
+                fake.grad = torch.empty_like(fake)
+                held.append(fake.grad)
+    return FakeInputs(tuple(values), tuple(held), resident, handed_on)
+
+
+class _Computed(torch.autograd.Function):
+    """An input that other operators made: no leaf, so a step may change it in place, and its gradient goes on."""
+
+    @staticmethod
+    def forward(ctx: Any, source: torch.Tensor, value: torch.Tensor, handed_on: list[torch.Tensor]) -> torch.Tensor:
+        """`value`, as if it came from `source`."""
+        ctx.handed_on = handed_on
+        # What is returned as it came would be a view, and autograd forbids to change views of a custom function.
+        ctx.mark_dirty(value)
+        return value
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        """Keep the gradient, as what runs next in a real backward would hold it."""
+        ctx.handed_on.extend(gradients)
+        return None, None, None
+
+
+def counted_device_type(example_inputs: Sequence[Any]) -> str:
+    """The accelerator that the inputs lie on; ``cpu`` when none does."""
+    types = {example.device.type for example in example_inputs if isinstance(example, torch.Tensor)}
+    return next(iter(sorted(types - {"cpu", "meta"})), "cpu")
+
+
+def _like(example: torch.Tensor, base: torch.Tensor, fake_mode: Any, plain: Callable[[Any], Any]) -> torch.Tensor:
+    size, stride = [plain(n) for n in example.shape], [plain(n) for n in example.stride()]
+    typed = base if base.dtype == example.dtype else base.view(example.dtype)
+    return torch_compat.fake_view(fake_mode, typed, size, stride, plain(example.storage_offset()))
+
+
+def _require_strided(example: torch.Tensor) -> None:
+    is_fake = isinstance(example, torch_compat.FakeTensor)
+    if type(example) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) and not is_fake:
+        raise DryRunUnsupported(f"an input is a {type(example).__name__}, a tensor subclass")
+    if example.layout is not torch.strided:
+        raise DryRunUnsupported(f"an input has the layout {example.layout}, not torch.strided")
+
+
+def _plain(symbols: torch_compat.OwnSymbols | None, size: Any) -> Any:
+    """A symbolic size as the number that it has in this step, or in copied symbols; other values unchanged."""
+    if isinstance(size, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        if symbols is not None and isinstance(size, torch.SymInt):
+            hint: Any = symbols.copy(size)
+        else:
+            hint = torch_compat.symbol_hint(size)
+        if hint is None:
+            raise DryRunUnsupported(f"the size {size} of an input is known only from data")
+        return hint
+    return size

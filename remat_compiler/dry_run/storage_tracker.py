@@ -1,0 +1,266 @@
+"""Counts the bytes of tensor storage alive while a step runs on fake tensors.
+
+A dispatch mode sees every operator. A storage counts from the operator that first returns it until the last
+reference to it goes, which a weak reference reports; so views, saved tensors, gradients and whatever else
+shares a storage count once, and for exactly as long as in a real step.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import cache, partial
+from types import FrameType
+from typing import Any
+
+import torch
+from torch._ops import HigherOrderOperator, OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from remat_compiler import torch_compat
+from remat_compiler.costs.op_call import OpCall, tensors_in
+from remat_compiler.dry_run.emitted_wrapper import DryRunUnsupported
+
+_SAVES_RNG_STATE = "run_and_save_rng_state"
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """State of memory once an operator or a kernel has run.
+
+    Attributes:
+        phase: ``forward`` or ``backward``.
+        label: Operator or kernel.
+        file: The emitted wrapper that ran it; empty outside of one.
+        line: Line in that wrapper; 0 outside of one.
+        live_bytes: Bytes alive, the results of the operator included.
+        workspace_key: Key of the operator's call when it may allocate more than its results; else empty.
+    """
+
+    phase: str
+    label: str
+    file: str
+    line: int
+    live_bytes: int
+    workspace_key: str = ""
+
+
+@dataclass(slots=True)
+class StorageLife:
+    """Life of one storage: alive at the moments `made` <= i < `freed` (`freed` is None to the end).
+
+    `symbolic_bytes` is its size in symbols, where the step runs on symbolic sizes.
+    """
+
+    size_bytes: int
+    made: int
+    label: str
+    file: str
+    line: int
+    symbolic_bytes: int | torch.SymInt
+    freed: int | None = None
+
+
+class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Dispatch mode that counts storages of one device type; enter it above the fake tensor mode.
+
+    Args:
+        fake_mode: The mode that computes the results.
+        device_type: Storages elsewhere (offloaded values) are not counted.
+        wrapper_files: Code file names of the emitted wrappers, for the line of each moment.
+        symbolic: Keep the calls of operators in symbolic sizes.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(
+        self, fake_mode: Any, device_type: str, wrapper_files: Iterable[str], *, symbolic: bool = False
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.phase = "forward"
+        self.live_bytes = 0
+        self.moments: list[Moment] = []
+        self.lives: list[StorageLife] = []
+        self.calls: dict[str, OpCall] = {}
+        self._fake_mode = fake_mode
+        self._device_type = device_type
+        self._alignment = torch_compat.allocation_alignment(device_type)
+        self._files = frozenset(name for name in wrapper_files if name)
+        self._known: dict[int, weakref.ref[Any]] = {}
+        self._sizes: dict[int, int] = {}
+        self._held: list[torch.Tensor] = []
+        self._paused = False
+        self._symbolic = symbolic
+
+    def hold_resident(self, tensor: torch.Tensor) -> None:
+        """Never count the storage of `tensor`: it is there before the step."""
+        self._held.append(tensor)
+        self._ignore(tensor)
+
+    def adopt_constant(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Fake tensor for a real one that the compiled code holds.
+
+        Raises:
+            DryRunUnsupported: It requires grad; a backward would then write into the user's parameter.
+        """
+        if isinstance(tensor, torch_compat.FakeTensor):
+            return tensor
+        if tensor.requires_grad:
+            raise DryRunUnsupported("the compiled step holds a parameter that is not among its inputs")
+        with self.paused():
+            fake: torch.Tensor = self._fake_mode.from_tensor(tensor)
+        self.hold_resident(fake)
+        return fake
+
+    def counted_bytes(self, tensors: Iterable[torch.Tensor]) -> int:
+        """Bytes of the distinct counted storages behind `tensors`."""
+        addresses = {tensor.untyped_storage()._cdata for tensor in tensors}
+        return sum(self._sizes.get(address, 0) for address in addresses)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Run operators that no real step would run; what they make is never counted."""
+        before, self._paused = self._paused, True
+        try:
+            yield
+        finally:
+            self._paused = before
+
+    def saw_kernel(self, name: str) -> None:
+        """Note the start of a compiled kernel, which allocates nothing."""
+        self.moments.append(Moment(self.phase, name, *self._place(), self.live_bytes))
+
+    def allocate(self, size: Any, stride: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """An empty fake tensor that counts."""
+        tensor = torch_compat.new_fake(self._fake_mode, size, stride, dtype, device)
+        life = self._see(tensor, "empty_strided")
+        if life is not None:
+            self._note("empty_strided", [life], None)
+        return tensor
+
+    def view(self, base: torch.Tensor, size: Any, stride: Any, offset: int) -> torch.Tensor:
+        """A view of `base`; it shares the storage, so nothing is to be counted."""
+        return torch_compat.fake_view(self._fake_mode, base, size, stride, offset)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        for tensor in tensors_in((args, kwargs)):
+            if not isinstance(tensor, torch_compat.FakeTensor):
+                args, kwargs = _map_real(self.adopt_constant, (args, kwargs))
+                break
+        result = _result_in_arguments(func, args, kwargs)
+        if result is None:
+            result = self._run(func, args, kwargs)
+        if self._paused:
+            for tensor in tensors_in(result):
+                self._ignore(tensor)
+            return result
+        label = str(func)
+        before = self.live_bytes
+        made = [life for tensor in tensors_in(result) if (life := self._see(tensor, label)) is not None]
+        call = OpCall.of(func, args, kwargs, result, symbolic=self._symbolic)
+        if made or call is not None or before != self.live_bytes:
+            self._note(label, made, call)
+        return result
+
+    def _note(self, label: str, made: list[StorageLife], call: OpCall | None) -> None:
+        file, line = self._place()
+        for life in made:
+            life.file, life.line = file, line
+        key = ""
+        if call is not None:
+            key = call.key
+            self.calls.setdefault(key, call)
+        self.moments.append(Moment(self.phase, label, file, line, self.live_bytes, key))
+
+    def _run(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        if isinstance(func, HigherOrderOperator) and str(func) == _SAVES_RNG_STATE:
+            # On fake tensors torch would hand out the real state, a tensor that the mode cannot follow.
+            state = torch.empty(torch.get_rng_state().numel(), dtype=torch.uint8)
+            return state, args[0](*args[1:], **kwargs)
+        if isinstance(func, HigherOrderOperator) and any(isinstance(arg, torch.nn.Module) for arg in args):
+            # What its subgraphs allocate cannot be seen, nor which of them a real step would run.
+            raise DryRunUnsupported(f"the step runs the higher-order operator {func}, which holds subgraphs")
+        with torch_compat.symbolic_kernels() if self._symbolic else nullcontext():
+            return torch_compat.corrected_fake_result(func, args, func(*args, **kwargs))
+
+    def _see(self, tensor: torch.Tensor, label: str) -> StorageLife | None:
+        """Start to count the storage of a result, unless it is known or lies on another device."""
+        if tensor.device.type != self._device_type:
+            return None
+        storage = tensor.untyped_storage()
+        address = storage._cdata
+        if address in self._known:
+            return None
+        # Rounded up without a negative number, which a formula of sizes could not be ordered by.
+        symbolic = (storage.nbytes() + self._alignment - 1) // self._alignment * self._alignment
+        size = torch_compat.size_hint(symbolic)
+        life = StorageLife(size, len(self.moments), label, "", 0, symbolic)
+        self._known[address] = weakref.ref(storage, partial(self._free, address, life))
+        self._sizes[address] = size
+        self.lives.append(life)
+        self.live_bytes += size
+        return life
+
+    def _ignore(self, tensor: torch.Tensor) -> None:
+        storage = tensor.untyped_storage()
+        address = storage._cdata
+        if address not in self._known:
+            self._known[address] = weakref.ref(storage, lambda _: self._known.pop(address))
+
+    def _free(self, address: int, life: StorageLife, _: weakref.ref[Any]) -> None:
+        del self._known[address], self._sizes[address]
+        life.freed = len(self.moments)
+        self.live_bytes -= life.size_bytes
+
+    def _place(self) -> tuple[str, int]:
+        """File and line of the emitted wrapper that is running."""
+        frame: FrameType | None = sys._getframe(3)
+        while frame is not None and self._files:
+            if frame.f_code.co_filename in self._files:
+                return frame.f_code.co_filename, frame.f_lineno
+            frame = frame.f_back
+        return "", 0
+
+
+@cache
+def _written_argument(func: OpOverload) -> tuple[int, str] | None:
+    """Position and name of the one argument that `func` writes and returns, when its shape cannot change."""
+    schema = func._schema
+    written = [(i, a) for i, a in enumerate(schema.arguments) if a.alias_info is not None and a.alias_info.is_write]
+    changes_shape = torch.Tag.inplace_view in func.tags or "resize" in schema.name or "set_" in schema.name
+    if len(written) != 1 or len(schema.returns) != 1 or changes_shape:
+        return None
+    position, argument = written[0]
+    returned = schema.returns[0].alias_info
+    if returned is None or not returned.is_write or str(argument.type) != "Tensor":
+        return None
+    return position, argument.name
+
+
+def _result_in_arguments(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.Tensor | None:
+    """The tensor that an in-place or ``out=`` operator returns, known without running it."""
+    if not isinstance(func, OpOverload):
+        return None
+    written = _written_argument(func)
+    if written is None:
+        return None
+    position, name = written
+    tensor = args[position] if position < len(args) else kwargs.get(name)
+    return tensor if isinstance(tensor, torch.Tensor) and tensor.numel() else None
+
+
+def _map_real(adopt: Any, value: Any) -> Any:
+    """`value` with each real tensor in it replaced."""
+    if isinstance(value, torch.Tensor):
+        return adopt(value)
+    if isinstance(value, (list, tuple)):
+        return type(value)(_map_real(adopt, item) for item in value)
+    if isinstance(value, dict):
+        return {key: _map_real(adopt, item) for key, item in value.items()}
+    return value

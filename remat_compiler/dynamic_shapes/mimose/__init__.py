@@ -1,0 +1,1 @@
+"""Mimose's collector: layers measured beside the first steps, and curves through what they took."""

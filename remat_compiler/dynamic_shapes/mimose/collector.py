@@ -1,0 +1,206 @@
+"""Sheltered execution: what the layers of a graph save, and how long they take, measured at the first sizes.
+
+    sheltered     call ─► sizes new? ─► forward run once more, layer by layer ─► sample      step by the smallest plan
+    responsive    call                                                                       step by the cheapest plan
+
+Source: Liao, Li, Sun et al., *Mimose: An Input-Aware Checkpointing Planner for Efficient Training on GPU*, sections
+4.1, 4.2 and 5 (Figure 12 has the filter).  About ten sizes are collected; then nothing more is, and what was collected
+tells the bytes of the layers at other sizes (`polynomial`).
+
+Deviations: a run that would not stay within the budget is left out, which is known beforehand; and the phase ends after
+`MOST_CALLS` calls where fewer sizes than that come.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from enum import Enum
+from statistics import median
+from typing import Any
+
+from remat_compiler import torch_compat
+from remat_compiler.dynamic_shapes.mimose.layered_forward import BlockedForward, Measured, Meter
+from remat_compiler.dynamic_shapes.mimose.polynomial import PolynomialEstimator, Sample
+from remat_compiler.dynamic_shapes.variant import PeakBySize
+from remat_compiler.options import format_bytes
+from remat_compiler.stats import count, stats
+
+logger = logging.getLogger(__name__)
+
+MOST_CALLS = 30
+"""Calls after which nothing more is collected; the paper's phase takes 10 to 30."""
+LEAST_SAMPLES = 3
+"""Sizes collected from which on layers are predicted: a parabola has three coefficients."""
+
+
+class Dropped(Enum):
+    """Why a sample is thrown away."""
+
+    FIRST = "first run, which warms up"
+    COMPILED = "something was compiled in the step"
+    CHECKPOINTED = "layer that the user has made again"
+    OVER_BUDGET = "beyond the budget"
+    FAILED = "failed"
+
+
+class Collector:
+    """Collects at the first sizes of one graph.
+
+    Args:
+        forward: The graph's forward.
+        peak_bytes: Peak of its run at given sizes.
+        limit_bytes: The budget as it is now.
+        take: What the forward is called with where the graph is called with these arguments.
+        meter: Measures.
+        most_samples: Sizes to collect.
+        most_calls: Calls after which nothing more is collected.
+    """
+
+    def __init__(
+        self,
+        forward: BlockedForward,
+        peak_bytes: PeakBySize,
+        limit_bytes: Callable[[], int],
+        take: Callable[[Sequence[Any]], list[Any]],
+        meter: Meter,
+        most_samples: int = 10,
+        most_calls: int = MOST_CALLS,
+    ) -> None:
+        self.estimator = PolynomialEstimator(most_samples=most_samples)
+        self.dropped: Counter[Dropped] = Counter()
+        self.seconds = 0.0
+        self.calls = 0
+        self.active = True
+        self._forward: BlockedForward | None = forward
+        self._blocks = forward.blocks
+        self._kept = [k for k, block in enumerate(forward.blocks) if not block.checkpointed]
+        self._peak_bytes = peak_bytes
+        self._limit_bytes = limit_bytes
+        self._take = take
+        self._meter = meter
+        self._most_calls = most_calls
+        self._compilations = -1
+        self._left_at = 0.0
+        self._steps_s: list[float] = []
+
+    def before_step(self, sizes: tuple[int, ...], arguments: Sequence[Any]) -> bool:
+        """Collect at the sizes of a call, where that is still wanted; whether the phase goes on."""
+        start = time.perf_counter()
+        compilations = stats().compilations
+        compiled = compilations != self._compilations
+        if self.calls and not compiled:
+            self._steps_s.append(start - self._left_at)
+        self.calls += 1
+        known = any(sample.sizes == sizes for sample in self.estimator.samples)
+        if self._kept and not known and min(sizes) >= 1:
+            self._collect(sizes, arguments, compiled=compiled)
+        self._compilations = stats().compilations
+        if not self._kept or self.estimator.full or self.calls >= self._most_calls:
+            self.stop()
+        self._left_at = time.perf_counter()
+        self.seconds += self._left_at - start
+        count("collecting_s", self._left_at - start)
+        if not self.active:
+            self._report()
+        return self.active
+
+    def stop(self) -> None:
+        """Collect nothing more; what was needed for it is let go."""
+        self.active = False
+        self._forward = None
+        self._take = _nothing_to_take
+
+    def layer_bytes(self, sizes: Sequence[int]) -> tuple[int, ...]:
+        """Bytes of each layer at sizes, as predicted; empty where too little was collected to tell all of them."""
+        whole = all(not block.checkpointed or not block.saved for block in self._blocks)
+        if len(self.estimator.samples) < LEAST_SAMPLES or not whole or min(sizes) < 1:
+            return ()
+        found = [0] * len(self._blocks)
+        for k, size in zip(self._kept, self.estimator.predict(sizes).block_bytes):
+            found[k] = size
+        return tuple(found)
+
+    def _collect(self, sizes: tuple[int, ...], arguments: Sequence[Any], *, compiled: bool) -> None:
+        """One run; whether its sample is kept depends on what else happened."""
+        first = not self.dropped[Dropped.FIRST]
+        if compiled and not first:
+            self._drop(Dropped.COMPILED)
+            return
+        peak = self._peak_bytes(sizes)
+        if peak is None or peak > self._limit_bytes():
+            logger.info("nothing is collected at sizes %s: it would take %s", sizes, _named_bytes(peak))
+            self._drop(Dropped.OVER_BUDGET)
+            return
+        measured = self._measured(arguments)
+        if measured is None:
+            self._drop(Dropped.FAILED)
+        elif first:
+            self._drop(Dropped.FIRST)
+        else:
+            self._add(sizes, measured)
+
+    def _measured(self, arguments: Sequence[Any]) -> Measured | None:
+        """What the forward's layers show; `None`, and no further run, where it cannot run so."""
+        assert self._forward is not None
+        try:
+            inner = self._take(arguments)
+            with torch_compat.beside_the_step():
+                return self._forward.run(inner, self._meter)
+        except (RuntimeError, NotImplementedError) as error:
+            logger.warning("nothing more is collected: the forward cannot be run beside the step (%s)", error)
+            self._most_calls = 0
+            return None
+
+    def _add(self, sizes: tuple[int, ...], measured: Measured) -> None:
+        checkpointed = len(self._blocks) - len(self._kept)
+        if checkpointed:
+            self._drop(Dropped.CHECKPOINTED, checkpointed)
+        block_bytes = tuple(measured.block_bytes[k] for k in self._kept)
+        block_ns = tuple(measured.block_ns[k] for k in self._kept)
+        self.estimator.add(Sample(sizes, block_bytes, block_ns))
+        count("collections")
+
+    def _drop(self, why: Dropped, by: int = 1) -> None:
+        self.dropped[why] += by
+        count("collections_dropped", by)
+
+    def _report(self) -> None:
+        """The phase in one line; the samples at level DEBUG."""
+        samples = self.estimator.samples
+        dropped = ", ".join(f"{self.dropped[why]} {why.value}" for why in Dropped if self.dropped[why])
+        error = f"{self.estimator.fitted().left_out_error:.2%}" if len(samples) > 1 else "unknown"
+        step_s = median(self._steps_s) if self._steps_s else 0.0
+        steps = f" = {self.seconds / step_s:.1f} steps" if step_s else ""
+        logger.info(
+            "collected the layers at %d sizes in %d calls, %.2f s%s; error of a size from the others %s; dropped: %s",
+            len(samples),
+            self.calls,
+            self.seconds,
+            steps,
+            error,
+            dropped or "none",
+        )
+        if logger.isEnabledFor(logging.DEBUG):
+            logger.debug("layers by size:\n%s", "\n".join(self.table()))
+
+    def table(self) -> Iterator[str]:
+        """A line for each layer: bytes and milliseconds at each size collected."""
+        samples = self.estimator.samples
+        yield " | ".join(["layer", *(" ".join(map(str, sample.sizes)) for sample in samples)])
+        for position, k in enumerate(self._kept):
+            cells = (
+                f"{format_bytes(sample.block_bytes[position])} {sample.block_ns[position] / 1e6:.2f} ms"
+                for sample in samples
+            )
+            yield " | ".join([self._blocks[k].name, *cells])
+
+
+def _named_bytes(peak: int | None) -> str:
+    return "an unknown number of bytes" if peak is None else f"{format_bytes(peak)}, more than the budget"
+
+
+def _nothing_to_take(arguments: Sequence[Any]) -> list[Any]:
+    raise AssertionError("the collector has stopped")

@@ -1,0 +1,342 @@
+"""Bytes and times of the blocks of a model at sizes that were not seen yet, from a few that were.
+
+    sizes (35,) (80,) (141,) ...  ──►  fit, a polynomial for each block  ──►  (97,): 12 blocks, 310 MB, ± 0.1
+
+Source: Liao, Li, Sun et al., *Mimose: An Input-Aware Checkpointing Planner for Efficient Training on GPU*, section 4.3:
+what operators make is at most quadratic in the size of the input, so a polynomial of degree 2 in the input size, fitted
+to about ten steps, tells the bytes of all blocks; section 6.5 has what the alternatives cost.
+
+Where we go further: there may be several sizes (all monomials up to the degree in all together; batch times length
+squared is of degree 3); blocks that pad their input, which the paper leaves at an error of up to 5 %, are polynomials
+of the padded size, see `padding`; and each prediction comes with a margin.
+
+How few samples are dealt with: the degree is the largest whose monomials are no more than the samples, in those
+dimensions that were seen to vary.  In one dimension one sample gives a constant, two a line, three a parabola.  What
+the samples leave open (sizes that always rise together) is decided by the least coefficients of the scaled monomials.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from math import comb, isfinite
+from time import perf_counter_ns
+
+import numpy as np
+
+from remat_compiler.dynamic_shapes.mimose.padding import Basis, FloatArray, Rounding, Steps, find_steps, relative_errors
+from remat_compiler.errors import RematError
+
+TOLERANCE = 0.005
+"""Relative error of a sample above which padding is looked for, and to which it must explain the samples."""
+
+
+class BadSample(RematError, ValueError):
+    """A sample, or sizes to predict for, that cannot be used."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What one step showed.
+
+    Attributes:
+        sizes: Values of the symbolic sizes, at least 1.
+        block_bytes: Bytes of each block, in the order of the model.
+        block_ns: Time of each block in nanoseconds; empty where it was not measured.
+    """
+
+    sizes: tuple[int, ...]
+    block_bytes: tuple[int, ...]
+    block_ns: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check_sizes(self.sizes)
+        _check_values("block_bytes", self.block_bytes)
+        _check_values("block_ns", self.block_ns)
+        if not self.block_bytes:
+            raise BadSample("got no block_bytes; give the bytes of one block at least")
+        if self.block_ns and len(self.block_ns) != len(self.block_bytes):
+            raise BadSample(
+                f"got {len(self.block_bytes)} block_bytes and {len(self.block_ns)} block_ns; "
+                "give a time for each or none"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What blocks are predicted to take.
+
+    Attributes:
+        block_bytes: Bytes of each block, at least 0.
+        block_ns: Time of each block; empty where no sample has times.
+        margin_bytes: What the sum of `block_bytes` may be too low by, see `Fit.margin_bytes`.
+        extrapolated: Whether a size lies outside of those seen.
+    """
+
+    block_bytes: tuple[int, ...]
+    block_ns: tuple[int, ...]
+    margin_bytes: int
+    extrapolated: bool
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all blocks."""
+        return sum(self.block_bytes)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fit:
+    """Polynomials of all blocks.
+
+    Attributes:
+        degree: Total degree of the polynomials.
+        steps: What sizes are rounded up to for each block; `None` for not at all.
+        margin_bytes: The largest underestimate of a sample's sum when the fit is made without it, which is the whole
+            sum where there is no other.  Roundings are not looked for again.
+        block_margins: The same for each block.
+        basis: Monomials of the sizes as they are.
+        padded_basis: Monomials of rounded sizes.
+        roundings: How sizes are rounded up for one block or another.
+        coefficients: ``[column, block]`` of the constant, the monomials of the sizes, and those of each rounding.
+        time_coefficients: ``[column, block]`` of the constant and the monomials of the sizes; `None` without times.
+        left_out_error: Relative error of a sample's sum when the fit is made without it, the mean over the samples.
+        low: Least seen size of each dimension.
+        high: Largest seen size of each dimension.
+    """
+
+    degree: int
+    steps: tuple[Steps | None, ...]
+    margin_bytes: int
+    block_margins: tuple[int, ...]
+    basis: Basis
+    padded_basis: Basis
+    roundings: tuple[Rounding, ...]
+    coefficients: FloatArray
+    time_coefficients: FloatArray | None
+    left_out_error: float
+    low: FloatArray
+    high: FloatArray
+
+    def predict(self, sizes: Sequence[int]) -> Estimate:
+        """All blocks at `sizes`."""
+        point = np.array(sizes, np.float64)
+        row = np.concatenate([np.ones(1), self.basis.monomials(point)])
+        if len(self.roundings):
+            row = np.concatenate([row, self.padded_basis.rounded(point, self.roundings).ravel()])
+        times: list[int] = []
+        if self.time_coefficients is not None:
+            times = _counts(row[: len(self.time_coefficients)] @ self.time_coefficients)
+        return Estimate(
+            block_bytes=tuple(_counts(row @ self.coefficients)),
+            block_ns=tuple(times),
+            margin_bytes=self.margin_bytes,
+            extrapolated=bool((point < self.low).any() or (point > self.high).any()),
+        )
+
+
+@dataclass(slots=True, eq=False)
+class PolynomialEstimator:
+    """Learns from samples as they come, and predicts all blocks at once.
+
+    At most `most_samples` different sizes are kept; further ones are not taken, as the paper's collector stops after
+    ten steps.  Of repeated sizes the larger bytes and the shorter times count.  The order of the samples does not
+    matter to the fit.
+
+    Attributes:
+        degree: Total degree of the polynomials where there are samples enough.
+        most_samples: Different sizes kept.
+        pads: Whether to look for padding where polynomials alone do not explain the samples.
+        fits: Fits made so far.
+        fit_ns: Time that they took.
+    """
+
+    degree: int = 2
+    most_samples: int = 10
+    pads: bool = True
+    fits: int = field(default=0, init=False)
+    fit_ns: int = field(default=0, init=False)
+    _samples: dict[tuple[int, ...], Sample] = field(default_factory=dict, init=False)
+    _fit: Fit | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        if self.degree < 0 or self.most_samples < 1:
+            raise ValueError(
+                f"got degree {self.degree} and most_samples {self.most_samples}; give 0 or more, 1 or more"
+            )
+
+    @property
+    def samples(self) -> tuple[Sample, ...]:
+        """The samples kept, by size."""
+        return tuple(self._samples[sizes] for sizes in sorted(self._samples))
+
+    @property
+    def full(self) -> bool:
+        """Whether no further size is taken."""
+        return len(self._samples) >= self.most_samples
+
+    def add(self, sample: Sample) -> bool:
+        """Take `sample` and fit again; false where it tells nothing new, or no further size is taken.
+
+        Raises:
+            BadSample: It has another number of sizes, of blocks or of times than those before it.
+        """
+        return self.add_all([sample])
+
+    def add_all(self, samples: Iterable[Sample]) -> bool:
+        """Take several samples and fit once, see `add`."""
+        changed = False
+        for sample in samples:
+            self._check(sample)
+            known = self._samples.get(sample.sizes)
+            if known is None and self.full:
+                continue
+            merged = sample if known is None else _merged(known, sample)
+            changed |= merged != known
+            self._samples[sample.sizes] = merged
+        if changed:
+            start = perf_counter_ns()
+            self._fit = fit(self.samples, self.degree, self.pads)
+            self.fit_ns += perf_counter_ns() - start
+            self.fits += 1
+        return changed
+
+    def fitted(self) -> Fit:
+        """The latest fit.
+
+        Raises:
+            BadSample: There is no sample yet.
+        """
+        if self._fit is None:
+            raise BadSample("nothing can be predicted without samples; add one first")
+        return self._fit
+
+    def predict(self, sizes: Sequence[int]) -> Estimate:
+        """All blocks at `sizes`.
+
+        Raises:
+            BadSample: There is no sample yet, or they have another number of sizes.
+        """
+        fitted = self.fitted()
+        _check_sizes(sizes)
+        if len(sizes) != len(fitted.low):
+            raise BadSample(f"got {len(sizes)} sizes; the samples have {len(fitted.low)}")
+        return fitted.predict(sizes)
+
+    def _check(self, sample: Sample) -> None:
+        """Refuse what does not go with the samples before."""
+        for before in self._samples.values():
+            for what in ("sizes", "block_bytes", "block_ns"):
+                got, expected = len(getattr(sample, what)), len(getattr(before, what))
+                if got != expected:
+                    raise BadSample(f"got {got} {what}; the samples before have {expected}, and all must be alike")
+            return
+
+
+def fit(samples: Sequence[Sample], degree: int = 2, pads: bool = True) -> Fit:
+    """Least squares polynomials for all blocks.
+
+    Args:
+        samples: One or more, of different sizes, with as many blocks each.
+        degree: Total degree, where there are samples enough.
+        pads: Whether to look for padding where that does not explain the samples.
+    """
+    sizes = np.array([sample.sizes for sample in samples], np.float64)
+    values = np.array([sample.block_bytes for sample in samples], np.float64)
+    degree = affordable_degree(sizes, degree)
+    basis, padded_basis = Basis.centred(sizes, degree), Basis.from_zero(sizes, degree)
+    steps: list[Steps | None] = [None] * values.shape[1]
+    if pads and degree:
+        steps = _steps(sizes, values, basis, padded_basis)
+    roundings = sorted({rounding for own in steps if own for rounding in own.roundings})
+    width = len(basis.exponents)
+    coefficients = np.zeros((1 + width * (1 + len(roundings)), values.shape[1]))
+    left_out = np.zeros_like(values)
+    for own in dict.fromkeys(steps):
+        blocks = np.array([block for block, other in enumerate(steps) if other == own])
+        rows = [np.arange(1 + width)]
+        if own:
+            starts = (1 + width * (1 + roundings.index(rounding)) for rounding in own.roundings)
+            rows = [np.zeros(1, np.int64), *(start + padded_basis.columns(own.degrees) for start in starts)]
+        solved = (padded_basis if own else basis).solve(sizes, values[:, blocks], own)
+        coefficients[np.concatenate(rows)[:, None], blocks] = solved
+        left_out[:, blocks] = _left_out(sizes, values[:, blocks], own, degree)
+    short = values - left_out
+    times: FloatArray | None = None
+    if samples[0].block_ns:
+        spent = np.array([sample.block_ns for sample in samples], np.float64)
+        times = basis.solve(sizes, spent, None)
+    return Fit(
+        degree=degree,
+        steps=tuple(steps),
+        margin_bytes=_margin(short.sum(axis=1)),
+        block_margins=tuple(_margin(short[:, block]) for block in range(values.shape[1])),
+        basis=basis,
+        padded_basis=padded_basis,
+        roundings=tuple(roundings),
+        coefficients=coefficients,
+        time_coefficients=times,
+        left_out_error=float(np.mean(np.abs(short.sum(axis=1)) / np.maximum(values.sum(axis=1), 1.0))),
+        low=sizes.min(axis=0),
+        high=sizes.max(axis=0),
+    )
+
+
+def affordable_degree(sizes: FloatArray, degree: int) -> int:
+    """The largest degree up to `degree` whose monomials, in the dimensions that vary, are no more than the samples."""
+    varying = int((sizes.max(axis=0) > sizes.min(axis=0)).sum())
+    return max(p for p in range(degree + 1 if varying else 1) if p == 0 or comb(varying + p, p) <= len(sizes))
+
+
+def _steps(sizes: FloatArray, values: FloatArray, basis: Basis, padded_basis: Basis) -> list[Steps | None]:
+    """Roundings for the blocks that the polynomial of the sizes themselves does not explain."""
+    rest = values - basis.design(sizes, None) @ basis.solve(sizes, values, None)
+    steps: list[Steps | None] = [None] * values.shape[1]
+    rough = np.flatnonzero(relative_errors(values, rest) > TOLERANCE).tolist()
+    if rough:
+        for block, found in zip(rough, find_steps(sizes, values[:, rough], padded_basis, TOLERANCE)):
+            steps[block] = found
+    return steps
+
+
+def _left_out(sizes: FloatArray, values: FloatArray, steps: Steps | None, degree: int) -> FloatArray:
+    """The prediction for each sample from all others; 0 where there are none."""
+    count = len(sizes)
+    if count == 1:
+        return np.zeros_like(values)
+    others = np.array([[k for k in range(count) if k != i] for i in range(count)])
+    if steps is None:
+        lower = min(affordable_degree(sizes[rows], degree) for rows in others)
+        design = Basis.centred(sizes, lower).design(sizes, None)
+    else:
+        design = Basis.from_zero(sizes, degree).design(sizes, steps)
+    solved = np.linalg.pinv(design[others]) @ values[others]
+    return np.asarray(np.einsum("ic,icb->ib", design, solved))
+
+
+def _margin(short: FloatArray) -> int:
+    """The largest underestimate in whole bytes; arithmetic is not exact to the last digit."""
+    return max(int(np.ceil(short.max() - 1e-3)), 0)
+
+
+def _counts(values: FloatArray) -> list[int]:
+    """Whole numbers, at least 0."""
+    return [max(round(value), 0) for value in values.tolist()]
+
+
+def _merged(first: Sample, second: Sample) -> Sample:
+    """Of the same sizes, the larger bytes and the shorter times."""
+    return Sample(
+        first.sizes,
+        tuple(map(max, first.block_bytes, second.block_bytes)),
+        tuple(map(min, first.block_ns, second.block_ns)),
+    )
+
+
+def _check_sizes(sizes: Sequence[int]) -> None:
+    if not sizes or not all(isfinite(size) and size >= 1 for size in sizes):
+        raise BadSample(f"got sizes {tuple(sizes)}; give one or more, each 1 or more")
+
+
+def _check_values(what: str, values: Sequence[int]) -> None:
+    if not all(isfinite(value) and value >= 0 for value in values):
+        raise BadSample(f"got {what} {tuple(values)}; give finite numbers, 0 or more")

@@ -1,0 +1,227 @@
+"""Cut one joint graph: capture, cost, plan, verify, lower.  `partition` reads top to bottom.
+
+AOTAutograd calls it in the place of torch's own partitioner.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from torch import fx
+
+from remat_compiler import torch_compat
+from remat_compiler.capture.graph import CapturedGraph
+from remat_compiler.capture.mutation import protect_changed_inputs
+from remat_compiler.costs.workspace import WorkspaceTable
+from remat_compiler.errors import PlanRejected, RematError
+from remat_compiler.ir.graph import Phase
+from remat_compiler.ir.plan import Plan, PlanResult, PlanStatus
+from remat_compiler.ir.problem import CostTable, RematProblem
+from remat_compiler.partition.stages import FITTING, Cut, Cutter, PartitionRequest
+from remat_compiler.rewrite.lower import lower
+from remat_compiler.simulate.timeline import MemoryTimeline, simulate
+from remat_compiler.simulate.verify import verify
+from remat_compiler.stats import timed
+
+UNLIMITED_BYTES = 2**62
+"""Budget where there is none."""
+EARLY_ABOVE = 0.6
+"""Fraction of the peak without a budget from which loops of the backward run early; below, every byte counts."""
+SURELY_TOO_SMALL = 0.5
+"""Below this fraction of the peak that saves everything, torch's own partition is not asked for: what it
+saves is what a contracted step saves, so it cannot fit, and on large graphs it takes longer than planning."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Baseline:
+    """The step without a budget.
+
+    Attributes:
+        costs: Costs of its operators.
+        plan: Its plan.
+        timeline: Its memory.
+        is_native: Whether it is torch's own cut; else it saves all that the planned graph could save.
+    """
+
+    costs: CostTable
+    plan: Plan
+    timeline: MemoryTimeline
+    is_native: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Partition:
+    """What was decided for one joint graph.
+
+    Attributes:
+        joint: The joint graph.
+        joint_nodes: Nodes of the joint graph.
+        cut: The cut that is compiled.
+        before: The step without a budget.
+        unchanged: Whether torch's own cut is taken as it is.
+        early_loops: Whether loops of the backward run early, which Inductor may fuse so that more is alive at once.
+        stages: Name and seconds of each stage.
+    """
+
+    joint: fx.GraphModule
+    joint_nodes: int
+    cut: Cut
+    before: Baseline
+    unchanged: bool
+    early_loops: bool
+    stages: tuple[tuple[str, float], ...]
+
+
+class NoPlan(RematError):
+    """No plan stays within the budget.
+
+    Attributes:
+        problem: The question.
+        result: The planner's answer, with the plan of the smallest peak that it found.
+        between_bytes: What other graphs take between forward and backward, see `PartitionRequest`.
+    """
+
+    def __init__(self, problem: RematProblem, result: PlanResult, between_bytes: int = 0) -> None:
+        super().__init__(f"no plan within {problem.budget_bytes} bytes")
+        self.problem = problem
+        self.result = result
+        self.between_bytes = between_bytes
+
+    @property
+    def held_bytes(self) -> int:
+        """What that plan holds between forward and backward, with what other graphs take; 0 where none take any."""
+        if not self.between_bytes or self.result.plan is None:
+            return 0
+        return simulate(self.problem.graph, self.problem.costs, self.result.plan).saved_bytes + self.between_bytes
+
+    @property
+    def needed_bytes(self) -> int:
+        """Smallest budget that the planner found a plan for."""
+        return max(self.result.peak_bytes, self.held_bytes)
+
+
+def partition(
+    joint: fx.GraphModule,
+    request: PartitionRequest,
+    *,
+    num_fwd_outputs: int,
+    static_input_indices: tuple[int, ...],
+    plan_with: Callable[[RematProblem], PlanResult],
+    workspace: WorkspaceTable,
+) -> Partition:
+    """Cut `joint` as `request` says.
+
+    Args:
+        joint: Joint graph; changed in place (dead code, common subexpressions, copies of changed inputs).
+        request: What to aim for.
+        num_fwd_outputs: How many of the joint outputs belong to the forward.
+        static_input_indices: Positions of the primals that are parameters or buffers.
+        plan_with: The planner.
+        workspace: Measured workspaces.
+
+    Raises:
+        NoPlan: The planner found nothing within the budget.
+        PlanRejected: The verifier refused the plan.
+    """
+    cutter = Cutter(joint, request, num_fwd_outputs, static_input_indices, workspace)
+    with _collection_paused(), torch_compat.copying_nodes():
+        return _partition(cutter, plan_with)
+
+
+def _partition(cutter: Cutter, plan_with: Callable[[RematProblem], PlanResult]) -> Partition:
+    """The stages of `partition`."""
+    joint, request = cutter.joint, cutter.request
+    with cutter.stage("prepare"):
+        torch_compat.prepare_joint(joint, cutter.num_fwd_outputs, cutter.static_input_indices)
+        joint_nodes = len(joint.graph.nodes)
+        protect_changed_inputs(joint, cutter.num_fwd_outputs)
+    captured, costs = cutter.captured_with_costs()
+    before = _save_everything(captured, costs)
+    native = None
+    if _may_fit_natively(before, request):
+        with cutter.stage("torch partition"):
+            native = cutter.native_cut()
+        assert native.result.plan is not None
+        before = Baseline(native.problem.costs, native.result.plan, native.timeline, True)
+    budget_bytes = _budget_bytes(request, native)
+    if native is not None and _fits(native, request, budget_bytes) and request.planner in ("auto", "min_cut"):
+        cut = replace(native, problem=replace(native.problem, budget_bytes=budget_bytes))
+        return Partition(joint, joint_nodes, cut, before, True, False, cutter.stages)
+    found = None
+    if request.early_loops and cutter.fused and budget_bytes >= EARLY_ABOVE * before.timeline.peak_bytes:
+        found = cutter.planned_early(budget_bytes, plan_with)
+    early = found is not None
+    if found is None:
+        found = cutter.planned(captured, costs, budget_bytes, plan_with)
+    problem, result, plan = _accepted(found.problem, found.result, request)
+    with cutter.stage("verify"), timed("verifying_s"):
+        violations = verify(problem, plan, result.peak_bytes) if request.verify else []
+        if violations:
+            raise PlanRejected(result.planner, violations)
+    with cutter.stage("lower"):
+        lowered = lower(found.captured, plan)
+    cut = Cut(lowered.forward, lowered.backward, problem, result, simulate(problem.graph, problem.costs, plan))
+    return Partition(joint, joint_nodes, cut, before, False, early, cutter.stages)
+
+
+@contextmanager
+def _collection_paused() -> Iterator[None]:
+    """No collection of garbage within the block.
+
+    Graphs are many small objects that all live on, so Python would go through the whole heap again and again: a third
+    of the time of a large graph.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _save_everything(captured: CapturedGraph, costs: CostTable) -> Baseline:
+    """The step that recomputes nothing."""
+    forward = [op.id for op in captured.graph.ops if op.phase is Phase.FORWARD]
+    rest = [op.id for op in captured.graph.ops if op.phase is not Phase.FORWARD]
+    plan = Plan((*forward, *rest), len(forward))
+    return Baseline(costs, plan, simulate(captured.graph, costs, plan), False)
+
+
+def _may_fit_natively(everything: Baseline, request: PartitionRequest) -> bool:
+    """Whether torch's own partition is worth its time: it may fit, or the budget is a fraction of its peak."""
+    if request.fraction is not None or request.budget_bytes is None:
+        return True
+    return request.budget_bytes >= SURELY_TOO_SMALL * everything.timeline.peak_bytes
+
+
+def _fits(native: Cut, request: PartitionRequest, budget_bytes: int) -> bool:
+    """Whether torch's own partition stays within the budget, with what runs between its forward and its backward."""
+    between_bytes = native.timeline.saved_bytes + request.between_bytes if request.between_bytes else 0
+    return max(native.timeline.peak_bytes, between_bytes) <= budget_bytes
+
+
+def _budget_bytes(request: PartitionRequest, native: Cut | None) -> int:
+    """The budget in bytes."""
+    if request.budget_bytes is not None:
+        return request.budget_bytes
+    if request.fraction is None or native is None:
+        return UNLIMITED_BYTES
+    return int(request.fraction * native.timeline.peak_bytes)
+
+
+def _accepted(
+    problem: RematProblem, result: PlanResult, request: PartitionRequest
+) -> tuple[RematProblem, PlanResult, Plan]:
+    """The plan to apply, and the problem that it answers (with the budget raised where that is allowed)."""
+    if result.plan is None:
+        raise NoPlan(problem, result, request.between_bytes)
+    if result.status in FITTING:
+        return problem, result, result.plan
+    if not request.take_smallest:
+        raise NoPlan(problem, result, request.between_bytes)
+    raised = replace(problem, budget_bytes=result.peak_bytes)
+    return raised, replace(result, status=PlanStatus.FEASIBLE), result.plan

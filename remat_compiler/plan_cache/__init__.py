@@ -1,0 +1,1 @@
+"""Plans of earlier compilations: found by what they answer, judged anew before they are used."""

@@ -1,1 +1,0 @@
-"""What runs beside and after compilation: prediction, checks, dispatch, caches."""

@@ -1,0 +1,415 @@
+"""One budget for all graphs of a step: where Dynamo breaks the graph, or several compiled modules stand in a row.
+
+Nothing is known of later graphs when the first one is compiled.  So a graph at whose end the step goes on gets a part
+of the budget at first, and graphs behind it what is left.  Once a step is complete, its graphs and their
+order are known: where together they exceed the budget, or could do with less recomputation, the budget is shared among
+them anew and they are compiled again, before the next step.
+
+    first step    A: a quarter │ B: what A leaves        compiled one by one, as Dynamo comes to them
+    next step     A and B planned together               compiled under what Dynamo knew of them, then kept
+
+A graph that was taken to be alone, and is not, may exceed the budget together with the others in the first step.
+
+Where sizes change, graphs get limits of their own for all sizes, see `share_sizes`; then the first step keeps to the
+budget, too, or is refused.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NoReturn
+
+from remat_compiler.compilation.search import Attempt
+from remat_compiler.errors import BudgetFacts, InfeasibleBudget
+from remat_compiler.options import BudgetKind, format_bytes
+from remat_compiler.report.plan_report import StepFigures
+from remat_compiler.simulate.allowance import Allowance
+from remat_compiler.simulate.step_peak import Call, GraphMemory, Turn, handed_on, whole_step_peak
+from remat_compiler.step_budget.beside_the_plan import BesideThePlan, Outside
+from remat_compiler.step_budget.compiled_graph import PlannedGraph, have_one_budget, open_beside
+from remat_compiler.step_budget.graph_levels import (
+    checked_without_budget,
+    compiled_at,
+    level_without_budget,
+    levels_of_graph,
+    member_of,
+    passing,
+)
+from remat_compiler.step_budget.known_steps import learn, refuse
+from remat_compiler.step_budget.share import Level, share, smallest
+from remat_compiler.step_budget.share_sizes import Division, Member, SharedSizes, SizeShares
+from remat_compiler.step_budget.step_watch import WatchedStep
+
+logger = logging.getLogger(__name__)
+
+WORTH_IT = 0.02
+"""Fraction of the step by which recomputation must shrink for graphs that fit to be compiled again."""
+MAX_ROUNDS = 4
+"""How often the budget is shared at most until what is emitted fits together."""
+_LIMITED = (BudgetKind.BYTES, BudgetKind.FRACTION)
+GRAPH_BREAKS = 'TORCH_LOGS="graph_breaks" shows where the step is cut'
+
+
+def decide(step: WatchedStep[PlannedGraph]) -> None:
+    """Keep the graphs of a complete step as they are, or share the budget among them and compile them again.
+
+    Where anything else goes wrong than that nothing fits, all is as before, and the next call tries it again.
+
+    Raises:
+        InfeasibleBudget: They do not fit together, and the options do not say to take the smallest peak; all calls that
+            only such a step makes are refused from now on, too.
+    """
+    together = _Together(step)
+    try:
+        kept = any(turn is Turn.KEPT for turn, _ in step.turns)
+        if len(step.calls) > 1 or step.aside or kept or together.steps[1:]:
+            together.decide()
+        elif step.graphs[0].has_part:
+            _decide_alone(step.graphs[0])
+    except InfeasibleBudget as error:
+        refuse(step, error)
+        for graph in step.graphs:
+            graph.settle()
+        raise
+    together.look_beside()
+    for graph in step.graphs:
+        graph.belongs_to(step)
+        graph.aside_bytes = together.aside_bytes
+    learn(step)
+    for graph in together.graphs:
+        graph.settle()
+
+
+def _decide_alone(graph: PlannedGraph) -> None:
+    """A graph that got a part of the budget gets all of it."""
+    own_budget = graph.budget_bytes
+    if graph.changing is not None:
+        assert own_budget is not None, "only a budget in bytes holds for all sizes"
+        graph.changing.take_all(own_budget)
+        graph.keep(own_budget)
+        return
+    assert graph.recipe is not None
+    # A fraction that the first step could not be held to is one of this graph's own peak, now that it is alone.
+    if graph.options.memory_budget.kind is BudgetKind.FRACTION or (graph.added_ns and own_budget is not None):
+        with graph.recipe.context():
+            attempt, own_budget = graph.recipe.search()
+        graph.exchange(attempt)
+    graph.keep(own_budget)
+
+
+class _Together:
+    """The graphs of one step."""
+
+    def __init__(self, step: WatchedStep[PlannedGraph]) -> None:
+        self.step = step
+        self.steps, self.graphs = _connected(step)
+        self.options = step.graphs[0].options
+        self._calls = [self._renumbered(one) for one in self.steps]
+        self.runs = [sum(call.graph == i for calls in self._calls for call in calls) for i in range(len(self.graphs))]
+        # A call that was let go in a step may have a backward in another: at the end, as if it were still to come.
+        self._turns = [[(turn, call) for turn, call in one.turns if turn is not Turn.DROPPED] for one in self.steps]
+        self.turns = self._turns[0]
+        self._more = [0] * len(self.steps)
+        kept: list[GraphMemory] = [memory for _, memory in step.aside if memory is not None]
+        self.aside_bytes = sum(memory.held_bytes for memory in kept)
+
+    def _renumbered(self, step: WatchedStep[PlannedGraph]) -> list[Call]:
+        """The calls of a step, by the numbers that graphs have here."""
+        numbers = {graph: i for i, graph in enumerate(self.graphs)}
+        return [replace(call, graph=numbers[step.graphs[call.graph]]) for call in step.calls]
+
+    def peak(self, memories: Sequence[GraphMemory]) -> int:
+        """Peak of the steps; what one of them may take less than the others counts as taken."""
+        kinds = zip(self._calls, self._turns, self._more)
+        return max(whole_step_peak(memories, calls, turns) + more for calls, turns, more in kinds)
+
+    def decide(self) -> None:
+        """See `decide`."""
+        memories = [graph.memory for graph in self.graphs]
+        known = [memory for memory in memories if memory is not None]
+        if len(known) < len(memories):
+            if any(graph.options.memory_budget.kind in _LIMITED for graph in self.graphs):
+                self._warn("together they take more than each alone", "what one of them takes is not known")
+            return
+        limit = self._limit()
+        peak = self.peak(known)
+        change = any(graph.changing is not None for graph in self.graphs)
+        if not all(have_one_budget(graph.options, self.options) for graph in self.graphs):
+            limit = min((g.budget_bytes for g in self.graphs if g.budget_bytes is not None), default=None)
+            if limit is not None and (peak > limit or change):
+                self._warn(f"together they peak at {format_bytes(peak)}", "their options differ")
+                return
+        if limit is not None:
+            self._say_exceeded(known, limit)
+            limit = self._beside_kept(peak, limit)
+        if limit is not None and change:
+            self._share_sizes(limit)
+            return
+        if self.options.memory_budget.kind is BudgetKind.MIN:
+            self._minimise(peak)
+            return
+        if limit is None or (peak <= limit and not any(graph.has_part for graph in self.graphs)):
+            self._keep_all(peak, limit)
+            return
+        fixed = [graph for graph in self.graphs if graph.recipe is None]
+        if peak > limit and len(fixed) == len(self.graphs):
+            self._warn(
+                f"together they peak at {format_bytes(peak)}, over {format_bytes(limit)}",
+                "they cannot be compiled again, since their sizes change or Dynamo is not at hand",
+            )
+            return
+        self._share(peak, limit)
+
+    def look_beside(self) -> None:
+        """Say what takes memory beside the plan, and have the graphs look for gradients from before the step."""
+        memories = [memory for graph in self.graphs if (memory := graph.memory) is not None]
+        if len(memories) < len(self.graphs):
+            return
+        limit = self._limit() if self.options.memory_budget.kind is BudgetKind.BYTES else None
+        before = [graph.beside for graph in self.graphs if graph.beside is not None]
+        told = {what for one in before for what in one.told}
+        beside = BesideThePlan(self.peak(memories), limit, len(self.graphs), told)
+        outside = [graph.outside for graph in self.graphs]
+        together = Outside(
+            sum(one.eager_bytes for one in outside),
+            sum(one.view_bytes for one in outside),
+            sum(one.made_bytes for one in outside),
+        )
+        beside.say(together, None, of_part=self.options.memory_budget.is_part)
+        for graph in self.graphs:
+            graph.beside = beside
+
+    def _share_sizes(self, limit: int) -> None:
+        """Limits for the graphs whose sizes change; the others are compiled again for what is left to them."""
+        for graph in self.graphs:
+            graph.plan_again()
+        changing = [graph.changing for graph in self.graphs]
+        passed = handed_on(self._calls[0], self.turns)
+        members = [member_of(graph, passed.get(i, ())) for i, graph in enumerate(self.graphs)]
+        shares, division = self._division(members, limit)
+        for i, graph in enumerate(self.graphs):
+            if graph.changing is None:
+                attempt = compiled_at(graph, division.levels[i], real=True)
+                if attempt is not None and attempt is not graph.attempt:
+                    graph.exchange(attempt)
+                memory = graph.memory
+                if memory is not None:
+                    members[i] = Member((passing(replace(division.levels[i], memory=memory), passed.get(i, ())),))
+        if any(graph.changing is None for graph in self.graphs):
+            shares, division = self._division(members, limit)
+        shared = SharedSizes(shares, changing, self._calls[0][0].graph, lambda: not open_beside(self.options))
+        shared.apply(division)
+        step = StepFigures(len(self.step.graphs), None, limit)
+        for graph, allowance in zip(self.graphs, division.allowances):
+            fixed = graph.memory if graph.changing is None else None
+            own = allowance.limit_bytes if fixed is None else fixed.peak_bytes
+            graph.keep(own, "the limits of the step's graphs hold at all sizes", step)
+
+    def _division(self, members: Sequence[Member], limit: int) -> tuple[SizeShares, Division]:
+        """The budget shared out; where nothing fits, more than the budget, where the options allow that.
+
+        Where the first sizes do not fit, it is shared for the largest that do: the others are refused when they come.
+        """
+        shares = SizeShares(members, self._calls[0], self.turns, limit)
+        division = shares.divide(needed=0)
+        if division is None and shares.most is not None and self.options.on_infeasible != "min":
+            division = shares.divide(shares.most)
+        if division is not None:
+            return shares, division
+        least = shares.least_peak()
+        if self.options.on_infeasible != "min":
+            for graph in self.graphs:
+                if graph.changing is not None:
+                    graph.changing.share(Allowance.whole(0), self)
+            self._refuse(limit, least)
+        self._warn_of_smallest(limit, least)
+        shares = SizeShares(members, self._calls[0], self.turns, least)
+        division = shares.divide(needed=0)
+        assert division is not None, "the smallest peak is within itself"
+        return shares, division
+
+    def _share(self, peak: int, limit: int) -> None:
+        """Compile again under a shared budget, where that is needed or worth it."""
+        for graph in self.graphs:
+            graph.plan_again()
+        # Planning takes its time: it waits until the graphs do not fit as they are without a budget.
+        levels: list[tuple[Level, ...]] = [(level_without_budget(graph),) for graph in self.graphs]
+        planned, target = False, limit
+        for _ in range(MAX_ROUNDS):
+            found = share(levels, self.runs, self.peak, target)
+            if found is None and not planned:
+                levels, planned = [levels_of_graph(graph) for graph in self.graphs], True
+                found = share(levels, self.runs, self.peak, target)
+            if found is None:
+                break
+            if peak <= limit and not self._worth_it(found):
+                self._keep_all(peak, limit)
+                return
+            chosen = [compiled_at(graph, level, real=False) for graph, level in zip(self.graphs, found)]
+            together = self._peak_of(chosen)
+            if together is None or together <= limit:
+                self._exchange(chosen, found, together, limit)
+                return
+            target -= together - limit
+        if peak <= limit:
+            self._keep_all(peak, limit)
+            return
+        self._take_smallest(limit)
+
+    def _take_smallest(self, limit: int) -> None:
+        """The smallest peak with a warning, where the options allow that; else the error."""
+        lowest = smallest([levels_of_graph(graph, extremes=True) for graph in self.graphs], self.runs, self.peak)
+        attempts = [compiled_at(graph, level, real=False) for graph, level in zip(self.graphs, lowest)]
+        together = self._peak_of(attempts) or self.peak([level.memory for level in lowest])
+        if together > limit:
+            if self.options.on_infeasible != "min":
+                self._refuse(limit, together)
+            self._warn_of_smallest(limit, together)
+        self._exchange(attempts, lowest, together, limit)
+
+    def _minimise(self, peak: int) -> None:
+        """The smallest peak of all together, where that is below the one of the graphs' own smallest peaks."""
+        for graph in self.graphs:
+            graph.plan_again()
+        lowest = smallest([levels_of_graph(graph, extremes=True) for graph in self.graphs], self.runs, self.peak)
+        attempts = [compiled_at(graph, level, real=False) for graph, level in zip(self.graphs, lowest)]
+        together = self._peak_of(attempts)
+        if together is not None and together < peak:
+            self._exchange(attempts, lowest, together, None)
+        else:
+            self._keep_all(peak, None)
+
+    def _say_exceeded(self, memories: Sequence[GraphMemory], limit: int) -> None:
+        """The step that made this known ran before it was: say so where it may have exceeded its budget."""
+        more = self._more[0]
+        peak = whole_step_peak(memories, self._calls[0], self.turns)
+        if peak + more > limit and not any(graph.warned for graph in self.graphs):
+            logger.warning(
+                "a step may have taken %s, over memory_budget=%s (%s), before it was known that it runs %d planned "
+                "graphs; the budget is shared among them from now on",
+                format_bytes(peak),
+                self.options.memory_budget,
+                format_bytes(limit - more),
+                len(self.step.graphs),
+            )
+
+    def _beside_kept(self, peak: int, limit: int) -> int:
+        """What is left beside calls of earlier steps whose outputs are still held, where that is enough."""
+        left = limit - self.aside_bytes
+        if peak <= left or not self.aside_bytes or self.options.memory_budget.kind is not BudgetKind.BYTES:
+            return min(limit, left) if peak <= left else limit
+        for graph in self.graphs:
+            graph.plan_again()
+        lowest = smallest([levels_of_graph(graph) for graph in self.graphs], self.runs, self.peak)
+        least = self.peak([level.memory for level in lowest])
+        if least <= left:
+            return left
+        logger.warning(
+            "%d outputs of earlier steps are still held with what their backward needs, %s: beside them the step takes "
+            "up to %s more, over memory_budget=%d bytes; detach what is to be kept",
+            len(self.step.aside),
+            format_bytes(self.aside_bytes),
+            format_bytes(min(peak, limit)),
+            limit,
+        )
+        return limit
+
+    def _refuse(self, limit: int, smallest: int) -> NoReturn:
+        slowest = self.options.max_slowdown
+        reason = "" if slowest is None else f"max_slowdown={slowest}, "
+        facts = BudgetFacts(asked=self.options.memory_budget.asked, planner=self.options.planner)
+        raise InfeasibleBudget(limit, smallest, reason=f"{reason}{self._what()} together", facts=facts)
+
+    def _what(self) -> str:
+        """What of a step shares the budget."""
+        graphs, calls = len(self.step.graphs), len(self.step.calls)
+        return f"{graphs} graphs of the step" if graphs > 1 else f"{calls} calls of a graph in a step"
+
+    def _warn_of_smallest(self, limit: int, smallest: int) -> None:
+        logger.warning(
+            "no plan fits memory_budget=%d bytes: the %d graphs of the step together peak at %s; training goes on",
+            limit,
+            len(self.graphs),
+            format_bytes(smallest),
+        )
+
+    def _peak_of(self, attempts: Sequence[Attempt | None]) -> int | None:
+        pairs = zip(self.graphs, attempts)
+        memories = [
+            graph.memory if attempt is None or attempt is graph.attempt else attempt.check.memory
+            for graph, attempt in pairs
+        ]
+        known = [memory for memory in memories if memory is not None]
+        return self.peak(known) if len(known) == len(memories) else None
+
+    def _worth_it(self, found: Sequence[Level]) -> bool:
+        """Whether the graphs would recompute less by more than a little, or nothing any more."""
+        now_ns = sum(n * graph.added_ns for n, graph in zip(self.runs, self.graphs))
+        then_ns = sum(n * level.added_ns for n, level in zip(self.runs, found))
+        partitions = [(n, graph.partition) for n, graph in zip(self.runs, self.graphs)]
+        step_ns = sum(n * one.cut.problem.costs.step_ns for n, one in partitions if one is not None)
+        return now_ns - then_ns > WORTH_IT * step_ns or (now_ns > 0 and then_ns == 0)
+
+    def _exchange(
+        self, attempts: Sequence[Attempt | None], levels: Sequence[Level], peak: int | None, limit: int | None
+    ) -> None:
+        step = self._figures(peak, limit)
+        for graph, attempt, level in zip(self.graphs, attempts, levels):
+            final = attempt if attempt is None or attempt.real else compiled_at(graph, level, real=True)
+            if final is not None and final is not graph.attempt:
+                graph.exchange(final)
+            own = graph.memory
+            graph.keep(max(level.budget_bytes, level.memory.peak_bytes, 0 if own is None else own.peak_bytes), "", step)
+
+    def _keep_all(self, peak: int, limit: int | None) -> None:
+        for graph in self.graphs:
+            part = graph.attempt if graph.has_part else None
+            own = graph.budget_bytes if part is None else part.request.budget_bytes
+            graph.keep(own, "", self._figures(peak, limit))
+
+    def _figures(self, peak: int | None, limit: int | None) -> StepFigures:
+        return StepFigures(len(self.step.graphs), peak, limit)
+
+    def _limit(self) -> int | None:
+        """Bytes that the steps may take; `None` for no limit."""
+        budget = self.options.memory_budget
+        if budget.kind is not BudgetKind.FRACTION:
+            return None if budget.kind is BudgetKind.MIN else self.step.graphs[0].budget_bytes
+        unbudgeted = [memory for graph in self.graphs if (memory := checked_without_budget(graph)) is not None]
+        if len(unbudgeted) < len(self.graphs):
+            return None
+        peaks = [whole_step_peak(unbudgeted, calls, turns) for calls, turns in zip(self._calls, self._turns)]
+        limits = [budget.of_reference(peak) or 0 for peak in peaks]
+        most = max(limits)
+        self._more = [most - one for one in limits]
+        return most
+
+    def _warn(self, found: str, why: str) -> None:
+        """The budget holds for each graph alone: say so once."""
+        logger.warning(
+            "the step runs %d planned graphs, and memory_budget was kept for each of them only: %s, but %s; name a "
+            "smaller budget, or let the step be one graph (%s)",
+            len(self.graphs),
+            found,
+            why,
+            GRAPH_BREAKS,
+        )
+        for graph in self.graphs:
+            if graph.changing is not None and graph.budget_bytes is not None:
+                graph.changing.take_all(graph.budget_bytes)
+            graph.keep(graph.budget_bytes, f"the budget holds for this graph only: {found}, but {why}")
+
+
+def _connected(
+    step: WatchedStep[PlannedGraph],
+) -> tuple[list[WatchedStep[PlannedGraph]], list[PlannedGraph]]:
+    """A step, the known steps that a change of its graphs would change, too, and all their graphs."""
+    steps, graphs = [step], list(step.graphs)
+    for graph in graphs:
+        for other in graph.steps:
+            if other not in steps:
+                steps.append(other)
+                graphs += [one for one in other.graphs if one not in graphs]
+    return steps, graphs

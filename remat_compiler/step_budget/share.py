@@ -1,0 +1,159 @@
+"""Share one budget among the graphs of a step: what each may hold, so that together they stay within it.
+
+Every graph is planned at several levels, from the least that it may need to the peak that saves everything: as others
+run between its forward and its backward, what it holds there counts as much as its peak.  From saving everything, one
+graph at a time goes a level down: the one that takes most bytes off the step's peak for the time that
+it adds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from remat_compiler.ir.plan import PlanResult
+from remat_compiler.ir.problem import RematProblem
+from remat_compiler.simulate.interlude import planned_around
+from remat_compiler.simulate.step_peak import GraphMemory, memory_of
+from remat_compiler.simulate.timeline import simulate
+
+LEVELS = (0.0, 0.1, 0.25, 0.5, 0.75)
+"""Budgets that each graph is planned at, from its smallest peak (0) toward the peak without a budget (1)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """One way to plan a graph.
+
+    Attributes:
+        budget_bytes: The budget that the planner gets for it.
+        between_bytes: What it is to leave free of that between forward and backward.
+        memory: What the simulator says of the plan.
+        added_ns: Time that recomputation adds to one run of the graph.
+    """
+
+    budget_bytes: int
+    between_bytes: int
+    memory: GraphMemory
+    added_ns: int
+
+
+def levels_of(
+    problem: RematProblem,
+    unbudgeted: GraphMemory,
+    plan_with: Callable[[RematProblem], PlanResult],
+    *,
+    extremes: bool = False,
+) -> tuple[Level, ...]:
+    """The levels of a graph, the least memory first; the last one recomputes nothing.
+
+    Both the peak and what is held between forward and backward go from their smallest to those without a budget.
+
+    Args:
+        problem: The graph and its costs; the budget is not heeded.
+        unbudgeted: Its memory without a budget.
+        plan_with: The planner.
+        extremes: Also, in front, the least held and the least peak, each whatever the other one is then.
+    """
+    top = Level(unbudgeted.peak_bytes, 0, unbudgeted, 0)
+    least_peak = _planned(problem, 1, 0, plan_with)
+    least_held = _planned(problem, 1, unbudgeted.peak_bytes, plan_with)
+    if least_peak is None or least_held is None:
+        return (top,)
+    peak_bytes, held_bytes = least_peak.memory.peak_bytes, least_held.memory.held_bytes
+    found = [top]
+    for fraction in reversed(LEVELS):
+        budget = peak_bytes + int(fraction * max(unbudgeted.peak_bytes - peak_bytes, 0))
+        held = held_bytes + int(fraction * max(unbudgeted.held_bytes - held_bytes, 0))
+        level = _planned(problem, budget, max(budget - held, 0), plan_with)
+        if level is not None and level.added_ns > found[0].added_ns:
+            found.insert(0, level)
+    return (least_held, least_peak, *found) if extremes else tuple(found)
+
+
+def _planned(
+    problem: RematProblem, budget_bytes: int, between_bytes: int, plan_with: Callable[[RematProblem], PlanResult]
+) -> Level | None:
+    """The level of one budget; that of the smallest peak found where nothing fits."""
+    result = planned_around(replace(problem, budget_bytes=budget_bytes), between_bytes, plan_with)
+    if result.plan is None:
+        return None
+    timeline = simulate(problem.graph, problem.costs, result.plan)
+    return Level(budget_bytes, between_bytes, memory_of(problem.graph, timeline), timeline.added_ns)
+
+
+def share(
+    levels: Sequence[Sequence[Level]],
+    runs: Sequence[int],
+    peak_of: Callable[[Sequence[GraphMemory]], int],
+    limit_bytes: int,
+) -> tuple[Level, ...] | None:
+    """A level for each graph, with which the step stays within the limit; `None` where the lowest do not.
+
+    Args:
+        levels: The levels of each graph, the least memory first.
+        runs: How often the step runs each graph.
+        peak_of: The step's peak, from the memory of each graph.
+        limit_bytes: Most bytes that the step may take.
+    """
+    at = [len(of_graph) - 1 for of_graph in levels]
+
+    def peak() -> int:
+        return peak_of([of_graph[i].memory for of_graph, i in zip(levels, at)])
+
+    now = peak()
+    while now > limit_bytes:
+        tries = []
+        for graph, of_graph in enumerate(levels):
+            if at[graph]:
+                added_ns = runs[graph] * (of_graph[at[graph] - 1].added_ns - of_graph[at[graph]].added_ns)
+                at[graph] -= 1
+                tries.append((-(now - peak()) / (max(added_ns, 0) + 1), graph))
+                at[graph] += 1
+        if not tries:
+            return None
+        at[min(tries)[1]] -= 1
+        now = peak()
+    _raise_what_fits(levels, at, lambda: peak() <= limit_bytes)
+    return tuple(of_graph[i] for of_graph, i in zip(levels, at))
+
+
+def _raise_what_fits(levels: Sequence[Sequence[Level]], at: list[int], fits: Callable[[], bool]) -> None:
+    """Take back what proved needless once others had gone down, the most time first."""
+    for graph in sorted(range(len(at)), key=lambda graph: (-levels[graph][at[graph]].added_ns, graph)):
+        while at[graph] + 1 < len(levels[graph]):
+            at[graph] += 1
+            if not fits():
+                at[graph] -= 1
+                break
+
+
+def smallest(
+    levels: Sequence[Sequence[Level]], runs: Sequence[int], peak_of: Callable[[Sequence[GraphMemory]], int]
+) -> tuple[Level, ...]:
+    """A level for each graph with the least peak of the step that is found, and of those the least added time.
+
+    What one graph holds counts while the others run, so the least peak of each need not be the least of all.
+
+    Args:
+        levels: The levels of each graph.
+        runs: How often the step runs each graph.
+        peak_of: The step's peak, from the memory of each graph.
+    """
+
+    def rank(at: Sequence[int]) -> tuple[int, int]:
+        chosen = [of_graph[i] for of_graph, i in zip(levels, at)]
+        return peak_of([level.memory for level in chosen]), sum(n * level.added_ns for n, level in zip(runs, chosen))
+
+    starts = [[min(k, len(of_graph) - 1) for of_graph in levels] for k in range(max(map(len, levels)))]
+    at = min(starts, key=rank)
+    best = rank(at)
+    improved = True
+    while improved:
+        improved = False
+        for graph, of_graph in enumerate(levels):
+            for i in range(len(of_graph)):
+                tried = [*at[:graph], i, *at[graph + 1 :]]
+                if rank(tried) < best:
+                    at, best, improved = tried, rank(tried), True
+    return tuple(of_graph[i] for of_graph, i in zip(levels, at))

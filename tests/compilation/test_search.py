@@ -1,0 +1,206 @@
+"""Which tries are made for a graph and which one is kept, on a made-up compiler whose peaks are known."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from builders import chain, with_budget
+from remat_compiler.compilation.feedback import adjusted
+from remat_compiler.compilation.search import MAX_TRIES, Attempt, Search
+from remat_compiler.dry_run.dry_run import DryRun, Sample
+from remat_compiler.errors import InfeasibleBudget
+from remat_compiler.ir.graph import Phase
+from remat_compiler.ir.plan import Plan, PlanResult, PlanStatus
+from remat_compiler.options import RematOptions
+from remat_compiler.partition.partition import NoPlan, Partition
+from remat_compiler.partition.stages import PartitionRequest
+from remat_compiler.plan_cache.origin import FROM_CACHE, FROM_SIMILAR
+
+STEP_NS = 1000
+
+
+@dataclass
+class MadeUpCompiler:
+    """Plans use their whole budget; what is emitted takes `layout_bytes` more in the compiler's own layout.
+
+    Attributes:
+        layout_bytes: Bytes of copies in the compiler's own layout.
+        other_bytes: Bytes by which every estimate is low.
+        floor_bytes: Smallest peak of any plan.
+        ns_per_byte: Time that each byte below 1,000 adds.
+        native_bytes: What the step takes without a budget.
+        early_bytes: Bytes that loops fused across kernels take more.
+        origin: Where in the plan cache plans come from; empty for plans that were solved.
+        requests: What was asked for, and whether for real.
+    """
+
+    layout_bytes: int
+    other_bytes: int = 0
+    floor_bytes: int = 0
+    ns_per_byte: float = 0.1
+    native_bytes: int = 1000
+    early_bytes: int = 0
+    origin: str = ""
+    requests: list[tuple[PartitionRequest, bool]] = field(default_factory=list)
+
+    def __call__(self, request: PartitionRequest, real: bool = True) -> Attempt:
+        self.requests.append((request, real))
+        if request.budget_bytes is None:
+            request = replace(request, budget_bytes=self.native_bytes)
+        assert request.budget_bytes is not None
+        if request.budget_bytes < self.floor_bytes:
+            raise refusal(request.budget_bytes, self.floor_bytes)
+        timeline = SimpleNamespace(
+            peak_bytes=request.budget_bytes, added_ns=int(self.ns_per_byte * (1000 - request.budget_bytes))
+        )
+        costs = SimpleNamespace(step_ns=STEP_NS)
+        problem = SimpleNamespace(budget_bytes=request.budget_bytes, costs=costs, graph=chain(2).graph)
+        result = SimpleNamespace(stats=((self.origin, "then"),), planner="made up", plan=None)
+        cut, early = SimpleNamespace(timeline=timeline, problem=problem, result=result), request.early_loops
+        before = SimpleNamespace(timeline=SimpleNamespace(peak_bytes=self.native_bytes))
+        partition = cast("Partition", SimpleNamespace(cut=cut, early_loops=early, before=before))
+        emitted = request.budget_bytes + self.other_bytes + (self.layout_bytes if request.free_layout else 0)
+        emitted += self.early_bytes if early else 0
+        check = DryRun(emitted, (Sample("forward", "aten.convolution", 0, "x = conv(y)", emitted, 0),))
+        return Attempt(request, lambda: None, real, True, (partition,), check)
+
+
+def refusal(budget_bytes: int, smallest_bytes: int) -> NoPlan:
+    """A planner that found nothing below `smallest_bytes`."""
+    problem = with_budget(chain(2), budget_bytes)
+    steps = tuple(op.id for op in problem.graph.ops)
+    plan = Plan(steps, sum(op.phase is Phase.FORWARD for op in problem.graph.ops))
+    return NoPlan(problem, PlanResult(PlanStatus.INFEASIBLE, "made up", plan, smallest_bytes))
+
+
+def options_of(**options: Any) -> RematOptions:
+    """Options as the user gives them."""
+    return RematOptions.parse(options, check_planner=lambda name: name)
+
+
+def searched(compiler: MadeUpCompiler, budget: int, *, convolutions: bool = True, **options: Any) -> Attempt:
+    """The kept try under a budget in bytes."""
+    search = Search(compiler, options_of(memory_budget=budget, **options), chooses_layout=convolutions)
+    kept, limit = search.run(PartitionRequest(budget), None, None)
+    assert limit == budget
+    return kept
+
+
+def test_copies_that_cost_little_recomputation_keep_the_compilers_layout() -> None:
+    kept = searched(MadeUpCompiler(layout_bytes=20), 900)
+    assert kept.request.free_layout
+    assert kept.check.peak_bytes <= 900
+    assert kept.real
+
+
+def test_copies_that_cost_much_recomputation_are_avoided() -> None:
+    kept = searched(MadeUpCompiler(layout_bytes=20, ns_per_byte=10.0), 900)
+    assert not kept.request.free_layout
+    assert kept.check.peak_bytes <= 900
+
+
+def test_copies_that_leave_no_plan_are_avoided() -> None:
+    kept = searched(MadeUpCompiler(layout_bytes=500, floor_bytes=600), 900)
+    assert not kept.request.free_layout
+    assert kept.check.peak_bytes <= 900
+
+
+def test_without_convolutions_the_first_try_is_compiled_and_kept() -> None:
+    compiler = MadeUpCompiler(layout_bytes=0)
+    kept = searched(compiler, 900, convolutions=False)
+    assert [real for _, real in compiler.requests] == [True]
+    assert kept.request == compiler.requests[0][0]
+
+
+@pytest.mark.parametrize("early_bytes", [0, 50])
+def test_early_loops_are_given_up_where_they_take_more_than_the_budget(early_bytes: int) -> None:
+    compiler = MadeUpCompiler(layout_bytes=0, early_bytes=early_bytes)
+    kept = searched(compiler, 900, convolutions=False)
+    assert kept.request.early_loops == (early_bytes == 0)
+    assert kept.check.peak_bytes == kept.request.budget_bytes == 900
+    assert kept.real
+
+
+def test_kernels_are_compiled_once_where_the_layout_is_chosen() -> None:
+    compiler = MadeUpCompiler(layout_bytes=20)
+    searched(compiler, 900)
+    assert [real for _, real in compiler.requests].count(True) == 1
+    assert len(compiler.requests) <= 2 * MAX_TRIES + 1
+
+
+def test_the_error_names_the_users_budget_and_the_smallest_peak_of_both_layouts() -> None:
+    with pytest.raises(InfeasibleBudget) as error:
+        searched(MadeUpCompiler(layout_bytes=50, other_bytes=60, floor_bytes=880), 900)
+    assert error.value.budget_bytes == 900
+    assert error.value.smallest_peak_bytes == 880 + 60
+    assert "memory_budget=900 (900 bytes, 90 % of the peak without a budget)" in str(error.value)
+    assert "by planner 'made up' " in str(error.value)
+
+
+def test_a_fraction_is_one_of_what_the_step_takes_without_a_budget() -> None:
+    compiler = MadeUpCompiler(layout_bytes=0, other_bytes=200)
+    search = Search(compiler, options_of(memory_budget=0.5), chooses_layout=False)
+    kept, limit = search.run(PartitionRequest(None, fraction=0.5), None, None)
+    assert limit == 600
+    assert kept.check.peak_bytes <= 600
+
+
+def test_the_whole_peak_is_the_step_without_a_budget() -> None:
+    compiler = MadeUpCompiler(layout_bytes=0, other_bytes=200)
+    search = Search(compiler, options_of(memory_budget=1.0), chooses_layout=False)
+    kept, limit = search.run(PartitionRequest(None, fraction=1.0), None, None)
+    assert [request.budget_bytes for request, _ in compiler.requests] == [None, None]
+    assert kept.check.peak_bytes == limit == 1200
+
+
+def test_a_refused_fraction_is_not_kept_by_raising_it() -> None:
+    search = Search(
+        MadeUpCompiler(layout_bytes=0, floor_bytes=880), options_of(memory_budget=0.5), chooses_layout=False
+    )
+    with pytest.raises(InfeasibleBudget) as error:
+        search.run(PartitionRequest(None, fraction=0.5), None, None)
+    assert error.value.budget_bytes == 500
+    assert error.value.smallest_peak_bytes == 880
+
+
+def test_on_request_the_smallest_peak_is_kept_though_it_is_over_the_budget() -> None:
+    compiler = MadeUpCompiler(layout_bytes=0, floor_bytes=0)
+
+    def stubborn(request: PartitionRequest, real: bool = True) -> Attempt:
+        made = compiler(request, real)
+        return replace(made, check=replace(made.check, peak_bytes=950))
+
+    options = options_of(memory_budget=900, on_infeasible="min")
+    kept, _ = Search(stubborn, options, chooses_layout=False).run(PartitionRequest(900), None, None)
+    assert kept.check.peak_bytes == 950
+
+
+@pytest.mark.parametrize(("origin", "tries"), [("", 3), (FROM_CACHE, 3), (FROM_SIMILAR, 1)])
+def test_a_plan_of_another_size_that_fits_is_not_solved_for_the_bytes_it_leaves(origin: str, tries: int) -> None:
+    compiler = MadeUpCompiler(layout_bytes=0, other_bytes=-100, origin=origin)
+    kept = searched(compiler, 900, convolutions=False)
+    assert len(compiler.requests) == tries
+    assert kept.check.peak_bytes == (800 if tries == 1 else 900)
+
+
+def test_a_plan_of_another_size_that_does_not_fit_is_solved_anew() -> None:
+    kept = searched(MadeUpCompiler(layout_bytes=0, other_bytes=50, origin=FROM_SIMILAR), 900, convolutions=False)
+    assert kept.check.peak_bytes <= 900
+    assert kept.request.budget_bytes != 900
+
+
+def test_what_is_held_beside_other_graphs_is_aimed_at_again() -> None:
+    """The peak fits, but not what the emitted code holds while others run."""
+    timeline = SimpleNamespace(peak_bytes=80, saved_bytes=50, added_ns=5)
+    cut = SimpleNamespace(
+        timeline=timeline, problem=SimpleNamespace(budget_bytes=100), result=SimpleNamespace(stats=())
+    )
+    one = cast("Partition", SimpleNamespace(cut=cut))
+    check = DryRun(80, (Sample("forward", "op", 0, "", 80, 0),), boundary_bytes=53, between_bytes=50)
+    following = adjusted(PartitionRequest(100, between_bytes=50), [one], check, 100)
+    assert following is not None
+    assert following.budget_bytes == 97

@@ -1,0 +1,138 @@
+"""Workspace of operators: measured once, remembered, kept on disk, broken files survived."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dry_run.steps import peak_of
+from remat_compiler.costs import store, workspace
+from remat_compiler.costs.op_call import OpCall
+from remat_compiler.costs.workspace import WorkspaceTable, measure_workspace, probe_workspace
+from remat_compiler.torch_compat import FakeTensorMode
+
+aten = torch.ops.aten
+CONVOLUTION = (None, [2, 2], [1, 1], [1, 1], False, [0, 0], 1)
+
+
+def convolution_arguments(device: str = "cpu") -> tuple[Any, ...]:
+    return (torch.empty(2, 3, 32, 32, device=device), torch.empty(8, 3, 3, 3, device=device), *CONVOLUTION)
+
+
+def test_workspace_is_what_the_allocator_sees_beyond_the_results() -> None:
+    x, weight, *rest = convolution_arguments()
+    results: list[torch.Tensor] = []
+    peak = peak_of(lambda: results.append(aten.convolution.default(x, weight, *rest)))
+    with FakeTensorMode():
+        fake = convolution_arguments()
+    assert probe_workspace(aten.convolution.default, fake) == peak - results[0].untyped_storage().nbytes()
+
+
+@pytest.mark.parametrize(
+    ("func", "arguments", "expected"),
+    [
+        (aten.mm.default, (torch.empty(8, 8), torch.empty(8, 8)), 0),
+        (aten.add.Tensor, (torch.empty(8, 8), torch.empty(8, 8)), 0),
+        (aten.view.default, (torch.empty(8, 8), [64]), 0),
+        (aten.clone.default, (torch.empty(192, 32),), 0),
+        (aten._to_copy.default, (torch.empty(192, 32).t(),), 0),
+        # The bfloat16 operand is converted to float32 first.
+        (aten.add.Tensor, (torch.empty(8, 8), torch.empty(8, 8, dtype=torch.bfloat16)), 256),
+    ],
+)
+def test_known_workspaces(func: Any, arguments: tuple[Any, ...], expected: int) -> None:
+    assert probe_workspace(func, arguments) == expected
+
+
+@pytest.mark.parametrize(("rows", "expected"), [(192, 14_400), (32, 0)])
+def test_a_matrix_is_transposed_through_a_buffer(rows: int, expected: int) -> None:
+    kwargs = {"memory_format": torch.contiguous_format}
+    assert probe_workspace(aten.clone.default, (torch.empty(rows, 32).t(),), kwargs) == expected
+
+
+def test_autocast_around_the_call_does_not_count() -> None:
+    """It is on where a model is called under it, and would convert the operands."""
+    call = OpCall.any(aten.mm.default, (torch.empty(64, 64), torch.empty(64, 64)), {})
+    assert call is not None
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert measure_workspace(call) == 0
+        assert torch.is_autocast_enabled("cpu")
+
+
+def test_indices_are_valid_and_the_random_state_is_put_back() -> None:
+    state = torch.get_rng_state()
+    assert probe_workspace(aten.embedding.default, (torch.empty(10, 4), torch.empty(3, dtype=torch.long))) == 0
+    assert probe_workspace(aten.bernoulli.default, (torch.empty(64, 64),)) >= 0
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_what_cannot_run_is_logged_and_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    call = OpCall.of(aten.mm.default, (torch.empty(2, 3), torch.empty(2, 3)), {}, None)
+    assert call is not None
+    with caplog.at_level(logging.WARNING):
+        assert WorkspaceTable().resolve([call]) == {}
+    assert "aten.mm.default" in caplog.text
+
+
+def test_a_second_table_reads_what_the_first_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = WorkspaceTable(tmp_path).probe(aten.convolution.default, convolution_arguments(), {})
+    assert first > 0
+    assert [path.suffix for path in tmp_path.iterdir()] == [".json"]
+
+    def never(call: OpCall) -> int:
+        raise AssertionError(f"measured {call.key} again")
+
+    monkeypatch.setattr(workspace, "measure_workspace", never)
+    assert WorkspaceTable(tmp_path).probe(aten.convolution.default, convolution_arguments(), {}) == first
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "{", "[]", '{"version": 0, "workspace_bytes": {}}', '{"version": 1, "workspace_bytes": {"a": -1}}', "\x00"],
+)
+def test_a_broken_file_is_a_warned_miss(content: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    expected = WorkspaceTable(tmp_path).probe(aten.convolution.default, convolution_arguments(), {})
+    (path,) = tmp_path.iterdir()
+    path.write_text(content, encoding="utf-8")
+    with caplog.at_level(logging.WARNING):
+        assert WorkspaceTable(tmp_path).probe(aten.convolution.default, convolution_arguments(), {}) == expected
+    assert "measured again" in caplog.text
+    assert json.loads(path.read_text(encoding="utf-8"))["version"] == store.FORMAT_VERSION
+
+
+def test_a_folder_that_cannot_be_written_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("", encoding="utf-8")
+    with caplog.at_level(logging.WARNING):
+        assert WorkspaceTable(blocked).probe(aten.convolution.default, convolution_arguments(), {}) > 0
+    assert "cannot be written" in caplog.text
+
+
+def test_another_thread_count_is_another_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    WorkspaceTable(tmp_path).probe(aten.convolution.default, convolution_arguments(), {})
+    monkeypatch.setattr(store, "environment", lambda: ("another",))
+    WorkspaceTable(tmp_path).probe(aten.convolution.default, convolution_arguments(), {})
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_running_profiler_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
+    table = WorkspaceTable()
+    with caplog.at_level(logging.WARNING):
+        peak_of(lambda: table.probe(aten.convolution.default, convolution_arguments(), {}))
+    assert "while a profiler runs" in caplog.text
+    assert table.known == {}
+
+
+def test_calls_differ_by_what_decides_their_memory() -> None:
+    square = torch.empty(8, 8)
+    call = OpCall.of(aten.sort.default, (square, 1), {}, None)
+    transposed = OpCall.of(aten.sort.default, (square.t(), 1), {}, None)
+    assert call is not None
+    assert transposed is not None
+    assert call.key != transposed.key
+    assert measure_workspace(call) is not None

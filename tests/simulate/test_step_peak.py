@@ -1,0 +1,95 @@
+"""The peak of a step of several graphs: worked out by hand, and against one graph that holds all of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from drawn_graphs import GraphBuilder
+from remat_compiler.ir.graph import OpId, Phase, StorageKind, TrainingGraph
+from remat_compiler.ir.plan import Plan
+from remat_compiler.ir.problem import CostTable
+from remat_compiler.simulate.step_peak import Call, GraphMemory, Passed, Turn, memory_of, whole_step_peak
+from remat_compiler.simulate.timeline import MemoryTimeline, simulate
+
+F, B, DROPPED = Turn.FORWARD, Turn.BACKWARD, Turn.DROPPED
+FRONT = GraphMemory(forward_bytes=100, held_bytes=60, backward_bytes=90, left_bytes=20)
+BEHIND = GraphMemory(forward_bytes=50, held_bytes=40, backward_bytes=70, left_bytes=30)
+IN_A_ROW = [Call(0), Call(1, (Passed(10, 0),))]
+
+
+@pytest.mark.parametrize(
+    ("calls", "turns", "peak"),
+    [
+        ([], [], 0),
+        ([Call(0)], [(F, 0), (B, 0)], 100),
+        # Forward of the second beside what the first holds, then its backward; 10 of the 30 that it leaves are passed.
+        (IN_A_ROW, [(F, 0), (F, 1), (B, 1), (B, 0)], max(100, 60 + 50, 60 + 70, 30 - 10 + 90)),
+        # What is not over yet runs backward at the end.
+        (IN_A_ROW, [(F, 0), (F, 1)], 60 + 70),
+        # Let go of before its backward, the second leaves nothing.
+        (IN_A_ROW, [(F, 0), (F, 1), (DROPPED, 1), (B, 0)], 60 + 50),
+        # One after the other is no overlap but for what the first left.
+        ([Call(0), Call(1)], [(F, 0), (B, 0), (F, 1), (B, 1)], max(100, 20 + 50, 20 + 70)),
+        # The same graph twice: both hold, the gradients of its parameters are there once.
+        ([Call(0), Call(0)], [(F, 0), (F, 1), (B, 1), (B, 0)], max(60 + 100, 60 + 90, 20 + 90)),
+        # A gradient passed over a graph waits for the one that it is for.
+        ([Call(0), Call(1), Call(1, (Passed(10, 0),))], [(F, 0), (F, 1), (F, 2)], 60 + 40 + 70),
+    ],
+)
+def test_by_hand(calls: list[Call], turns: list[tuple[Turn, int]], peak: int) -> None:
+    assert whole_step_peak([FRONT, BEHIND], calls, turns) == peak
+
+
+def test_a_waiting_gradient_counts_until_its_graph_runs() -> None:
+    small = GraphMemory(0, 0, 0, 10)
+    calls = [Call(0), Call(1), Call(2, (Passed(10, 0),))]
+    turns = [(F, 0), (F, 1), (F, 2)]
+    assert whole_step_peak([GraphMemory(0, 0, 0, 0), replace(small, backward_bytes=5), small], calls, turns) == 15
+    assert whole_step_peak([GraphMemory(0, 0, 5, 0), small, small], calls, turns) == 15
+
+
+def chain(sizes: list[int], *, first: int, last: int) -> TrainingGraph:
+    """Layers `first` to `last` of a chain as one graph; the backward of each reads its input.
+
+    The first layer of all needs no gradient of its input; the others hand one to the layer in front.
+    """
+    b = GraphBuilder()
+    values = [b.storage(sizes[first - 1] if first else 8, StorageKind.INPUT)]
+    for layer in range(first, last + 1):
+        kind = StorageKind.OUTPUT if layer == last else StorageKind.ACTIVATION
+        values.append(b.storage(sizes[layer], kind))
+        b.op([values[-2]], [values[-1]])
+    flow = b.storage(sizes[last], StorageKind.TANGENT)
+    for layer in range(last, first - 1, -1):
+        writes = [b.storage(4, StorageKind.GRADIENT)]
+        if layer:
+            kind = StorageKind.GRADIENT if layer == first else StorageKind.TEMPORARY
+            writes.append(b.storage(sizes[layer - 1], kind))
+        b.op([values[layer - first], flow], writes, Phase.BACKWARD)
+        flow = writes[-1]
+    return b.graph()
+
+
+def simulated(graph: TrainingGraph) -> MemoryTimeline:
+    n = len(graph.ops)
+    forward = sum(op.phase is Phase.FORWARD for op in graph.ops)
+    costs = CostTable((1,) * n, (0,) * n, ("test",) * n)
+    return simulate(graph, costs, Plan(tuple(OpId(i) for i in range(n)), forward))
+
+
+@given(st.lists(st.integers(1, 1000), min_size=2, max_size=8), st.data())
+def test_a_chain_cut_in_pieces_peaks_as_the_chain_does(sizes: list[int], data: st.DataObject) -> None:
+    """But for what is cut: outputs and tangents there are held to the end of their piece, the last one's no longer."""
+    cuts = sorted(data.draw(st.sets(st.integers(1, len(sizes) - 1), min_size=1)))
+    bounds = list(zip([0, *cuts], [*(cut - 1 for cut in cuts), len(sizes) - 1]))
+    pieces = [chain(sizes, first=first, last=last) for first, last in bounds]
+    memories = [memory_of(piece, simulated(piece)) for piece in pieces]
+    calls = [Call(i, (Passed(sizes[first - 1], i - 1),) if i else ()) for i, (first, _) in enumerate(bounds)]
+    at_cuts = sum(sizes[cut - 1] for cut in cuts)
+    whole = simulated(chain(sizes, first=0, last=len(sizes) - 1)).peak_bytes
+    in_pieces = whole_step_peak(memories, calls, [(F, i) for i in range(len(calls))])
+    assert whole - sizes[-1] <= in_pieces <= whole + 2 * at_cuts

@@ -1,0 +1,99 @@
+"""What takes memory beside the plan is told once, with its bytes, where the budget is exceeded by it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from remat_compiler.backend import remat
+from remat_compiler.step_budget.beside_the_plan import LOOKS, BesideThePlan, Outside, Untrained, made_by_untrained
+
+
+def with_gradient(rows: int) -> torch.Tensor:
+    """A leaf whose gradient has so many rows of 256 bytes."""
+    leaf = torch.zeros(rows, 64, requires_grad=True)
+    leaf.grad = torch.zeros(rows, 64)
+    return leaf
+
+
+def test_gradients_of_all_graphs_count_together_and_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    beside = BesideThePlan(peak_bytes=1_000, limit_bytes=2_000, graphs=2)
+    assert beside.look("first", [with_gradient(2), torch.zeros(1), 3])
+    assert not caplog.records  # 1,512 bytes
+    assert not beside.look("second", [with_gradient(2)])
+    assert len(caplog.records) == 1
+    assert "gradients of 1.0 KiB" in caplog.messages[0]
+    assert not beside.look("first", [with_gradient(9)])
+    assert len(caplog.records) == 1
+
+
+def test_looking_ends() -> None:
+    beside = BesideThePlan(peak_bytes=1_000, limit_bytes=2_000)
+    assert [beside.look("graph", [torch.zeros(1)]) for _ in range(LOOKS)] == [True] * (LOOKS - 1) + [False]
+    assert not BesideThePlan(peak_bytes=1_000, limit_bytes=None).look("graph", [with_gradient(99)])
+
+
+@pytest.mark.parametrize(
+    ("eager_bytes", "limit_bytes", "of_part", "told"),
+    [
+        (0, 10, False, False),
+        (999, 2_000, False, False),
+        (1_001, 2_000, False, True),
+        (100, None, True, False),
+        (1_000, None, True, True),
+        (1_000, None, False, False),
+    ],
+)
+def test_eager_work_is_told_of_where_it_exceeds_the_budget_or_is_much(
+    eager_bytes: int, limit_bytes: int | None, of_part: bool, told: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    beside = BesideThePlan(1_000, limit_bytes, graphs=3)
+    for _ in range(2):
+        beside.say(Outside(eager_bytes=eager_bytes), None, of_part=of_part)
+    assert len(caplog.records) == told
+    for _ in range(2):
+        beside.say(Outside(view_bytes=eager_bytes, made_bytes=eager_bytes), 1_000 + eager_bytes, of_part=of_part)
+    assert len(caplog.records) == 4 * told
+    if told:
+        assert "50 %" in caplog.messages[0]
+        assert "beside the 1000 B of 3 planned graphs" in caplog.messages[0]
+        assert "outputs are views of inputs" in caplog.messages[1]
+        assert "graphs without gradients make" in caplog.messages[2]
+        assert "at its end" in caplog.messages[3]
+
+
+def test_what_a_graph_without_gradients_makes_is_counted_while_it_is_held() -> None:
+    x, weight = torch.zeros(8, 64), torch.zeros(64, requires_grad=True)
+    graph = Untrained(lambda x: (x + 1, x.view(-1), 3))
+    made, view, _ = graph(x)
+    assert made_by_untrained([x, weight, made, made, view, 3]) == made.nbytes
+    for _ in range(LOOKS):
+        later, _, _ = graph(x)
+    assert made_by_untrained([later]) == 0
+
+
+class Backbone(nn.Module):
+    """The first graph has no gradients, and makes as much as the second one takes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frozen, self.head = nn.Linear(64, 512).requires_grad_(False), nn.Linear(512, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        features = self.frozen(x)
+        torch._dynamo.graph_break()
+        return self.head(features).square().mean()
+
+
+@pytest.mark.parametrize(("budget", "told"), [(0.9, True), (100_000, True), ("1MiB", False)])
+def test_a_frozen_backbone_in_front_of_a_graph_break_is_told_of(
+    budget: object, told: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    options: Any = {"memory_budget": budget, "inner": "eager", "on_infeasible": "min"}
+    model = torch.compile(Backbone(), backend=remat, options=options)
+    for _ in range(3):
+        model(torch.randn(64, 64)).backward()
+    assert sum("graphs without gradients make 128.0 KiB" in said for said in caplog.messages) == told

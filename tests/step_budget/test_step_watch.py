@@ -1,0 +1,207 @@
+"""Which calls make a step is learnt from autograd, in whatever order a program trains its graphs."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._dynamo.backends.common import aot_autograd
+from torch.testing._internal.two_tensor import TwoTensor
+
+from dry_run.steps import interpret
+from remat_compiler.simulate.step_peak import Call, Passed, Turn
+from remat_compiler.step_budget.step_watch import StepWatch, WatchedStep
+
+F, B, DROPPED = Turn.FORWARD, Turn.BACKWARD, Turn.DROPPED
+Step = WatchedStep["Watched"]
+
+
+class Watched:
+    """A compiled function under watch."""
+
+    def __init__(self, watch: StepWatch[Watched], function: Callable[..., Any]) -> None:
+        self.watch = watch
+        torch._dynamo.reset()
+        self.compiled = torch.compile(function, backend=self._backend, dynamic=False)
+
+    def _backend(self, gm: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
+        compiled = aot_autograd(fw_compiler=interpret, bw_compiler=interpret)(gm, inputs)
+
+        def call(*arguments: Any) -> Any:
+            outputs = compiled(*arguments)
+            self.watch.forward(self, arguments, outputs)
+            return outputs
+
+        return call
+
+    def __call__(self, *arguments: Tensor) -> Any:
+        return self.compiled(*arguments)
+
+
+def squared() -> Any:
+    """A function of its own for each watch, as each compiled graph is."""
+
+    class Squared(torch.autograd.Function):
+        """Stands for a compiled graph: AOTAutograd's node is of this kind, too."""
+
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            ctx.save_for_backward(x)
+            return x * x
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+            return 2 * gradients[0] * ctx.saved_tensors[0]
+
+    return Squared
+
+
+@pytest.fixture
+def steps() -> Iterator[list[Step]]:
+    """The complete steps."""
+    found: list[Step] = []
+    yield found
+    gc.collect()
+
+
+@pytest.fixture
+def watch(steps: list[Step]) -> StepWatch[Watched]:
+    return StepWatch(steps.append)
+
+
+def leaf() -> Tensor:
+    return torch.randn(4, 8, requires_grad=True)
+
+
+def test_two_graphs_in_a_row(watch: StepWatch[Watched], steps: list[Step]) -> None:
+    first, second = Watched(watch, torch.sin), Watched(watch, lambda y: y.exp().sum())
+    y = first(leaf())
+    assert watch.current.open_graphs == [first]
+    second(y).backward()
+    (step,) = steps
+    assert step.graphs == [first, second]
+    assert step.calls == [Call(0), Call(1, (Passed(4 * 8 * 4, 0, 0),))]
+    assert step.turns == [(F, 0), (F, 1), (B, 1), (B, 0)]
+    assert watch.current.open_graphs == []
+
+
+def test_each_step_by_itself(watch: StepWatch[Watched], steps: list[Step]) -> None:
+    alone = Watched(watch, lambda y: y.exp().sum())
+    for _ in range(3):
+        alone(leaf()).backward()
+    assert [(step.calls, step.turns) for step in steps] == [([Call(0)], [(F, 0), (B, 0)])] * 3
+
+
+def test_what_is_let_go_of_ends_without_a_backward(watch: StepWatch[Watched], steps: list[Step]) -> None:
+    first, second = Watched(watch, torch.sin), Watched(watch, torch.exp)
+    z = second(first(leaf()))
+    del z
+    gc.collect()
+    (step,) = steps
+    assert sorted(step.turns[2:]) == [(DROPPED, 0), (DROPPED, 1)]
+
+
+def test_a_kept_loss_does_not_keep_its_step_open(watch: StepWatch[Watched], steps: list[Step]) -> None:
+    alone = Watched(watch, lambda y: y.exp().sum())
+    loss = alone(leaf())
+    loss.backward()
+    assert len(steps) == 1
+    del loss
+    gc.collect()
+    assert len(steps) == 1
+
+
+def test_the_same_graph_twice(watch: StepWatch[Watched], steps: list[Step]) -> None:
+    twin = Watched(watch, torch.sin)
+    (twin(leaf()) - twin(leaf())).sum().backward()
+    (step,) = steps
+    assert step.graphs == [twin]
+    assert [call.graph for call in step.calls] == [0, 0]
+    assert set(step.turns[2:]) == {(B, 0), (B, 1)}
+
+
+def test_a_critic_between_and_a_gradient_passed_over_it(watch: StepWatch[Watched], steps: list[Step]) -> None:
+    maker, critic = Watched(watch, torch.sin), Watched(watch, lambda y: y.exp().sum())
+    made = maker(leaf())
+    critic(made.detach().requires_grad_()).backward()
+    critic(made).backward()
+    (step,) = steps
+    assert step.turns == [(F, 0), (F, 1), (B, 1), (F, 2), (B, 2), (B, 0)]
+    assert [call.passed for call in step.calls] == [(), (), (Passed(128, 0, 0),)]
+
+
+def test_a_view_of_an_output_is_linked_and_other_operators_are_not(
+    watch: StepWatch[Watched], steps: list[Step]
+) -> None:
+    first, second = Watched(watch, torch.sin), Watched(watch, lambda a, b: (a.sum() + b.sum()).exp())
+    y = first(leaf())
+    second(y.view(-1)[:8], y.cos()).backward()
+    (step,) = steps
+    assert step.calls[1].passed == (Passed(32, 0, 0), Passed(128, None, 1))
+
+
+@pytest.mark.filterwarnings("ignore:TwoTensor does not implement")
+def test_what_a_subclass_wraps_links_calls(watch: StepWatch[Watched], steps: list[Step]) -> None:
+    first, second = Watched(watch, torch.sin), Watched(watch, lambda y: y.exp().sum())
+    second(first(TwoTensor(leaf(), leaf()).detach().requires_grad_())).backward()
+    (step,) = steps
+    assert step.calls[1].passed == (Passed(2 * 128, 0, 0),)
+
+
+def test_tensors_whose_memory_is_not_known_are_watched_all_the_same() -> None:
+    steps: list[WatchedStep[str]] = []
+    watch: StepWatch[str] = StepWatch(steps.append)
+    compressed = torch.eye(4).to_sparse_csr().requires_grad_() * 2
+    made = squared().apply(leaf())
+    watch.forward("graph", [compressed, leaf().to_sparse()], [made, compressed])
+    made.sum().backward()
+    (step,) = steps
+    assert [passed.argument for passed in step.calls[0].passed] == [0, 1]
+
+
+def test_a_graph_that_is_kept_for_another_backward_is_open_until_that_has_run() -> None:
+    steps: list[WatchedStep[str]] = []
+    watch: StepWatch[str] = StepWatch(steps.append)
+    made = squared().apply(leaf())
+    watch.forward("graph", [], [made])
+    loss = made.sum()
+    loss.backward(retain_graph=True)
+    assert steps == []
+    assert watch.current.open_graphs == ["graph"]
+    loss.backward()
+    (step,) = steps
+    assert step.turns == [(F, 0), (Turn.KEPT, 0), (B, 0)]
+
+
+def test_a_kept_call_is_set_aside_once_the_same_call_is_made_again() -> None:
+    steps: list[WatchedStep[str]] = []
+    watch: StepWatch[str] = StepWatch(steps.append)
+    x, function = leaf(), squared()
+
+    def forward() -> Tensor:
+        watch.begin()
+        made: Tensor = function.apply(x)
+        watch.forward("graph", [x], [made])
+        return made
+
+    kept = forward()
+    for _ in range(5):
+        forward().sum().backward()
+    assert len(steps) == 5
+    assert steps[0].turns == [(F, 0), (B, 0)]
+    assert [len(step.aside) for step in steps] == [1] * len(steps)
+    assert len(watch.current.calls) <= 2
+    del kept
+
+
+def test_calls_without_gradients_are_not_noted(watch: StepWatch[Watched], steps: list[Step]) -> None:
+    alone = Watched(watch, torch.sin)
+    with torch.no_grad():
+        alone(leaf())
+    alone(torch.randn(4, 8))
+    assert watch.current.calls == []
+    assert steps == []
