@@ -34,7 +34,8 @@ from remat_compiler.ir.plan import Plan, PlanResult
 from remat_compiler.ir.problem import RematProblem
 from remat_compiler.options import COST_MODELS
 from remat_compiler.partition.partition import partition
-from remat_compiler.partition.stages import Cut, PartitionRequest
+from remat_compiler.partition.request import PartitionRequest
+from remat_compiler.partition.stages import Cut
 from remat_passes.sequences.sequence import Order, Placement, StepIndex, baseline_order, recompute
 from zoo import ZooModel, build, names
 

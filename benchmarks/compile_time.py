@@ -38,8 +38,9 @@ from remat_compiler.costs.table import cost_table
 from remat_compiler.costs.workspace import WorkspaceTable
 from remat_compiler.ir.graph import Phase
 from remat_compiler.ir.plan import Plan
-from remat_compiler.partition.partition import Partition, partition
-from remat_compiler.partition.stages import PartitionRequest
+from remat_compiler.partition.partition import partition
+from remat_compiler.partition.request import PartitionRequest
+from remat_compiler.partition.result import Partition
 from remat_compiler.simulate.timeline import simulate
 from remat_passes.planning.auto import Auto
 from remat_passes.registry import make_planner
@@ -160,13 +161,13 @@ def run(layers: int, inner: str, fraction: float, repeats: int, time_limit: floa
     return Row(
         layers=layers,
         joint_nodes=made.joint_nodes,
-        ops=len(made.cut.problem.graph.ops),
+        ops=len(made.problem.graph.ops),
         stages=stages,
         planned_s=sum(seconds for name, seconds in stages.items() if name in PLANNED_STAGES),
         all_s=all_s,
         torch_s=torch_s,
         budget_bytes=budget,
-        peak_bytes=made.cut.timeline.peak_bytes,
+        peak_bytes=made.peak_bytes,
     )
 
 

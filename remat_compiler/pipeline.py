@@ -15,19 +15,19 @@ from typing import Any
 from torch import fx
 
 from remat_compiler import torch_compat
+from remat_compiler.compilation.attempt import Attempt
 from remat_compiler.compilation.compiler import Compiler
-from remat_compiler.compilation.feedback import over_budget
 from remat_compiler.compilation.graph_key import device_types, plan_key
 from remat_compiler.compilation.outcome import PART_ONLY, Earlier, Outcome
-from remat_compiler.compilation.search import Attempt, Search, warn_of_smallest
+from remat_compiler.compilation.search import Search, warn_of_smallest
 from remat_compiler.costs.table import cost_identity
 from remat_compiler.costs.workspace import WorkspaceTable
 from remat_compiler.dynamic_shapes.variant_maker import Workshop, dispatched
 from remat_compiler.dynamic_shapes.variant_store import VariantStore
 from remat_compiler.errors import InfeasibleBudget
 from remat_compiler.options import BudgetKind, Environment, MemoryBudget, RematOptions
-from remat_compiler.partition.partition import NoPlan
-from remat_compiler.partition.stages import PartitionRequest
+from remat_compiler.partition.request import PartitionRequest
+from remat_compiler.partition.result import NoPlan
 from remat_compiler.plan_cache.planner_loops import tell_of_compiling
 from remat_compiler.simulate.allowance import Allowance
 from remat_compiler.step_budget.beside_the_plan import Untrained
@@ -220,7 +220,7 @@ def _again(compiler: Compiler, earlier: Earlier, options: RematOptions) -> Attem
         return None
     limit = earlier.limit_bytes
     # Where the planner ran, a search goes on from here.
-    if limit is None or again.partitions or not over_budget(again, limit):
+    if limit is None or again.partitions or not again.is_over(limit):
         return again
     if options.on_infeasible != "min":
         return None

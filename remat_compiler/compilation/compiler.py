@@ -13,16 +13,16 @@ from typing import Any
 from torch import fx
 
 from remat_compiler import torch_compat
+from remat_compiler.compilation.attempt import Attempt
 from remat_compiler.compilation.graph_key import parameter_shapes
-from remat_compiler.compilation.search import Attempt
 from remat_compiler.costs.workspace import WorkspaceTable
 from remat_compiler.dry_run.dry_run import DryRun, dry_run
 from remat_compiler.dry_run.emitted_wrapper import EmittedGraph, GraphRecorder
 from remat_compiler.dry_run.symbolic_run import symbolic_run
 from remat_compiler.errors import OptionError, UnknownName, UnsupportedTorch
-from remat_compiler.partition.partition import NoPlan
 from remat_compiler.partition.partitioner import RematPartitioner, StockPartitioner, collect
-from remat_compiler.partition.stages import PartitionRequest
+from remat_compiler.partition.request import PartitionRequest
+from remat_compiler.partition.result import NoPlan
 from remat_compiler.progress import progress
 from remat_compiler.stats import count, timed
 

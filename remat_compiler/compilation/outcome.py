@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
+from remat_compiler.compilation.attempt import Attempt
 from remat_compiler.compilation.graph_key import PlanKey
 from remat_compiler.compilation.publish import checked_reports, make_reports, publish
-from remat_compiler.compilation.search import Attempt
 from remat_compiler.ir.json_folder import SUFFIX, JsonFolder
 from remat_compiler.options import BudgetKind, RematOptions
-from remat_compiler.partition.stages import PartitionRequest
+from remat_compiler.partition.request import PartitionRequest
 from remat_compiler.report.plan_report import PlanReport, StepFigures
 
 FOLDER, FORMAT_VERSION, MOST_FILES, MOST_BYTES = "plans", 4, 4_096, 64_000_000

@@ -10,7 +10,7 @@ from dataclasses import replace
 from remat_compiler.capture.source import input_names
 from remat_compiler.dry_run.dry_run import DryRun
 from remat_compiler.options import RematOptions
-from remat_compiler.partition.partition import Partition
+from remat_compiler.partition.result import Partition
 from remat_compiler.plan_cache.origin import where_in_cache
 from remat_compiler.report.build import build_report
 from remat_compiler.report.curve import memory_curve
@@ -55,7 +55,7 @@ def _report(
     notes = []
     if partition.unchanged:
         notes.append("the step fits: torch's own partition is used as it is")
-    where = where_in_cache(partition.cut.result)
+    where = where_in_cache(partition.result)
     if where:
         notes.append(f"the plan comes from the cache ({where})")
     if not partition.before.is_native:
@@ -67,8 +67,8 @@ def _report(
     if check.unmeasured:
         notes.append(f"the workspace of these operators is not known: {', '.join(check.unmeasured)}")
     return build_report(
-        partition.cut.problem,
-        with_bound(partition.cut.result, partition.cut.problem),
+        partition.problem,
+        with_bound(partition.result, partition.problem),
         graph_name=f"graph{next(_number)}",
         joint_nodes=partition.joint_nodes,
         inner=options.inner,
@@ -102,8 +102,8 @@ def publish(reports: Sequence[PlanReport], partitions: Sequence[Partition], opti
         write_dump(
             options.dump,
             report,
-            partition.cut.problem,
-            partition.cut.result,
+            partition.problem,
+            partition.result,
             sources=_sources(partition),
             before=memory_curve(before.costs, before.plan, before.timeline),
         )
@@ -114,11 +114,11 @@ def publish(reports: Sequence[PlanReport], partitions: Sequence[Partition], opti
 def _sources(partition: Partition) -> dict[str, str]:
     """The graphs as text."""
     origins = input_names(partition.joint)
-    for op in partition.cut.problem.graph.ops:
+    for op in partition.problem.graph.ops:
         for name in op.nodes:
             origins[name] = " ".join(filter(None, (op.module, op.source)))
     return {
         "joint.py": graph_text(partition.joint, "Joint graph, as it was cut.", origins),
-        "forward.py": graph_text(partition.cut.forward, "Forward graph.", origins),
-        "backward.py": graph_text(partition.cut.backward, "Backward graph.", origins),
+        "forward.py": graph_text(partition.graphs.forward, "Forward graph.", origins),
+        "backward.py": graph_text(partition.graphs.backward, "Backward graph.", origins),
     }

@@ -17,27 +17,16 @@ weights, then, where those do not fit, or only at the price of much recomputatio
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from collections.abc import Sequence
+from dataclasses import replace
 
-from remat_compiler.compilation.feedback import (
-    added_ns,
-    adjusted,
-    best_of,
-    limit_bytes,
-    needed_bytes,
-    over_budget,
-    planned_bytes,
-)
+from remat_compiler.compilation.attempt import Attempt, Compile
+from remat_compiler.compilation.feedback import best_of, limit_bytes, next_request
 from remat_compiler.compilation.refusal import facts_of
-from remat_compiler.dry_run.dry_run import DryRun
-from remat_compiler.dry_run.emitted_wrapper import EmittedGraph
-from remat_compiler.dry_run.peak_formula import PeakForm
 from remat_compiler.errors import BudgetFacts, InfeasibleBudget
 from remat_compiler.options import RematOptions, format_bytes
-from remat_compiler.partition.partition import NoPlan, Partition
-from remat_compiler.partition.stages import PartitionRequest
+from remat_compiler.partition.request import PartitionRequest
+from remat_compiler.partition.result import NoPlan
 from remat_compiler.simulate.floor import peak_floor
 from remat_compiler.simulate.step_peak import GraphMemory
 from remat_compiler.simulate.timeline import simulate
@@ -48,47 +37,6 @@ MAX_TRIES = 4
 """How often a graph is planned at most, for each layout, until its checked peak fits and uses the budget."""
 LAYOUT_GAIN = 0.05
 """Fraction of the step that may be recomputed more for the sake of the inner compiler's own layout."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Attempt:
-    """One try at a graph.
-
-    Attributes:
-        request: What was aimed for.
-        compiled: The callable; it cannot be executed when `real` is false.
-        real: Whether kernels were compiled.
-        trains: Whether there is a backward.
-        partitions: What was decided; empty without a backward, and when a compiler's cache was hit.
-        check: The dry run of what was emitted.
-        form: Its peak by the sizes of the inputs, where they are symbolic and kernels were compiled.
-        check_at: The dry run at other sizes, given by symbol, likewise.
-        graphs: What Inductor emitted, likewise.
-        fake_outputs: See `torch_compat.fake_outputs`.
-        native: Checked memory of the step without a budget, where it was emitted to tell.
-        failure: Why nothing could be planned; then the graph is compiled as the stock backend would.
-    """
-
-    request: PartitionRequest
-    compiled: Callable[..., Any]
-    real: bool
-    trains: bool
-    partitions: tuple[Partition, ...]
-    check: DryRun
-    form: PeakForm | None = None
-    check_at: Callable[[Mapping[str, int]], DryRun] | None = None
-    graphs: tuple[EmittedGraph, ...] = ()
-    fake_outputs: Any = None
-    native: GraphMemory | None = None
-    failure: Exception | None = None
-
-
-class Compile(Protocol):
-    """Compiles and checks; raises `NoPlan` when the planner refuses."""
-
-    def __call__(self, request: PartitionRequest, real: bool = True) -> Attempt:
-        """One try; where `real` is false, kernels are not compiled."""
-        ...
 
 
 class Search:
@@ -129,11 +77,11 @@ class Search:
         if request.free_layout and self.chooses_layout and self._layout_costs(tries):
             tries += self._tries(replace(request, free_layout=False), None)
         best = best_of(tries, self.limit)
-        if best is None or over_budget(best, self.limit):
+        if best is None or best.is_over(self.limit):
             best = self._when_nothing_fits(best)
         if not best.real:
             best = self.compile(best.request)
-            if over_budget(best, self.limit):
+            if best.is_over(self.limit):
                 best = self._when_nothing_fits(best)
         return replace(best, native=self.native), self.limit
 
@@ -169,12 +117,12 @@ class Search:
                 continue
             tries.append(attempt)
             if self.limit is None:
-                self.limit = limit_bytes(self.options.memory_budget, attempt.partitions)
-            if over_budget(attempt, self.limit) and any(one.early_loops for one in attempt.partitions):
+                self.limit = limit_bytes(self.options.memory_budget, attempt)
+            if attempt.is_over(self.limit) and any(one.early_loops for one in attempt.partitions):
                 request = replace(request, early_loops=False)
                 continue
-            following = adjusted(request, attempt.partitions, attempt.check, self.limit)
-            if following is None or (settled and not over_budget(attempt, self.limit)):
+            following = next_request(request, attempt, self.limit)
+            if following is None or (settled and not attempt.is_over(self.limit)):
                 break
             request = following
         return tries
@@ -184,22 +132,22 @@ class Search:
         if any(one.failure is not None for one in tries):
             return False
         best = best_of(tries, self.limit)
-        if best is None or over_budget(best, self.limit):
+        if best is None or best.is_over(self.limit):
             return True
-        more_ns = added_ns(best.partitions) - added_ns(tries[0].partitions)
-        return more_ns > LAYOUT_GAIN * sum(p.cut.problem.costs.step_ns for p in best.partitions)
+        more_ns = best.added_ns - tries[0].added_ns
+        return more_ns > LAYOUT_GAIN * best.step_ns
 
     def _when_nothing_fits(self, best: Attempt | None) -> Attempt:
         """The smallest peak with a warning, where the options allow that; else the error."""
         if best is not None and self.limit is not None and self.options.on_infeasible == "min":
-            warn_of_smallest(self.limit, needed_bytes(best) or 0)
+            warn_of_smallest(self.limit, best.needed_bytes or 0)
             return best
         refusal = self.refusal
         if best is None or (refusal is not None and _says_more(refusal, best)):
             assert refusal is not None
             raise infeasible(refusal, self.options, self.limit) from refusal
         assert self.limit is not None
-        needed, timeline = needed_bytes(best), best.check.timeline
+        needed, timeline = best.needed_bytes, best.check.timeline
         assert needed is not None, "what nothing is known of is not over the budget"
         peak = timeline[best.check.peak_index] if timeline else None
         label, text = ("", "") if peak is None else (peak.label, peak.text)
@@ -212,7 +160,7 @@ class Search:
 
 def _says_more(refusal: NoPlan, best: Attempt) -> bool:
     """Whether a refusal knows more than the best try, which was emitted: of a smaller peak, or of any."""
-    return bool(best.check.unknown) or refusal.needed_bytes < planned_bytes(best.partitions, best.check.between_bytes)
+    return bool(best.check.unknown) or refusal.needed_bytes < best.planned_bytes
 
 
 def warn_of_smallest(limit: int, needed_bytes: int) -> None:
@@ -241,10 +189,10 @@ def infeasible(refusal: NoPlan, options: RematOptions, limit: int | None) -> Inf
 
 def _facts_of(attempt: Attempt, options: RematOptions) -> BudgetFacts:
     """What is known of a step that was emitted: where it is of several joint graphs, they are not one problem."""
-    if len(attempt.partitions) != 1:
+    one = attempt.partition
+    if one is None:
         return BudgetFacts(asked=options.memory_budget.asked)
-    cut, before = attempt.partitions[0].cut, attempt.partitions[0].before
-    return facts_of(cut.problem, cut.result, options, before.timeline.peak_bytes)
+    return facts_of(one.problem, one.result, options, one.before.timeline.peak_bytes)
 
 
 def _reason(options: RematOptions) -> str:

@@ -24,8 +24,7 @@ from copy import copy
 from dataclasses import dataclass, replace
 
 from remat_compiler import torch_compat
-from remat_compiler.compilation.feedback import added_ns
-from remat_compiler.compilation.search import Attempt, Compile
+from remat_compiler.compilation.attempt import Attempt, Compile
 from remat_compiler.costs.workspace import WorkspaceTable
 from remat_compiler.dry_run.peak_formula import condition_on
 from remat_compiler.dynamic_shapes.allocator_watch import AllocatorWatch
@@ -39,8 +38,8 @@ from remat_compiler.dynamic_shapes.variant_store import AHEAD, VariantStore
 from remat_compiler.dynamic_shapes.variant_value import WORTH_IT, TradeOff
 from remat_compiler.errors import InfeasibleBudget, RematError, UnservedSizes
 from remat_compiler.options import RematOptions
-from remat_compiler.partition.partition import NoPlan
-from remat_compiler.partition.stages import PartitionRequest
+from remat_compiler.partition.request import PartitionRequest
+from remat_compiler.partition.result import NoPlan
 from remat_compiler.simulate.allowance import Allowance
 from remat_compiler.stats import count
 from remat_passes.registry import has_option
@@ -303,7 +302,7 @@ def dispatched(
     positions = [symbol.position for symbol in workshop.symbols]
     made = Dispatch(positions, maker.limit_bytes, variant, maker, options.max_variants)
     made.allowance = maker.allowance
-    inputs = first.partitions[0].cut.forward.graph.find_nodes(op="placeholder")
+    inputs = first.partitions[0].graphs.forward.graph.find_nodes(op="placeholder")
     allocator = torch_compat.device_allocator(node.meta.get("val") for node in inputs)
     if allocator is not None:
         made.watchers = (AllocatorWatch(made, allocator, maker.correction),)
@@ -316,5 +315,4 @@ def dispatched(
 
 def _added(attempt: Attempt) -> float:
     """Time that recomputation adds, as a fraction of the step."""
-    step_ns = sum(one.cut.problem.costs.step_ns for one in attempt.partitions)
-    return added_ns(attempt.partitions) / max(step_ns, 1)
+    return attempt.added_ns / max(attempt.step_ns, 1)

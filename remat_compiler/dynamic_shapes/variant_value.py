@@ -12,8 +12,7 @@ from math import isfinite
 
 from remat_compiler.dry_run.peak_formula import PeakForm
 from remat_compiler.dynamic_shapes.variant import Use
-from remat_compiler.partition.partition import Partition
-from remat_compiler.partition.stages import FITTING
+from remat_compiler.partition.result import FITTING, Partition
 from remat_compiler.simulate.timeline import simulate
 from remat_compiler.torch_compat import InputSymbol
 from remat_passes.registry import make_planner
@@ -122,7 +121,7 @@ class TradeOff:
         )
 
     def _planned(self, budget_bytes: int) -> float:
-        problem = replace(self._one.cut.problem, budget_bytes=budget_bytes)
+        problem = replace(self._one.problem, budget_bytes=budget_bytes)
         result = self._planner.plan(problem)
         if result.plan is None or result.status not in FITTING:
             return float("inf")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from torch import fx
 
@@ -16,13 +16,15 @@ from remat_compiler import torch_compat
 from remat_compiler.capture.graph import CapturedGraph
 from remat_compiler.capture.mutation import protect_changed_inputs
 from remat_compiler.costs.workspace import WorkspaceTable
-from remat_compiler.errors import PlanRejected, RematError
+from remat_compiler.errors import PlanRejected
 from remat_compiler.ir.graph import Phase
 from remat_compiler.ir.plan import Plan, PlanResult, PlanStatus
 from remat_compiler.ir.problem import CostTable, RematProblem
-from remat_compiler.partition.stages import FITTING, Cut, Cutter, PartitionRequest
+from remat_compiler.partition.request import PartitionRequest
+from remat_compiler.partition.result import FITTING, Baseline, NoPlan, Partition, SplitGraphs
+from remat_compiler.partition.stages import JointStages
 from remat_compiler.rewrite.lower import lower
-from remat_compiler.simulate.timeline import MemoryTimeline, simulate
+from remat_compiler.simulate.timeline import simulate
 from remat_compiler.simulate.verify import verify
 from remat_compiler.stats import timed
 
@@ -33,74 +35,6 @@ EARLY_ABOVE = 0.6
 SURELY_TOO_SMALL = 0.5
 """Below this fraction of the peak that saves everything, torch's own partition is not asked for: what it
 saves is what a contracted step saves, so it cannot fit, and on large graphs it takes longer than planning."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Baseline:
-    """The step without a budget.
-
-    Attributes:
-        costs: Costs of its operators.
-        plan: Its plan.
-        timeline: Its memory.
-        is_native: Whether it is torch's own cut; else it saves all that the planned graph could save.
-    """
-
-    costs: CostTable
-    plan: Plan
-    timeline: MemoryTimeline
-    is_native: bool
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Partition:
-    """What was decided for one joint graph.
-
-    Attributes:
-        joint: The joint graph.
-        joint_nodes: Nodes of the joint graph.
-        cut: The cut that is compiled.
-        before: The step without a budget.
-        unchanged: Whether torch's own cut is taken as it is.
-        early_loops: Whether loops of the backward run early, which Inductor may fuse so that more is alive at once.
-        stages: Name and seconds of each stage.
-    """
-
-    joint: fx.GraphModule
-    joint_nodes: int
-    cut: Cut
-    before: Baseline
-    unchanged: bool
-    early_loops: bool
-    stages: tuple[tuple[str, float], ...]
-
-
-class NoPlan(RematError):
-    """No plan stays within the budget.
-
-    Attributes:
-        problem: The question.
-        result: The planner's answer, with the plan of the smallest peak that it found.
-        between_bytes: What other graphs take between forward and backward, see `PartitionRequest`.
-    """
-
-    def __init__(self, problem: RematProblem, result: PlanResult, between_bytes: int = 0) -> None:
-        super().__init__(f"no plan within {problem.budget_bytes} bytes")
-        self.problem = problem
-        self.result = result
-        self.between_bytes = between_bytes
-
-    @property
-    def held_bytes(self) -> int:
-        """What that plan holds between forward and backward, with what other graphs take; 0 where none take any."""
-        if not self.between_bytes or self.result.plan is None:
-            return 0
-        return simulate(self.problem.graph, self.problem.costs, self.result.plan).saved_bytes + self.between_bytes
-
-    @property
-    def needed_bytes(self) -> int:
-        """Smallest budget that the planner found a plan for."""
-        return max(self.result.peak_bytes, self.held_bytes)
 
 
 def partition(
@@ -126,45 +60,47 @@ def partition(
         NoPlan: The planner found nothing within the budget.
         PlanRejected: The verifier refused the plan.
     """
-    cutter = Cutter(joint, request, num_fwd_outputs, static_input_indices, workspace)
+    stages = JointStages(joint, request, num_fwd_outputs, static_input_indices, workspace)
     with _collection_paused(), torch_compat.copying_nodes():
-        return _partition(cutter, plan_with)
+        return _partition(stages, plan_with)
 
 
-def _partition(cutter: Cutter, plan_with: Callable[[RematProblem], PlanResult]) -> Partition:
+def _partition(stages: JointStages, plan_with: Callable[[RematProblem], PlanResult]) -> Partition:
     """The stages of `partition`."""
-    joint, request = cutter.joint, cutter.request
-    with cutter.stage("prepare"):
-        torch_compat.prepare_joint(joint, cutter.num_fwd_outputs, cutter.static_input_indices)
+    joint, request = stages.joint, stages.request
+    with stages.stage("prepare"):
+        torch_compat.prepare_joint(joint, stages.num_fwd_outputs, stages.static_input_indices)
         joint_nodes = len(joint.graph.nodes)
-        protect_changed_inputs(joint, cutter.num_fwd_outputs)
-    captured, costs = cutter.captured_with_costs()
+        protect_changed_inputs(joint, stages.num_fwd_outputs)
+    captured, costs = stages.captured_with_costs()
     before = _save_everything(captured, costs)
     native = None
     if _may_fit_natively(before, request):
-        with cutter.stage("torch partition"):
-            native = cutter.native_cut()
+        with stages.stage("torch partition"):
+            native = stages.native()
         assert native.result.plan is not None
         before = Baseline(native.problem.costs, native.result.plan, native.timeline, True)
     budget_bytes = _budget_bytes(request, native)
     if native is not None and _fits(native, request, budget_bytes) and request.planner in ("auto", "min_cut"):
-        cut = replace(native, problem=replace(native.problem, budget_bytes=budget_bytes))
-        return Partition(joint, joint_nodes, cut, before, True, False, cutter.stages)
+        split = replace(native, problem=replace(native.problem, budget_bytes=budget_bytes))
+        return Partition(joint, joint_nodes, split, before, True, False, stages.stages)
     found = None
-    if request.early_loops and cutter.fused and budget_bytes >= EARLY_ABOVE * before.timeline.peak_bytes:
-        found = cutter.planned_early(budget_bytes, plan_with)
+    if request.early_loops and stages.fused and budget_bytes >= EARLY_ABOVE * before.timeline.peak_bytes:
+        found = stages.plan_with_early_loops(budget_bytes, plan_with)
     early = found is not None
     if found is None:
-        found = cutter.planned(captured, costs, budget_bytes, plan_with)
+        found = stages.plan_in_order(captured, costs, budget_bytes, plan_with)
     problem, result, plan = _accepted(found.problem, found.result, request)
-    with cutter.stage("verify"), timed("verifying_s"):
+    with stages.stage("verify"), timed("verifying_s"):
         violations = verify(problem, plan, result.peak_bytes) if request.verify else []
         if violations:
             raise PlanRejected(result.planner, violations)
-    with cutter.stage("lower"):
+    with stages.stage("lower"):
         lowered = lower(found.captured, plan)
-    cut = Cut(lowered.forward, lowered.backward, problem, result, simulate(problem.graph, problem.costs, plan))
-    return Partition(joint, joint_nodes, cut, before, False, early, cutter.stages)
+    split = SplitGraphs(
+        lowered.forward, lowered.backward, problem, result, simulate(problem.graph, problem.costs, plan)
+    )
+    return Partition(joint, joint_nodes, split, before, False, early, stages.stages)
 
 
 @contextmanager
@@ -198,13 +134,13 @@ def _may_fit_natively(everything: Baseline, request: PartitionRequest) -> bool:
     return request.budget_bytes >= SURELY_TOO_SMALL * everything.timeline.peak_bytes
 
 
-def _fits(native: Cut, request: PartitionRequest, budget_bytes: int) -> bool:
+def _fits(native: SplitGraphs, request: PartitionRequest, budget_bytes: int) -> bool:
     """Whether torch's own partition stays within the budget, with what runs between its forward and its backward."""
     between_bytes = native.timeline.saved_bytes + request.between_bytes if request.between_bytes else 0
     return max(native.timeline.peak_bytes, between_bytes) <= budget_bytes
 
 
-def _budget_bytes(request: PartitionRequest, native: Cut | None) -> int:
+def _budget_bytes(request: PartitionRequest, native: SplitGraphs | None) -> int:
     """The budget in bytes."""
     if request.budget_bytes is not None:
         return request.budget_bytes

@@ -20,8 +20,9 @@ from remat_compiler import torch_compat
 from remat_compiler.capture.declared import declared_names
 from remat_compiler.capture.source import name_inputs
 from remat_compiler.costs.workspace import WorkspaceTable
-from remat_compiler.partition.partition import Partition, partition
-from remat_compiler.partition.stages import PartitionRequest
+from remat_compiler.partition.partition import partition
+from remat_compiler.partition.request import PartitionRequest
+from remat_compiler.partition.result import Partition
 from remat_compiler.plan_cache.cache import shared_plan_cache
 from remat_compiler.plan_cache.cached_planner import CachedPlanner, code_digest, may_take_similar
 from remat_compiler.simulate.interlude import planned_around
@@ -113,7 +114,7 @@ class RematPartitioner(torch_compat.CustomPartitionerFn):
         collected = _collected.get()
         if collected is not None:
             collected.append(made)
-        return made.cut.forward, made.cut.backward
+        return made.graphs.forward, made.graphs.backward
 
     def uuid(self) -> str:
         """Names the request, and the costs, versions and code that turn it into a plan and into compiled code."""

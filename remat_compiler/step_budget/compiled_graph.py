@@ -18,12 +18,12 @@ from weakref import ref
 import torch
 
 from remat_compiler import torch_compat
-from remat_compiler.compilation.search import Attempt, Compile
+from remat_compiler.compilation.attempt import Attempt, Compile
 from remat_compiler.errors import BudgetFacts, InfeasibleBudget
 from remat_compiler.options import BudgetKind, RematOptions, format_bytes
-from remat_compiler.partition.partition import Partition
+from remat_compiler.partition.result import Partition
 from remat_compiler.report.plan_report import StepFigures
-from remat_compiler.simulate.step_peak import GraphMemory, Turn, memory_of
+from remat_compiler.simulate.step_peak import GraphMemory, Turn
 from remat_compiler.step_budget.beside_the_plan import BesideThePlan, Outside
 from remat_compiler.step_budget.dynamic_graph import ChangingGraph
 from remat_compiler.step_budget.known_steps import Place, is_among, is_known, learn, until
@@ -263,7 +263,7 @@ class PlannedGraph:
         if not self.attempt.check.unknown:
             return self.attempt.check.memory
         one = self.partition
-        return None if one is None else memory_of(one.cut.problem.graph, one.cut.timeline)
+        return None if one is None else one.memory
 
     @property
     def memory_now(self) -> GraphMemory | None:
@@ -279,13 +279,12 @@ class PlannedGraph:
         """What was decided; `None` for what a compiler's cache had, and once it is settled."""
         if self.changing is not None:
             return self.changing.first.partitions[0]
-        partitions = () if self.attempt is None else self.attempt.partitions
-        return partitions[0] if len(partitions) == 1 else None
+        return None if self.attempt is None else self.attempt.partition
 
     @property
     def added_ns(self) -> int:
         """Modelled time that recomputation adds, as far as it is known."""
-        return 0 if self.partition is None else self.partition.cut.timeline.added_ns
+        return 0 if self.partition is None else self.partition.added_ns
 
     @property
     def unbudgeted(self) -> GraphMemory | None:
@@ -295,7 +294,7 @@ class PlannedGraph:
             return self._unbudgeted
         if self.changing is not None:
             return self.changing.unbudgeted
-        return self.memory if one.unchanged else memory_of(one.cut.problem.graph, one.before.timeline)
+        return self.memory if one.unchanged else one.memory_before
 
     @property
     def has_part(self) -> bool:

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from enum import Enum
 
 from remat_compiler import torch_compat
-from remat_compiler.compilation.search import Attempt
+from remat_compiler.compilation.attempt import Attempt
 from remat_compiler.dynamic_shapes.dispatch import Dispatch
 from remat_compiler.simulate.allowance import Allowance
-from remat_compiler.simulate.step_peak import GraphMemory, memory_of
+from remat_compiler.simulate.step_peak import GraphMemory
 
 FIRST_PART = 0.25
 """Part of the budget left that a graph gets when more graphs follow and nothing is known of them."""
@@ -99,7 +99,7 @@ class ChangingGraph:
         one, checked = self.first.partitions[0], self.first.check.memory
         if one.unchanged and checked is not None:
             return checked
-        return memory_of(one.cut.problem.graph, one.before.timeline)
+        return one.memory_before
 
     def grown(self, passed: Sequence[int], multiple: float) -> tuple[float, int]:
         """Its memory at a multiple of the first sizes, as a part of that at these, and what it leaves behind there.

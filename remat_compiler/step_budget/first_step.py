@@ -21,7 +21,7 @@ from torch import fx
 from remat_compiler import torch_compat
 from remat_compiler.errors import BudgetFacts, InfeasibleBudget
 from remat_compiler.options import BudgetKind, RematOptions, format_bytes
-from remat_compiler.partition.stages import PartitionRequest
+from remat_compiler.partition.request import PartitionRequest
 from remat_compiler.simulate.allowance import Allowance
 from remat_compiler.simulate.step_peak import Call, GraphMemory, Turn, whole_step_peak
 from remat_compiler.step_budget.compiled_graph import (

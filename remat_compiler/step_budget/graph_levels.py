@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from remat_compiler.compilation.search import Attempt
+from remat_compiler.compilation.attempt import Attempt
 from remat_compiler.simulate.step_peak import GraphMemory, Passed
 from remat_compiler.step_budget.compiled_graph import PlannedGraph
 from remat_compiler.step_budget.share import Level, levels_of
@@ -66,7 +66,7 @@ def levels_of_graph(graph: PlannedGraph, *, extremes: bool = False) -> tuple[Lev
         return (level_without_budget(graph),)
     options = graph.options
     planner = make_planner(options.planner, effort=LEVEL_EFFORT, time_limit=0.0)
-    return levels_of(one.cut.problem, unbudgeted, planner.plan, extremes=extremes)
+    return levels_of(one.problem, unbudgeted, planner.plan, extremes=extremes)
 
 
 def compiled_at(graph: PlannedGraph, level: Level, *, real: bool) -> Attempt | None:

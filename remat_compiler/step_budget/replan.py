@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NoReturn
 
-from remat_compiler.compilation.search import Attempt
+from remat_compiler.compilation.attempt import Attempt
 from remat_compiler.errors import BudgetFacts, InfeasibleBudget
 from remat_compiler.options import BudgetKind, format_bytes
 from remat_compiler.report.plan_report import StepFigures
@@ -349,7 +349,7 @@ class _Together:
         now_ns = sum(n * graph.added_ns for n, graph in zip(self.runs, self.graphs))
         then_ns = sum(n * level.added_ns for n, level in zip(self.runs, found))
         partitions = [(n, graph.partition) for n, graph in zip(self.runs, self.graphs)]
-        step_ns = sum(n * one.cut.problem.costs.step_ns for n, one in partitions if one is not None)
+        step_ns = sum(n * one.step_ns for n, one in partitions if one is not None)
         return now_ns - then_ns > WORTH_IT * step_ns or (now_ns > 0 and then_ns == 0)
 
     def _exchange(

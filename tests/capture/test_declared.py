@@ -18,7 +18,7 @@ from remat_compiler.errors import OptionError
 from remat_compiler.ir.plan import Decision
 from remat_compiler.options import RematOptions
 from remat_compiler.partition.partitioner import RematPartitioner
-from remat_compiler.partition.stages import PartitionRequest
+from remat_compiler.partition.request import PartitionRequest
 
 runs: list[int] = []
 

@@ -15,7 +15,7 @@ from remat_compiler.costs.workspace import WorkspaceTable
 from remat_compiler.dry_run.dry_run import dry_run
 from remat_compiler.dry_run.emitted_wrapper import GraphRecorder
 from remat_compiler.partition.partitioner import RematPartitioner, collect
-from remat_compiler.partition.stages import PartitionRequest
+from remat_compiler.partition.request import PartitionRequest
 
 TABLE = WorkspaceTable()
 SMALL_BYTES = 4096
@@ -116,7 +116,7 @@ def estimated_and_emitted(model: nn.Module, inputs: Sequence[Tensor], request: P
             compiled = torch_compat.compile_with_inductor(gm, example_inputs, RematPartitioner(request, ""))
         check = dry_run(compiled, example_inputs, recorder.graphs, TABLE)
         assert not check.unknown
-        found.append((sum(p.cut.timeline.peak_bytes for p in partitions), check.peak_bytes))
+        found.append((sum(p.peak_bytes for p in partitions), check.peak_bytes))
         return gm.forward
 
     torch._dynamo.reset()

@@ -22,7 +22,7 @@ from remat_compiler.costs.table import cost_identity
 from remat_compiler.options import BudgetKind, MemoryBudget, RematOptions
 from remat_compiler.partition import partitioner
 from remat_compiler.partition.partitioner import RematPartitioner
-from remat_compiler.partition.stages import PartitionRequest
+from remat_compiler.partition.request import PartitionRequest
 
 OTHER_OPTIONS: dict[str, object] = {
     "memory_budget": MemoryBudget(BudgetKind.BYTES, limit_bytes=7),

@@ -10,7 +10,7 @@ import pytest
 from remat_compiler.compilation.graph_key import PlanKey
 from remat_compiler.compilation.outcome import DECIDED, Earlier, Outcome, kept_outcomes
 from remat_compiler.options import RematOptions
-from remat_compiler.partition.stages import PartitionRequest
+from remat_compiler.partition.request import PartitionRequest
 
 KEY = PlanKey("graph", "options", "7", "rates", "settings", "versions")
 FIRST = PartitionRequest(budget_bytes=7)

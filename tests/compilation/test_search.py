@@ -9,15 +9,16 @@ from typing import Any, cast
 import pytest
 
 from builders import chain, with_budget
-from remat_compiler.compilation.feedback import adjusted
-from remat_compiler.compilation.search import MAX_TRIES, Attempt, Search
+from remat_compiler.compilation.attempt import Attempt
+from remat_compiler.compilation.feedback import next_request
+from remat_compiler.compilation.search import MAX_TRIES, Search
 from remat_compiler.dry_run.dry_run import DryRun, Sample
 from remat_compiler.errors import InfeasibleBudget
 from remat_compiler.ir.graph import Phase
 from remat_compiler.ir.plan import Plan, PlanResult, PlanStatus
 from remat_compiler.options import RematOptions
-from remat_compiler.partition.partition import NoPlan, Partition
-from remat_compiler.partition.stages import PartitionRequest
+from remat_compiler.partition.request import PartitionRequest
+from remat_compiler.partition.result import NoPlan, Partition
 from remat_compiler.plan_cache.origin import FROM_CACHE, FROM_SIMILAR
 
 STEP_NS = 1000
@@ -54,19 +55,21 @@ class MadeUpCompiler:
         assert request.budget_bytes is not None
         if request.budget_bytes < self.floor_bytes:
             raise refusal(request.budget_bytes, self.floor_bytes)
-        timeline = SimpleNamespace(
-            peak_bytes=request.budget_bytes, added_ns=int(self.ns_per_byte * (1000 - request.budget_bytes))
+        early = request.early_loops
+        partition = SimpleNamespace(
+            peak_bytes=request.budget_bytes,
+            budget_bytes=request.budget_bytes,
+            added_ns=int(self.ns_per_byte * (1000 - request.budget_bytes)),
+            step_ns=STEP_NS,
+            problem=SimpleNamespace(graph=chain(2).graph, costs=chain(2).costs),
+            result=SimpleNamespace(stats=((self.origin, "then"),), planner="made up", plan=None),
+            early_loops=early,
+            before=SimpleNamespace(timeline=SimpleNamespace(peak_bytes=self.native_bytes)),
         )
-        costs = SimpleNamespace(step_ns=STEP_NS)
-        problem = SimpleNamespace(budget_bytes=request.budget_bytes, costs=costs, graph=chain(2).graph)
-        result = SimpleNamespace(stats=((self.origin, "then"),), planner="made up", plan=None)
-        cut, early = SimpleNamespace(timeline=timeline, problem=problem, result=result), request.early_loops
-        before = SimpleNamespace(timeline=SimpleNamespace(peak_bytes=self.native_bytes))
-        partition = cast("Partition", SimpleNamespace(cut=cut, early_loops=early, before=before))
         emitted = request.budget_bytes + self.other_bytes + (self.layout_bytes if request.free_layout else 0)
         emitted += self.early_bytes if early else 0
         check = DryRun(emitted, (Sample("forward", "aten.convolution", 0, "x = conv(y)", emitted, 0),))
-        return Attempt(request, lambda: None, real, True, (partition,), check)
+        return Attempt(request, lambda: None, real, True, (cast("Partition", partition),), check)
 
 
 def refusal(budget_bytes: int, smallest_bytes: int) -> NoPlan:
@@ -195,12 +198,10 @@ def test_a_plan_of_another_size_that_does_not_fit_is_solved_anew() -> None:
 
 def test_what_is_held_beside_other_graphs_is_aimed_at_again() -> None:
     """The peak fits, but not what the emitted code holds while others run."""
-    timeline = SimpleNamespace(peak_bytes=80, saved_bytes=50, added_ns=5)
-    cut = SimpleNamespace(
-        timeline=timeline, problem=SimpleNamespace(budget_bytes=100), result=SimpleNamespace(stats=())
-    )
-    one = cast("Partition", SimpleNamespace(cut=cut))
+    one = SimpleNamespace(peak_bytes=80, saved_bytes=50, added_ns=5, budget_bytes=100, result=SimpleNamespace(stats=()))
     check = DryRun(80, (Sample("forward", "op", 0, "", 80, 0),), boundary_bytes=53, between_bytes=50)
-    following = adjusted(PartitionRequest(100, between_bytes=50), [one], check, 100)
+    request = PartitionRequest(100, between_bytes=50)
+    attempt = Attempt(request, lambda: None, True, True, (cast("Partition", one),), check)
+    following = next_request(request, attempt, 100)
     assert following is not None
     assert following.budget_bytes == 97

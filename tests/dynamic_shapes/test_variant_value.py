@@ -12,7 +12,7 @@ from builders import chain
 from remat_compiler.dry_run.peak_formula import PeakForm
 from remat_compiler.dynamic_shapes.variant import Use, Variant
 from remat_compiler.dynamic_shapes.variant_value import CANDIDATES, REACH, ROOM, WORTH_IT, TradeOff
-from remat_compiler.partition.partition import Partition
+from remat_compiler.partition.result import Partition
 from remat_compiler.simulate.timeline import simulate
 from remat_compiler.torch_compat import InputSymbol
 from remat_passes.planning.save_all import SaveAll

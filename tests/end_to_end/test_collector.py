@@ -19,15 +19,15 @@ from dry_run.steps import peak_of
 from end_to_end.compiling import compile_with
 from remat_compiler import pipeline, torch_compat
 from remat_compiler.capture.graph import capture
-from remat_compiler.compilation.search import Attempt
+from remat_compiler.compilation.attempt import Attempt
 from remat_compiler.dynamic_shapes.dispatch import Dispatch
 from remat_compiler.dynamic_shapes.mimose import sheltered_phase
 from remat_compiler.dynamic_shapes.mimose.collector import Collector, Dropped
 from remat_compiler.ir.problem import CostTable, RematProblem
 from remat_compiler.ir.saved_layers import SavedLayers
 from remat_compiler.partition import partitioner
-from remat_compiler.partition.partition import Partition
-from remat_compiler.partition.stages import PartitionRequest
+from remat_compiler.partition.request import PartitionRequest
+from remat_compiler.partition.result import Partition
 from remat_compiler.plan_cache.cached_planner import options_of
 from remat_passes.layers.saved_layers import saved_layers
 from remat_passes.registry import make_planner

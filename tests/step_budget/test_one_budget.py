@@ -14,9 +14,9 @@ import remat_compiler
 from measure import measure_step, train_step
 from remat_compiler import pipeline
 from remat_compiler.backend import remat
-from remat_compiler.compilation.search import Attempt
+from remat_compiler.compilation.attempt import Attempt
 from remat_compiler.errors import InfeasibleBudget
-from remat_compiler.partition.stages import PartitionRequest
+from remat_compiler.partition.request import PartitionRequest
 from remat_compiler.report.plan_report import StepFigures
 from remat_compiler.simulate.step_peak import whole_step_peak
 from remat_compiler.step_budget import replan

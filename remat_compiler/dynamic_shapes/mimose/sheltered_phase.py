@@ -15,7 +15,7 @@ from torch import fx
 from remat_compiler import torch_compat
 from remat_compiler.capture.graph import CPU_RNG_STATE_BYTES
 from remat_compiler.capture.storages import find_roots
-from remat_compiler.compilation.search import Attempt
+from remat_compiler.compilation.attempt import Attempt
 from remat_compiler.costs.workspace import WorkspaceTable
 from remat_compiler.dry_run.fake_inputs import counted_device_type
 from remat_compiler.dynamic_shapes.dispatch import Dispatch
@@ -24,7 +24,7 @@ from remat_compiler.dynamic_shapes.mimose.layered_forward import Block, BlockedF
 from remat_compiler.dynamic_shapes.variant import PeakBySize, Use
 from remat_compiler.ir.graph import Op, Phase, Trait
 from remat_compiler.ir.saved_layers import SavedLayers
-from remat_compiler.partition.partition import Partition
+from remat_compiler.partition.result import Partition
 from remat_passes.registry import saved_layers
 
 logger = logging.getLogger(__name__)
@@ -87,9 +87,9 @@ def collector_for(attempt: Attempt, limit_bytes: Callable[[], int], workspace: W
         limit_bytes: The budget as it is now.
         workspace: Measured workspaces.
     """
-    if len(attempt.partitions) != 1:
+    one = attempt.partition
+    if one is None:
         return None
-    one = attempt.partitions[0]
     refused = _not_twice(one)
     if refused:
         logger.info("nothing is collected: %s is not to run twice in a step", refused)
@@ -106,12 +106,12 @@ def collector_for(attempt: Attempt, limit_bytes: Callable[[], int], workspace: W
 
 def layers_of(one: Partition) -> SavedLayers:
     """The layers of a partition's forward."""
-    return saved_layers(one.cut.problem)
+    return saved_layers(one.problem)
 
 
 def blocked_forward(one: Partition) -> BlockedForward:
     """The forward of a partition as layers."""
-    graph, found = one.cut.problem.graph, layers_of(one)
+    graph, found = one.problem.graph, layers_of(one)
     nodes: dict[str, int] = {}
     for op in _forward_ops(one):
         for name in op.nodes:
@@ -120,12 +120,12 @@ def blocked_forward(one: Partition) -> BlockedForward:
         Block(layer.name, tuple(graph.storages[s].name for s in layer.storages), layer.checkpointed)
         for layer in found.layers
     ]
-    inputs = [node.name for node in one.cut.forward.graph.find_nodes(op="placeholder")]
+    inputs = [node.name for node in one.graphs.forward.graph.find_nodes(op="placeholder")]
     return BlockedForward(one.joint, nodes, inputs, blocks)
 
 
 def _forward_ops(one: Partition) -> list[Op]:
-    return [op for op in one.cut.problem.graph.ops if op.phase is Phase.FORWARD]
+    return [op for op in one.problem.graph.ops if op.phase is Phase.FORWARD]
 
 
 def _not_twice(one: Partition) -> str:

@@ -1,0 +1,148 @@
+"""What becomes of one joint graph: its two graphs and how they were decided, or that nothing fits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import fx
+
+from remat_compiler.errors import RematError
+from remat_compiler.ir.plan import Plan, PlanResult, PlanStatus
+from remat_compiler.ir.problem import CostTable, RematProblem
+from remat_compiler.simulate.step_peak import GraphMemory, memory_of
+from remat_compiler.simulate.timeline import MemoryTimeline, simulate
+
+FITTING = (PlanStatus.OPTIMAL, PlanStatus.FEASIBLE)
+"""How planners end whose plan is within the budget."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SplitGraphs:
+    """A joint graph split into forward and backward, and what the one simulator says of it.
+
+    Attributes:
+        forward: Forward graph.
+        backward: Backward graph.
+        problem: The question put to the planner.
+        result: Its answer.
+        timeline: Memory over the step.
+    """
+
+    forward: fx.GraphModule
+    backward: fx.GraphModule
+    problem: RematProblem
+    result: PlanResult
+    timeline: MemoryTimeline
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Baseline:
+    """The step without a budget.
+
+    Attributes:
+        costs: Costs of its operators.
+        plan: Its plan.
+        timeline: Its memory.
+        is_native: Whether it is torch's own cut; else it saves all that the planned graph could save.
+    """
+
+    costs: CostTable
+    plan: Plan
+    timeline: MemoryTimeline
+    is_native: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Partition:
+    """What was decided for one joint graph.
+
+    Attributes:
+        joint: The joint graph.
+        joint_nodes: Nodes of the joint graph.
+        graphs: What is compiled.
+        before: The step without a budget.
+        unchanged: Whether torch's own partition is taken as it is.
+        early_loops: Whether loops of the backward run early, which Inductor may fuse so that more is alive at once.
+        stages: Name and seconds of each stage.
+    """
+
+    joint: fx.GraphModule
+    joint_nodes: int
+    graphs: SplitGraphs
+    before: Baseline
+    unchanged: bool
+    early_loops: bool
+    stages: tuple[tuple[str, float], ...]
+
+    @property
+    def problem(self) -> RematProblem:
+        """The question put to the planner."""
+        return self.graphs.problem
+
+    @property
+    def result(self) -> PlanResult:
+        """The planner's answer."""
+        return self.graphs.result
+
+    @property
+    def added_ns(self) -> int:
+        """Modelled time that recomputation adds."""
+        return self.graphs.timeline.added_ns
+
+    @property
+    def step_ns(self) -> int:
+        """Modelled time of the step that executes every operator once."""
+        return self.problem.costs.step_ns
+
+    @property
+    def peak_bytes(self) -> int:
+        """Simulated peak."""
+        return self.graphs.timeline.peak_bytes
+
+    @property
+    def saved_bytes(self) -> int:
+        """Bytes held between the forward and the backward."""
+        return self.graphs.timeline.saved_bytes
+
+    @property
+    def budget_bytes(self) -> int:
+        """Largest peak that the planner was allowed."""
+        return self.problem.budget_bytes
+
+    @property
+    def memory(self) -> GraphMemory:
+        """Its memory as the simulator sees it."""
+        return memory_of(self.problem.graph, self.graphs.timeline)
+
+    @property
+    def memory_before(self) -> GraphMemory:
+        """The same without a budget."""
+        return memory_of(self.problem.graph, self.before.timeline)
+
+
+class NoPlan(RematError):
+    """No plan stays within the budget.
+
+    Attributes:
+        problem: The question.
+        result: The planner's answer, with the plan of the smallest peak that it found.
+        between_bytes: What other graphs take between forward and backward, see `PartitionRequest`.
+    """
+
+    def __init__(self, problem: RematProblem, result: PlanResult, between_bytes: int = 0) -> None:
+        super().__init__(f"no plan within {problem.budget_bytes} bytes")
+        self.problem = problem
+        self.result = result
+        self.between_bytes = between_bytes
+
+    @property
+    def held_bytes(self) -> int:
+        """What that plan holds between forward and backward, with what other graphs take; 0 where none take any."""
+        if not self.between_bytes or self.result.plan is None:
+            return 0
+        return simulate(self.problem.graph, self.problem.costs, self.result.plan).saved_bytes + self.between_bytes
+
+    @property
+    def needed_bytes(self) -> int:
+        """Smallest budget that the planner found a plan for."""
+        return max(self.result.peak_bytes, self.held_bytes)
