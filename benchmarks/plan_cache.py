@@ -27,12 +27,12 @@ import torch
 
 from capture_problems import capture
 from remat_compiler.costs.workspace import WorkspaceTable
-from remat_compiler.ir.plan import PlanResult
+from remat_compiler.ir.plan import FITTING, Plan, PlanResult
 from remat_compiler.ir.problem import RematProblem
 from remat_compiler.plan_cache.cache import PlanCache
 from remat_compiler.plan_cache.cached_planner import CachedPlanner
 from remat_compiler.plan_cache.origin import is_of_another_size, where_in_cache
-from remat_compiler.plan_cache.reuse import FITTING, TOLERANCE, saving_all, wasted_ns
+from remat_compiler.plan_cache.reuse import TOLERANCE, wasted_ns
 from remat_compiler.simulate.timeline import simulate
 from remat_compiler.simulate.verify import verify
 from remat_compiler.stats import Stats, reset_stats, stats
@@ -107,7 +107,7 @@ def problems_of(name: str, lengths: Sequence[int], workspace: WorkspaceTable) ->
 def run(name: str, problems: dict[int, RematProblem], lengths: Sequence[int], fraction: float) -> Run:
     """Ask the cache for each length in turn, and the planner beside it."""
     longest = problems[max(problems)]
-    budget = int(fraction * simulate(longest.graph, longest.costs, saving_all(longest)).peak_bytes)
+    budget = int(fraction * simulate(longest.graph, longest.costs, Plan.saving_all(longest.graph)).peak_bytes)
     planner = make_planner("auto", reorders=False)
     cached = CachedPlanner(planner, PlanCache(None), max_slowdown=2.0, costs="nominal", parameters="", similar=True)
     alone: dict[int, tuple[PlanResult, float]] = {}

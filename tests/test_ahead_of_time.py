@@ -11,8 +11,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from remat_passes.sequences.jit import COMPILED
-
 ROOT = Path(__file__).resolve().parents[1]
 
 COMPARE = """
@@ -45,7 +43,6 @@ print(json.dumps([before, forms()]))
 """
 
 
-@pytest.mark.skipif(not COMPILED, reason="nothing is compiled without Numba")
 def test_every_form_of_every_loop_is_compiled_before_a_plan_asks_for_it() -> None:
     names = ("gpt2_small_kernels", "lstm_small_interpreter", "unet_small_interpreter", "chain_skewed_small")
     paths = [str(ROOT / "benchmarks" / "instances" / f"{name}.json.gz") for name in names]

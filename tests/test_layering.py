@@ -24,7 +24,7 @@ COMPILER = (
 )
 PASSES = (
     *("ahead_of_time", "planning", "layers", "search", "blocks", "chains", "moves", "orders", "bounds", "exact"),
-    *("reductions", "sequences", "apart"),
+    *("sequences", "apart"),
 )
 """Each room of both packages, from the top."""
 REGISTRY = "remat_passes.registry"

@@ -17,7 +17,6 @@ from remat_passes.exact.prove import cheaper_plan
 from remat_passes.planning.auto import Auto
 from remat_passes.planning.dtr import Dtr
 from remat_passes.planning.save_all import SaveAll
-from remat_passes.sequences.jit import COMPILED
 
 FEW, MANY = 6, 30
 """Blocks of two steps: a small one, and one of which a climb looks at regions, not only at the whole."""
@@ -28,14 +27,13 @@ SECONDS = 0.5
 def compile_loops() -> float:
     """Run every inner loop once; seconds that it took, most of them spent compiling what was not compiled yet."""
     began = time.monotonic()
-    if COMPILED:
-        small = _tight(FEW)
-        Auto().smallest_peak(small)
-        Dtr().plan(small)
-        plan = Auto().plan(small).plan
-        if plan is not None:
-            cheaper_plan(small, plan, [100], 3_000)
-        Auto(time_limit=SECONDS).plan(_tight(MANY))
+    small = _tight(FEW)
+    Auto().smallest_peak(small)
+    Dtr().plan(small)
+    plan = Auto().plan(small).plan
+    if plan is not None:
+        cheaper_plan(small, plan, [100], 3_000)
+    Auto(time_limit=SECONDS).plan(_tight(MANY))
     return time.monotonic() - began
 
 

@@ -138,11 +138,6 @@ def is_view(target: torch._ops.OpOverload) -> bool:
     return any(r.alias_info is not None for r in target._schema.returns)
 
 
-def is_concatenation(node: fx.Node) -> bool:
-    """Whether the node concatenates tensors."""
-    return node.target is _aten.cat.default
-
-
 def has_tensor(node: fx.Node) -> bool:
     """Whether the node's value holds a tensor (or is not known to be free of tensors)."""
     value = node.meta.get("val")

@@ -13,13 +13,13 @@ from typing import Any
 
 from remat_compiler.errors import CacheError
 from remat_compiler.ir.json_folder import JsonFolder
+from remat_compiler.ir.problem import UNLIMITED_BYTES
 from remat_compiler.ir.text_form import table
 from remat_compiler.options import Environment, format_bytes
 from remat_compiler.plan_cache.cache import miss_folder, plan_folder
 from remat_compiler.plan_cache.key import CachedPlan, CacheMiss
 from remat_compiler.plan_cache.misses import Explanation, explain
 
-_UNLIMITED_BYTES = 2**62
 _SHOWN_MISSES = 10
 _LONGEST = 60
 _WHICH = "give the folder that REMAT_CACHE_DIR named when plans were made"
@@ -172,7 +172,7 @@ def _all(folder: JsonFolder[Any]) -> list[object]:
 
 
 def _budget(num_bytes: int) -> str:
-    return "none" if num_bytes >= _UNLIMITED_BYTES else format_bytes(num_bytes)
+    return "none" if num_bytes >= UNLIMITED_BYTES else format_bytes(num_bytes)
 
 
 def _age(seconds: float) -> str:

@@ -7,7 +7,6 @@ from remat_compiler.ir.graph import Op, Phase, SavePolicy, StorageKind, Training
 from remat_compiler.ir.plan import Plan, PlanResult
 from remat_compiler.ir.problem import RematProblem
 from remat_compiler.options import BudgetKind, RematOptions
-from remat_compiler.plan_cache.reuse import saving_all
 from remat_compiler.simulate.timeline import simulate
 
 
@@ -26,7 +25,7 @@ def facts_of(
     if options.memory_budget.kind is BudgetKind.FRACTION:
         unbudgeted_bytes = None  # the budget itself says what part it is
     elif unbudgeted_bytes is None:
-        unbudgeted_bytes = simulate(graph, costs, saving_all(problem)).peak_bytes
+        unbudgeted_bytes = simulate(graph, costs, Plan.saving_all(problem.graph)).peak_bytes
     held = _held(graph)
     return BudgetFacts(
         asked=options.memory_budget.asked,

@@ -90,11 +90,6 @@ class WorkspaceTable:
         return 0 if call is None else self.resolve([call]).get(call.key, 0)
 
 
-def probe_workspace(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> int:
-    """Workspace bytes of one operator, measured or remembered in this process; see `WorkspaceTable.probe`."""
-    return _PROCESS_TABLE.probe(func, args, kwargs or {})
-
-
 def measure_workspace(call: OpCall) -> int | None:
     """Run `call` on fresh real tensors: the peak of its allocations less what its results keep, in bytes.
 
@@ -129,6 +124,3 @@ def _cuda_run(run: Callable[[], object]) -> int:
     held = torch.cuda.memory_allocated() - before
     del result
     return max(0, torch.cuda.max_memory_allocated() - before - held)
-
-
-_PROCESS_TABLE = WorkspaceTable()

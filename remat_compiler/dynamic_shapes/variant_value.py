@@ -12,7 +12,8 @@ from math import isfinite
 
 from remat_compiler.dry_run.peak_formula import PeakForm
 from remat_compiler.dynamic_shapes.variant import Use
-from remat_compiler.partition.result import FITTING, Partition
+from remat_compiler.ir.plan import FITTING
+from remat_compiler.partition.result import Partition
 from remat_compiler.simulate.timeline import simulate
 from remat_compiler.torch_compat import InputSymbol
 from remat_passes.registry import make_planner

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
-from remat_compiler.ir.graph import OpId
+from remat_compiler.ir.graph import OpId, Phase, TrainingGraph
 
 
 class Decision(str, Enum):
@@ -34,6 +34,10 @@ class PlanStatus(str, Enum):
     FAILED = "failed"
 
 
+FITTING = (PlanStatus.OPTIMAL, PlanStatus.FEASIBLE)
+"""How planners end whose plan is within the budget."""
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """Execution order of one step.
@@ -45,6 +49,13 @@ class Plan:
 
     steps: tuple[OpId, ...]
     boundary: int
+
+    @staticmethod
+    def saving_all(graph: TrainingGraph) -> Plan:
+        """The plan that executes every operator of `graph` once."""
+        forward = [op.id for op in graph.ops if op.phase is Phase.FORWARD]
+        rest = [op.id for op in graph.ops if op.phase is not Phase.FORWARD]
+        return Plan((*forward, *rest), len(forward))
 
 
 @dataclass(frozen=True, slots=True)

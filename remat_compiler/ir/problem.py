@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from remat_compiler.ir.graph import TrainingGraph
 from remat_compiler.ir.plan import Plan
 
+UNLIMITED_BYTES = 2**62
+"""The budget of a problem where there is none."""
+
 
 @dataclass(frozen=True, slots=True)
 class CostTable:

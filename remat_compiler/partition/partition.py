@@ -17,19 +17,16 @@ from remat_compiler.capture.graph import CapturedGraph
 from remat_compiler.capture.mutation import protect_changed_inputs
 from remat_compiler.costs.workspace import WorkspaceTable
 from remat_compiler.errors import PlanRejected
-from remat_compiler.ir.graph import Phase
-from remat_compiler.ir.plan import Plan, PlanResult, PlanStatus
-from remat_compiler.ir.problem import CostTable, RematProblem
+from remat_compiler.ir.plan import FITTING, Plan, PlanResult, PlanStatus
+from remat_compiler.ir.problem import UNLIMITED_BYTES, CostTable, RematProblem
 from remat_compiler.partition.request import PartitionRequest
-from remat_compiler.partition.result import FITTING, Baseline, NoPlan, Partition, SplitGraphs
+from remat_compiler.partition.result import Baseline, NoPlan, Partition, SplitGraphs
 from remat_compiler.partition.stages import JointStages
 from remat_compiler.rewrite.lower import lower
 from remat_compiler.simulate.timeline import simulate
 from remat_compiler.simulate.verify import verify
 from remat_compiler.stats import timed
 
-UNLIMITED_BYTES = 2**62
-"""Budget where there is none."""
 EARLY_ABOVE = 0.6
 """Fraction of the peak without a budget from which loops of the backward run early; below, every byte counts."""
 SURELY_TOO_SMALL = 0.5
@@ -121,9 +118,7 @@ def _collection_paused() -> Iterator[None]:
 
 def _save_everything(captured: CapturedGraph, costs: CostTable) -> Baseline:
     """The step that recomputes nothing."""
-    forward = [op.id for op in captured.graph.ops if op.phase is Phase.FORWARD]
-    rest = [op.id for op in captured.graph.ops if op.phase is not Phase.FORWARD]
-    plan = Plan((*forward, *rest), len(forward))
+    plan = Plan.saving_all(captured.graph)
     return Baseline(costs, plan, simulate(captured.graph, costs, plan), False)
 
 

@@ -7,13 +7,10 @@ from dataclasses import dataclass
 from torch import fx
 
 from remat_compiler.errors import RematError
-from remat_compiler.ir.plan import Plan, PlanResult, PlanStatus
+from remat_compiler.ir.plan import Plan, PlanResult
 from remat_compiler.ir.problem import CostTable, RematProblem
 from remat_compiler.simulate.step_peak import GraphMemory, memory_of
 from remat_compiler.simulate.timeline import MemoryTimeline, simulate
-
-FITTING = (PlanStatus.OPTIMAL, PlanStatus.FEASIBLE)
-"""How planners end whose plan is within the budget."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

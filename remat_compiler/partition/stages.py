@@ -17,10 +17,10 @@ from remat_compiler.capture.pair import capture_pair
 from remat_compiler.costs.table import cost_table
 from remat_compiler.costs.workspace import WorkspaceTable
 from remat_compiler.ir.invariants import check_graph
-from remat_compiler.ir.plan import PlanResult, PlanStatus
+from remat_compiler.ir.plan import FITTING, PlanResult, PlanStatus
 from remat_compiler.ir.problem import CostTable, RematProblem
 from remat_compiler.partition.request import PartitionRequest
-from remat_compiler.partition.result import FITTING, SplitGraphs
+from remat_compiler.partition.result import SplitGraphs
 from remat_compiler.simulate.timeline import simulate
 
 UNLIMITED_NS = 2**62

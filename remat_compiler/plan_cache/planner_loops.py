@@ -18,10 +18,8 @@ logger = logging.getLogger(__name__)
 @cache
 def tell_of_compiling() -> None:
     """Have the log say, once in this process, that loops are compiled, where that takes more than two seconds."""
-    try:
-        from numba.core import event
-    except ImportError:
-        return  # then nothing is compiled
+    from numba.core import event
+
     register: Any = event.register
     register("numba:compile", _listener(event.Listener)())
 

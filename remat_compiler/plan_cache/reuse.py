@@ -23,8 +23,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from remat_compiler.ir.graph import Phase
-from remat_compiler.ir.plan import Plan, PlanResult, PlanStatus
+from remat_compiler.ir.plan import FITTING, Plan, PlanResult, PlanStatus
 from remat_compiler.ir.problem import RematProblem
 from remat_compiler.plan_cache.key import CachedPlan
 from remat_compiler.simulate.timeline import MemoryTimeline, simulate
@@ -35,7 +34,6 @@ TOLERANCE = 0.02
 """Fraction of the step by which a plan of another size may be slower than a new one, as far as that can be told."""
 CONVEXITY = 4
 """Power of the bytes to be spared by which the cheapest added time grows, about; measured on the zoo's step graphs."""
-FITTING = (PlanStatus.OPTIMAL, PlanStatus.FEASIBLE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,20 +96,13 @@ def judge_similar(problem: RematProblem, entry: CachedPlan) -> Judgement:
 
 def wasted_ns(problem: RematProblem, timeline: MemoryTimeline) -> int:
     """Added time of a plan, with `timeline`, that a new plan would not need, about; see the module docstring."""
-    everything = simulate(problem.graph, problem.costs, saving_all(problem)).peak_bytes
+    everything = simulate(problem.graph, problem.costs, Plan.saving_all(problem.graph)).peak_bytes
     if everything <= problem.budget_bytes:
         return timeline.added_ns
     free = problem.budget_bytes - timeline.peak_bytes
     spared = everything - timeline.peak_bytes
     still = max(1.0 - free / spared, 0.0) if spared > 0 else 0.0
     return int(timeline.added_ns * (1.0 - still**CONVEXITY))
-
-
-def saving_all(problem: RematProblem) -> Plan:
-    """The plan that executes every operator once."""
-    forward = [op.id for op in problem.graph.ops if op.phase is Phase.FORWARD]
-    rest = [op.id for op in problem.graph.ops if op.phase is not Phase.FORWARD]
-    return Plan((*forward, *rest), len(forward))
 
 
 def _too_slow(problem: RematProblem, timeline: MemoryTimeline, entry: CachedPlan) -> str:

@@ -6,13 +6,12 @@ from collections.abc import Sequence
 
 from remat_compiler.ir.graph import Phase, StorageId, StorageKind
 from remat_compiler.ir.plan import PlanResult
-from remat_compiler.ir.problem import RematProblem
+from remat_compiler.ir.problem import UNLIMITED_BYTES, RematProblem
 from remat_compiler.report.decisions import decisions, origin_of
 from remat_compiler.report.plan_report import LiveStorage, Origin, PeakPoint, PlanReport, StageTime
 from remat_compiler.simulate.floor import peak_floor
 from remat_compiler.simulate.timeline import MemoryTimeline, simulate
 
-UNLIMITED_BYTES = 2**62
 """A budget from here on means that there is none."""
 
 

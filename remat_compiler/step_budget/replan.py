@@ -22,6 +22,7 @@ from dataclasses import replace
 from typing import NoReturn
 
 from remat_compiler.compilation.attempt import Attempt
+from remat_compiler.dynamic_shapes.variant_value import WORTH_IT
 from remat_compiler.errors import BudgetFacts, InfeasibleBudget
 from remat_compiler.options import BudgetKind, format_bytes
 from remat_compiler.report.plan_report import StepFigures
@@ -44,8 +45,6 @@ from remat_compiler.step_budget.step_watch import WatchedStep
 
 logger = logging.getLogger(__name__)
 
-WORTH_IT = 0.02
-"""Fraction of the step by which recomputation must shrink for graphs that fit to be compiled again."""
 MAX_ROUNDS = 4
 """How often the budget is shared at most until what is emitted fits together."""
 _LIMITED = (BudgetKind.BYTES, BudgetKind.FRACTION)

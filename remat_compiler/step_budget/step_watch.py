@@ -63,13 +63,8 @@ class WatchedStep(Generic[G]):
     _collections: int = 0
 
     @property
-    def open_graphs(self) -> list[G]:
-        """The graph of each call that holds what its forward saved."""
-        return [graph for graph, _ in self.open_calls]
-
-    @property
     def open_calls(self) -> list[tuple[G, Any]]:
-        """The same with what was noted of each call."""
+        """The graph of each call that holds what its forward saved, with what was noted of the call."""
         return [(self.graphs[self.calls[call].graph], self.notes[call]) for call in tuple(self._open)]
 
     def _add(

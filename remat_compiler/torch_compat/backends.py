@@ -11,7 +11,6 @@ from contextlib import AbstractContextManager
 from typing import Any, cast
 
 import torch
-import torch._prims.rng_prims
 from torch import fx
 from torch._dynamo import config as dynamo_config
 from torch._dynamo.backends.common import aot_autograd

@@ -10,7 +10,6 @@ from functools import cache
 from typing import Any, cast
 
 import torch
-import torch._prims.rng_prims
 from torch import fx
 from torch._functorch import partitioners
 from torch._inductor.choices import InductorChoices

@@ -8,7 +8,6 @@ from functools import cache
 from typing import Any
 
 import torch
-import torch._prims.rng_prims
 from torch import fx
 from torch._functorch import config as functorch_config
 from torch._functorch import partitioners

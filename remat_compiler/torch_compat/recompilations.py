@@ -7,7 +7,6 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import torch
-import torch._prims.rng_prims
 from torch import fx
 from torch._dynamo import config as dynamo_config
 

@@ -9,7 +9,6 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-import torch._prims.rng_prims
 
 CPU_ALIGNMENT_BYTES = 1
 CUDA_ALIGNMENT_BYTES = 512

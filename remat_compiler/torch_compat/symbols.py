@@ -15,7 +15,6 @@ from typing import Any
 
 import sympy
 import torch
-import torch._prims.rng_prims
 from torch import fx
 from torch._dynamo.source import ConstantSource
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv

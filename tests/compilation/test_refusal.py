@@ -6,15 +6,14 @@ from builders import KB, ProblemBuilder, chain, encoder_decoder
 from remat_compiler.compilation.refusal import facts_of
 from remat_compiler.errors import BudgetFacts, KeptBytes
 from remat_compiler.ir.graph import SavePolicy, StorageKind
-from remat_compiler.ir.plan import PlanResult, PlanStatus
+from remat_compiler.ir.plan import Plan, PlanResult, PlanStatus
 from remat_compiler.ir.problem import RematProblem
 from remat_compiler.options import RematOptions
-from remat_compiler.plan_cache.reuse import saving_all
 from remat_compiler.simulate.timeline import simulate
 
 
 def facts(problem: RematProblem, budget: object = 5) -> BudgetFacts:
-    result = PlanResult(PlanStatus.INFEASIBLE, "made up", saving_all(problem))
+    result = PlanResult(PlanStatus.INFEASIBLE, "made up", Plan.saving_all(problem.graph))
     return facts_of(problem, result, RematOptions.parse({"memory_budget": budget}, check_planner=str))
 
 
@@ -44,7 +43,7 @@ def test_a_step_that_may_run_again_as_a_whole_keeps_nothing() -> None:
 
 def test_gradients_at_the_peak_do_not_depend_on_the_batch() -> None:
     problem = chain(length=4, size=8 * KB, gradient=2 * KB)
-    timeline = simulate(problem.graph, problem.costs, saving_all(problem))
+    timeline = simulate(problem.graph, problem.costs, Plan.saving_all(problem.graph))
     assert facts(problem).fixed_bytes == 2 * KB * (timeline.peak_step - timeline.boundary + 1)
     assert facts(problem).unbudgeted_bytes == timeline.peak_bytes
 

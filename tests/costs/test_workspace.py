@@ -13,7 +13,7 @@ import torch
 from dry_run.steps import peak_of
 from remat_compiler.costs import store, workspace
 from remat_compiler.costs.op_call import OpCall
-from remat_compiler.costs.workspace import WorkspaceTable, measure_workspace, probe_workspace
+from remat_compiler.costs.workspace import WorkspaceTable, measure_workspace
 from remat_compiler.torch_compat import FakeTensorMode
 
 aten = torch.ops.aten
@@ -30,7 +30,7 @@ def test_workspace_is_what_the_allocator_sees_beyond_the_results() -> None:
     peak = peak_of(lambda: results.append(aten.convolution.default(x, weight, *rest)))
     with FakeTensorMode():
         fake = convolution_arguments()
-    assert probe_workspace(aten.convolution.default, fake) == peak - results[0].untyped_storage().nbytes()
+    assert WorkspaceTable().probe(aten.convolution.default, fake, {}) == peak - results[0].untyped_storage().nbytes()
 
 
 @pytest.mark.parametrize(
@@ -46,13 +46,13 @@ def test_workspace_is_what_the_allocator_sees_beyond_the_results() -> None:
     ],
 )
 def test_known_workspaces(func: Any, arguments: tuple[Any, ...], expected: int) -> None:
-    assert probe_workspace(func, arguments) == expected
+    assert WorkspaceTable().probe(func, arguments, {}) == expected
 
 
 @pytest.mark.parametrize(("rows", "expected"), [(192, 14_400), (32, 0)])
 def test_a_matrix_is_transposed_through_a_buffer(rows: int, expected: int) -> None:
     kwargs = {"memory_format": torch.contiguous_format}
-    assert probe_workspace(aten.clone.default, (torch.empty(rows, 32).t(),), kwargs) == expected
+    assert WorkspaceTable().probe(aten.clone.default, (torch.empty(rows, 32).t(),), kwargs) == expected
 
 
 def test_autocast_around_the_call_does_not_count() -> None:
@@ -66,8 +66,10 @@ def test_autocast_around_the_call_does_not_count() -> None:
 
 def test_indices_are_valid_and_the_random_state_is_put_back() -> None:
     state = torch.get_rng_state()
-    assert probe_workspace(aten.embedding.default, (torch.empty(10, 4), torch.empty(3, dtype=torch.long))) == 0
-    assert probe_workspace(aten.bernoulli.default, (torch.empty(64, 64),)) >= 0
+    assert (
+        WorkspaceTable().probe(aten.embedding.default, (torch.empty(10, 4), torch.empty(3, dtype=torch.long)), {}) == 0
+    )
+    assert WorkspaceTable().probe(aten.bernoulli.default, (torch.empty(64, 64),), {}) >= 0
     assert torch.equal(torch.get_rng_state(), state)
 
 

@@ -16,7 +16,7 @@ from remat_passes.exact.backends import SolverOptions
 from remat_passes.exact.program import Cuts
 from remat_passes.exact.prove import Effort, prove
 from remat_passes.exact.space import Reductions
-from remat_passes.reductions.weightless import weightless
+from remat_passes.exact.weightless import weightless
 
 SOLVER = SolverOptions("highs" if importlib.util.find_spec("highspy") else "cbc", time_limit_s=None)
 
@@ -48,7 +48,7 @@ def test_relaxed_plans_that_do_not_fit_come_up() -> None:
     missed = 0
     for seed in range(60):
         problem = tight(seed)
-        light = weightless(problem, negligible=2).problem
+        light = weightless(problem, negligible=2)
         proof = prove(light, None, Effort(SOLVER, 2_000, Reductions(), Cuts(), relaxes=False, passes_per_gap=1))
         if proof.plan is not None:
             missed += simulate(problem.graph, problem.costs, proof.plan).peak_bytes > problem.budget_bytes

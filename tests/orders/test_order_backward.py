@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from random import Random
 
 import numpy as np
@@ -14,7 +15,7 @@ from remat_compiler.ir.plan import Plan, PlanStatus
 from remat_compiler.ir.problem import CostTable, RematProblem
 from remat_compiler.simulate.timeline import simulate
 from remat_compiler.simulate.verify import verify
-from remat_passes.orders.order_backward import freedom_of, order_backward, tasks_of
+from remat_passes.orders.order_backward import freedom_of, reorder, tasks_of
 from remat_passes.orders.separator import Arrangement
 from remat_passes.planning.auto import Auto
 from remat_passes.planning.save_all import SaveAll
@@ -22,6 +23,13 @@ from remat_passes.sequences.profile import arrays_of
 from rewrite.random_plans import random_plan
 
 UNLIMITED = 1 << 60
+
+
+def order_backward(problem: RematProblem, plan: Plan) -> Plan:
+    """`plan` with its backward in an order of lower peak, or as it is."""
+    steps = np.array(plan.steps, np.int64)
+    better, _ = reorder(arrays_of(problem), freedom_of(problem.graph), steps, plan.boundary, 0)
+    return replace(plan, steps=tuple(map(OpId, better.tolist())))
 
 
 def cases() -> list[tuple[RematProblem, Plan]]:

@@ -11,7 +11,7 @@ from remat_compiler.ir.graph import OpId
 from remat_compiler.ir.plan import Plan, PlanResult, PlanStatus
 from remat_compiler.ir.problem import RematProblem
 from remat_compiler.plan_cache.key import CachedPlan, PlanCacheKey, PlanQuestion
-from remat_compiler.plan_cache.reuse import TOLERANCE, judge_same, judge_similar, saving_all, wasted_ns
+from remat_compiler.plan_cache.reuse import TOLERANCE, judge_same, judge_similar, wasted_ns
 from remat_compiler.simulate.timeline import simulate
 from remat_compiler.simulate.verify import verify
 from remat_passes.registry import make_planner
@@ -132,7 +132,7 @@ def test_all_is_wasted_where_the_step_fits_and_nothing_where_no_byte_is_left() -
     problem = step()
     plan = plan_of(solved(problem))
     timeline = simulate(problem.graph, problem.costs, plan)
-    peak = simulate(problem.graph, problem.costs, saving_all(problem)).peak_bytes
+    peak = simulate(problem.graph, problem.costs, Plan.saving_all(problem.graph)).peak_bytes
     assert timeline.added_ns > 0
     assert wasted_ns(replace(problem, budget_bytes=peak), timeline) == timeline.added_ns
     assert wasted_ns(replace(problem, budget_bytes=timeline.peak_bytes), timeline) == 0
@@ -143,4 +143,4 @@ def test_all_is_wasted_where_the_step_fits_and_nothing_where_no_byte_is_left() -
 
 def test_the_plan_that_saves_all_is_valid() -> None:
     problem = replace(step(), budget_bytes=1 << 60)
-    assert verify(problem, saving_all(problem)) == []
+    assert verify(problem, Plan.saving_all(problem.graph)) == []

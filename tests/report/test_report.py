@@ -13,8 +13,8 @@ from drawn_graphs import joint_plan, problems
 from planned import problem, report
 from remat_compiler.errors import FormatError
 from remat_compiler.ir.plan import PlanResult, PlanStatus
-from remat_compiler.ir.problem import RematProblem
-from remat_compiler.report.build import UNLIMITED_BYTES, build_report
+from remat_compiler.ir.problem import UNLIMITED_BYTES, RematProblem
+from remat_compiler.report.build import build_report
 from remat_compiler.report.plan_report import PlanReport, StepFigures
 from remat_compiler.report.store import add_report
 from remat_compiler.report.summary import one_line, summary_text

@@ -80,13 +80,13 @@ def leaf() -> Tensor:
 def test_two_graphs_in_a_row(watch: StepWatch[Watched], steps: list[Step]) -> None:
     first, second = Watched(watch, torch.sin), Watched(watch, lambda y: y.exp().sum())
     y = first(leaf())
-    assert watch.current.open_graphs == [first]
+    assert [graph for graph, _ in watch.current.open_calls] == [first]
     second(y).backward()
     (step,) = steps
     assert step.graphs == [first, second]
     assert step.calls == [Call(0), Call(1, (Passed(4 * 8 * 4, 0, 0),))]
     assert step.turns == [(F, 0), (F, 1), (B, 1), (B, 0)]
-    assert watch.current.open_graphs == []
+    assert [graph for graph, _ in watch.current.open_calls] == []
 
 
 def test_each_step_by_itself(watch: StepWatch[Watched], steps: list[Step]) -> None:
@@ -171,7 +171,7 @@ def test_a_graph_that_is_kept_for_another_backward_is_open_until_that_has_run() 
     loss = made.sum()
     loss.backward(retain_graph=True)
     assert steps == []
-    assert watch.current.open_graphs == ["graph"]
+    assert [graph for graph, _ in watch.current.open_calls] == ["graph"]
     loss.backward()
     (step,) = steps
     assert step.turns == [(F, 0), (Turn.KEPT, 0), (B, 0)]

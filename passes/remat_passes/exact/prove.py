@@ -1,6 +1,6 @@
 """From a plan to begin with to a proven optimum: the search over demanded sets, then programs in windows.
 
-Both work on a relaxation first, in which small storages weigh nothing (`remat_passes.reductions.weightless`): its
+Both work on a relaxation first, in which small storages weigh nothing (`exact.weightless`): its
 bounds hold, and its plans are most often plans of the original.  Where one is not, both go on with the original.
 The search lets operators run in a gap in any order and any number of times; its proofs are about all plans that keep
 the order of first executions.  Programs bound those of the space alone.
@@ -24,8 +24,7 @@ from remat_passes.exact.program import Cuts
 from remat_passes.exact.refine import Refined, cpu_seconds, refine
 from remat_passes.exact.space import Reductions
 from remat_passes.exact.stages import space_of
-from remat_passes.reductions.reduced import Claim, Reduced, unreduced
-from remat_passes.reductions.weightless import weightless
+from remat_passes.exact.weightless import weightless
 
 NARROW = 25
 """By how much the first search is narrower than the widest."""
@@ -93,11 +92,11 @@ def prove(problem: RematProblem, plan: Plan | None, effort: Effort) -> Proof:
     added = None if plan is None else simulate(problem.graph, problem.costs, plan).added_ns
     known = Proof(plan, added)
     began = cpu_seconds()
-    light = weightless(problem) if effort.relaxes else unreduced(problem)
-    for reduced in (light, *([unreduced(problem)] if light.claim is Claim.BELOW else [])):
+    light = weightless(problem) if effort.relaxes else problem
+    for one in (light, *([problem] if light.graph is not problem.graph else [])):
         limit = effort.solver.time_limit_s
         left = None if limit is None else max(0.0, limit - (cpu_seconds() - began))
-        known = _attempt(problem, reduced, known, replace(effort, solver=replace(effort.solver, time_limit_s=left)))
+        known = _attempt(problem, one, known, replace(effort, solver=replace(effort.solver, time_limit_s=left)))
         if known.closed:
             break
     return known
@@ -116,21 +115,21 @@ def cheaper_plan(problem: RematProblem, plan: Plan, widths: Sequence[int], total
         OutsideSpace: See `space_of`.
     """
     known = Proof(plan, simulate(problem.graph, problem.costs, plan).added_ns)
-    space = space_of(weightless(problem).problem, Reductions())
+    space = space_of(weightless(problem), Reductions())
     for width in widths:
         limits = DemandLimits(width, max(total - known.states, 0), True, _byte_ns(problem, known), free=True)
         known = _searched(problem, known, search_demands(space, known.added_ns, limits))
     return plan if known.plan is None else known.plan
 
 
-def _attempt(problem: RematProblem, reduced: Reduced, known: Proof, effort: Effort) -> Proof:
-    """`known` with what one problem says of the original, which has the same operators."""
-    space = space_of(reduced.problem, effort.reductions, effort.passes_per_gap)
+def _attempt(problem: RematProblem, one: RematProblem, known: Proof, effort: Effort) -> Proof:
+    """`known` with what `one` says of `problem`: itself, or a relaxation of it."""
+    space = space_of(one, effort.reductions, effort.passes_per_gap)
     began, limit = cpu_seconds(), effort.solver.time_limit_s
     if effort.states and limit != 0 and len(problem.graph.ops) <= SEARCHED:
         width = max(effort.states // NARROW, 1)
         # States that one stage leaves for the next limit the work of a search that thins them.
-        total = width * (len(reduced.problem.graph.ops) + 1) * PLACES
+        total = width * (len(one.graph.ops) + 1) * PLACES
         narrow = DemandLimits(width, total, True, _byte_ns(problem, known), free=True)
         for limits in (narrow, DemandLimits(effort.states, TOTAL * effort.states, free=True)):
             known = _searched(problem, known, search_demands(space, known.added_ns, limits))

@@ -10,13 +10,9 @@ passes one that changes memory in place.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
-from remat_compiler.ir.graph import OpId, TrainingGraph, Trait
-from remat_compiler.ir.plan import Plan
-from remat_compiler.ir.problem import RematProblem
+from remat_compiler.ir.graph import TrainingGraph, Trait
 from remat_passes.orders.separator import Tasks, lower_peak
 from remat_passes.sequences.profile import (
     END,
@@ -29,27 +25,12 @@ from remat_passes.sequences.profile import (
     Arrays,
     BoolArray,
     IntArray,
-    arrays_of,
 )
 
 MAX_TURNS = 60
 """Peaks that one reordering lowers at most."""
 FREE, ORDERED, FIXED = range(3)
 """How an operator may move: anywhere; not past others that are ordered; not at all."""
-
-
-def order_backward(problem: RematProblem, plan: Plan, target_bytes: int = 0) -> Plan:
-    """`plan` with its backward in an order of lower peak, or as it is.
-
-    Args:
-        problem: The question; its budget does not matter.
-        plan: A valid plan.
-        target_bytes: A peak that is low enough.
-    """
-    steps = np.array(plan.steps, np.int64)
-    freedom = freedom_of(problem.graph)
-    better, _ = reorder(arrays_of(problem), freedom, steps, plan.boundary, target_bytes)
-    return replace(plan, steps=tuple(map(OpId, better.tolist())))
 
 
 def freedom_of(graph: TrainingGraph) -> IntArray:

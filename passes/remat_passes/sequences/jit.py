@@ -1,4 +1,4 @@
-"""Numba where it is installed, plain Python otherwise: the inner loops of the planners run under both.
+"""Numba for the inner loops of the planners, which run as plain Python under ``NUMBA_DISABLE_JIT=1``.
 
 Compiled code is kept on disk by Numba, so only the first planning on a machine compiles.  Both ways give the
 same plans to the byte: the loops use integers, and floating point only in single IEEE operations.
@@ -10,30 +10,21 @@ from collections.abc import Callable, Mapping, Sequence
 from pickle import UnpicklingError
 from typing import Any, TypeVar, cast
 
+from numba import njit
+from numba.core import types
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-try:
-    from numba import njit
-    from numba.core import types
-except ImportError:
-    COMPILED = False
-    """Whether the inner loops are compiled; uncompiled, planning takes about 100 times as long."""
-else:
-    COMPILED = True
-    _unliteral: Callable[[Any], Any] = types.unliteral
+_unliteral: Callable[[Any], Any] = types.unliteral
 
 
 def compiled(function: Function) -> Function:
-    """`function` as machine code, or unchanged where Numba is not installed."""
-    if not COMPILED:
-        return function
+    """`function` as machine code."""
     return cast("Function", _forgetting(_for_any_number(njit(cache=True)(function))))
 
 
 def inner(function: Function) -> Function:
     """`compiled`, for functions that only compiled functions call; it compiles faster without a way in from Python."""
-    if not COMPILED:
-        return function
     bare: dict[str, Any] = {"cache": True, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
     return cast("Function", _forgetting(_for_any_number(njit(**bare)(function))))
 
