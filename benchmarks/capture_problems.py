@@ -35,7 +35,7 @@ from remat_compiler.ir.problem import RematProblem
 from remat_compiler.options import COST_MODELS
 from remat_compiler.partition.partition import partition
 from remat_compiler.partition.request import PartitionRequest
-from remat_compiler.partition.stages import Cut
+from remat_compiler.partition.result import SplitGraphs
 from remat_passes.sequences.sequence import Order, Placement, StepIndex, baseline_order, recompute
 from zoo import ZooModel, build, names
 
@@ -77,7 +77,7 @@ class _Probe(torch_compat.CustomPartitionerFn):
         try:
             return partition(copy.deepcopy(gm), self.request, **arguments)
         except _Captured as captured:
-            native = partition(gm, replace(self.request, budget_bytes=None), **arguments).cut
+            native = partition(gm, replace(self.request, budget_bytes=None), **arguments).graphs
             plan = reference_plan(captured.problem, saved_names(native))
             raise _Captured(replace(captured.problem, reference=plan)) from None
 
@@ -85,7 +85,7 @@ class _Probe(torch_compat.CustomPartitionerFn):
         """Nothing may be served from a cache."""
 
 
-def saved_names(cut: Cut) -> frozenset[str]:
+def saved_names(cut: SplitGraphs) -> frozenset[str]:
     """Names of the storages that the forward of `cut` saves."""
     lives, boundary = cut.timeline.instances, cut.timeline.boundary
     crossing = lives.storage[(lives.start < boundary) & (lives.last >= boundary)]

@@ -23,8 +23,8 @@ from unittest import mock
 import torch
 
 from remat_compiler import torch_compat
-from remat_compiler.step_budget import compiled_graph
-from remat_compiler.step_budget.compiled_graph import PlannedGraph, unsettled
+from remat_compiler.pipeline import COORDINATOR
+from remat_compiler.step_budget.compiled_graph import PlannedGraph
 
 OPTIONS = {"memory_budget": "1GiB", "inner": "eager"}
 
@@ -89,7 +89,7 @@ def measured(count: int, settled: bool, steps: int) -> tuple[float, float]:
         watched = timed(PlannedGraph.__call__, forwards.outer)
         stack.enter_context(mock.patch.object(PlannedGraph, "__call__", lambda graph, *x: watched(graph, *x)))
         if not settled:
-            stack.enter_context(mock.patch.object(compiled_graph, "_leave_out_idle"))
+            stack.enter_context(mock.patch.object(COORDINATOR, "_leave_out_idle"))
         losses, x = [tiny(8 + i) for i in range(count)], torch.ones(1)
         step = stepper(losses, x)
         for _ in range(10):
@@ -102,7 +102,7 @@ def measured(count: int, settled: bool, steps: int) -> tuple[float, float]:
         backwards.clear()
         for _ in range(steps):
             step()
-        if bool(unsettled()) is settled:
+        if bool(COORDINATOR.unsettled_graphs()) is settled:
             raise SystemExit("the graphs are not in the state that is to be measured")
         added = forwards.added_ns(), backwards.added_ns()
         # The clock's own time, amid the same steps: it takes longer there than in a loop of its own.

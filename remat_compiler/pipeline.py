@@ -32,6 +32,7 @@ from remat_compiler.plan_cache.planner_loops import tell_of_compiling
 from remat_compiler.simulate.allowance import Allowance
 from remat_compiler.step_budget.beside_the_plan import Untrained
 from remat_compiler.step_budget.compiled_graph import PlannedGraph, Recipe
+from remat_compiler.step_budget.coordinator import StepCoordinator
 from remat_compiler.step_budget.dynamic_graph import ChangingGraph
 from remat_compiler.step_budget.first_step import (
     allowance_of_several,
@@ -44,6 +45,9 @@ from remat_compiler.step_budget.first_step import (
 from remat_compiler.step_budget.replan import decide
 
 logger = logging.getLogger(__name__)
+
+COORDINATOR: StepCoordinator[PlannedGraph] = StepCoordinator(decide)
+"""Knows of the steps of this process."""
 
 
 def compile_graph(
@@ -83,7 +87,7 @@ def _for_these_sizes(
     known = None if earlier is None else _again(compiler, earlier, options)
     context = torch_compat.saved_compilation() if has_fixed_sizes(inputs) else None
     anew = known is None and context is not None
-    part = first_request_of_several(compiler.gm, options, first) if anew else None
+    part = first_request_of_several(compiler.gm, options, first, COORDINATOR) if anew else None
     if earlier is not None and known is not None and known.trains and not known.partitions:
         attempt = known
         outcome.take_over(known, earlier)
@@ -108,7 +112,7 @@ def _for_these_sizes(
         compiler.example_inputs = torch_compat.fake_twins(inputs)
         recipe = Recipe(compiler.run, search, context)
     whole = None if options.memory_budget.kind is BudgetKind.MIN else first.budget_bytes
-    return PlannedGraph(attempt, options, whole, outcome.keep, recipe, decide, inputs, has_part=part is not None)
+    return PlannedGraph(attempt, options, whole, outcome.keep, recipe, COORDINATOR, inputs, has_part=part is not None)
 
 
 def _for_all_sizes(
@@ -124,7 +128,7 @@ def _for_all_sizes(
     sizes = variants.for_first([symbol.hint for symbol in symbols], [symbol.upper for symbol in symbols])
     first = replace(first, sizes=tuple(zip((symbol.name for symbol in symbols), sizes)))
     start = time.perf_counter()
-    part = allowance_of_several(compiler.gm, options, first.budget_bytes or 0)
+    part = allowance_of_several(compiler.gm, options, first.budget_bytes or 0, COORDINATOR)
     attempt, limit = _searched(compiler, options, first) if part is None else _in_part(compiler, options, first, part)
     seconds = time.perf_counter() - start
     outcome.keep(attempt, limit, "" if part is None else PART_ONLY, final=part is None)
@@ -155,12 +159,12 @@ def _for_all_sizes(
         )
         dispatch = dispatched(workshop, options, attempt, seconds, part)
         changing = ChangingGraph(
-            dispatch, attempt, symbols, onward_of(compiler.gm, changing=True), workshop.input_bytes
+            dispatch, attempt, symbols, onward_of(compiler.gm, COORDINATOR, changing=True), workshop.input_bytes
         )
         attempt = replace(attempt, compiled=dispatch)
-    shared = part is not None and changing is not None
+    shared, whole = part is not None and changing is not None, first.budget_bytes
     return PlannedGraph(
-        attempt, options, first.budget_bytes, outcome.keep, None, decide, inputs, has_part=shared, changing=changing
+        attempt, options, whole, outcome.keep, None, COORDINATOR, inputs, has_part=shared, changing=changing
     )
 
 
@@ -181,7 +185,7 @@ def _in_part(
         attempt = compiler.run(replace(request, take_smallest=True))
     memory = attempt.check.memory
     if attempt.trains and memory is not None:
-        check_first_step(memory, options, first.budget_bytes or 0)
+        check_first_step(memory, options, first.budget_bytes or 0, COORDINATOR)
     return attempt, part.limit_bytes
 
 

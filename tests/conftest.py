@@ -16,12 +16,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 @pytest.fixture
 def steps_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """What other tests left open, or did not settle, is no part of this one's steps."""
-    from remat_compiler.step_budget import compiled_graph
+    from remat_compiler.pipeline import COORDINATOR
     from remat_compiler.step_budget.step_watch import Here
 
-    monkeypatch.setattr(compiled_graph.watch, "here", Here())
-    compiled_graph._unsettled.clear()
-    compiled_graph._alone.clear()
+    monkeypatch.setattr(COORDINATOR.watch, "here", Here())
+    COORDINATOR.unsettled.clear()
+    COORDINATOR._whole_steps.clear()
 
 
 @pytest.fixture

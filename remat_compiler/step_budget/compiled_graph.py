@@ -20,14 +20,15 @@ import torch
 from remat_compiler import torch_compat
 from remat_compiler.compilation.attempt import Attempt, Compile
 from remat_compiler.errors import BudgetFacts, InfeasibleBudget
-from remat_compiler.options import BudgetKind, RematOptions, format_bytes
+from remat_compiler.options import RematOptions, format_bytes
 from remat_compiler.partition.result import Partition
 from remat_compiler.report.plan_report import StepFigures
-from remat_compiler.simulate.step_peak import GraphMemory, Turn
+from remat_compiler.simulate.step_peak import GraphMemory
 from remat_compiler.step_budget.beside_the_plan import BesideThePlan, Outside
+from remat_compiler.step_budget.coordinator import StepCoordinator
 from remat_compiler.step_budget.dynamic_graph import ChangingGraph
-from remat_compiler.step_budget.known_steps import Place, is_among, is_known, learn, until
-from remat_compiler.step_budget.step_watch import PATIENCE, StepWatch, WatchedStep
+from remat_compiler.step_budget.known_steps import Place, is_among
+from remat_compiler.step_budget.step_watch import WatchedStep
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +62,7 @@ class PlannedGraph:
         budget_bytes: The budget of the whole step in bytes, where it is known.
         keep: Reports and stores what a graph ends with: the try, its own budget, a note for the user, its whole step.
         recipe: How it is compiled again; `None` where it cannot be.
-        decide: Decides about a complete step, before the next call of one of its graphs.
+        coordinator: Knows of the steps that run it.
         example_inputs: Its inputs, as Dynamo gave them.
         has_part: Whether it has a part of the budget until its step is known; else it was taken to be alone.
         changing: What runs it, where its sizes change.
@@ -74,7 +75,7 @@ class PlannedGraph:
         budget_bytes: int | None,
         keep: Callable[[Attempt, int | None, str, StepFigures | None], None],
         recipe: Recipe | None,
-        decide: Callable[[WatchedStep[PlannedGraph]], None],
+        coordinator: StepCoordinator[PlannedGraph],
         example_inputs: Sequence[Any],
         *,
         has_part: bool,
@@ -100,8 +101,11 @@ class PlannedGraph:
         self.steps_without = 0
         compilation = torch_compat.frame_compilation()
         self.frame = None if compilation is None else compilation.frame
+        if compilation is not None and compilation.earlier == 0:
+            coordinator.forget(compilation.frame)
         self._keep = keep
-        self._decide = decide
+        # Read at each call: what the coordinator has of them stays the same objects.
+        self.coordinator, self._watch, self._unsettled = coordinator, coordinator.watch, coordinator.unsettled
         self._memory: GraphMemory | None = None
         self._unbudgeted: GraphMemory | None = None
         self.warned = False
@@ -109,14 +113,14 @@ class PlannedGraph:
         self._output = 0
         self._kind: type[Any] | None = None
         self._dispatch = None if changing is None else changing.dispatch
-        _unsettled.add(ref(self, _unsettled.discard))
+        coordinator.follow(self)
 
     def __call__(self, *arguments: Any) -> Any:
         """Run the forward."""
-        here = watch.here
+        here = self._watch.here
         calls = here.open
         place = self.places.get(here.known if calls else None)
-        if place is None or _unsettled or len(calls) > place.most_open or self.pending is not None:
+        if place is None or self._unsettled or len(calls) > place.most_open or self.pending is not None:
             return self._watched(arguments)
         outputs = self.compiled(*arguments)
         here.known = place
@@ -138,8 +142,8 @@ class PlannedGraph:
             if direct and not looking:
                 self._output, self._kind = direct[0], type(node)
             note = self._dispatch and self._dispatch.latest
-            watch.here.open[id(node)] = (ref(node), self, note, None, place.call)
-            torch_compat.follow_backward(node, watch.here.open, watch.ran_backward)
+            self._watch.here.open[id(node)] = (ref(node), self, note, None, place.call)
+            torch_compat.follow_backward(node, self._watch.here.open, self._watch.ran_backward)
         return outputs
 
     def _looks_beside(self, arguments: Sequence[Any]) -> bool:
@@ -155,25 +159,25 @@ class PlannedGraph:
         """Run the forward of a step that is not known, or may not be."""
         if torch_compat.any_fake(arguments):
             return self._run_on_fakes(arguments)
-        here = watch.here
+        here = self._watch.here
         here.forget_dropped()
         self.steps_without = 0
-        if _unsettled:
-            catch_up()
-            watch.begin()
+        if self._unsettled:
+            self.coordinator.catch_up()
+            self._watch.begin()
         if self.pending is not None:
             with torch_compat.compile_lock():
                 if self.pending is not None:
-                    self._decide(self.pending)
+                    self.coordinator.decide(self.pending)
         place = self._place()
         if place is None:
             self._refuse_again()
-        if place is not None and not _unsettled:
+        if place is not None and not self._unsettled:
             outputs = self.compiled(*arguments)
             here.known = place
             return self._found(arguments, outputs, place)
-        _unsettled.add(ref(self, _unsettled.discard))
-        catch_up()
+        self.coordinator.follow(self)
+        self.coordinator.catch_up()
         self._check_room(arguments)
         outputs = self.compiled(*arguments)
         # By itself, which is the least that the step takes: whether its other graphs will be known, nobody can tell.
@@ -181,18 +185,18 @@ class PlannedGraph:
             self.outside.see(arguments, outputs)
             self._looks_beside(arguments)
         here.known = _NOWHERE if place is None else place
-        watch.forward(self, arguments, outputs, self.memory_now)
+        self._watch.forward(self, arguments, outputs, self.memory_now)
         return outputs
 
     def _place(self) -> Place | None:
         """Where in known steps it is called now; `None` where that is in none."""
-        here = watch.here
+        here = self._watch.here
         place = self.places.get(here.known if here.open else None)
         return None if place is None or len(here.open) > place.most_open else place
 
     def _refuse_again(self) -> None:
         """Raise what steps with this call were refused with."""
-        here = watch.here
+        here = self._watch.here
         if (here.known if here.open else None) in self.refusals:
             gc.collect()  # what is left of a step that was refused may only wait for that
             here.forget_dropped()
@@ -215,11 +219,11 @@ class PlannedGraph:
         Raises:
             InfeasibleBudget: It does not fit beside what they hold, and the options do not say to go on.
         """
-        before, limit = open_beside(self.options), self.budget_bytes
+        before, limit = self.coordinator.open_calls_sharing(self.options), self.budget_bytes
         if limit is None:
             return
-        held = held_now(self.options)
-        if self.changing is not None and ref(self) in _unsettled:
+        held = self.coordinator.held_bytes(self.options)
+        if self.changing is not None and ref(self) in self._unsettled:
             self._make_room(self.changing, arguments, limit, held)
         if not before:
             return
@@ -229,7 +233,7 @@ class PlannedGraph:
         changing = any(graph.changing is not None for graph, _ in ((self, None), *before))
         if changing and self.options.on_infeasible != "min" and not self.steps:
             gc.collect()  # what is left of a step that was refused may only wait for that
-            held = held_now(self.options)
+            held = self.coordinator.held_bytes(self.options)
             if held + memory.peak_bytes > limit:
                 reason = f"what {len(before)} graphs hold that ran before in the step"
                 facts = BudgetFacts(asked=self.options.memory_budget.asked)
@@ -327,7 +331,7 @@ class PlannedGraph:
         if self.attempt is not None:
             short = replace(self.attempt, partitions=(), form=None, check_at=None, graphs=(), fake_outputs=None)
             self.attempt = replace(short, compiled=self.compiled)
-        _unsettled.discard(ref(self))
+        self.coordinator.leave_out(self)
 
     def belongs_to(self, step: WatchedStep[PlannedGraph]) -> None:
         """The budget holds for such steps."""
@@ -335,98 +339,5 @@ class PlannedGraph:
             self.steps = [*self.steps, step]
 
 
-def catch_up() -> None:
-    """Watch the step of this thread in full from now on, of which calls may be open that were no surprise."""
-    here = watch.here
-    here.forget_dropped()
-    entries = tuple(here.open.values())
-    known = {entry[4]: (entry, node) for entry in entries if entry[3] is None and (node := entry[0]()) is not None}
-    if not known:
-        return
-    notes = {call: entry[1].noted_memory(entry[2]) for call, (entry, _) in known.items()}
-    if watch.current.calls or not isinstance(here.known, Place):
-        graphs = [entry[1] for entry, _ in known.values()]
-        step = WatchedStep[PlannedGraph]()
-        for graph, note in zip(graphs, notes.values()):
-            step.add(graph, note)
-        watch.go_on_with(step, enumerate(node for _, node in known.values()))
-        return
-    watch.go_on_with(until(here.known, notes), ((call, node) for call, (_, node) in known.items()))
-
-
-def open_beside(options: RematOptions) -> list[tuple[PlannedGraph, GraphMemory | None]]:
-    """The open calls in the step of this thread that share one budget: those of graphs with the same options."""
-    catch_up()
-    return [(graph, memory) for graph, memory in watch.current.open_calls if have_one_budget(graph.options, options)]
-
-
-def have_one_budget(one: RematOptions, other: RematOptions) -> bool:
-    """Whether graphs with these options share their budget: where they dump does not count."""
-    return one is other or replace(one, dump=None) == replace(other, dump=None)
-
-
-def held_now(options: RematOptions) -> int:
-    """What these calls hold, as far as it is known, unless the budget was measured meanwhile: then it is less that."""
-    if options.memory_budget.kind is not BudgetKind.BYTES:
-        return 0
-    return sum(memory.held_bytes for _, memory in open_beside(options) if memory is not None)
-
-
-def unsettled() -> list[PlannedGraph]:
-    """The graphs of which there is something to learn."""
-    return [graph for one in tuple(_unsettled) if (graph := one()) is not None]
-
-
-def ran_alone(frame: int) -> bool:
-    """Whether a function's graph made up a whole training step by itself when it last ran."""
-    return frame in _alone
-
-
-_unsettled: set[ref[PlannedGraph]] = set()
-"""Graphs of which there is something to learn, without keeping them; all calls are watched while there are any."""
-_alone: set[int] = set()
 _NOWHERE = object()
 """Where a call is that belongs to no known step."""
-
-
-def _complete(step: WatchedStep[PlannedGraph]) -> None:
-    """Leave a complete step to the next call of its graphs: this may be autograd's thread, amid a backward."""
-    calls = step.calls
-    if len(calls) == 1 and not any(turn in (Turn.BACKWARD, Turn.KEPT) for turn, _ in step.turns):
-        return  # it was given up, or only looked at: that nothing follows in a training step, it does not tell
-    _leave_out_idle(step.graphs)
-    aside_bytes = sum(memory.held_bytes for _, memory in step.aside if memory is not None)
-    decided = is_known(step) or is_among(step, step.graphs[0].steps)
-    if decided and all(aside_bytes <= graph.aside_bytes for graph in step.graphs):
-        for graph in step.graphs:
-            if graph.pending is None:
-                graph.settle()
-        return
-    frames = {graph.frame for graph in step.graphs if graph.frame is not None}
-    (_alone.update if len(calls) == 1 else _alone.difference_update)(frames)
-    alone = step.graphs[0] if len(calls) == 1 else None
-    if alone is not None and alone.waits:
-        # What came before it was perhaps not watched yet.
-        alone.waits = False
-        return
-    simple = not step.aside and all(turn is not Turn.KEPT for turn, _ in step.turns)
-    fraction = alone is not None and alone.options.memory_budget.kind is BudgetKind.FRACTION
-    if alone is not None and not alone.has_part and simple and not (fraction and alone.steps):
-        # Where Dynamo compiles it anew for other sizes, there is no next call.
-        alone.belongs_to(step)
-        learn(step)
-        alone.settle()
-        return
-    for graph in step.graphs:
-        graph.pending = step
-
-
-def _leave_out_idle(graphs: Sequence[PlannedGraph]) -> None:
-    """A step of these graphs is complete: nothing is to be learnt soon of others that no step has run for a while."""
-    for graph in unsettled():
-        graph.steps_without = 0 if graph in graphs else graph.steps_without + 1
-        if graph.steps_without > PATIENCE:
-            _unsettled.discard(ref(graph))
-
-
-watch: StepWatch[PlannedGraph] = StepWatch(_complete)

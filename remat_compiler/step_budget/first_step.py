@@ -24,14 +24,8 @@ from remat_compiler.options import BudgetKind, RematOptions, format_bytes
 from remat_compiler.partition.request import PartitionRequest
 from remat_compiler.simulate.allowance import Allowance
 from remat_compiler.simulate.step_peak import Call, GraphMemory, Turn, whole_step_peak
-from remat_compiler.step_budget.compiled_graph import (
-    PlannedGraph,
-    have_one_budget,
-    held_now,
-    open_beside,
-    ran_alone,
-    watch,
-)
+from remat_compiler.step_budget.compiled_graph import PlannedGraph
+from remat_compiler.step_budget.coordinator import StepCoordinator, share_budget
 from remat_compiler.step_budget.dynamic_graph import Onward, first_allowance
 from remat_compiler.step_budget.step_watch import WatchedStep
 
@@ -39,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 def first_request_of_several(
-    gm: fx.GraphModule, options: RematOptions, request: PartitionRequest
+    gm: fx.GraphModule, options: RematOptions, request: PartitionRequest, coordinator: StepCoordinator[PlannedGraph]
 ) -> PartitionRequest | None:
     """What to aim for as long as the other graphs of the step are not known; `None` for a graph that stands alone.
 
@@ -47,15 +41,16 @@ def first_request_of_several(
         gm: Dynamo's graph.
         options: The user's options.
         request: What to aim for if it were alone.
+        coordinator: Knows of the step that is run.
     """
     kind = options.memory_budget.kind
-    before, onward = open_beside(options), onward_of(gm, changing=False)
+    before, onward = coordinator.open_calls_sharing(options), onward_of(gm, coordinator, changing=False)
     limited = kind is not BudgetKind.MIN and (request.budget_bytes is not None or request.fraction is not None)
     if not limited or not (before or onward is Onward.SURELY):
         return None
     if request.budget_bytes is None:
         return replace(request, take_smallest=True)
-    allowed = first_allowance(request.budget_bytes - held_now(options), onward)
+    allowed = first_allowance(request.budget_bytes - coordinator.held_bytes(options), onward)
     return replace(request, budget_bytes=allowed.limit_bytes, take_smallest=True)
 
 
@@ -72,43 +67,48 @@ def part_of_fraction(gm: fx.GraphModule, options: RematOptions, request: Partiti
     return replace(request, take_smallest=True)
 
 
-def allowance_of_several(gm: fx.GraphModule, options: RematOptions, limit_bytes: int) -> Allowance | None:
+def allowance_of_several(
+    gm: fx.GraphModule, options: RematOptions, limit_bytes: int, coordinator: StepCoordinator[PlannedGraph]
+) -> Allowance | None:
     """The same for a graph of changing sizes: what it may take at any of them.
 
     Args:
         gm: Dynamo's graph.
         options: The user's options.
         limit_bytes: The budget of the step.
+        coordinator: Knows of the step that is run.
     """
-    onward = onward_of(gm, changing=True)
-    if open_beside(options):
+    onward = onward_of(gm, coordinator, changing=True)
+    if coordinator.open_calls_sharing(options):
         gc.collect()  # what is left of a step that was refused may only wait for that
-    if not open_beside(options) and onward is Onward.NO:
+    if not coordinator.open_calls_sharing(options) and onward is Onward.NO:
         return None
-    return first_allowance(limit_bytes - held_now(options), onward)
+    return first_allowance(limit_bytes - coordinator.held_bytes(options), onward)
 
 
-def onward_of(gm: fx.GraphModule, *, changing: bool) -> Onward:
+def onward_of(gm: fx.GraphModule, coordinator: StepCoordinator[PlannedGraph], *, changing: bool) -> Onward:
     """Whether the step goes on in other graphs behind this one."""
     if torch_compat.ends_at_graph_break(gm):
         return Onward.SURELY
     if not changing or torch_compat.returns_scalar(gm):
         return Onward.NO
     compilation = torch_compat.frame_compilation()
-    alone = compilation is not None and compilation.earlier > 0 and ran_alone(compilation.frame)
+    alone = compilation is not None and compilation.earlier > 0 and coordinator.was_whole_step(compilation.frame)
     return Onward.NO if alone else Onward.PERHAPS
 
 
-def check_first_step(memory: GraphMemory, options: RematOptions, limit_bytes: int) -> None:
+def check_first_step(
+    memory: GraphMemory, options: RematOptions, limit_bytes: int, coordinator: StepCoordinator[PlannedGraph]
+) -> None:
     """Refuse a graph that exceeds the budget with those of its step that ran before it.
 
     Raises:
         InfeasibleBudget: It does, and the options do not say to take the smallest peak, which is then warned of.
     """
-    step = watch.current
+    step = coordinator.watch.current
     # What the device has left, where the budget is that, is less what the others hold already.
     in_bytes = options.memory_budget.kind is BudgetKind.BYTES
-    if not in_bytes or not all(have_one_budget(graph.options, options) for graph in step.graphs):
+    if not in_bytes or not all(share_budget(graph.options, options) for graph in step.graphs):
         step = WatchedStep[PlannedGraph]()
     memories = [one for one in step.notes if one is not None]
     if len(memories) < len(step.notes):

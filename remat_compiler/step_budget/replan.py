@@ -29,7 +29,8 @@ from remat_compiler.report.plan_report import StepFigures
 from remat_compiler.simulate.allowance import Allowance
 from remat_compiler.simulate.step_peak import Call, GraphMemory, Turn, handed_on, whole_step_peak
 from remat_compiler.step_budget.beside_the_plan import BesideThePlan, Outside
-from remat_compiler.step_budget.compiled_graph import PlannedGraph, have_one_budget, open_beside
+from remat_compiler.step_budget.compiled_graph import PlannedGraph
+from remat_compiler.step_budget.coordinator import share_budget
 from remat_compiler.step_budget.graph_levels import (
     checked_without_budget,
     compiled_at,
@@ -135,7 +136,7 @@ class _Together:
         limit = self._limit()
         peak = self.peak(known)
         change = any(graph.changing is not None for graph in self.graphs)
-        if not all(have_one_budget(graph.options, self.options) for graph in self.graphs):
+        if not all(share_budget(graph.options, self.options) for graph in self.graphs):
             limit = min((g.budget_bytes for g in self.graphs if g.budget_bytes is not None), default=None)
             if limit is not None and (peak > limit or change):
                 self._warn(f"together they peak at {format_bytes(peak)}", "their options differ")
@@ -198,7 +199,10 @@ class _Together:
                     members[i] = Member((passing(replace(division.levels[i], memory=memory), passed.get(i, ())),))
         if any(graph.changing is None for graph in self.graphs):
             shares, division = self._division(members, limit)
-        shared = SharedSizes(shares, changing, self._calls[0][0].graph, lambda: not open_beside(self.options))
+        coordinator = self.graphs[0].coordinator
+        shared = SharedSizes(
+            shares, changing, self._calls[0][0].graph, lambda: not coordinator.open_calls_sharing(self.options)
+        )
         shared.apply(division)
         step = StepFigures(len(self.step.graphs), None, limit)
         for graph, allowance in zip(self.graphs, division.allowances):

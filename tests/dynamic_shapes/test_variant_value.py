@@ -33,7 +33,7 @@ def trade_off(budget_part: float, upper: int | None = None) -> TradeOff:
     plan = SaveAll().plan(problem).plan
     assert plan is not None
     before = simulate(problem.graph, problem.costs, plan)
-    one = SimpleNamespace(before=SimpleNamespace(timeline=before), cut=SimpleNamespace(problem=problem))
+    one = SimpleNamespace(before=SimpleNamespace(timeline=before), problem=problem)
     symbol = InputSymbol("s0", "L['x'].size()[0]", 0, hint=7, signed=False, upper=upper)
     limit = int(budget_part * before.peak_bytes)
     return TradeOff(cast(Partition, one), cast(PeakForm, Proportional()), [symbol], HERE, limit, "auto")

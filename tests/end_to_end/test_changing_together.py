@@ -15,7 +15,7 @@ from remat_compiler import pipeline
 from remat_compiler.dynamic_shapes.dispatch import Dispatch
 from remat_compiler.errors import InfeasibleBudget
 from remat_compiler.simulate.step_peak import whole_step_peak
-from remat_compiler.step_budget import compiled_graph, replan
+from remat_compiler.step_budget import replan
 from remat_compiler.step_budget.compiled_graph import PlannedGraph
 from remat_compiler.step_budget.step_watch import WatchedStep
 from step_budget.test_one_budget import WIDTH, Blocks, Broken, BrokenTwice, Tower, compile_model, equal, gradients
@@ -77,7 +77,7 @@ def first_peaks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         found.append(whole_step_peak(memories, step.calls, step.turns))
         replan.decide(step)
 
-    monkeypatch.setattr(pipeline, "decide", decide)
+    monkeypatch.setattr(pipeline.COORDINATOR, "decide", decide)
     return found
 
 
@@ -237,7 +237,7 @@ def test_a_model_whose_loss_is_outside_has_the_whole_budget(marked: bool, made: 
     assert [use.variant.added for use in one.uses[-2:]] == [0.0, 0.0]
     assert len(one.variants) == 1 or marked
     gc.collect()
-    assert not [graph for graph in compiled_graph.unsettled() if graph.budget_bytes == int(1.2 * eager)]
+    assert not [graph for graph in pipeline.COORDINATOR.unsettled_graphs() if graph.budget_bytes == int(1.2 * eager)]
 
 
 def test_what_a_model_holds_is_not_taken_off_the_budget_of_another(made: list[Dispatch]) -> None:

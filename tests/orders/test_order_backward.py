@@ -25,10 +25,10 @@ from rewrite.random_plans import random_plan
 UNLIMITED = 1 << 60
 
 
-def order_backward(problem: RematProblem, plan: Plan) -> Plan:
+def order_backward(problem: RematProblem, plan: Plan, target_bytes: int = 0) -> Plan:
     """`plan` with its backward in an order of lower peak, or as it is."""
     steps = np.array(plan.steps, np.int64)
-    better, _ = reorder(arrays_of(problem), freedom_of(problem.graph), steps, plan.boundary, 0)
+    better, _ = reorder(arrays_of(problem), freedom_of(problem.graph), steps, plan.boundary, target_bytes)
     return replace(plan, steps=tuple(map(OpId, better.tolist())))
 
 

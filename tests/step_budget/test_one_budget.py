@@ -109,7 +109,7 @@ def decided(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
         if len(step.calls) > 1:
             found.append((before, peak()))
 
-    monkeypatch.setattr(pipeline, "decide", decide)
+    monkeypatch.setattr(pipeline.COORDINATOR, "decide", decide)
     return found
 
 

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from measure import measure_step
 from remat_compiler.backend import remat
 from remat_compiler.errors import InfeasibleBudget
-from remat_compiler.step_budget import compiled_graph, replan
-from remat_compiler.step_budget.compiled_graph import PlannedGraph, watch
+from remat_compiler.pipeline import COORDINATOR
+from remat_compiler.step_budget import replan
+from remat_compiler.step_budget.compiled_graph import PlannedGraph
 from versions import DENSE_GRADIENTS
 
 WIDTH, BATCH = 64, 512
@@ -138,7 +139,7 @@ def test_an_output_that_is_kept_does_not_keep_steps_open(
     assert any("still held" in warned for warned in warnings_in(caplog))
     for _ in range(8):
         step()
-    assert len(watch.current.calls) < 6
+    assert len(COORDINATOR.watch.current.calls) < 6
     kept.clear()
     gc.collect()
     assert max(peak_of(step, a, b) for _ in range(3)) <= budget
@@ -167,17 +168,17 @@ def test_a_kept_output_costs_the_steps_to_come_nothing(own: bool, x: Tensor, mon
     kept = (f if own else g)(x)
     for _ in range(8):
         f(x).sum().backward()
-    decided, collected = counted(monkeypatch, replan, "decide"), counted(monkeypatch, gc, "collect")
+    decided, collected = counted(monkeypatch, COORDINATOR, "decide"), counted(monkeypatch, gc, "collect")
     (graph,) = (one for one in planned_graphs() if one.steps and one not in before)
     for _ in range(8):
         f(x).sum().backward()
     assert not decided
     assert not collected
-    assert not compiled_graph.unsettled()
+    assert not COORDINATOR.unsettled_graphs()
     assert len(graph.steps) <= 2
     kept.sum().backward()
     f(x).sum().backward()
-    assert not compiled_graph.unsettled()
+    assert not COORDINATOR.unsettled_graphs()
 
 
 def test_a_graph_that_was_left_out_is_watched_again_when_it_runs(x: Tensor) -> None:
@@ -186,7 +187,7 @@ def test_a_graph_that_was_left_out_is_watched_again_when_it_runs(x: Tensor) -> N
     kept = g(x)
     for _ in range(8):
         f(x).sum().backward()
-    assert not compiled_graph.unsettled()
+    assert not COORDINATOR.unsettled_graphs()
     del kept
     g(x).sum().backward()
     g(x).sum().backward()
@@ -208,7 +209,7 @@ def test_a_generator_that_waits_for_its_critic_is_of_one_step(x: Tensor) -> None
         made = f(x)
         g(made.detach()).sum().backward()
         g(made).sum().backward()
-        found.append([len(graph.steps) for graph in compiled_graph.unsettled()])
+        found.append([len(graph.steps) for graph in COORDINATOR.unsettled_graphs()])
 
     step()
     assert max(peak_of(step, maker, critic) for _ in range(3)) <= budget
