@@ -7,7 +7,7 @@ BIN := .venv/bin
 STAMP := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help install test test-all demo lint clean
+.PHONY: help install test test-fast test-all demo lint clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -22,6 +22,9 @@ install: $(STAMP) ## Make the virtual environment .venv with everything that is 
 
 test: $(STAMP) ## Run the tests but the slow ones, a process for each core (ARGS="-k budget" chooses)
 	$(BIN)/python -m pytest -n auto --dist loadfile -m "not slow" $(ARGS)
+
+test-fast: $(STAMP) ## Run the tests that need no torch, in about a minute
+	$(BIN)/python -m pytest -n auto --dist worksteal -m "planning and not slow" $(ARGS)
 
 test-all: $(STAMP) ## Run all tests
 	$(BIN)/python -m pytest -n auto --dist loadfile $(ARGS)

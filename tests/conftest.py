@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,42 @@ import pytest
 # see with them runs with TORCHINDUCTOR_VEC_ISA_OK=1.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "0")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+TESTS = Path(__file__).parent
+WITHOUT_TORCH = {
+    *("blocks", "bounds", "chains", "exact", "ir", "layers", "moves", "orders", "planning", "report", "search"),
+    *("sequences", "simulate", "test_ahead_of_time", "test_layering", "test_options", "test_progress", "test_stats"),
+}
+TRAINING = {"benchmarks", "end_to_end", "step_budget", "test_backend", "test_demo", "test_unusual_input"}
+"""Folders and files of these tests; those of neither set use torch and train next to nothing."""
+USES_TORCH = {"test_json_folder"}
+
+
+def tier(path: Path) -> str:
+    """The mark of all tests of a file."""
+    room = path.relative_to(TESTS).with_suffix("").parts[0]
+    if path.stem in USES_TORCH:
+        return "torch"
+    return "planning" if room in WITHOUT_TORCH else "end_to_end" if room in TRAINING else "torch"
+
+
+def wants_no_torch(config: pytest.Config) -> bool:
+    """Whether only tests are asked for that need none."""
+    return str(config.option.markexpr).startswith("planning")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out files, and folders with their fixtures, that would import torch for nothing."""
+    inside = TESTS in collection_path.parents
+    return True if inside and wants_no_torch(config) and tier(collection_path) != "planning" else None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark each test with its tier."""
+    for item in items:
+        item.add_marker(tier(item.path))
+    if wants_no_torch(config) and "torch" in sys.modules:
+        raise pytest.UsageError("a file of the tier `planning` imports torch: move it, or name it in USES_TORCH")
 
 
 @pytest.fixture

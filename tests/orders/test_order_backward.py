@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from random import Random
 
 import numpy as np
 import pytest
 
 from builders import KB, LIBRARY, ProblemBuilder, random_problem, with_budget
+from orders.reordered import order_backward
 from remat_compiler.ir.graph import OpId, Phase, StorageKind, TrainingGraph, Trait
 from remat_compiler.ir.plan import Plan, PlanStatus
 from remat_compiler.ir.problem import CostTable, RematProblem
 from remat_compiler.simulate.timeline import simulate
 from remat_compiler.simulate.verify import verify
-from remat_passes.orders.order_backward import freedom_of, reorder, tasks_of
+from remat_passes.orders.order_backward import freedom_of, tasks_of
 from remat_passes.orders.separator import Arrangement
 from remat_passes.planning.auto import Auto
 from remat_passes.planning.save_all import SaveAll
@@ -23,13 +23,6 @@ from remat_passes.sequences.profile import arrays_of
 from rewrite.random_plans import random_plan
 
 UNLIMITED = 1 << 60
-
-
-def order_backward(problem: RematProblem, plan: Plan, target_bytes: int = 0) -> Plan:
-    """`plan` with its backward in an order of lower peak, or as it is."""
-    steps = np.array(plan.steps, np.int64)
-    better, _ = reorder(arrays_of(problem), freedom_of(problem.graph), steps, plan.boundary, target_bytes)
-    return replace(plan, steps=tuple(map(OpId, better.tolist())))
 
 
 def cases() -> list[tuple[RematProblem, Plan]]:
