@@ -6,6 +6,7 @@ RematError
   InfeasibleBudget  (also RuntimeError) no plan stays within the budget
   PlanRejected                          the verifier found a plan that must not be executed
   CaptureError                          the joint graph cannot be described as a TrainingGraph
+  Unplannable                           a joint graph that no plan can be applied to
   InvalidGraph                          a TrainingGraph that breaks its invariants
   FormatError       (also ValueError)   a JSON file of this project that cannot be read
   CacheError                            a folder of cached plans that cannot be listed or cleared
@@ -46,6 +47,10 @@ class OptionError(RematError, ValueError):
 
 class CaptureError(RematError):
     """The joint graph cannot be described as a `TrainingGraph`."""
+
+
+class Unplannable(RematError):
+    """A joint graph that no plan can be applied to; it is compiled as without a budget, and the user is told why."""
 
 
 class InvalidGraph(RematError):

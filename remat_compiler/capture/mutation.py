@@ -20,20 +20,30 @@ from torch import fx
 from remat_compiler import torch_compat
 from remat_compiler.capture.changes import changed_by_forward
 from remat_compiler.capture.phases import find_phases
+from remat_compiler.capture.source import input_names
 from remat_compiler.capture.storages import find_roots
+from remat_compiler.errors import Unplannable
 from remat_compiler.ir.graph import Phase
 
 _COPY = torch.ops.aten.copy_.default
 
 
 def protect_changed_inputs(joint: fx.GraphModule, num_fwd_outputs: int) -> int:
-    """Give the backward a copy of each input that it reads and the forward changes; returns how many were made."""
+    """Give the backward a copy of each input that it reads and the forward changes; returns how many were made.
+
+    Raises:
+        Unplannable: Such an input overlaps itself, as sliding windows do: no copy is like it.
+    """
     graph = joint.graph
     changed = changed_by_forward(graph)
     if not changed:
         return 0
     fwd_outputs, _ = torch_compat.joint_outputs(joint, num_fwd_outputs)
     needed = _needed_by_backward(graph, find_phases(graph, fwd_outputs), changed)
+    for placeholder in needed:
+        if _overlaps_itself(placeholder.meta["val"]):
+            name = input_names(joint)[placeholder.name] or placeholder.name
+            raise Unplannable(f"the input {name}, which overlaps itself, is changed in place")
     for placeholder in sorted(needed, key=lambda n: n.name):
         _insert_copy(graph, placeholder)
     return len(needed)
@@ -68,6 +78,23 @@ def _insert_copy(graph: fx.Graph, placeholder: fx.Node) -> None:
         copy,
         delete_user_cb=lambda user: user is not copy and user.op != "output" and not _is_write_to(user, placeholder),
     )
+
+
+def _overlaps_itself(value: torch.Tensor) -> bool:
+    """Whether two elements may lie at one address.
+
+    A part of such a tensor that is written shows in other parts, of which only the tensor itself knows.
+    """
+    if value.layout is not torch.strided or not torch_compat.size_hint(value.numel()):
+        return False
+    reach = 0
+    for stride, size in sorted(
+        zip(map(torch_compat.size_hint, value.stride()), map(torch_compat.size_hint, value.shape))
+    ):
+        if size > 1 and stride <= reach:
+            return True
+        reach += stride * (size - 1)
+    return False
 
 
 def _is_write_to(node: fx.Node, argument: fx.Node) -> bool:

@@ -19,7 +19,7 @@ from remat_compiler.costs.workspace import WorkspaceTable
 from remat_compiler.dry_run.dry_run import DryRun, dry_run
 from remat_compiler.dry_run.emitted_wrapper import EmittedGraph, GraphRecorder
 from remat_compiler.dry_run.symbolic_run import symbolic_run
-from remat_compiler.errors import OptionError, UnknownName, UnsupportedTorch
+from remat_compiler.errors import OptionError, UnknownName, Unplannable, UnsupportedTorch
 from remat_compiler.partition.partitioner import RematPartitioner, StockPartitioner, collect
 from remat_compiler.partition.request import PartitionRequest
 from remat_compiler.partition.result import NoPlan
@@ -75,6 +75,9 @@ class Compiler:
             return self._planned(request, real)
         except _NO_DEFECT:
             raise
+        except Unplannable as error:
+            logger.warning("%s: compiled as without a budget, and only checked against it", error)
+            failure: Exception = error.with_traceback(None)
         except Exception as error:  # A defect of planning must not keep anybody from training; see the docstring.
             logger.warning(
                 "planning failed (%s: %s), so the graph is compiled as without a budget and only checked against it; "

@@ -23,7 +23,7 @@ from dataclasses import replace
 from remat_compiler.compilation.attempt import Attempt, Compile
 from remat_compiler.compilation.feedback import best_of, limit_bytes, next_request
 from remat_compiler.compilation.refusal import facts_of
-from remat_compiler.errors import BudgetFacts, InfeasibleBudget
+from remat_compiler.errors import BudgetFacts, InfeasibleBudget, Unplannable
 from remat_compiler.options import RematOptions, format_bytes
 from remat_compiler.partition.request import PartitionRequest
 from remat_compiler.partition.result import NoPlan
@@ -153,7 +153,10 @@ class Search:
         label, text = ("", "") if peak is None else (peak.label, peak.text)
         failure, reason = best.failure, _reason(self.options)
         if failure is not None:
-            reason = f"no plan at all, since planning failed with {type(failure).__name__}: {failure}"
+            defect = (
+                "" if isinstance(failure, Unplannable) else f", since planning failed with {type(failure).__name__}"
+            )
+            reason = f"no plan at all{defect}: {failure}"
         facts = _facts_of(best, self.options)
         raise InfeasibleBudget(self.limit, needed, label, text, reason, facts) from failure
 

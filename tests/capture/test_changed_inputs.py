@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from remat_compiler.capture.mutation import _overlaps_itself
 from remat_compiler.ir.graph import Phase, SavePolicy
 from rewrite.planned_step import PlannedStep, joint_order, run_step
 from rewrite.random_plans import random_plan
@@ -49,6 +50,52 @@ class Normalised(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor]:
         return (torch.tanh(self.norm(torch.sin(x))),)
+
+
+class ChangesAWindow(nn.Module):
+    """Changes a part of an argument whose rows overlap, and reads what it was."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(8, 8))
+
+    def forward(self, windows: Tensor) -> Tensor:
+        old = (windows @ windows.t() @ windows / 8) @ self.weight
+        windows[0].zero_()
+        return old.sin().sum()
+
+
+@pytest.mark.parametrize("inner", ["eager", "inductor"])
+def test_an_input_that_overlaps_itself_is_changed_as_in_eager(
+    inner: str, compiles_anew: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    found = []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        model, base = ChangesAWindow(), torch.randn(20)
+        options = {"memory_budget": "1MiB", "inner": inner}
+        call = torch.compile(model, backend="remat", options=options) if compiled else model
+        call(base.as_strided((12, 8), (1, 1))).backward()
+        found.append((base, model.weight.grad))
+    torch.testing.assert_close(found[1], found[0])
+    assert "the input windows, which overlaps itself, is changed in place: compiled as without a budget" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("shape", "stride", "overlaps"),
+    [
+        ((12, 8), (1, 1), True),
+        ((12, 8), (0, 1), True),
+        ((12, 8), (7, 1), True),
+        ((12, 8), (8, 1), False),
+        ((12, 8), (1, 12), False),
+        ((12, 1), (1, 1), False),
+        ((0, 8), (1, 1), False),
+        ((), (), False),
+    ],
+)
+def test_which_tensors_overlap_themselves(shape: tuple[int, ...], stride: tuple[int, ...], overlaps: bool) -> None:
+    assert _overlaps_itself(torch.empty(1_000).as_strided(shape, stride)) is overlaps
 
 
 class ChangesItsInput(nn.Module):
