@@ -14,7 +14,7 @@ the graphs' own part.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import pairwise
@@ -55,11 +55,14 @@ class Passed:
         size_bytes: Its bytes.
         to: The call whose output that input is, for which the gradient is a tangent; `None` where no graph made it.
         argument: Position of that input among the arguments of the call.
+        value: Where no graph made it, the number of that value in the step: calls with the same one add up its
+            gradient, which is alive until the last of them has run backward.
     """
 
     size_bytes: int
     to: int | None
     argument: int = -1
+    value: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +126,8 @@ def _runs(
         before = held.pop(call, 0)
         # The caller may hold the outputs for as long as the step goes on.
         shown = outputs.pop(call, 0)
-        # Gradients that this call waits for are among its tangents.
-        waiting = [passed for passed in waiting if passed.to != call]
+        # Gradients that this call waits for are among its tangents; those that it adds to are not.
+        waiting = [passed for passed in waiting if passed.to != call and _is_awaited(passed, calls, (*held, call))]
         sums = sum(held.values()), sum(outputs.values()), sum(left.values())
         beside = sum(sums) + sum(passed.size_bytes for passed in waiting)
         if turn is Turn.FORWARD:
@@ -139,11 +142,18 @@ def _runs(
             passed_bytes = sum(passed.size_bytes for passed in calls[call].passed)
             gradients = max(memory.left_bytes - memory.output_bytes - passed_bytes, 0)
             left[key] = max(left.get(key, 0), gradients)
-            waiting += [passed for passed in calls[call].passed if passed.to in held]
+            waiting += [passed for passed in calls[call].passed if _is_awaited(passed, calls, held)]
             if kept:
                 held[call] = kept
             else:
                 outputs[call] = memory.output_bytes
+
+
+def _is_awaited(passed: Passed, calls: Sequence[Call], held: Collection[int]) -> bool:
+    """Whether one of the calls that are held needs a gradient, or adds its own to it."""
+    if passed.to is not None:
+        return passed.to in held
+    return any(other.to is None and other.value == passed.value >= 0 for call in held for other in calls[call].passed)
 
 
 def handed_on(calls: Sequence[Call], turns: Sequence[tuple[Turn, int]]) -> dict[int, tuple[Passed, ...]]:
@@ -156,9 +166,15 @@ def handed_on(calls: Sequence[Call], turns: Sequence[tuple[Turn, int]]) -> dict[
     ran = (Turn.BACKWARD, Turn.KEPT)
     backwards = [call for turn, call in (*turns, *_missing_backwards(calls, turns)) if turn in ran]
     following = dict(pairwise(backwards))
+    behind = {call: backwards[place + 1 :] for place, call in enumerate(backwards)}
     found: dict[int, tuple[Passed, ...]] = {}
     for i, call in enumerate(calls):
-        at_once = [passed for passed in call.passed if passed.to is None or passed.to == following.get(i)]
+        at_once = [
+            passed
+            for passed in call.passed
+            if passed.to == following.get(i)
+            or (passed.to is None and not _is_awaited(passed, calls, behind.get(i, ())))
+        ]
         arguments = {passed.argument for passed in at_once}
         before = found.get(call.graph)
         kept = at_once if before is None else [passed for passed in before if passed.argument in arguments]

@@ -56,6 +56,7 @@ class WatchedStep(Generic[G]):
     _open: dict[int, frozenset[int]] = field(default_factory=dict)
     _nodes: dict[int, int] = field(default_factory=dict)
     _leaves: dict[tuple[int, frozenset[int]], int] = field(default_factory=dict)
+    _values: dict[frozenset[int], int] = field(default_factory=dict)
     _left: list[WatchedStep[G]] = field(default_factory=list)
     _over: bool = False
     _base: tuple[frozenset[int], int] = (frozenset(), 0)
@@ -210,7 +211,8 @@ class StepWatch(Generic[G]):
         with self._lock:
             step = self.current
             made = frozenset(chain.from_iterable(map(_addresses, tensors_in(outputs))))
-            call = step._add(graph, _passed(arguments, dict(step._open)), note, made, _leaves(arguments))
+            passed = _passed(arguments, dict(step._open), step._values)
+            call = step._add(graph, passed, note, made, _leaves(arguments))
         self._follow(step, call, node)
 
     def _follow(self, step: WatchedStep[G], call: int, node: Any) -> None:
@@ -250,15 +252,24 @@ class StepWatch(Generic[G]):
         self._complete(step)
 
 
-def _passed(arguments: Iterable[Any], makers: dict[int, frozenset[int]]) -> tuple[Passed, ...]:
-    """Gradients that the backward of a call with these arguments hands to other operators."""
+def _passed(
+    arguments: Iterable[Any], makers: dict[int, frozenset[int]], values: dict[frozenset[int], int]
+) -> tuple[Passed, ...]:
+    """Gradients that the backward of a call with these arguments hands to other operators.
+
+    Args:
+        arguments: The arguments.
+        makers: Where in memory each open call left its outputs.
+        values: The number of each value that no graph made, by where it is in memory; grows.
+    """
     found: dict[frozenset[int], Passed] = {}
     for argument, tensor in enumerate(arguments):
         if isinstance(tensor, torch.Tensor) and tensor.requires_grad and not tensor.is_leaf:
             addresses = _addresses(tensor) or frozenset({-1 - argument})
             maker = next((call for call, made in makers.items() if made & addresses), None)
             if addresses not in found:
-                found[addresses] = Passed(torch_compat.num_bytes(tensor), maker, argument)
+                value = values.setdefault(addresses, len(values)) if maker is None else -1
+                found[addresses] = Passed(torch_compat.num_bytes(tensor), maker, argument, value)
     return tuple(found.values())
 
 

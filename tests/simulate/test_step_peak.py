@@ -52,6 +52,14 @@ def test_a_waiting_gradient_counts_until_its_graph_runs() -> None:
     assert whole_step_peak([GraphMemory(0, 0, 5, 0), small, small], calls, turns) == 15
 
 
+@pytest.mark.parametrize(("value", "peak"), [(0, 25 + 5 + 70), (1, 5 + 70)])
+def test_gradients_of_one_value_wait_for_each_other(value: int, peak: int) -> None:
+    """Of the 30 bytes that a call leaves 25 are the gradient of what eager made; the second call adds to it, or not."""
+    memory = GraphMemory(forward_bytes=0, held_bytes=5, backward_bytes=70, left_bytes=30)
+    calls = [Call(0, (Passed(25, None, 0, 0),)), Call(0, (Passed(25, None, 0, value),))]
+    assert whole_step_peak([memory], calls, [(F, 0), (F, 1)]) == peak
+
+
 def chain(sizes: list[int], *, first: int, last: int) -> TrainingGraph:
     """Layers `first` to `last` of a chain as one graph; the backward of each reads its input.
 

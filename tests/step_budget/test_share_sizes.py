@@ -124,6 +124,8 @@ def test_leaving_out_what_is_handed_on_never_foresees_less(rng: Random) -> None:
         passed = tuple(
             Passed(rng.randint(1, 20), to, k) for k, to in enumerate(rng.sample(range(i), rng.randint(0, i)))
         )
+        # Values that no graph made, of which several graphs may read the same.
+        passed += tuple(Passed(5 + value, None, 90 + value, value) for value in range(2) if rng.random() < 0.5)
         calls.append(Call(i, passed))
         left = rng.randint(0, 20) + sum(one.size_bytes for one in passed)
         memories.append(GraphMemory(50, rng.randint(0, 50), 50 + left, left))

@@ -141,7 +141,15 @@ def test_a_view_of_an_output_is_linked_and_other_operators_are_not(
     y = first(leaf())
     second(y.view(-1)[:8], y.cos()).backward()
     (step,) = steps
-    assert step.calls[1].passed == (Passed(32, 0, 0), Passed(128, None, 1))
+    assert step.calls[1].passed == (Passed(32, 0, 0), Passed(128, None, 1, 0))
+
+
+def test_calls_with_one_value_of_other_operators_are_told(watch: StepWatch[Watched], steps: list[Step]) -> None:
+    first, second = Watched(watch, torch.sin), Watched(watch, torch.exp)
+    y, z = leaf().cos(), leaf().cos()
+    (first(y) + second(z.view(-1).view_as(z)) + second(y)).sum().backward()
+    (step,) = steps
+    assert [[passed.value for passed in call.passed] for call in step.calls] == [[0], [1], [0]]
 
 
 @pytest.mark.filterwarnings("ignore:TwoTensor does not implement")

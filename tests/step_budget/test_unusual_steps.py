@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import remat_compiler
+from measure import allocator_events, live_bytes
 from remat_compiler.errors import InfeasibleBudget
 from remat_compiler.partition import partition
 
@@ -253,3 +254,24 @@ def test_an_input_that_is_changed_behind_its_graph_is_named_in_the_error() -> No
     y = torch.randn(48, 32, requires_grad=True)
     with pytest.raises(RuntimeError, match=r"modified by an inplace operation.* give it a clone of that input"):
         compiled(torch.randint(0, 20, (48,)), y).backward()
+
+
+def test_two_calls_with_one_input_that_eager_made(caplog: pytest.LogCaptureFixture) -> None:
+    """Autograd adds up the gradients of the input: the first one waits until the second is there."""
+    weight = nn.Parameter(torch.randn(32, 32))
+    call = compiled(lambda x: torch.tanh(x @ weight).amax(-1).sum(), "1MiB", "eager")
+    leaf = torch.randn(256, 32, requires_grad=True)
+
+    def step() -> None:
+        x = leaf * 2
+        (call(x) + call(x)).backward()
+
+    for _ in range(2):
+        step()
+    leaf.grad = weight.grad = None
+    measured = max(live_bytes(allocator_events(step)))
+    (report,) = remat_compiler.reports()
+    assert report.step is not None
+    assert report.step.peak_bytes is not None
+    # Beside the graph: the input itself, and its sum of two losses.
+    assert 0 <= measured - (report.step.peak_bytes + leaf.nbytes) <= 64
