@@ -1,0 +1,154 @@
+"""Which complete steps are left to be decided about, and which graphs are followed, on made-up graphs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from remat_compiler.options import RematOptions
+from remat_compiler.pipeline import COORDINATOR
+from remat_compiler.simulate.step_peak import GraphMemory, Turn
+from remat_compiler.step_budget.coordinator import StepCoordinator, share_budget
+from remat_compiler.step_budget.step_watch import PATIENCE, WatchedStep
+
+Step = WatchedStep[Any]
+
+
+def options_of(**options: Any) -> RematOptions:
+    """Options as the user gives them."""
+    return RematOptions.parse({"memory_budget": 1000, **options}, check_planner=lambda name: name)
+
+
+@dataclass(eq=False)
+class MadeUp:
+    """A planned graph that notes what it is told."""
+
+    coordinator: StepCoordinator[Any]
+    options: RematOptions = field(default_factory=options_of)
+    frame: int | None = None
+    has_part: bool = False
+    waits: bool = False
+    aside_bytes: int = 0
+    steps: list[Step] = field(default_factory=list)
+    pending: Step | None = None
+    steps_without: int = 0
+    places: dict[Any, Any] = field(default_factory=dict)
+    refusals: dict[Any, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.coordinator.follow(self)
+
+    @property
+    def followed(self) -> bool:
+        return self in self.coordinator.unsettled_graphs()
+
+    def settle(self) -> None:
+        self.pending = None
+        self.coordinator.leave_out(self)
+
+    def belongs_to(self, step: Step) -> None:
+        self.steps.append(step)
+
+    def noted_memory(self, note: Any) -> GraphMemory | None:
+        return note if isinstance(note, GraphMemory) else None
+
+
+@pytest.fixture
+def coordinator() -> StepCoordinator[Any]:
+    return StepCoordinator(lambda step: None)
+
+
+def run(coordinator: StepCoordinator[Any], *graphs: MadeUp, backward: bool = True) -> Step:
+    """A complete step that calls `graphs` in a row, and runs them backward."""
+    step: Step = WatchedStep()
+    for graph in graphs:
+        step.add(graph, None)
+    for call in reversed(range(len(graphs))):
+        step.turns.append((Turn.BACKWARD if backward else Turn.DROPPED, call))
+    step._open.clear()
+    coordinator.watch._complete(step)
+    return step
+
+
+def test_a_step_of_one_graph_is_learnt_at_once(coordinator: StepCoordinator[Any]) -> None:
+    graph = MadeUp(coordinator, frame=3)
+    step = run(coordinator, graph)
+    assert graph.steps == [step]
+    assert graph.pending is None
+    assert not graph.followed
+    assert coordinator.was_whole_step(3)
+
+
+def test_a_graph_with_a_part_of_the_budget_waits_for_a_decision(coordinator: StepCoordinator[Any]) -> None:
+    graph = MadeUp(coordinator, has_part=True)
+    step = run(coordinator, graph)
+    assert graph.pending is step
+    assert graph.followed
+
+
+def test_a_graph_behind_others_that_were_not_watched_yet_waits_for_the_next_step(
+    coordinator: StepCoordinator[Any],
+) -> None:
+    graph = MadeUp(coordinator, waits=True)
+    run(coordinator, graph)
+    assert (graph.steps, graph.pending, graph.followed) == ([], None, True)
+    step = run(coordinator, graph)
+    assert graph.steps == [step]
+
+
+def test_graphs_of_one_step_are_decided_about_together(coordinator: StepCoordinator[Any]) -> None:
+    graphs = MadeUp(coordinator, frame=0), MadeUp(coordinator, frame=1)
+    run(coordinator, graphs[0])
+    assert coordinator.was_whole_step(0)
+    step = run(coordinator, *graphs)
+    assert [graph.pending for graph in graphs] == [step, step]
+    assert not coordinator.was_whole_step(0)
+
+
+def test_an_evaluation_teaches_nothing(coordinator: StepCoordinator[Any]) -> None:
+    graph = MadeUp(coordinator, frame=0)
+    run(coordinator, graph, backward=False)
+    assert (graph.steps, graph.pending, graph.followed) == ([], None, True)
+    assert not coordinator.was_whole_step(0)
+
+
+def test_a_graph_that_no_step_runs_is_left_out_and_one_that_runs_is_not(coordinator: StepCoordinator[Any]) -> None:
+    idle, busy = MadeUp(coordinator), MadeUp(coordinator, has_part=True)
+    for _ in range(PATIENCE):
+        run(coordinator, busy)
+    assert idle.followed
+    run(coordinator, busy)
+    assert not idle.followed
+    assert busy.followed
+
+
+def test_graphs_are_followed_without_being_kept(coordinator: StepCoordinator[Any]) -> None:
+    graph = MadeUp(coordinator)
+    assert coordinator.unsettled_graphs() == [graph]
+    del graph
+    assert coordinator.unsettled_graphs() == []
+    assert not coordinator.unsettled
+
+
+def test_budgets_are_shared_where_all_but_the_dump_is_the_same() -> None:
+    assert share_budget(options_of(), options_of(dump="/tmp/elsewhere"))
+    assert not share_budget(options_of(), options_of(memory_budget=1001))
+
+
+def test_what_was_known_of_a_function_is_forgotten_with_dynamos_numbers(compiles_anew: None) -> None:
+    """After a reset another function has the number of one that made up whole steps."""
+
+    def train(model: nn.Module, x: Tensor) -> None:
+        compiled = torch.compile(model, backend="remat", options={"memory_budget": "1MiB", "inner": "eager"})
+        compiled(x).sum().backward()
+
+    train(nn.Linear(4, 4), torch.randn(2, 4))
+    assert COORDINATOR.was_whole_step(0)
+    torch._dynamo.reset()
+    compiled = torch.compile(nn.Tanh(), backend="remat", options={"memory_budget": "1MiB", "inner": "eager"})
+    compiled(torch.randn(2, 4, requires_grad=True))
+    assert not COORDINATOR.was_whole_step(0)
