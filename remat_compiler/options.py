@@ -129,7 +129,7 @@ class Environment:
             no home directory.
         disable_cache: REMAT_DISABLE_CACHE, neither read nor write that folder.
         verify: REMAT_VERIFY: 0 verifies nothing, 1 every plan that is applied, 2 also the captured graph and
-            every candidate of a portfolio.
+            every plan that a planner answers with, applied or not.
         options: Text of each option that has its variable set, by the option's name.
     """
 

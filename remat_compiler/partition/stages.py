@@ -16,12 +16,14 @@ from remat_compiler.capture.in_place import bytes_taken_over
 from remat_compiler.capture.pair import capture_pair
 from remat_compiler.costs.table import cost_table
 from remat_compiler.costs.workspace import WorkspaceTable
+from remat_compiler.errors import PlanRejected
 from remat_compiler.ir.invariants import check_graph
 from remat_compiler.ir.plan import FITTING, PlanResult, PlanStatus
 from remat_compiler.ir.problem import CostTable, RematProblem
 from remat_compiler.partition.request import PartitionRequest
 from remat_compiler.partition.result import SplitGraphs
 from remat_compiler.simulate.timeline import simulate
+from remat_compiler.simulate.verify import Rule, verify
 
 UNLIMITED_NS = 2**62
 """Added time that no plan reaches, and below which 64 bits hold what planners compute of it."""
@@ -96,7 +98,25 @@ class JointStages:
         max_added = int(most_added) if most_added < UNLIMITED_NS else None
         problem = RematProblem(captured.graph, costs, budget_bytes, max_added)
         with self.stage("plan"):
-            return Planned(captured, problem, plan_with(problem))
+            result = plan_with(problem)
+        if self.request.verify >= 2:
+            self._check_answer(problem, result)
+        return Planned(captured, problem, result)
+
+    def _check_answer(self, problem: RematProblem, result: PlanResult) -> None:
+        """Verify a plan that may not be applied: that of a refusal, or of an order that does not fit.
+
+        Raises:
+            PlanRejected: It breaks a rule, other than that it is over the budget and says so.
+        """
+        if result.plan is None:
+            return
+        with self.stage("verify"):
+            over = result.status not in FITTING
+            found = verify(problem, result.plan, result.peak_bytes)
+            violations = [one for one in found if not (over and one.rule is Rule.BUDGET)]
+        if violations:
+            raise PlanRejected(result.planner, violations)
 
     def plan_with_early_loops(
         self, budget_bytes: int, plan_with: Callable[[RematProblem], PlanResult]
