@@ -27,18 +27,18 @@ from remat_compiler.errors import BudgetFacts, InfeasibleBudget
 from remat_compiler.options import BudgetKind, format_bytes
 from remat_compiler.report.plan_report import StepFigures
 from remat_compiler.simulate.allowance import Allowance
-from remat_compiler.simulate.step_peak import Call, GraphMemory, Turn, handed_on, whole_step_peak
+from remat_compiler.simulate.step_peak import GraphMemory, Turn, handed_on, whole_step_peak
 from remat_compiler.step_budget.beside_the_plan import BesideThePlan, Outside
 from remat_compiler.step_budget.compiled_graph import PlannedGraph
 from remat_compiler.step_budget.coordinator import share_budget
 from remat_compiler.step_budget.graph_levels import (
-    checked_without_budget,
     compiled_at,
     level_without_budget,
     levels_of_graph,
     member_of,
     passing,
 )
+from remat_compiler.step_budget.joint_steps import JointSteps
 from remat_compiler.step_budget.known_steps import learn, refuse
 from remat_compiler.step_budget.share import Level, share, smallest
 from remat_compiler.step_budget.share_sizes import Division, Member, SharedSizes, SizeShares
@@ -61,10 +61,10 @@ def decide(step: WatchedStep[PlannedGraph]) -> None:
         InfeasibleBudget: They do not fit together, and the options do not say to take the smallest peak; all calls that
             only such a step makes are refused from now on, too.
     """
-    together = _Together(step)
+    together = _Replan(step)
     try:
         kept = any(turn is Turn.KEPT for turn, _ in step.turns)
-        if len(step.calls) > 1 or step.aside or kept or together.steps[1:]:
+        if len(step.calls) > 1 or step.aside or kept or together.joint.steps[1:]:
             together.decide()
         elif step.graphs[0].has_part:
             _decide_alone(step.graphs[0])
@@ -76,7 +76,7 @@ def decide(step: WatchedStep[PlannedGraph]) -> None:
     together.look_beside()
     for graph in step.graphs:
         graph.belongs_to(step)
-        graph.aside_bytes = together.aside_bytes
+        graph.aside_bytes = together.joint.aside_bytes
     learn(step)
     for graph in together.graphs:
         graph.settle()
@@ -99,31 +99,12 @@ def _decide_alone(graph: PlannedGraph) -> None:
     graph.keep(own_budget)
 
 
-class _Together:
-    """The graphs of one step."""
+class _Replan:
+    """The decision about the graphs of one step."""
 
     def __init__(self, step: WatchedStep[PlannedGraph]) -> None:
-        self.step = step
-        self.steps, self.graphs = _connected(step)
-        self.options = step.graphs[0].options
-        self._calls = [self._renumbered(one) for one in self.steps]
-        self.runs = [sum(call.graph == i for calls in self._calls for call in calls) for i in range(len(self.graphs))]
-        # A call that was let go in a step may have a backward in another: at the end, as if it were still to come.
-        self._turns = [[(turn, call) for turn, call in one.turns if turn is not Turn.DROPPED] for one in self.steps]
-        self.turns = self._turns[0]
-        self._more = [0] * len(self.steps)
-        kept: list[GraphMemory] = [memory for _, memory in step.aside if memory is not None]
-        self.aside_bytes = sum(memory.held_bytes for memory in kept)
-
-    def _renumbered(self, step: WatchedStep[PlannedGraph]) -> list[Call]:
-        """The calls of a step, by the numbers that graphs have here."""
-        numbers = {graph: i for i, graph in enumerate(self.graphs)}
-        return [replace(call, graph=numbers[step.graphs[call.graph]]) for call in step.calls]
-
-    def peak(self, memories: Sequence[GraphMemory]) -> int:
-        """Peak of the steps; what one of them may take less than the others counts as taken."""
-        kinds = zip(self._calls, self._turns, self._more)
-        return max(whole_step_peak(memories, calls, turns) + more for calls, turns, more in kinds)
+        self.joint = JointSteps(step)
+        self.step, self.graphs, self.options = step, self.joint.graphs, self.joint.options
 
     def decide(self) -> None:
         """See `decide`."""
@@ -133,8 +114,8 @@ class _Together:
             if any(graph.options.memory_budget.kind in _LIMITED for graph in self.graphs):
                 self._warn("together they take more than each alone", "what one of them takes is not known")
             return
-        limit = self._limit()
-        peak = self.peak(known)
+        limit = self.joint.limit_bytes()
+        peak = self.joint.peak(known)
         change = any(graph.changing is not None for graph in self.graphs)
         if not all(share_budget(graph.options, self.options) for graph in self.graphs):
             limit = min((g.budget_bytes for g in self.graphs if g.budget_bytes is not None), default=None)
@@ -167,10 +148,10 @@ class _Together:
         memories = [memory for graph in self.graphs if (memory := graph.memory) is not None]
         if len(memories) < len(self.graphs):
             return
-        limit = self._limit() if self.options.memory_budget.kind is BudgetKind.BYTES else None
+        limit = self.joint.limit_bytes() if self.options.memory_budget.kind is BudgetKind.BYTES else None
         before = [graph.beside for graph in self.graphs if graph.beside is not None]
         told = {what for one in before for what in one.told}
-        beside = BesideThePlan(self.peak(memories), limit, len(self.graphs), told)
+        beside = BesideThePlan(self.joint.peak(memories), limit, len(self.graphs), told)
         outside = [graph.outside for graph in self.graphs]
         together = Outside(
             sum(one.eager_bytes for one in outside),
@@ -186,7 +167,7 @@ class _Together:
         for graph in self.graphs:
             graph.plan_again()
         changing = [graph.changing for graph in self.graphs]
-        passed = handed_on(self._calls[0], self.turns)
+        passed = handed_on(self.joint.calls, self.joint.turns)
         members = [member_of(graph, passed.get(i, ())) for i, graph in enumerate(self.graphs)]
         shares, division = self._division(members, limit)
         for i, graph in enumerate(self.graphs):
@@ -201,7 +182,7 @@ class _Together:
             shares, division = self._division(members, limit)
         coordinator = self.graphs[0].coordinator
         shared = SharedSizes(
-            shares, changing, self._calls[0][0].graph, lambda: not coordinator.open_calls_sharing(self.options)
+            shares, changing, self.joint.calls[0].graph, lambda: not coordinator.open_calls_sharing(self.options)
         )
         shared.apply(division)
         step = StepFigures(len(self.step.graphs), None, limit)
@@ -215,7 +196,7 @@ class _Together:
 
         Where the first sizes do not fit, it is shared for the largest that do: the others are refused when they come.
         """
-        shares = SizeShares(members, self._calls[0], self.turns, limit)
+        shares = SizeShares(members, self.joint.calls, self.joint.turns, limit)
         division = shares.divide(needed=0)
         if division is None and shares.most is not None and self.options.on_infeasible != "min":
             division = shares.divide(shares.most)
@@ -228,7 +209,7 @@ class _Together:
                     graph.changing.share(Allowance.whole(0), self)
             self._refuse(limit, least)
         self._warn_of_smallest(limit, least)
-        shares = SizeShares(members, self._calls[0], self.turns, least)
+        shares = SizeShares(members, self.joint.calls, self.joint.turns, least)
         division = shares.divide(needed=0)
         assert division is not None, "the smallest peak is within itself"
         return shares, division
@@ -241,17 +222,17 @@ class _Together:
         levels: list[tuple[Level, ...]] = [(level_without_budget(graph),) for graph in self.graphs]
         planned, target = False, limit
         for _ in range(MAX_ROUNDS):
-            found = share(levels, self.runs, self.peak, target)
+            found = share(levels, self.joint.runs, self.joint.peak, target)
             if found is None and not planned:
                 levels, planned = [levels_of_graph(graph) for graph in self.graphs], True
-                found = share(levels, self.runs, self.peak, target)
+                found = share(levels, self.joint.runs, self.joint.peak, target)
             if found is None:
                 break
             if peak <= limit and not self._worth_it(found):
                 self._keep_all(peak, limit)
                 return
             chosen = [compiled_at(graph, level, real=False) for graph, level in zip(self.graphs, found)]
-            together = self._peak_of(chosen)
+            together = self.joint.peak_of(chosen)
             if together is None or together <= limit:
                 self._exchange(chosen, found, together, limit)
                 return
@@ -263,22 +244,31 @@ class _Together:
 
     def _take_smallest(self, limit: int) -> None:
         """The smallest peak with a warning, where the options allow that; else the error."""
-        lowest = smallest([levels_of_graph(graph, extremes=True) for graph in self.graphs], self.runs, self.peak)
+        lowest = smallest(
+            [levels_of_graph(graph, extremes=True) for graph in self.graphs], self.joint.runs, self.joint.peak
+        )
         attempts = [compiled_at(graph, level, real=False) for graph, level in zip(self.graphs, lowest)]
-        together = self._peak_of(attempts) or self.peak([level.memory for level in lowest])
+        together = self.joint.peak_of(attempts) or self.joint.peak([level.memory for level in lowest])
         if together > limit:
             if self.options.on_infeasible != "min":
                 self._refuse(limit, together)
             self._warn_of_smallest(limit, together)
         self._exchange(attempts, lowest, together, limit)
 
+    def _lowest(self, *, extremes: bool) -> Sequence[Level]:
+        """What the graphs take where all together take least."""
+        levels = [levels_of_graph(graph, extremes=extremes) for graph in self.graphs]
+        return smallest(levels, self.joint.runs, self.joint.peak)
+
     def _minimise(self, peak: int) -> None:
         """The smallest peak of all together, where that is below the one of the graphs' own smallest peaks."""
         for graph in self.graphs:
             graph.plan_again()
-        lowest = smallest([levels_of_graph(graph, extremes=True) for graph in self.graphs], self.runs, self.peak)
+        lowest = smallest(
+            [levels_of_graph(graph, extremes=True) for graph in self.graphs], self.joint.runs, self.joint.peak
+        )
         attempts = [compiled_at(graph, level, real=False) for graph, level in zip(self.graphs, lowest)]
-        together = self._peak_of(attempts)
+        together = self.joint.peak_of(attempts)
         if together is not None and together < peak:
             self._exchange(attempts, lowest, together, None)
         else:
@@ -286,8 +276,8 @@ class _Together:
 
     def _say_exceeded(self, memories: Sequence[GraphMemory], limit: int) -> None:
         """The step that made this known ran before it was: say so where it may have exceeded its budget."""
-        more = self._more[0]
-        peak = whole_step_peak(memories, self._calls[0], self.turns)
+        more = self.joint.more_bytes
+        peak = whole_step_peak(memories, self.joint.calls, self.joint.turns)
         if peak + more > limit and not any(graph.warned for graph in self.graphs):
             logger.warning(
                 "a step may have taken %s, over memory_budget=%s (%s), before it was known that it runs %d planned "
@@ -300,20 +290,20 @@ class _Together:
 
     def _beside_kept(self, peak: int, limit: int) -> int:
         """What is left beside calls of earlier steps whose outputs are still held, where that is enough."""
-        left = limit - self.aside_bytes
-        if peak <= left or not self.aside_bytes or self.options.memory_budget.kind is not BudgetKind.BYTES:
+        left = limit - self.joint.aside_bytes
+        if peak <= left or not self.joint.aside_bytes or self.options.memory_budget.kind is not BudgetKind.BYTES:
             return min(limit, left) if peak <= left else limit
         for graph in self.graphs:
             graph.plan_again()
-        lowest = smallest([levels_of_graph(graph) for graph in self.graphs], self.runs, self.peak)
-        least = self.peak([level.memory for level in lowest])
+        lowest = self._lowest(extremes=False)
+        least = self.joint.peak([level.memory for level in lowest])
         if least <= left:
             return left
         logger.warning(
             "%d outputs of earlier steps are still held with what their backward needs, %s: beside them the step takes "
             "up to %s more, over memory_budget=%d bytes; detach what is to be kept",
             len(self.step.aside),
-            format_bytes(self.aside_bytes),
+            format_bytes(self.joint.aside_bytes),
             format_bytes(min(peak, limit)),
             limit,
         )
@@ -338,20 +328,11 @@ class _Together:
             format_bytes(smallest),
         )
 
-    def _peak_of(self, attempts: Sequence[Attempt | None]) -> int | None:
-        pairs = zip(self.graphs, attempts)
-        memories = [
-            graph.memory if attempt is None or attempt is graph.attempt else attempt.check.memory
-            for graph, attempt in pairs
-        ]
-        known = [memory for memory in memories if memory is not None]
-        return self.peak(known) if len(known) == len(memories) else None
-
     def _worth_it(self, found: Sequence[Level]) -> bool:
         """Whether the graphs would recompute less by more than a little, or nothing any more."""
-        now_ns = sum(n * graph.added_ns for n, graph in zip(self.runs, self.graphs))
-        then_ns = sum(n * level.added_ns for n, level in zip(self.runs, found))
-        partitions = [(n, graph.partition) for n, graph in zip(self.runs, self.graphs)]
+        now_ns = sum(n * graph.added_ns for n, graph in zip(self.joint.runs, self.graphs))
+        then_ns = sum(n * level.added_ns for n, level in zip(self.joint.runs, found))
+        partitions = [(n, graph.partition) for n, graph in zip(self.joint.runs, self.graphs)]
         step_ns = sum(n * one.step_ns for n, one in partitions if one is not None)
         return now_ns - then_ns > WORTH_IT * step_ns or (now_ns > 0 and then_ns == 0)
 
@@ -375,20 +356,6 @@ class _Together:
     def _figures(self, peak: int | None, limit: int | None) -> StepFigures:
         return StepFigures(len(self.step.graphs), peak, limit)
 
-    def _limit(self) -> int | None:
-        """Bytes that the steps may take; `None` for no limit."""
-        budget = self.options.memory_budget
-        if budget.kind is not BudgetKind.FRACTION:
-            return None if budget.kind is BudgetKind.MIN else self.step.graphs[0].budget_bytes
-        unbudgeted = [memory for graph in self.graphs if (memory := checked_without_budget(graph)) is not None]
-        if len(unbudgeted) < len(self.graphs):
-            return None
-        peaks = [whole_step_peak(unbudgeted, calls, turns) for calls, turns in zip(self._calls, self._turns)]
-        limits = [budget.of_reference(peak) or 0 for peak in peaks]
-        most = max(limits)
-        self._more = [most - one for one in limits]
-        return most
-
     def _warn(self, found: str, why: str) -> None:
         """The budget holds for each graph alone: say so once."""
         logger.warning(
@@ -403,16 +370,3 @@ class _Together:
             if graph.changing is not None and graph.budget_bytes is not None:
                 graph.changing.take_all(graph.budget_bytes)
             graph.keep(graph.budget_bytes, f"the budget holds for this graph only: {found}, but {why}")
-
-
-def _connected(
-    step: WatchedStep[PlannedGraph],
-) -> tuple[list[WatchedStep[PlannedGraph]], list[PlannedGraph]]:
-    """A step, the known steps that a change of its graphs would change, too, and all their graphs."""
-    steps, graphs = [step], list(step.graphs)
-    for graph in graphs:
-        for other in graph.steps:
-            if other not in steps:
-                steps.append(other)
-                graphs += [one for one in other.graphs if one not in graphs]
-    return steps, graphs
