@@ -109,7 +109,7 @@ def _for_these_sizes(
         return Untrained(attempt.compiled) if torch_compat.ends_at_graph_break(compiler.gm) else attempt.compiled
     recipe = None
     if context is not None:
-        compiler.example_inputs = torch_compat.fake_twins(inputs)
+        compiler = compiler.with_inputs(torch_compat.fake_twins(inputs))
         recipe = Recipe(compiler.run, search, context)
     whole = None if options.memory_budget.kind is BudgetKind.MIN else first.budget_bytes
     return PlannedGraph(attempt, options, whole, outcome.keep, recipe, COORDINATOR, inputs, has_part=part is not None)
@@ -144,7 +144,7 @@ def _for_all_sizes(
     else:
         if part is not None and memory is not None:
             part = part.grown_to(memory)
-        compiler.example_inputs = compiler.traced
+        compiler = compiler.with_inputs(compiler.traced)
         workshop = Workshop(
             compile_=compiler.run,
             search=lambda request: _within_share(compiler, options, request, first.budget_bytes or 0),

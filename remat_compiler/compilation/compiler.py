@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
+from copy import copy
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -64,6 +65,12 @@ class Compiler:
         self.example_inputs = example_inputs
         self.traced = traced
         self.workspace = workspace
+
+    def with_inputs(self, example_inputs: Sequence[Any]) -> Compiler:
+        """The same for other inputs of the same shapes, such as fake ones, which hold no memory."""
+        other = copy(self)
+        other.example_inputs = example_inputs
+        return other
 
     def run(self, request: PartitionRequest, real: bool = True) -> Attempt:
         """Compile and check; `NoPlan` when the planner refuses.
@@ -127,7 +134,10 @@ class Compiler:
         if not trains:
             return Attempt(request, compiled, real, trains, tuple(partitions), DryRun(unknown="no backward"))
         fake_outputs = torch_compat.fake_outputs(compiled, self.example_inputs)
-        sizes, check_at = dict(request.sizes), partial(self._check_at, compiled, recorder.graphs)
+        sizes = dict(request.sizes)
+        # What is kept of a try must not hold the example inputs, which are a user's batch.
+        at_sizes = self.traced if sizes else self.example_inputs
+        check_at = partial(_check_at, compiled, at_sizes, tuple(recorder.graphs), self.workspace)
         check, form = replace(check_at(sizes), between_bytes=request.between_bytes), None
         if not sizes:
             return Attempt(request, compiled, real, trains, tuple(partitions), check, fake_outputs=fake_outputs)
@@ -138,9 +148,14 @@ class Compiler:
         graphs = tuple(recorder.graphs)
         return Attempt(request, compiled, real, trains, tuple(partitions), check, form, check_at, graphs, fake_outputs)
 
-    def _check_at(
-        self, compiled: Callable[..., Any], graphs: Sequence[EmittedGraph], sizes: Mapping[str, int]
-    ) -> DryRun:
-        """The dry run at sizes given by symbol, which are none where no sizes change."""
-        with timed("dry_run_s"), torch_compat.sizes_at(sizes):
-            return dry_run(compiled, self.traced if sizes else self.example_inputs, graphs, self.workspace)
+
+def _check_at(
+    compiled: Callable[..., Any],
+    inputs: Sequence[Any],
+    graphs: Sequence[EmittedGraph],
+    workspace: WorkspaceTable,
+    sizes: Mapping[str, int],
+) -> DryRun:
+    """The dry run at sizes given by symbol, which are none where no sizes change."""
+    with timed("dry_run_s"), torch_compat.sizes_at(sizes):
+        return dry_run(compiled, inputs, graphs, workspace)
