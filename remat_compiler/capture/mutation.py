@@ -39,12 +39,12 @@ def protect_changed_inputs(joint: fx.GraphModule, num_fwd_outputs: int) -> int:
     if not changed:
         return 0
     fwd_outputs, _ = torch_compat.joint_outputs(joint, num_fwd_outputs)
-    needed = _needed_by_backward(graph, find_phases(graph, fwd_outputs), changed)
+    needed = sorted(_needed_by_backward(graph, find_phases(graph, fwd_outputs), changed), key=lambda n: n.name)
     for placeholder in needed:
         if _overlaps_itself(placeholder.meta["val"]):
             name = input_names(joint)[placeholder.name] or placeholder.name
             raise Unplannable(f"the input {name}, which overlaps itself, is changed in place")
-    for placeholder in sorted(needed, key=lambda n: n.name):
+    for placeholder in needed:
         _insert_copy(graph, placeholder)
     return len(needed)
 

@@ -13,11 +13,11 @@ from weakref import ref
 
 from remat_compiler.options import BudgetKind, RematOptions
 from remat_compiler.simulate.step_peak import GraphMemory, Turn
-from remat_compiler.step_budget.known_steps import Place, is_among, is_known, learn, until
+from remat_compiler.step_budget.known_steps import Place, Placed, is_among, is_known, learn, until
 from remat_compiler.step_budget.step_watch import PATIENCE, StepWatch, WatchedStep
 
 
-class Coordinated(Protocol):
+class Coordinated(Placed, Protocol):
     """A planned graph, as far as its steps are concerned.
 
     Attributes:
@@ -29,8 +29,6 @@ class Coordinated(Protocol):
         steps: The steps that it is known to be part of.
         pending: A complete step about which nothing was decided yet.
         steps_without: Steps of other graphs that were complete since it ran.
-        places: Where in known steps it is called.
-        refusals: What calls of it are refused with, elsewhere.
     """
 
     options: RematOptions
@@ -40,8 +38,6 @@ class Coordinated(Protocol):
     steps: list[WatchedStep[Any]]
     pending: WatchedStep[Any] | None
     steps_without: int
-    places: dict[Any, Place]
-    refusals: dict[Any, Any]
 
     @property
     def has_part(self) -> bool:
