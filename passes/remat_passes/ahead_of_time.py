@@ -1,9 +1,9 @@
 """Compile the planners' inner loops before anyone waits for them: `python -m remat_passes.ahead_of_time`.
 
-A made-up step takes the planners through every loop with every kind of argument that a captured step has, and Numba
-keeps the code beside the sources (or in ``NUMBA_CACHE_DIR``, or, where neither can be written, in the user's cache
-folder).  It holds for this machine's kind of processor, this Python and this Numba; elsewhere the first plan compiles.
-Building the package runs this, see ``setup.py``.
+A synthetic step takes the planners through every loop with every kind of argument that a captured step has, and Numba
+keeps the code next to the sources (or in ``NUMBA_CACHE_DIR``, or, if neither can be written, in the user's cache
+folder).  The code holds for this machine's kind of processor, this Python and this Numba; elsewhere the first plan
+compiles.  Building the package runs this module, see ``setup.py``.
 """
 
 from __future__ import annotations
@@ -19,26 +19,28 @@ from remat_passes.planning.dtr import Dtr
 from remat_passes.planning.save_all import SaveAll
 
 FEW, MANY = 6, 30
-"""Blocks of two steps: a small one, and one of which a climb looks at regions, not only at the whole."""
+"""Blocks of two steps: a small one, and one so large that a climb zooms into regions."""
 SECONDS = 0.5
 """The time limit given to `auto` for the larger step, so that it climbs and runs the other planners once."""
 
 
 def compile_loops() -> float:
-    """Run every inner loop once; seconds that it took, most of them spent compiling what was not compiled yet."""
+    """Run every inner loop once; the seconds that it took, mostly for compiling loops that were not compiled yet."""
     began = time.monotonic()
     small = _tight(FEW)
+    # A budget of 0 makes the searches evict, hoist and reorder as far as they can.
     Auto().smallest_peak(small)
     Dtr().plan(small)
     plan = Auto().plan(small).plan
     if plan is not None:
+        # The portfolio tries this only with more work than is worth waiting for here.
         cheaper_plan(small, plan, [100], 3_000)
     Auto(time_limit=SECONDS).plan(_tight(MANY))
     return time.monotonic() - began
 
 
 def _tight(blocks: int) -> RematProblem:
-    """A step with a budget halfway between what it keeps at most and the smallest peak found in a hurry."""
+    """A step with a budget halfway between its peak without recomputation and a smallest peak found quickly."""
     step = _step(blocks)
     low, high = Auto(effort=100).smallest_peak(step), SaveAll().plan(step)
     return replace(step, budget_bytes=(low.peak_bytes + high.peak_bytes) // 2)

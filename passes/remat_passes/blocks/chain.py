@@ -1,4 +1,4 @@
-"""A chain of blocks with the options of each: tables for the block DP, and sequences from what it decides.
+"""A chain of blocks with the options of each: tables for the block DP, and sequences from its decisions.
 
     order   ── cuts ──►  blocks  ── options, identical blocks once ──►  tables  ── block DP ──►  sequences
 
@@ -15,7 +15,7 @@ import numpy as np
 from remat_passes.blocks.dp import UNITS, fill_tables, instructions
 from remat_passes.blocks.options import BlockOption, Options, options_of_block
 from remat_passes.blocks.problem import Block, Blocks
-from remat_passes.blocks.repeats import aligned_cuts, labels_of, runs_of
+from remat_passes.blocks.repeats import aligned_cuts, find_repeats, labels_of
 from remat_passes.blocks.segments import Flow, Segments
 from remat_passes.sequences.profile import REPEATABLE, Arrays, IntArray, drop_dead_steps
 
@@ -29,7 +29,7 @@ DP_WORK = 300
 
 
 @dataclass(slots=True, eq=False)
-class Library:
+class BlockOptionCache:
     """Options of blocks seen so far.
 
     Attributes:
@@ -52,12 +52,12 @@ class Library:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Cutting:
+class Segmentation:
     """Blocks in order, without options yet.
 
     Attributes:
         g: The problem.
-        segments: Where the blocks are.
+        segments: Places of the blocks.
         blocks: The blocks.
     """
 
@@ -65,12 +65,13 @@ class Cutting:
     segments: Segments
     blocks: tuple[Block, ...]
 
-    def chain(self, library: Library) -> BlockChain:
+    def chain(self, library: BlockOptionCache) -> BlockChain:
         """The same with options."""
         options = tuple(library.options(block) for block in self.blocks)
         table = np.zeros((4, len(options), max(map(len, options))), np.int64)
         for i, (block, own) in enumerate(zip(self.blocks, options)):
             rows = [(o.save_bytes, o.added_ns, o.stage_peak + block.state_bytes, o.run_peak) for o in own]
+            # Blocks with fewer options repeat their last one, which changes no optimum.
             table[:, i] = np.array([*rows, *[rows[-1]] * (table.shape[2] - len(rows))], np.int64).T
         return BlockChain(self.g, self.segments, self.blocks, options, table[0], table[1], table[2], table[3])
 
@@ -81,13 +82,13 @@ class BlockChain:
 
     Attributes:
         g: The problem.
-        segments: Where the blocks are.
+        segments: Places of the blocks.
         blocks: The blocks.
         options: Options of each block.
-        option_bytes: ``[i, o]``: bytes that option `o` of block `i` saves beyond what is held.
+        option_bytes: ``[i, o]``: bytes that option `o` of block `i` saves beyond those held.
         option_ns: Time beyond running every operator of the block once.
-        option_peak: Bytes that stage `i` needs beyond what is held at `i`, the backward's own state included.
-        run_peak: Bytes that running block `i` needs beyond what is held at `i`.
+        option_peak: Bytes that stage `i` needs beyond those held at `i`, the backward's own state included.
+        run_peak: Bytes that running block `i` needs beyond those held at `i`.
     """
 
     g: Arrays
@@ -107,11 +108,12 @@ class BlockChain:
     def sequences(self, budget: int, highest: int) -> Iterator[tuple[IntArray, int]]:
         """Sequences with their boundaries for amounts of memory around `budget` bytes, as the DP estimates them.
 
-        Where nothing comes near it, for the least memory that the tables can do with, up to `highest` bytes.
+        If nothing fits near it, for the least memory that the tables find feasible, up to `highest` bytes.
         """
         target, last = budget, self.segments.count - 1
         choice, unit = self._table(target)
         if target == 0 or choice[0, last, -1] < 0:
+            # A coarse table up to `highest` finds the least memory, a second one resolves the range around it.
             choice, unit = self._table(highest)
             able = np.flatnonzero(choice[0, last] >= 0)
             if not len(able):
@@ -122,6 +124,7 @@ class BlockChain:
         for factor in np.linspace(LOWEST_FACTOR, LARGEST_FACTOR, FACTORS):
             memory = min(int(target * factor / unit), UNITS - 1)
             codes = instructions(self.segments.held, self.option_bytes, choice, unit, memory)
+            # Neighbouring amounts of memory often lead to the same decisions.
             if len(codes) and codes.tobytes() not in seen:
                 seen.add(codes.tobytes())
                 yield self._expand(codes)
@@ -139,36 +142,42 @@ class BlockChain:
         parts: list[IntArray] = []
         ran = np.zeros(len(self.g.ops), np.bool_)
         for i, code in codes.tolist():
+            # The first stage begins the backward.
             if code >= 0 and boundary < 0:
                 boundary = size
             if code == -1:
                 steps = s.forward[s.cuts[i] : s.cuts[i + 1]]
             else:
+                # A code above the block's own options names a repeated last one.
                 option = self.options[i][min(code if code >= 0 else -2 - code, len(self.options[i]) - 1)]
                 steps = self.blocks[i].ops[option.stage if code >= 0 else option.forward]
+            # A block may run several times, operators that must not repeat only the first time.
             if code < 0:
                 steps = steps[(self.g.ops[steps, REPEATABLE] == 1) | ~ran[steps]]
                 ran[steps] = True
             parts.append(steps)
             size += len(steps)
+        # Operators of the backward that read no managed value from there on belong to no stage.
         parts.append(s.backward[s.stages[0] :])
         return drop_dead_steps(self.g, np.concatenate(parts), size if boundary < 0 else boundary)
 
 
-def cuttings(g: Arrays, flow: Flow, counts: Iterable[int]) -> list[Cutting]:
-    """The forward of `flow` in about as many blocks as each of `counts`, what repeats in identical blocks."""
-    runs = runs_of(labels_of(g, flow.forward))
-    found: dict[bytes, Cutting] = {}
+def cuttings(g: Arrays, flow: Flow, counts: Iterable[int]) -> list[Segmentation]:
+    """The forward of `flow` in about as many blocks as each of `counts`; repeated parts become identical blocks."""
+    runs = find_repeats(labels_of(g, flow.forward))
+    found: dict[bytes, Segmentation] = {}
     for count in counts:
         cuts = aligned_cuts(flow.sizes, flow.crossing, runs, count)
+        # One block alone leaves the DP nothing to decide.
         if len(cuts) > 2 and cuts.tobytes() not in found:
             segments = flow.segments(cuts)
             maker = Blocks(g, flow, segments)
-            found[cuts.tobytes()] = Cutting(g, segments, tuple(maker.block(i) for i in range(segments.count)))
+            found[cuts.tobytes()] = Segmentation(g, segments, tuple(maker.block(i) for i in range(segments.count)))
     return list(found.values())
 
 
-def turns_within(cuttings: Sequence[Cutting], work: int) -> int:
+def turns_within(cuttings: Sequence[Segmentation], work: int) -> int:
     """Turns of the search for each option, so that the options of all blocks take about `work`."""
+    # Identical blocks are solved once, so they count once.
     sizes = {block.key: len(block.ops) for cutting in cuttings for block in cutting.blocks}
     return min(work // (WORK_PER_TURN * max(sum(sizes.values()), 1)), MOST_TURNS)

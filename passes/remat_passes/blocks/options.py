@@ -1,8 +1,8 @@
-"""How one block may be run: a Pareto set of what it saves, what it takes, and how high its stage and its run peak.
+"""Ways to run one block: a Pareto set over bytes saved, added time, and the peaks of its stage and of its run.
 
-Each option is a sequence of the block's own problem (see `problem`), so it may make a value again several
-times, in the order that suits the stage.  Options are found from the one that saves all: less and less may be saved,
-and each sequence starts the search for the next; then the stage may peak less and less where little is saved.
+Each option is a sequence of the block's own problem (see `problem`), so it may recompute a value several times, in
+the order that suits the stage.  The search begins with the option that saves all: step by step less may be saved, and
+each sequence starts the search for the next; then the stage may peak less and less in options that save little.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 
 from remat_passes.blocks.problem import Block
 from remat_passes.moves.climb import climb
-from remat_passes.moves.gap_greedy import relieve
+from remat_passes.moves.gap_greedy import evict_until_fits
 from remat_passes.moves.trim import trim
 from remat_passes.sequences.jit import compiled
 from remat_passes.sequences.profile import TIME, Arrays, IntArray, find_live
@@ -22,9 +22,9 @@ from remat_passes.sequences.profile import TIME, Arrays, IntArray, find_live
 LEVELS = 12
 """Steps between all that may be saved and nothing."""
 LOWER = (0.6, 0.3, 0.0)
-"""Peaks of the stage that are asked for, from the lowest that is found (0) to the one without a limit (1) ..."""
+"""Limits of the peak of the stage to try, from the lowest found (0) to the one without a limit (1) ..."""
 LOWER_AT = (0.0, 0.25, 0.5)
-"""... where this part of what may be saved is saved."""
+"""... for options that save these parts of all that may be saved."""
 OPTIONS = 24
 """Options of a block at most."""
 TURNS = 12
@@ -38,12 +38,12 @@ class BlockOption:
     """One way to run a block.
 
     Attributes:
-        forward: What runs in the forward, as operators of the block.
-        stage: What runs in its stage.
-        save_bytes: What it saves beyond what other blocks need.
+        forward: Operators of the block to run in the forward.
+        stage: Operators of the block to run in its stage.
+        save_bytes: Bytes that it saves beyond those that other blocks need.
         added_ns: Time beyond running every operator once.
-        run_peak: Bytes alive at once in the forward, of those that the block makes.
-        stage_peak: Bytes alive at once in the stage, without what the backward holds throughout it.
+        run_peak: Most bytes of the block's results alive at once in the forward.
+        stage_peak: Most bytes alive at once in the stage, without those that the backward holds throughout it.
     """
 
     forward: IntArray
@@ -54,7 +54,7 @@ class BlockOption:
     stage_peak: int
 
     def beats(self, other: BlockOption) -> bool:
-        """Whether it is as good in all, the first of equals."""
+        """Whether it is at least as good in everything; equal options beat each other."""
         return (
             self.added_ns <= other.added_ns
             and self.save_bytes <= other.save_bytes
@@ -85,9 +85,11 @@ def fitted(
 
     In one piece, since blocks are so small that calls from Python would take longer.
     """
-    steps, boundary, peak, work = relieve(g, steps, boundary, budget, 0.5, 1, 0.0, seed, PATIENCE, ANY_TIME)
+    steps, boundary, peak, work = evict_until_fits(g, steps, boundary, budget, 0.5, 1, 0.0, seed, PATIENCE, ANY_TIME)
+    # A sequence over the budget may be trimmed up to its own peak: it gets cheaper, and is an option still.
     steps, boundary, passes = trim(g, steps, boundary, max(budget, peak), MAX_PASSES)
     work += 2 * passes * len(steps)
+    # Climbing keeps to the budget, so it needs a sequence within it.
     if peak <= budget:
         found = climb(g, steps, boundary, budget, ANY_TIME, once, turns, seed)
         steps, boundary, work = found[0], found[1], work + found[4]
@@ -109,7 +111,9 @@ class _Finder:
         start = (block.steps, block.forward + 1)
         everything = self._option(*start)
         yield everything
+        # A budget of nothing drives the peak as low as evictions can.
         lowest, boundary = self._fitted(block.limited(0, 0), *start, 0)
+        # More than any option needs: only the bytes saved are limited at first.
         high = 2 * max(everything.stage_peak, everything.run_peak, 1) + everything.save_bytes + block.through_bytes
         floor = max(int(find_live(block.g, lowest, boundary).max()), 1)
         sequences = {}
@@ -119,6 +123,7 @@ class _Finder:
             now = self._fitted(block.limited(high, save), *now, high)
             sequences[level] = now
             yield self._option(*now)
+        # Options that save little are the ones whose stage recomputes much, and so peaks high.
         for part in LOWER_AT:
             now = sequences[int(part * LEVELS)]
             option = self._option(*now)
@@ -136,9 +141,10 @@ class _Finder:
         return steps, int(boundary)
 
     def _option(self, steps: IntArray, boundary: int) -> BlockOption:
-        """What a sequence is as an option."""
+        """The option that a sequence stands for."""
         live = find_live(self.block.g, steps, boundary)
         rest = int(np.flatnonzero(steps == self.block.forward)[0])
+        # `rest` parts the forward from the stage; `arrive` is no operator of the whole problem.
         behind = steps[rest + 1 :]
         return BlockOption(
             forward=steps[:rest],
@@ -151,9 +157,10 @@ class _Finder:
 
 
 def _pareto(options: Sequence[BlockOption]) -> list[BlockOption]:
-    """Those that no other beats, least time first; where there are too many, spread evenly over what is saved."""
+    """The options that no other beats, least time first; if there are too many, evenly spread over that order."""
     ranked = sorted(options, key=lambda o: (o.added_ns, o.save_bytes, o.stage_peak, o.run_peak))
     found: list[BlockOption] = []
+    # No later option has less time, so only earlier ones can beat it.
     for option in ranked:
         if not any(other.beats(option) for other in found):
             found.append(option)

@@ -1,4 +1,4 @@
-"""Cut the forward into segments for the block DP: where to cut, and what each cut holds.
+"""Cut the forward into segments for the block DP: the cuts, and the bytes held at each of them.
 
     forward    | F0 | F1 | ... | F(K-1) |        cuts where few bytes cross
     backward                            | stage K-1 | ... | stage 0 |
@@ -8,7 +8,7 @@ so encoder memory, masks and other values that are read late do not disturb it. 
 before `k` that segments or stages from `k` on read.
 
 Values of next to no bytes are left out, as if they were always saved: a scalar made at the end of the forward and
-read by the whole backward would put all of it into one stage.
+read throughout the backward would put all of the backward into one stage.
 """
 
 from __future__ import annotations
@@ -66,20 +66,23 @@ def find_cuts(sizes: IntArray, crossing: IntArray, count: int) -> IntArray:
     target = max(int(made[-1]) // count, 1)
     cuts = [0]
     n = len(sizes)
+    # A rest of little more than one segment stays whole, since about `count` are wanted.
     while cuts[-1] < n and made[-1] - made[cuts[-1]] > 1.3 * target:
         base = made[cuts[-1]]
         low = max(int(np.searchsorted(made, base + NARROWEST * target)), cuts[-1] + 1)
+        # One position at least, since a single operator may make more than the window.
         high = max(min(int(np.searchsorted(made, base + WIDEST * target, side="right")), n), low + 1)
         if low >= n:
             break
         window = np.arange(low, high)
+        # A byte more for every cut: if nothing crosses, the size still decides.
         off = (made[window] - base - target) / target
         cuts.append(int(window[np.argmin((crossing[window] + 1) * (1.0 + 0.5 * off * off))]))
     return np.array([*cuts, n], np.int64)
 
 
 class Flow:
-    """What all segmentations of one order share.
+    """Data shared by all segmentations of one order.
 
     Attributes:
         sizes: Bytes that each forward position makes.
@@ -98,6 +101,7 @@ class Flow:
         n, count = len(forward), len(g.storages)
         made_at, made = _operands(g, forward, WRITES, END)
         size = g.storages[:, SIZE]
+        # The DP decides about values that may be recomputed and that the caller does not hold anyway.
         free = (g.ops[g.storages[made, PRODUCER], REPEATABLE] == 1) & (g.storages[made, KEPT] == 0)
         free &= size[made] * NEGLIGIBLE > live.max(initial=0)
         made_at, made = made_at[free], made[free]
@@ -108,6 +112,7 @@ class Flow:
         self.forward_reads = read_at[managed[read]], read[managed[read]]
         read_at, read = _operands(g, backward, READS, WRITES)
         self.backward_reads = read_at[managed[read]], read[managed[read]]
+        # Bytes that cross each forward position: from after the maker up to the last forward reader.
         last = np.full(count, -1, np.int64)
         np.maximum.at(last, self.forward_reads[1], self.forward_reads[0])
         self.sizes = np.bincount(made_at, size[made], n).astype(np.int64)
@@ -116,6 +121,7 @@ class Flow:
         np.add.at(delta, made_at[crosses] + 1, size[made[crosses]])
         np.subtract.at(delta, last[made[crosses]] + 1, size[made[crosses]])
         self.crossing = np.cumsum(delta)[: n + 1]
+        # Lives of managed values if everything is saved, taken off the live bytes: the rest is there for any plan.
         read_back = np.full(count, -1, np.int64)
         np.maximum.at(read_back, self.backward_reads[1], self.backward_reads[0])
         end = np.maximum(last[made], made_at)
@@ -135,11 +141,13 @@ class Flow:
         np.maximum.at(last, self.forward_reads[1], which[self.forward_reads[0]])
         stage = np.full(len(self.backward), -1, np.int64)
         np.maximum.at(stage, self.backward_reads[0], segment[self.backward_reads[1]])
+        # The suffix maximum: a stage never rises.
         stage = np.maximum.accumulate(stage[::-1])[::-1]
         np.maximum.at(last, self.backward_reads[1], stage[self.backward_reads[0]])
         # stages[k + 1] .. stages[k]: descending stage, so count the positions of larger or equal stage.
         stages = np.array([np.count_nonzero(stage >= i) for i in range(k + 1)], np.int64)
         spent = np.concatenate([[0], np.cumsum(g.ops[self.forward, TIME])])
+        # One entry more, so that an empty backward has a state as well.
         own = np.append(self.own[n:], 0)
         return Segments(
             count=k,
@@ -164,6 +172,8 @@ def _operands(g: Arrays, order: IntArray, begin: int, end: int) -> tuple[IntArra
 
 def _held(count: int, segment: IntArray, last: IntArray, size: IntArray) -> IntArray:
     """``[i, k]``: bytes of segments from `i` on and before `k` that are read from `k` on."""
+    # A value of segment g last read in l counts for all i <= g and g < k <= l: mark the corners of that rectangle, then
+    # sum along both axes.
     corners = np.zeros((count + 2, count + 2), np.int64)
     stays = (segment >= 0) & (last > segment)
     low, high, size = segment[stays] + 1, last[stays] + 1, size[stays]

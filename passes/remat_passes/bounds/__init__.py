@@ -1,5 +1,5 @@
-"""Lower bounds of the added time: what no plan can beat."""
+"""Lower bounds of the added time, which no plan can beat."""
 
-from remat_passes.apart import import_apart
+from remat_passes.apart import import_in_thread
 
-import_apart("pulp")
+import_in_thread("pulp")

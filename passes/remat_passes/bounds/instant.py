@@ -1,11 +1,11 @@
-"""An instant: one operator runs for the first time, and what every plan of a class must hold then.
+"""An instant: one operator runs for the first time, and the bytes that every plan of a class must hold then.
 
-At that step the operators fall in three: those that surely ran before (*done*), those that surely did not
-(*ahead*, the operator itself included), and those of which the plan decides (*free*):
+At that step there are three kinds of operators: those that surely ran before (*done*), those that surely did not
+(*ahead*, the operator itself included), and those for which the plan decides (*free*):
 
     joint           first executions follow the graph; only tangent-free operators may be free
-    any_backward    those of the forward do; of the backward, only what the operator depends on is done, and only
-                    what depends on it ahead
+    any_backward    first executions of the forward do; of the backward, only operators on which this one depends
+                    are done, and only those that depend on it are ahead
     any             the same in the forward
 
 A narrower class has bounds at least as high, which hold for its plans alone.
@@ -44,8 +44,8 @@ class Instant:
     Attributes:
         op: The operator.
         state: DONE, AHEAD or FREE for each operator; AHEAD for those that are not live.
-        held_bytes: Bytes alive in any case: tangents, kept storages of what is done, and all that `op` itself reads,
-            makes and allocates.
+        held_bytes: Bytes alive in any case: tangents, kept storages of operators that are done, and all that `op`
+            itself reads, makes and allocates.
         present: Storages that `op` reads: alive in any case, and part of `held_bytes`.
     """
 
@@ -60,7 +60,9 @@ class Instant:
         joint = order is OrderClass.JOINT
         state = states(graph.tables, op, joint or order is OrderClass.ANY_BACKWARD, joint)
         present = frozenset(graph.reads[op])
+        # Tangents are alive from the boundary on.
         held = graph.tangent_bytes if graph.phase[op] is Phase.BACKWARD else 0
         held += graph.workspace_bytes[op] + graph.written_bytes[op] + sum(graph.size_bytes[s] for s in present)
+        # The operator itself is ahead, so its own kept results are counted once, among those it writes.
         held += int(graph.tables.ops[state == DONE, KEPT].sum())
         return Instant(op, state, held, present)

@@ -1,8 +1,8 @@
-"""Which instants to link with the best one, and what the linked program of `windows` then proves.
+"""The choice of instants to link with the best one, and the bound that the linked program of `windows` proves.
 
-Two ways to choose complement each other.  Where many instants behind the best one bind, the highest of equal parts of
-what follows are taken.  Where one other instant binds, late in a backward whose gradients have piled up, it is found
-by the linear relaxations of pairs, which take a fraction of the time of the integer program.
+Two ways to choose complement each other.  If many instants after the best one bind, the highest of each of several
+equal parts are taken.  If one other instant binds, late in a backward whose gradients have piled up, it is found by
+the linear relaxations of pairs, which take a fraction of the time of the integer program.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from remat_passes.exact.solver import SolveStatus, solve
 
 @dataclass(frozen=True, slots=True)
 class LinkedBound:
-    """What a linked program proves.
+    """The result of a linked program.
 
     Attributes:
         bound_ns: Lower bound of the added time.
@@ -34,10 +34,10 @@ class LinkedBound:
 
 
 class Linked:
-    """The instant of one operator with others behind it.
+    """The instant of one operator with later ones.
 
     Args:
-        part: The plans, and where the instant was priced.
+        part: The plans, with the priced instants.
         op: The operator.
         options: How to solve.
         largest: Variables of the largest program that is solved.
@@ -47,7 +47,7 @@ class Linked:
         self.part, self.op, self.options, self.largest = part, op, options, largest
 
     def best_partner(self, candidates: Sequence[int]) -> int | None:
-        """The candidate with which the linear relaxation is highest; `None` without one in a row with `op`."""
+        """The candidate with which the linear relaxation is highest; `None` if none surely follows `op`."""
         best: tuple[int, int] | None = None
         for other in candidates:
             found = self._solved([other], whole=False)
@@ -56,11 +56,12 @@ class Linked:
         return None if best is None else best[1]
 
     def bound_ns(self, others: Sequence[int]) -> LinkedBound | None:
-        """The bound with `others`; `None` where none of them surely follows, or the program is too large."""
+        """The bound with `others`; `None` if none of them surely follows, or the program is too large."""
         return self._solved(others, whole=True)
 
     def _solved(self, others: Sequence[int], whole: bool) -> LinkedBound | None:
         part = self.part
+        # Rows link an instant with the next only if its operator surely ran before.
         instants = in_a_row([Instant.of(part.graph, i, part.order) for i in [self.op, *others]])
         # Most programs have about as many variables; building one takes longer than its relaxation.
         if len(instants) < 2 or 3 * len(instants) * sum(part.graph.live) > 2 * self.largest:
@@ -69,5 +70,6 @@ class Linked:
         if len(model.variables()) > self.largest:
             return None
         solution = solve(model, self.options)
+        # The program is a relaxation, so without a solution no plan fits either; a bound of it would mean nothing.
         infeasible = solution.status is SolveStatus.INFEASIBLE
         return LinkedBound(0 if infeasible else proven_ns(solution), len(instants), infeasible)

@@ -6,10 +6,10 @@
     split       the plans by the order of two operators (`orders`), each part with its own best instants
     count       equal results at the best instant (`counted`)
     close       the best one by branch and bound (`one_instant`), with an effort that asks for it
-    link        the best one with others behind it (`windows`), likewise
+    link        the best one with later ones (`windows`), likewise
 
-Every figure of an instant is a bound by itself, so their maximum is one of a part, and the lowest of all parts is one
-of all plans.  Work is counted, never timed: the same problem gives the same bound anywhere.
+Every figure of an instant is a bound by itself, so their maximum bounds its part, and the lowest of all parts bounds
+all plans.  Work is counted, never timed: the same problem gives the same bound anywhere.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ class BoundEffort:
 
     Attributes:
         instants: Instants priced at most, before looking near the best.
-        near: Instants before and behind the best that are priced too.
+        near: Instants priced too on either side of each of the best.
         splits: Splits of the plans by the order of two operators, at most.
-        pairs: Instants of which orders are tried for each split.
-        closed: Instants, best first, that branch and bound goes on with.
+        pairs: Instants whose orders are tried for each split.
+        closed: Number of instants, best first, that branch and bound refines.
         nodes: Nodes of branch and bound for each.
         gap: Relative gap at which branch and bound stops.
         linked: Instants of one linked program; 0 or 1 for none.
-        partners: Instants of which the best one to link is looked for.
-        largest: Nodes and arcs of the largest network that branch and bound goes on with.
+        partners: Candidates among which the best instant to link is chosen.
+        largest: Nodes and arcs of the largest network that branch and bound takes.
         largest_linked: Variables of the largest linked program.
         solver: Solver of branch and bound, see `remat_passes.exact.backends.SolverOptions`.
     """
@@ -64,19 +64,19 @@ class BoundEffort:
 
 
 QUICK = BoundEffort()
-"""What every report can afford: about a tenth of what `auto` takes."""
+"""Cheap enough for every report: about a tenth of the time of `auto`."""
 THOROUGH = BoundEffort(instants=60, near=6, splits=8, pairs=6, closed=1, linked=4, solver="highs")
 """For studies: seconds to minutes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """What no plan of a class can beat.
+    """A bound that no plan of a class can beat.
 
     Attributes:
         bound_ns: Lower bound of the added time within the budget.
-        instant: Operator whose first execution forces it; `None` where nothing is forced.
-        how: What proved it, in a few words.
+        instant: Operator whose first execution forces it; `None` if nothing is forced.
+        how: The proof, in a few words.
         order: Plans for which it holds.
         infeasible: Proven that no plan of the class keeps the budget.
         work: Work done, about nodes of networks visited.
@@ -99,6 +99,7 @@ def lower_bound_ns(problem: RematProblem, effort: BoundEffort = QUICK, order: Or
     parts = split_orders(whole, effort.splits, effort.pairs)
     bounds = [_counted(part) for part in parts]
     refined = [False] * len(parts)
+    # Only the lowest part decides, so each integer program goes to it; done when it is refined and still the lowest.
     while True:
         lowest = min(range(len(parts)), key=lambda i: (bounds[i].infeasible, bounds[i].bound_ns))
         if refined[lowest] or bounds[lowest].infeasible:
@@ -109,10 +110,11 @@ def lower_bound_ns(problem: RematProblem, effort: BoundEffort = QUICK, order: Or
 def with_bound(result: PlanResult, problem: RematProblem, effort: BoundEffort = QUICK) -> PlanResult:
     """`result` with the bound of all valid plans; OPTIMAL where its plan meets it.
 
-    Nothing is computed where nothing was recomputed, or where the plan misses the budget.
+    Nothing is computed if nothing is recomputed, or if the plan misses the budget.
     """
     if result.plan is None or result.added_ns == 0 or result.peak_bytes > problem.budget_bytes:
         return result
+    # The planner may have proven more on its own.
     bound = max(result.lower_bound_ns, lower_bound_ns(problem, effort).bound_ns)
     return replace(
         result, lower_bound_ns=bound, status=PlanStatus.OPTIMAL if bound >= result.added_ns else result.status
@@ -121,6 +123,7 @@ def with_bound(result: PlanResult, problem: RematProblem, effort: BoundEffort = 
 
 def _counted(part: Pricing) -> Bound:
     """The bound of `part` by its priced instants."""
+    # Instants at which nothing fits come first.
     if part.infeasible:
         return Bound(0, OpId(part.best(1)[0]), "no way through one instant", part.order, True)
     best = part.best(1)
@@ -133,7 +136,7 @@ def _counted(part: Pricing) -> Bound:
 
 
 def _refined(part: Pricing, bound: Bound, profile: Profile, effort: BoundEffort) -> Bound:
-    """`bound` of `part`, or a higher one by integer programs."""
+    """`bound` of `part`, or a higher one from integer programs."""
     found = [bound]
     found += [_closed(part, op, effort) for op in part.best(effort.closed)]
     found += [_linked(part, op, profile, effort) for op in part.best(1 if effort.linked > 1 else 0)]
@@ -146,6 +149,7 @@ def _closed(part: Pricing, op: int, effort: BoundEffort) -> Bound:
     from remat_passes.bounds.one_instant import integer_bound_ns
 
     network, room = part.network(op)
+    # The solver would not get far within its nodes.
     if network.nodes + len(network.tail) > effort.largest:
         return Bound(0, OpId(op), "too large for branch and bound", part.order)
     found = integer_bound_ns(network, room, _solver(effort))
@@ -154,11 +158,12 @@ def _closed(part: Pricing, op: int, effort: BoundEffort) -> Bound:
 
 
 def _linked(part: Pricing, op: int, profile: Profile, effort: BoundEffort) -> Bound:
-    """The bound of the instant of `op` together with some behind it: the highest of parts, or one found by trying."""
+    """The bound of the instant of `op` with later ones: the highest of equal parts, or one found by trying."""
     # Loading PuLP takes longer than pricing does.
     from remat_passes.bounds.linked import Linked
 
     linked = Linked(part, op, _solver(effort), effort.largest_linked)
+    # Linear relaxations choose the partner; only the two programs below are solved with integers.
     partner = linked.best_partner(profile.parts(effort.partners, behind=op))
     found = [Bound(0, OpId(op), "no linked instants", part.order)]
     for others in (profile.parts(effort.linked - 1, behind=op), [partner] if partner is not None else []):
@@ -172,4 +177,5 @@ def _linked(part: Pricing, op: int, profile: Profile, effort: BoundEffort) -> Bo
 def _solver(effort: BoundEffort) -> SolverOptions:
     from remat_passes.exact.backends import SolverOptions
 
+    # Nodes limit it, not seconds, so that the bound is the same on any machine.
     return SolverOptions(solver=effort.solver, time_limit_s=None, node_limit=effort.nodes, gap=effort.gap)

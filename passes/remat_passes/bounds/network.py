@@ -1,4 +1,4 @@
-"""One instant as a network: its cuts are what a plan may keep alive and execute again, priced in ns and bytes.
+"""One instant as a network: each cut is a choice of values kept alive and operators repeated, priced in ns and bytes.
 
 A node on the source's side stands for "runs at this instant or later".  For an operator p that is done, x_p says that
 it runs again; for a free one, n_p says that its first execution is still ahead, and x_p that any is:
@@ -6,7 +6,7 @@ it runs again; for a free one, n_p says that its first execution is still ahead,
     x_p -> sink         time of p                     p is done and runs again
     x_p -> n_p          time of p                     p is free, ran before and runs again
     x_q -> a_v -> x_p   bytes of v, which p makes     q reads v later and p does not run again: v is alive
-    n_p -> n_q          infinite                      what follows p is not done before p
+    n_p -> n_q          infinite                      q follows p, so q does not run before p
 
 A minimum cut of ``ns + price * bytes`` is then a Lagrangian relaxation of the one-instant integer program with its
 only capacity row priced (see `relaxed`), and the program without that row is integral, since it is a cut.
@@ -62,7 +62,7 @@ class Network:
 
     Attributes:
         nodes: Number of nodes, source and sink included.
-        free: Operators of which the plan decides whether they ran before, each with the node n_p.
+        free: Operators for which the plan decides whether they ran before, each with its node n_p.
         tail: Where each arc starts.
         head: Where it ends.
         time_ns: Its time.
@@ -80,7 +80,7 @@ class Network:
 
     @property
     def total(self) -> Point:
-        """Time and bytes of all arcs, which no cut exceeds."""
+        """Time and bytes of all arcs: no cut has more."""
         return Point(int(self.time_ns.sum()), int(self.size_bytes.sum()))
 
     def done(self, cut: Cut) -> list[int]:
@@ -92,9 +92,11 @@ class Network:
         return self.cheapest_of(self.time_ns * ns_weight + self.size_bytes * byte_weight)
 
     def cheapest_of(self, worth: IntArray) -> Cut:
-        """The cut of least ``sum of worth``, which has a number of at least 0 for each arc."""
+        """The cut of the least sum of `worth`, a number of at least 0 for each arc."""
+        # Infinite arcs carry no price of their own, so they need a capacity that no sum of the others reaches.
         arcs = np.stack([self.tail, self.head, np.where(self.infinite, INFINITE, worth)], axis=1)
         side, work = source_side(self.nodes, arcs)
+        # Only arcs from the source's side to the sink's are cut; those back cost nothing.
         cut = side[self.tail] & ~side[self.head]
         return Cut(Point(int(self.time_ns[cut].sum()), int(self.size_bytes[cut].sum())), side, work)
 

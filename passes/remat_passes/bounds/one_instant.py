@@ -9,9 +9,9 @@ With one binary for each node (1 on the source's side) and one variable for each
     capacity    sum of size_bytes * y <= room
     count       c_k = sum of y                         for the arcs of each of the heaviest pairs of time and bytes
 
-The last rows cut nothing off: c_k, a whole number, lets the solver branch on how many of equal layers are held or run
-again.  Without them it has to decide layer by layer, in each of many orders that are alike (Margot, Symmetry in integer
-linear programming, in: 50 Years of Integer Programming, 2010).
+The last rows cut nothing off: c_k, a whole number, lets the solver branch on how many of equal layers are held or
+recomputed.  Without them it has to decide layer by layer, in each of many equivalent orders (Margot, Symmetry in
+integer linear programming, in: 50 Years of Integer Programming, 2010).
 
 The dual bound that the solver proves is a bound of the added time, whether or not it finishes.
 """
@@ -30,11 +30,12 @@ from remat_passes.sequences.max_flow import SINK, SOURCE
 COUNTED = 10
 """Pairs of time and bytes whose arcs are counted."""
 SAFETY = 1e-6
-"""Relative share of a floating-point bound that is given up, more than the solvers' tolerances."""
+"""Relative part of a floating-point bound that is given up: more than the solvers' tolerances."""
 
 
 def integer_bound_ns(network: Network, room: int, options: SolverOptions) -> int | None:
-    """Proven bound of the added time, in ns; `None` where the solver proved that no plan fits."""
+    """Proven bound of the added time, in ns; `None` if the solver proved that no plan fits."""
+    # Source and sink alone: every arc is cut, and nothing is left to decide.
     if network.nodes == 2:
         fixed = network.total
         return fixed.time_ns if fixed.size_bytes <= room else None
@@ -48,6 +49,7 @@ def proven_ns(solution: Solution) -> int:
     """The bound of `solution`, an objective in microseconds, in whole ns and on the safe side of rounding."""
     if not math.isfinite(solution.bound):
         return 0
+    # The solver's bound may exceed the true one by its tolerance: give up a share, and 1 ns for values near zero.
     return max(0, math.ceil(solution.bound * 1000 * (1 - SAFETY) - 1))
 
 
@@ -60,12 +62,15 @@ def cut_program(network: Network, room: int) -> pulp.LpProblem:
     arcs: dict[tuple[int, int], list[pulp.LpVariable]] = {}
     rows = zip(*(column.tolist() for column in (network.tail, network.head, network.time_ns, network.size_bytes)))
     for number, ((tail, head, time_ns, size), infinite) in enumerate(zip(rows, network.infinite.tolist())):
+        # Not to be cut: if its tail is on the source's side, so is its head.
         if infinite:
             model += side[tail] <= side[head]
             continue
+        # Cut in any case; such arcs hold bytes but take no time.
         if (tail, head) == (SOURCE, SINK):
             room -= size
             continue
+        # The sink's side is 0, so the cut is the node itself: no variable of its own.
         if head == SINK:
             cut = side[tail]
         else:
@@ -73,6 +78,7 @@ def cut_program(network: Network, room: int) -> pulp.LpProblem:
             model += cut >= side[tail] - side[head]
         arcs.setdefault((time_ns, size), []).append(cut)
     _count(model, arcs)
+    # Microseconds and thousands of bytes keep coefficients within the range of the solvers' tolerances.
     alike = list(arcs.items())
     model += pulp.LpAffineExpression([(cut, time_ns / 1000) for (time_ns, _), cuts in alike for cut in cuts if time_ns])
     held = pulp.LpAffineExpression([(cut, size / 1000) for (_, size), cuts in alike for cut in cuts if size])
@@ -81,7 +87,7 @@ def cut_program(network: Network, room: int) -> pulp.LpProblem:
 
 
 def _count(model: pulp.LpProblem, arcs: dict[tuple[int, int], list[pulp.LpVariable]]) -> None:
-    """The rows `count`: for the `COUNTED` pairs of most bytes, or of about as much time, of two arcs at least."""
+    """The rows `count`: for the `COUNTED` pairs with the largest share of all bytes and time, of at least two arcs."""
     total_ns = sum(time_ns * len(cuts) for (time_ns, _), cuts in arcs.items())
     total_bytes = sum(size * len(cuts) for (_, size), cuts in arcs.items())
 

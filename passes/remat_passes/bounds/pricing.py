@@ -1,4 +1,4 @@
-"""Instants of one step and class of plans, each priced once; and which instants are worth pricing."""
+"""Instants of one step and class of plans, each priced once; and the choice of instants worth pricing."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Pricing:
         budget: Bytes.
         order: The class of plans.
         whole: Whether these are all plans of the class, or the part that keeps an order of some operators.
-        priced: What pricing found for each operator as an instant.
-        work: What pricing adds its work to.
+        priced: Result of pricing for each operator as an instant.
+        work: Counter to which pricing adds its work.
     """
 
     def __init__(self, graph: StepGraph, budget: int, order: OrderClass, work: Work, whole: bool = True) -> None:
@@ -49,17 +49,18 @@ class Pricing:
         for op in ops:
             if op not in self.priced:
                 network, room = self.network(op)
+                # Only the highest instant counts, so the others need not be climbed to their end.
                 self.priced[op] = relax(network, room, above_ns=self.bound_ns)
                 self.work.done += self.priced[op].work + len(self.graph.live)
 
     def network(self, op: int) -> tuple[Network, int]:
-        """The network of the instant of `op`, and the bytes for what is alive by choice."""
+        """The network of the instant of `op`, and the bytes left for storages alive by choice."""
         instant = Instant.of(self.graph, op, self.order)
         return network_of(self.graph, instant), self.budget - instant.held_bytes
 
     @property
     def infeasible(self) -> bool:
-        """Whether some instant has no way through."""
+        """Whether no choice fits the budget at some instant, so that no plan of the class does."""
         return any(not found.feasible for found in self.priced.values())
 
     @property
@@ -68,7 +69,7 @@ class Pricing:
         return max((found.bound_ns for found in self.priced.values()), default=0)
 
     def best(self, count: int) -> list[int]:
-        """Instants of the highest bounds above zero, or those without a way through, best first."""
+        """Instants of the highest bounds above zero, best first; before them, those at which nothing fits."""
         ranked = sorted(self.priced, key=lambda op: (self.priced[op].feasible, -self.priced[op].bound_ns, op))
         return [op for op in ranked if self.priced[op].bound_ns or not self.priced[op].feasible][:count]
 
@@ -83,10 +84,12 @@ class Profile:
 
     def __init__(self, problem: RematProblem, graph: StepGraph) -> None:
         index = StepIndex.of(problem.graph)
+        # Everything saved: instants that stay within the budget even then force nothing.
         plan = recompute(index, baseline_order(index, Placement.LAZY), index.all_savable())
         seen: dict[int, int] = {}
         for op, size in zip(plan.steps, simulate(problem.graph, problem.costs, plan).live_bytes.tolist()):
             if graph.live[op] and graph.phase[op] is not Phase.TANGENT_FREE:
+                # An instant is a first execution.
                 seen.setdefault(int(op), size)
         self.ops = list(seen)
         self.place = {op: i for i, op in enumerate(self.ops)}
@@ -96,13 +99,15 @@ class Profile:
     def spread(self, count: int) -> list[int]:
         """Up to `count` instants over the budget: half of them the highest, half the highest of equal parts."""
         over = [i for i, size in enumerate(self._live_bytes) if size > self._budget]
+        # The highest often are neighbours that force the same; equal parts find instants elsewhere.
         highest = sorted(over, key=lambda i: (-self._live_bytes[i], self.ops[i]))[: max(count - count // 2, 1)]
         return list(dict.fromkeys([*(self.ops[i] for i in highest), *self.parts(max(count // 2, 1))]))
 
     def parts(self, count: int, behind: int | None = None) -> list[int]:
-        """The highest instant of each of `count` equal parts of those over the budget, or of those behind one."""
+        """The highest instant of each of `count` equal parts of those over the budget, or of those after `behind`."""
         start = 0 if behind is None else self.place[behind] + 1
         over = [i for i in range(start, len(self.ops)) if self._live_bytes[i] > self._budget]
+        # With fewer instants than parts some parts are empty.
         parts = [part.tolist() for part in np.array_split(np.array(over, np.int64), max(count, 1)) if len(part)]
         return [self.ops[max(part, key=lambda i: (self._live_bytes[i], -self.ops[i]))] for part in parts[:count]]
 

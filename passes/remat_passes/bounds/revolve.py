@@ -30,8 +30,10 @@ def fewest_executions(length: int, slots: int) -> int:
     if length == 0:
         return 0
     repetition = 0
+    # The least t with length <= beta(s, t), where beta(s, t) = comb(s + t, s).
     while comb(slots + repetition, slots) < length:
         repetition += 1
+    # beta(s + 1, t - 1) = comb(s + t, s + 1), which is 0 for t = 0.
     return repetition * length - (comb(slots + repetition, slots + 1) if repetition else 0)
 
 

@@ -1,11 +1,11 @@
-"""A problem as the bounds see it: only what must run, and which results are alive by choice.
+"""A problem as the bounds see it: only operators that must run, and which results are alive by choice.
 
-Whatever a plan does, every *live* operator runs at least once: those of the forward, those with effects, those that
-make something kept, and what these read, directly or not.  The rest never needs to run, so bounds leave it out:
-dropping its executions makes no valid plan invalid, slower, or higher.
+Every plan runs every *live* operator at least once: those of the forward, those with effects, those that make something
+kept, and those on whose results these depend.  The rest never needs to run, so bounds leave it out: dropping its
+executions makes no valid plan invalid, slower, or higher.
 
-    reads      needs an instance alive: storages of which a plan decides how long they live
-    follows    runs behind the first execution of another operator, be it for a kept storage or for an effect
+    reads      needs an instance alive; only storages whose life a plan decides
+    follows    runs after the first execution of another operator, because of any storage or of an effect
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PHASES = {Phase.FORWARD: FORWARD, Phase.TANGENT_FREE: TANGENT_FREE, Phase.BACKW
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepGraph:
-    """Live operators with what they read and hold, by id of operator or storage.
+    """Live operators with their reads, writes and bytes, by id of operator or storage.
 
     Attributes:
         live: Whether each operator must run.
@@ -35,8 +35,8 @@ class StepGraph:
         kept_bytes: Bytes of the kept storages that each operator makes; its first execution holds them to the end.
         written_bytes: Bytes that each operator allocates for results, kept or not.
         earlier: Operators that first run before each operator first does.
-        sequence: All operators, each behind its `earlier` ones.
-        producer: Operator that makes each storage, -1 where none does.
+        sequence: All operators, each after its `earlier` ones.
+        producer: Operator that makes each storage; -1 if none does.
         size_bytes: Bytes of each storage.
         repeats: Whether each operator may run again.
         replay_bytes: Bytes of the random state that each operator's repetition replays.
@@ -76,6 +76,7 @@ class StepGraph:
             *rows(self.earlier),
             np.array(self.sequence, np.int64),
         )
+        # The only field that is derived; the class is frozen for everybody else.
         object.__setattr__(self, "tables", tables)
 
     @staticmethod
@@ -83,6 +84,7 @@ class StepGraph:
         """The live part of `problem`."""
         graph, storages = problem.graph, problem.graph.storages
         producer = [-1 if op is None else int(op) for op in graph.producers()]
+        # A plan does not decide about inputs and kept storages: `Instant.held_bytes` has the bytes of the latter.
         chosen = [producer[s.id] >= 0 and not s.kept for s in storages]
         live = _live(graph, producer)
         return StepGraph(
@@ -115,12 +117,13 @@ class StepGraph:
 
 
 def _sequence(earlier: list[list[int]]) -> list[int]:
-    """All operators, each behind its `earlier` ones, and otherwise by id."""
+    """All operators, each after its `earlier` ones, and otherwise by id."""
     missing = [len(before) for before in earlier]
     later: list[list[int]] = [[] for _ in earlier]
     for op, before in enumerate(earlier):
         for other in before:
             later[other].append(op)
+    # Kahn's algorithm with a heap: of the operators that may come next always the smallest, so the result is unique.
     ready = [op for op, count in enumerate(missing) if not count]
     found: list[int] = []
     while ready:
@@ -134,16 +137,18 @@ def _sequence(earlier: list[list[int]]) -> list[int]:
 
 
 def _must_run(graph: TrainingGraph, op: Op) -> bool:
-    """Whether every valid plan runs `op`, whoever reads its results; see `remat_compiler.simulate.verify`."""
+    """Whether every valid plan runs `op` even if nothing reads its results; see `remat_compiler.simulate.verify`."""
     kept = any(graph.storages[s].kept for s in op.writes)
     if op.phase is Phase.FORWARD or kept or op.traits:
         return True
+    # The verifier demands backward operators without results, too: no reader could call for them.
     return op.phase is Phase.BACKWARD and not op.writes
 
 
 def _live(graph: TrainingGraph, producer: list[int]) -> list[bool]:
     """Operators that must run and all that they depend on."""
     live = [_must_run(graph, op) for op in graph.ops]
+    # Joint order has makers before readers, so one sweep from the end is enough.
     for op in reversed(graph.ops):
         if live[op.id]:
             for s in op.reads:
@@ -158,6 +163,7 @@ def _earlier(graph: TrainingGraph, producer: list[int], live: list[bool]) -> lis
     last_effect: dict[Phase, int] = {}
     for op in graph.ops:
         found = {producer[s] for s in op.reads if producer[s] >= 0} if live[op.id] else set()
+        # Effects keep the program's order within their phase; tangent-free ones may stand in either part of a plan.
         if op.traits and op.phase is not Phase.TANGENT_FREE:
             if op.phase in last_effect:
                 found.add(last_effect[op.phase])

@@ -11,14 +11,14 @@ Two objectives over a checkpoint set C, where h is the checkpoint before i:
     static   (Eq. 6)      sum of C  +  largest segment
     dynamic  (Eq. 9-12)   max over i in C of   sum of C up to i  +  segment (h, i)  +  max over h <= k < i
 
-The second frees what is used up and holds one buffer of the largest output gradient of the segment.
+The second frees values after their last use and holds one buffer of the largest output gradient of the segment.
 
-Where we deviate: the paper has one size a layer.  A layer of a real graph has inner values and parameters,
-so here it has three: the bytes that a checkpoint behind it saves, those that it holds until its backward,
-and those of the parameter gradients that its backward leaves behind.  With `Chain.of_sizes` the first two are the
+Deviation: the paper has one size per layer.  A layer of a real graph has inner values and parameters, so here it
+has three: the bytes that a checkpoint after it saves, those that it holds until its backward, and those of the
+parameter gradients that its backward leaves behind.  With `Chain.of_sizes` the first two are the
 paper's ``d`` and the third is 0.  Of several optimal sets we return the one that takes the *farther*
 next checkpoint, the rule with which the paper's own sets are found.  Section 4.2.3's "first element" and
-``j + 1`` are positions *in the queue*: its head, and the element behind ``j``.
+``j + 1`` are positions *in the queue*: its head, and the element after ``j``.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class Chain:
     """Sizes of layers 0..n in bytes (any unit will do).
 
     Attributes:
-        checkpoint: What saving the output of a layer costs; also the size of its output gradient.
-        content: What a layer holds until its backward, its output included; not less than `gradient`.
-        gradient: What the backward of a layer leaves behind to the end of the step; empty means nothing.
+        checkpoint: Bytes that saving the output of a layer takes; also the size of its output gradient.
+        content: Bytes that a layer holds until its backward, its output included; not less than `gradient`.
+        gradient: Bytes that the backward of a layer leaves behind to the end of the step; empty means none.
             The dynamic objective counts it, the static one does not.
     """
 
@@ -92,6 +92,7 @@ def static_objective(chain: Chain, checkpoints: tuple[int, ...]) -> int:
     """Eq. 6: the checkpoints and the largest segment; layer 0 is added when it is not named."""
     total, largest, before = chain.checkpoint[0], 0, 0
     for i in (c for c in checkpoints if c > 0):
+        # The output of layer i counts among the checkpoints, so the segment has the rest of it.
         inner = sum(chain.content[before + 1 : i + 1]) - min(chain.checkpoint[i], chain.content[i])
         total, largest, before = total + chain.checkpoint[i], max(largest, inner), i
     return total + largest
@@ -102,10 +103,12 @@ def dynamic_objective(chain: Chain, checkpoints: tuple[int, ...]) -> int:
     held, peak, before = chain.checkpoint[0], chain.checkpoint[0], 0
     finished = chain.finished()
     for i in (c for c in checkpoints if c > 0):
+        # m(i): checkpoints before i, its segment recomputed, one gradient buffer, gradients of all later layers.
         segment = sum(chain.content[before + 1 : i + 1])
         gradient = max(chain.checkpoint[before:i])
         peak = max(peak, held + segment + gradient + finished[i])
         held, before = held + chain.checkpoint[i], i
+    # The end of the forward, when all checkpoints are held, may itself be the peak.
     return max(peak, held)
 
 
@@ -117,9 +120,11 @@ def select_static(chain: Chain) -> Selection:
     that no checkpoint can remove are skipped, as are those that cannot beat the best value found.
     """
     prefix = list(accumulate(chain.content))
+    # Layers 0 and n are in every set.
     base = chain.checkpoint[0] + chain.checkpoint[-1] if chain.last else chain.checkpoint[0]
     best: Selection | None = None
     for limit in _segment_sizes(chain, prefix):
+        # Limits ascend: from here on the largest segment alone exceeds the best value.
         if best is not None and limit + base > best.objective:
             break
         found = _cheapest_within(chain, prefix, limit)
@@ -145,9 +150,11 @@ def _cheapest_within(chain: Chain, prefix: list[int], limit: int) -> Selection |
     previous = [0] * (chain.last + 1)
     queue, head = [0], 0  # possible previous checkpoints, cost strictly rising from the head
     for i in range(1, chain.last + 1):
+        # The segment (h, i) is within the limit exactly if prefix[h] >= floor, which only rises with i.
         floor = prefix[i] - min(chain.checkpoint[i], chain.content[i]) - limit
         while head < len(queue) and prefix[queue[head]] < floor:
             head += 1
+        # Not even the nearest checkpoint makes the segment short enough.
         if head == len(queue):
             return None
         previous[i] = queue[head]
@@ -166,6 +173,7 @@ def select_quadratic(chain: Chain) -> Selection:
     finished = chain.finished()
     peak = [0] * n + [chain.checkpoint[n]]
     following = [n] * (n + 1)
+    # peak[i] is M(i): the best that can follow a checkpoint at i, which the choice before i does not change.
     for i in range(n - 1, -1, -1):
         segment, gradient = 0, 0
         best = -1
@@ -174,6 +182,7 @@ def select_quadratic(chain: Chain) -> Selection:
             gradient = max(gradient, chain.checkpoint[j - 1])
             reach = segment + gradient + finished[j]
             value = max(peak[j], reach)
+            # <= takes the farther of equals.
             if best < 0 or value <= best:
                 best, following[i] = value, j
             elif reach > best:
@@ -187,8 +196,8 @@ def select_linear(chain: Chain) -> Selection:
 
     ``queue`` holds the j worth considering, the smallest index (the head) last, so that M strictly falls
     from the head to the tail.  U(i, j) rises with j (Lemma 1) and as i falls, hence the crossing of U
-    and M moves to the head only, and what lies behind the first j with ``U >= M`` never returns: it leaves
-    at ``tail``.  The optimum is that j (``far``), or the one before it (``near``).
+    and M moves to the head only, and all after the first j with ``U >= M`` never return: they leave at
+    ``tail``.  The optimum is that j (``far``), or the one before it (``near``).
 
     The gradient buffer ``max over i <= k < near`` is a sliding window whose two ends only fall: ``rising``
     holds its candidates.  ``gap[x]`` is the maximum from ``queue[x]`` up to its successor, which extends the
@@ -203,15 +212,18 @@ def select_linear(chain: Chain) -> Selection:
     first = 0
     for i in range(n - 1, -1, -1):
         start, buffer = prefix[i], size[i]
+        # Layer i stays in the window longest, so smaller sizes before it never matter again.
         while len(rising) > first and size[rising[-1]] <= buffer:
             rising.pop()
         rising.append(i)
         far, near_value = queue[tail], -1
         while len(queue) - tail > 1:
             near = queue[tail + 1]
+            # The window ends before `near`.
             while rising[first] >= near:
                 first += 1
             reach = end[near] - start + size[rising[first]]
+            # M is above U here, so the value at `near` is M alone; beyond, U decides.
             if reach < peak[near]:
                 near_value = peak[near]
                 break
@@ -219,10 +231,12 @@ def select_linear(chain: Chain) -> Selection:
         # With no `near` left `far` is i + 1, whose window is layer i alone.
         window = size[i] if near_value < 0 else max(size[rising[first]], gap[tail + 1])
         value = max(peak[far], end[far] - start + window)
+        # Strictly: of equals the farther one is taken.
         if 0 <= near_value < value:
             far, value = queue[tail + 1], near_value
         following[i] = far
         peak[i] = value = value + size[i]
+        # Layer i has a smaller U than these and no larger M: they are never chosen again. Their windows pass to it.
         while len(queue) > tail and peak[queue[-1]] >= value:
             buffer = max(buffer, gap.pop())
             queue.pop()

@@ -1,16 +1,16 @@
-"""Schedules of a linearised chain that make a layer again as often as pays: rotor's dynamic program.
+"""Schedules of a linearised chain that recompute a layer as often as it pays: rotor's dynamic program.
 
 Source: Beaumont, Eyraud-Dubois, Herrmann, Joly and Shilova, *Optimal checkpointing for heterogeneous chains* (2019),
 section 4: the least time among *memory-persistent* schedules, in which a state that is held stays until the backward
-has passed it.  With `m` bytes beyond the state in front of layer `i`, layers `i` to `j` are run and reversed at the
-least of
+has passed it.  With `m` bytes beyond the state before layer `i`, layers `i` to `j` are run and reversed at the least
+of
 
     keep all of i:     run(i) + best[i + 1, j, m - state(i + 1) - inner(i)]
     hold state k:      run(i .. k - 1) + best[k, j, m - state(k)] + best[i, k - 1, m]
-    a single layer:    again(i), what its backward reads of it
+    a single layer:    again(i), to recompute the values that its backward reads
 
-Deviation: the backward of a layer may need no more than the state in front of it, as in Revolve's chains, and then
-makes nothing again; rotor always runs the layer once more.  Memory is rounded to units; the simulator judges the plans.
+Deviation: the backward of a layer may need no more than the state before it, as in Revolve's chains, and then nothing
+is recomputed; rotor always runs the layer once more.  Memory is rounded to units; the simulator judges the plans.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from remat_compiler.ir.graph import OpId
 from remat_compiler.ir.plan import Plan
 from remat_compiler.ir.problem import RematProblem
 from remat_passes.chains.chain import Forward
-from remat_passes.chains.rotor_layers import Layers, layers_of
+from remat_passes.chains.rotor_layers import RotorLayers, layers_of
 from remat_passes.sequences.jit import compiled
 from remat_passes.sequences.profile import IntArray
 from remat_passes.sequences.sequence import Order, StepIndex, drop_dead_repeats
@@ -64,13 +64,13 @@ def persistent_plans(
             unit = max(most_bytes // (UNITS - 1), 1)
             best, choice = _tables(layers, unit)
             most_bytes = int((int(np.argmax(best[whole] < NEVER)) + 1) * unit * FACTORS[-1])
-    # The least memory last: where the budget is just below what a plan takes, that plan is the smallest peak.
+    # The least memory last: if the budget is just below the need of a plan, that plan is the smallest peak.
     for memory in dict.fromkeys([*memories, int(np.argmax(best[whole] < NEVER))]):
         if best[whole, memory] < NEVER:
             yield _plan(index, layers, choice, unit, memory)
 
 
-def _tables(layers: Layers, unit: int) -> tuple[IntArray, npt.NDArray[np.int16]]:
+def _tables(layers: RotorLayers, unit: int) -> tuple[IntArray, npt.NDArray[np.int16]]:
     """`fill` with memory in units of `unit` bytes."""
     return fill(
         layers.run_ns,
@@ -105,28 +105,33 @@ def fill(
     own: IntArray,
     units: int,
 ) -> tuple[IntArray, npt.NDArray[np.int16]]:
-    """`best` and `choice` by `pair` and memory; see the module docstring and `Layers`, whose bytes are units here."""
+    """`best` and `choice` by `pair` and memory; see the module docstring and `RotorLayers`, here in units."""
     n = len(run_ns)
     best = np.full((n * (n + 1) // 2, units), NEVER, np.int64)
     choice = np.full((n * (n + 1) // 2, units), IMPOSSIBLE, np.int16)
     for length in range(n):
         for i in range(n - length):
             j = i + length
+            # Runs up to the last layer are the forward's, without gradients; repetitions hold those for layer j.
             row, grads = pair(i, j, n), 0 if i + length == n - 1 else own[i + length]
             if i == j:
+                # In the last layer this is the first run: all its operators run, and may peak higher than a repetition.
                 need = max(single_peak[i], keep_peak[i] if j == n - 1 else 0)
                 for m in range(need, units):
                     best[row, m], choice[row, m] = again_ns[i], SINGLE
                 continue
+            # Keep all of layer i.
             spent = state[i, i + 1] + inside[i]
             below = pair(i + 1, j, n)
             for m in range(max(keep_peak[i] + grads, back_peak[i], spent), units):
                 time = run_ns[i] + best[below, m - spent]
                 if time < best[row, m]:
                     best[row, m], choice[row, m] = time, KEEP
+            # Hold state k: run up to it keeping nothing else, reverse k to j, then i to k - 1 from the start again.
             run, need = 0, 0
             for k in range(i + 1, j + 1):
                 run += run_ns[k - 1]
+                # Layer k - 1 runs on the state before it, which is alive meanwhile in addition to that of layer i.
                 need = max(need, state[i, k - 1] + run_peak[k - 1] + grads)
                 right, left, spent = pair(k, j, n), pair(i, k - 1, n), state[i, k]
                 for m in range(max(need, spent), units):
@@ -136,13 +141,14 @@ def fill(
     return best, choice
 
 
-def _plan(index: StepIndex, layers: Layers, choice: npt.NDArray[np.int16], unit: int, memory: int) -> Plan:
+def _plan(index: StepIndex, layers: RotorLayers, choice: npt.NDArray[np.int16], unit: int, memory: int) -> Plan:
     """The plan that the tables choose for `memory` units."""
     steps: list[int] = []
     boundary = -1
     ran: set[int] = set()
 
     def run(layer: int) -> None:
+        # The tables do not know of pinned operators: their only execution serves all repetitions of the layer.
         steps.extend(i for i in layers.forward[layer] if not (index.pinned[i] and i in ran))
         ran.update(layers.forward[layer])
 
@@ -151,6 +157,7 @@ def _plan(index: StepIndex, layers: Layers, choice: npt.NDArray[np.int16], unit:
     while stack:
         i, j, m = stack.pop()
         if j < i:
+            # The first layer to be reversed begins the backward.
             boundary = len(steps) if boundary < 0 else boundary
             steps.extend(layers.backward[i])
             continue
@@ -161,12 +168,14 @@ def _plan(index: StepIndex, layers: Layers, choice: npt.NDArray[np.int16], unit:
         elif chosen == KEEP:
             run(i)
             kept = _units(layers.state[i, i + 1], unit) + _units(layers.inner[i], unit)
+            # The last entry comes off first: the layers after i, then the backward of i.
             stack += [(i, -1, 0), (i + 1, j, m - int(kept))]
         else:
             k = chosen - HOLD
             for layer in range(i, k):
                 run(layer)
             stack += [(i, k - 1, m), (k, j, m - int(_units(layers.state[i, k], unit)))]
+    # Whole layers were repeated; operators of which nobody reads the repetition go.
     return drop_dead_repeats(index, Plan(tuple(map(OpId, steps)), max(boundary, 0)))
 
 

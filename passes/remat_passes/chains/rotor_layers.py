@@ -1,10 +1,10 @@
 """The layers of a linearised chain as rotor sees them: times, states, inner values and local peaks.
 
-    forward    | layer 0 | layer 1 | ... |        the state in front of layer k: what is made before it and read from
-    backward           ... | back of 1 | back of 0 |   layer k or its backward on
+    forward    | layer 0 | layer 1 | ... |        the state before layer k: values made before it and read by it,
+    backward           ... | back of 1 | back of 0 |   its backward, or later layers
 
 An operator of the backward belongs to the latest layer whose state and inner values hold all that it reads, as long as
-layers only fall; a value that an earlier operator of the backward has read is at hand still.
+layers only fall; a value that an earlier operator of the backward has read is still available.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from remat_passes.sequences.profile import IntArray
 from remat_passes.sequences.sequence import Order, StepIndex, recompute, recompute_closure
 
 COMPUTED = ("run_ns", "again_ns", "inner", "run_peak", "keep_peak", "back_peak", "single_peak")
-"""Fields of `Layers` that are found layer by layer."""
+"""Fields of `RotorLayers` that are found layer by layer."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Layers:
-    """`count` layers; bytes and nanoseconds.  What a layer *needs* is beyond the state in front of it.
+class RotorLayers:
+    """`count` layers; bytes and nanoseconds.  The bytes that a layer *needs* are beyond the state before it.
 
     Attributes:
         count: Number of layers.
         forward: Operators of each layer.
         backward: Operators of the backward of each layer.
         run_ns: Time to run each layer.
-        again_ns: Time to make again what the backward of each layer reads of it.
-        state: ``[i, k]``: bytes of the state in front of layer `k` that are not in that of layer ``i < k``.
+        again_ns: Time to recompute the values of each layer that its backward reads.
+        state: ``[i, k]``: bytes of the state before layer `k` that are not in that of layer ``i < k``.
         inner: Bytes that the backward of each layer reads of it and that are in no state.
         run_peak: Bytes that running each layer needs.
-        keep_peak: The same where the inner values stay.
-        back_peak: Bytes that the backward of each layer needs where what it reads is there; gradients included.
-        single_peak: The same where what it reads of the layer is made again ahead of it.
-        own: Bytes that the backward itself holds (gradients, tangents) ahead of the backward of each layer.
+        keep_peak: The same if the inner values stay.
+        back_peak: Bytes that the backward of each layer needs if the values it reads are alive; gradients included.
+        single_peak: The same if the values of the layer that it reads are recomputed before it.
+        own: Bytes that the backward itself holds (gradients, tangents) before the backward of each layer.
     """
 
     count: int
@@ -61,12 +61,14 @@ class Layers:
 
     @property
     def enough_bytes(self) -> int:
-        """Memory with which every layer can keep all."""
+        """Bytes that suffice to keep all values of every layer."""
         peaks = (self.run_peak, self.keep_peak, self.back_peak, self.single_peak)
         return int(self.inner.sum() + self.state[0].sum() + sum(peak.max() for peak in peaks) + self.own.max())
 
 
-def layers_of(problem: RematProblem, index: StepIndex, order: Order, forward: Forward, cuts: Sequence[int]) -> Layers:
+def layers_of(
+    problem: RematProblem, index: StepIndex, order: Order, forward: Forward, cuts: Sequence[int]
+) -> RotorLayers:
     """The layers between `cuts`, positions in the forward.
 
     Args:
@@ -85,8 +87,10 @@ def layers_of(problem: RematProblem, index: StepIndex, order: Order, forward: Fo
     rows: dict[str, list[int]] = {name: [0] * count for name in COMPUTED}
     time_ns, position = problem.costs.time_ns, 0
     for k in reversed(range(count)):
+        # Values in later states stay alive in any case; those read by the backward alone are the layer's own price.
         crossing = {s for i in ops[k] for s in index.writes[i] if made[s] == k and last[s] > k}
         inside = {s for s in wanted[k] if last[s] <= k}
+        # Values of other layers count as available: states provide them.
         again = recompute_closure(index, sorted(wanted[k]), [at != k for at in made])
         beside = own[position : position + len(backward[k])]
         position += len(beside)
@@ -98,7 +102,7 @@ def layers_of(problem: RematProblem, index: StepIndex, order: Order, forward: Fo
         rows["keep_peak"][k] = _run_peak(problem, index, made, ops[k], k, crossing | inside)
         rows["back_peak"][k] = back
         rows["single_peak"][k] = max(back, _run_peak(problem, index, made, again, k, wanted[k]) + int(ahead[k]))
-    return Layers(
+    return RotorLayers(
         count=count,
         forward=tuple(map(tuple, ops)),
         backward=tuple(map(tuple, backward)),
@@ -111,21 +115,25 @@ def layers_of(problem: RematProblem, index: StepIndex, order: Order, forward: Fo
 def _backward(
     index: StepIndex, order: Order, made: list[int], last: list[int], count: int
 ) -> tuple[list[list[int]], list[set[int]]]:
-    """Operators of the backward of each layer, and what they read of it; `last` is moved to where values are read."""
+    """Operators of the backward of each layer, and its values that they read; extends `last` to those reads."""
+    # The first reader calls for a value; it stays alive for the others.
     seen = [at < 0 for at in made]
     first_reads = []
     for i in order.backward:
         first_reads.append([s for s in index.reads[i] if not seen[s]])
         for s in index.reads[i]:
             seen[s] = True
+    # A layer below the largest one still to be read from would have to rise again.
     least = list(accumulate(reversed([max((made[s] for s in new), default=0) for new in first_reads]), max))[::-1]
     backward: list[list[int]] = [[] for _ in range(count)]
     wanted: list[set[int]] = [set() for _ in range(count)]
     layer = count - 1
     for i, low, new in zip(order.backward, least, first_reads):
+        # Not after the last layer that has the values in its state, not before `low`, and never rising.
         layer = min(layer, max(low, min((last[s] for s in new), default=count - 1)))
         backward[layer].append(i)
         for s in new:
+            # Read by the backward of `layer`, so the states of the layers up to there hold it.
             last[s] = max(last[s], layer)
             if made[s] == layer:
                 wanted[layer].add(s)
@@ -135,7 +143,8 @@ def _backward(
 def _own_bytes(
     problem: RematProblem, index: StepIndex, order: Order, made: Sequence[int], backward: Sequence[Sequence[int]]
 ) -> tuple[IntArray, IntArray]:
-    """What is live beside the forward's values: at each operator of the backward, and ahead of each layer's."""
+    """Live bytes without the forward's values: at each operator of the backward, and before that of each layer."""
+    # With everything saved the rest is the backward's own: gradients, tangents, workspaces, random states.
     plan = recompute(index, order, index.all_savable())
     line = simulate(problem.graph, problem.costs, plan)
     lives, size = line.instances, np.array(index.size_bytes, np.int64)
@@ -147,6 +156,7 @@ def _own_bytes(
     tangents = sum(s.size_bytes for s in problem.graph.storages if s.kind is StorageKind.TANGENT)
     ahead, position = np.zeros(len(backward), np.int64), plan.boundary
     for k in reversed(range(len(backward))):
+        # Alive over the start of the layer's backward: made before it and used in it or later.
         across = ~managed & (lives.start < position) & (lives.last >= position)
         ahead[k] = size[lives.storage[across]].sum() + tangents
         position += len(backward[k])
@@ -154,10 +164,11 @@ def _own_bytes(
 
 
 def _states(index: StepIndex, made: Sequence[int], last: Sequence[int], count: int) -> IntArray:
-    """`Layers.state`."""
+    """`RotorLayers.state`."""
     maker, end, size = np.array(made), np.array(last), np.array(index.size_bytes, np.int64)
     state = np.zeros((count, count), np.int64)
     for k in range(1, count):
+        # By maker, then summed from the last: [i, k] has the values made from layer i on.
         held = (maker >= 0) & (maker < k) & (end >= k)
         by_layer = np.zeros(count, np.int64)
         np.add.at(by_layer, maker[held], size[held])
@@ -172,6 +183,7 @@ def _run_peak(
     last = {s: i for i in ops for s in (*index.writes[i], *index.reads[i]) if made[s] == layer}
     live = peak = 0
     for i in ops:
+        # Results are allocated before anything that the operator reads is freed, as in the simulator.
         live += sum(index.size_bytes[s] for s in index.writes[i] if made[s] == layer)
         peak = max(peak, live + problem.costs.workspace_bytes[i])
         gone = {s for s in (*index.writes[i], *index.reads[i]) if last.get(s) == i and s not in stay}

@@ -1,5 +1,5 @@
-"""Exact planning: mixed-integer programs and the solvers behind them; no torch."""
+"""Exact planning: mixed-integer programs and their solvers; no torch."""
 
-from remat_passes.apart import import_apart
+from remat_passes.apart import import_in_thread
 
-import_apart("pulp")
+import_in_thread("pulp")

@@ -1,4 +1,4 @@
-"""CBC and HiGHS as PuLP runs them, each with what PuLP leaves out: bounds, nodes, node limits and warm starts."""
+"""CBC and HiGHS as PuLP runs them, with features that PuLP lacks: bounds, nodes, node limits and warm starts."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class SolverOptions:
     """How to solve.
 
     Attributes:
-        solver: ``cbc`` or ``highs``; the other one replaces it where it gives no answer.
-        time_limit_s: Seconds for one solver, of CPU for CBC and on the clock for HiGHS, which knows no other;
+        solver: ``cbc`` or ``highs``; the other one replaces it if it gives no answer.
+        time_limit_s: Seconds for one solver: CPU time for CBC, wall-clock time for HiGHS, which has no other limit;
             `None` for no limit, 0 ends at once.
         node_limit: Nodes of the branch-and-bound tree; `None` for no limit.  Plans that must agree between runs
             are limited by nodes, not by seconds.
@@ -47,7 +47,7 @@ class SolverOptions:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a solver wrote, unchecked; the constant of the objective is left out of `bound`.
+    """The output of a solver, unchecked; `bound` lacks the constant of the objective.
 
     Attributes:
         optimal: It says that its solution is optimal within the gap.
@@ -65,7 +65,7 @@ class Answer:
 
 
 def run_cbc(model: pulp.LpProblem, options: SolverOptions) -> Answer:
-    """Minimise `model` with the CBC that PuLP carries, or else with the ``cbc`` of the path.
+    """Minimise `model` with the CBC that PuLP ships, or else with the ``cbc`` on the path.
 
     Raises:
         BrokenSolver: There is none, it broke, or its log cannot be understood.
@@ -85,24 +85,29 @@ def run_cbc(model: pulp.LpProblem, options: SolverOptions) -> Answer:
             options=[f"randomSeed {options.seed}", f"randomCbcSeed {options.seed}"],
             logPath=str(log),
         )
+        # PuLP leaves its files behind when the solver breaks; here they go with the folder.
         solver.tmpDir = folder
         if not solver.available():
             raise BrokenSolver("CBC is not there; PuLP comes with it for common platforms")
         for variable in model.variables():
+            # PuLP writes these values as the start; without one, none of an earlier run may look like a solution.
             variable.varValue = options.warm_start.get(variable.name, 0.0) if options.warm_start else None
         try:
             model.solve(solver)
+        # A process that cannot start, or a solution file cut short, which PuLP fails to parse.
         except (PulpSolverError, OSError, ValueError, IndexError) as error:
             raise BrokenSolver(f"{type(error).__name__}: {error}") from error
         return read_cbc_log(log.read_text(encoding="utf-8", errors="replace"), _values(model))
 
 
 def read_cbc_log(log: str, values: Mapping[str, float]) -> Answer:
-    """What the log of CBC says; `values` are used if it found any."""
+    """The answer in the log of CBC; `values` belong to it if the log has a solution."""
+    # Infeasibility has many wordings: by the search, the relaxation, presolve or preprocessing.
     if re.search(r"^(Result - )?(Linear relaxation|Problem)( is| proven)? infeasible", log, re.MULTILINE):
         return Answer(infeasible=True)
     if re.search(r"^(Presolve determined|Pre-processing says).*infeasible", log, re.MULTILINE | re.IGNORECASE):
         return Answer(infeasible=True)
+    # A linear program without integers ends with "Optimal objective" and has no "Result".
     result = re.search(r"^Result - (.*)$", log, re.MULTILINE)
     linear = re.search(r"^Optimal objective +(\S+)", log, re.MULTILINE)
     if result is None and linear is None:
@@ -111,6 +116,7 @@ def read_cbc_log(log: str, values: Mapping[str, float]) -> Answer:
     objective = (
         _number(r"^Objective value: +(\S+)", log) if result is not None else _number(r"^Optimal obj\S* +(\S+)", log)
     )
+    # Written only if the search stopped early; the optimum is its own bound.
     bound = _number(r"^Lower bound: +(\S+)", log)
     if bound is None:
         bound = objective if optimal and objective is not None else -math.inf
@@ -119,7 +125,7 @@ def read_cbc_log(log: str, values: Mapping[str, float]) -> Answer:
 
 
 def _number(pattern: str, log: str) -> float | None:
-    """The number that `pattern` captures, where it occurs."""
+    """The number that `pattern` captures, if it occurs."""
     found = re.search(pattern, log, re.MULTILINE)
     return None if found is None else float(found.group(1))
 
@@ -143,9 +149,11 @@ def run_highs(model: pulp.LpProblem, options: SolverOptions) -> Answer:
         random_seed=options.seed,
         **limits,
     )
+    # PuLP's interface to HiGHS reads the objective without looking whether there is one.
     if model.objective is None:
         model.setObjective(pulp.LpAffineExpression())
     try:
+        # The parts of PuLP's `solve`, so that a warm start fits in between.
         solver.createAndConfigureSolver(model)
         solver.buildSolverModel(model)
         highs = model.solverModel
@@ -160,7 +168,7 @@ def run_highs(model: pulp.LpProblem, options: SolverOptions) -> Answer:
 
 
 def _highs_answer(model: pulp.LpProblem, highspy: Any) -> Answer:
-    """What HiGHS knows after its run."""
+    """The answer of HiGHS after its run."""
     highs = model.solverModel
     status, info = highs.getModelStatus(), highs.getInfo()
     kinds = highspy.HighsModelStatus
@@ -168,8 +176,10 @@ def _highs_answer(model: pulp.LpProblem, highspy: Any) -> Answer:
         return Answer(infeasible=True)
     if status in (kinds.kLoadError, kinds.kModelError, kinds.kPresolveError, kinds.kSolveError, kinds.kPostsolveError):
         raise BrokenSolver(f"HiGHS ended with {highs.modelStatusToString(status)}")
+    # All variables of this project's programs are bounded, so this is an error of the solver.
     if status in (kinds.kUnbounded, kinds.kUnboundedOrInfeasible):
         raise BrokenSolver("HiGHS says that the model is unbounded")
+    # `mip_dual_bound` means nothing for a linear program, whose optimum is the bound.
     whole = any(v.cat == pulp.LpInteger for v in model.variables())
     optimal = status == kinds.kOptimal
     found = info.primal_solution_status == 2  # feasible, in the numbering of HiGHS

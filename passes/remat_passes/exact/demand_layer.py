@@ -1,7 +1,7 @@
 """One layer of the search over demanded sets: a table of states, and the loops that fill and thin it.
 
-A state is a set of bits with the least price found for it.  States of one layer stand behind each other in arrays, and
-a table with open addressing finds a set among them.
+A state is a set of bits with the least price found for it.  The states of one layer stand in arrays, as found; a
+hash table with open addressing finds a set among them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from remat_passes.sequences.jit import compiled, inner
 Slots = npt.NDArray[np.int32]
 
 FULL = -1
-"""Instead of a number of states: there is no place for more."""
+"""Returned instead of a number of states: the arrays are full."""
 
 
 @inner
@@ -23,6 +23,7 @@ def _bytes_of(words: Words, weight: IntArray) -> int:
     """Weight of all bits that are set."""
     total = 0
     for k in range(len(words)):
+        # Only bits that are set cost time: the lowest is taken off until none is left.
         word = words[k]
         while word != np.uint64(0):
             low = word & (~word + np.uint64(1))
@@ -37,6 +38,7 @@ def _position(low: np.uint64) -> int:
     position = 0
     shift = np.uint64(32)
     for _ in range(6):
+        # Halve the range: 32, 16, ... 1.
         if low >> shift:
             low = low >> shift
             position += np.int64(shift)
@@ -55,6 +57,7 @@ def _slot(keys: Words, table: Slots, key: Words) -> int:
         mixed ^= mixed >> np.uint64(29)
         mixed = (mixed & half) * np.uint64(0xC2B2AE3D) ^ (mixed >> np.uint64(32)) * np.uint64(0x27D4EB2F)
         mixed ^= mixed >> np.uint64(31)
+    # The table's length is a power of two, and more than twice the states that fit: an empty slot is near.
     mask = len(table) - 1
     slot = int(np.int64(mixed & np.uint64(mask)))
     while table[slot] >= 0:
@@ -82,6 +85,7 @@ def _insert(
         table[slot] = at
         keys[at] = key
         count += 1
+    # Of equal prices the first found stays, in any process.
     elif price[at] <= cost:
         return count
     price[at], origin[at], made_by[at] = cost, source, op
@@ -93,17 +97,17 @@ def pass_anchor(
     before: Words, prices: IntArray, into: tuple[Words, IntArray, Slots, Slots], table: Slots,
     clears: Words, reads: Words, needs: Words, room: int, weight: IntArray,
 ) -> int:  # fmt: skip
-    """Fill a layer with what the states of another become at an anchor; the number of states, or `FULL`.
+    """Fill a layer with the states that those of another become at an anchor; the number of states, or `FULL`.
 
     Args:
         before: The states, one row of words each.
         prices: Their prices.
-        into: States, prices, where each came from, and the operator that it took (-1 for none), to be filled.
+        into: Arrays to be filled: states, prices, origin of each, and the operator that ran (-1 for none).
         table: Slots for the new layer, all -1.
         clears: See `DemandSteps`, as are the rest.
         reads: Bits needed.
         needs: Bits that must be set.
-        room: Bytes for what is alive.
+        room: Bytes that may be alive.
         weight: Bytes of each bit.
     """
     keys, price, origin, made_by = into
@@ -111,6 +115,7 @@ def pass_anchor(
     key = np.empty(before.shape[1], np.uint64)
     for j in range(len(prices)):
         fits = True
+        # Walking backwards: what the anchor makes is demanded no more before it, what it reads is.
         for k in range(len(key)):
             fits = fits and needs[k] & ~before[j, k] == np.uint64(0)
             key[k] = (before[j, k] & ~clears[k]) | reads[k]
@@ -127,7 +132,7 @@ def run_in_gap(
     into: tuple[Words, IntArray, Slots, Slots], table: Slots, count: int,
     op: int, writes: Words, reads: Words, needs: Words, keeps: Words, room: int, time: int, most: int, weight: IntArray,
 ) -> int:  # fmt: skip
-    """Add what the states of a layer become where `op` runs; the number of states, or `FULL`.
+    """Add the states that those of a layer become if `op` runs; the number of states, or `FULL`.
 
     Args:
         into: See `pass_anchor`.
@@ -138,13 +143,14 @@ def run_in_gap(
         reads: Bits needed.
         needs: Bits that must be set.
         keeps: Bits that may also stay set.
-        room: Bytes for what is alive.
+        room: Bytes that may be alive.
         time: Price of running.
         most: Largest price of interest.
         weight: Bytes of each bit.
     """
     keys, price, origin, made_by = into
     key = np.empty(keys.shape[1], np.uint64)
+    # The range is that of the call: a state added here does not run `op` again in the same pass.
     for j in range(count):
         useful, fits, held, rest = False, price[j] + time <= most, False, False
         for k in range(len(key)):
@@ -153,8 +159,11 @@ def run_in_gap(
             held = held or hit & keeps[k] != np.uint64(0)
             rest = rest or hit & ~keeps[k] != np.uint64(0)
             fits = fits and needs[k] & ~keys[j, k] == np.uint64(0)
+        # A run that makes nothing demanded would cost time for nothing.
         if not useful or not fits:
             continue
+        # Held bits leave two choices: this is the first execution, which makes them, or a later one, which leaves them.
+        # A later one is worth its time only if it makes something else, too.
         for kept in range(2 if held and rest else 1):
             for k in range(len(key)):
                 stays = keys[j, k] & keeps[k] if kept else np.uint64(0)
@@ -174,8 +183,8 @@ def worth_keeping(
 ) -> npt.NDArray[np.bool_]:  # fmt: skip
     """Which states of a layer to go on with; writes into `bound` the least price of a plan through each.
 
-    Left out are states with a forbidden bit, those that nothing of at most `most` can come of, and those that the layer
-    also has with one or two loose bits fewer at no higher price.
+    Dropped are states with a forbidden bit, states from which no plan of at most `most` can follow, and states that the
+    layer also has with one or two loose bits fewer at no higher price.
 
     Args:
         keys: States of the layer.
@@ -202,6 +211,7 @@ def worth_keeping(
             fits = fits and key[k] & forbidden[k] == np.uint64(0)
         if not fits:
             continue
+        # Operators that have to run: for anchors before this stage, and for each demanded bit.
         floats[:] = ahead
         found, bare = 0, 0
         for k in range(len(key)):
@@ -210,9 +220,11 @@ def worth_keeping(
                 low = word & (~word + np.uint64(1))
                 bits[found] = k * 64 + _position(low)
                 floats |= behind[bits[found]]
+                # Bits ascend and the loose ones are lowest, so they fill the front of `bits`.
                 bare += bits[found] < loose
                 found += 1
                 word ^= low
+        # All of them run at least once more, since nothing before this point has been charged.
         bound[j] = price[j] + _bytes_of(floats, float_ns)
         if bound[j] > most:
             continue
@@ -223,8 +235,10 @@ def worth_keeping(
 @inner
 def _is_dominated(keys: Words, price: IntArray, table: Slots, key: Words, cost: int, bits: IntArray) -> bool:
     """Whether the layer has `key` without one or two of `bits` at no higher price."""
+    # All subsets would be too many; one or two bits fewer catch most, and dropping less is never wrong.
     one = np.uint64(1)
     for a in range(len(bits)):
+        # Bits are flipped in place and flipped back, so that `key` is whole again for the next try.
         key[bits[a] // 64] ^= one << np.uint64(bits[a] % 64)
         at = table[_slot(keys, table, key)]
         better = at >= 0 and price[at] <= cost

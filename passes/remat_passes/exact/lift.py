@@ -18,12 +18,12 @@ def decode(program: Program, values: Mapping[str, float]) -> Plan:
 
 
 def plan_of(space: Space, executed: Sequence[tuple[int, int]]) -> Plan:
-    """The plan that runs in gaps what `executed` says, without repetitions that nobody reads.
+    """The plan that runs `executed` in its gaps, without repetitions that nobody reads.
 
     Args:
         space: The space.
-        executed: Stages and operators, those of a stage in the order of time.  Where stages are merged, an operator
-            runs just before the first anchor that needs it, or else the last one, in joint order.
+        executed: Stages and operators, those of one stage in the order of time.  In merged stages, an operator runs
+            just before the first anchor that needs it, or else before the last one, in joint order.
     """
     index = space.index
     steps = [OpId(op) for op in space.skipped if op >= 0]
@@ -35,6 +35,7 @@ def plan_of(space: Space, executed: Sequence[tuple[int, int]]) -> Plan:
         left = gaps[t] if len(stage.anchors) == 1 else sorted(set(gaps[t]))
         for position, anchor in enumerate(stage.anchors):
             final = position == len(stage.anchors) - 1
+            # As late as possible, so that results live short; those that no anchor needs are for later stages.
             now = left if final else sorted(_behind(index, anchor, set(left)))
             steps += [OpId(i) for i in now]
             left = [] if final else [i for i in left if i not in now]
@@ -50,6 +51,7 @@ def _behind(index: StepIndex, anchor: int, left: set[int]) -> set[int]:
     found: set[int] = set()
     stack = [anchor] if anchor >= 0 else []
     while stack:
+        # Inputs that nothing in `left` makes are alive already, or an anchor of the window makes them.
         for s in index.reads[stack.pop()]:
             if index.producer[s] in left and index.producer[s] not in found:
                 found.add(index.producer[s])
@@ -58,20 +60,22 @@ def _behind(index: StepIndex, anchor: int, left: set[int]) -> set[int]:
 
 
 def start_values(program: Program, plan: Plan) -> dict[str, float]:
-    """Values of the program that stand for `plan`; empty where it is outside the space or overflows in it.
+    """Values of the program that stand for `plan`; empty if it is outside the space or overflows in it.
 
-    What the plan executes in gaps is taken over; what is retained is the least that this needs.
+    Executions in gaps are taken over; each storage is retained no longer than they need.
     """
     executed = executions(program.space, plan)
     if executed is None:
         return {}
-    executed &= program.runs.keys()  # what a merged prefix makes needless is retained instead
+    executed &= program.runs.keys()  # repetitions that a merged stage makes needless are retained instead
     values = {variable.name: float(key in executed) for key, variable in program.runs.items()}
     values["one"] = 1.0
     _fill_random(program, executed, values)
     for (t, v), variable in program.states.items():
+        # Held from its first execution in any gap before the state.
         if program.space.held(v):
             values[variable.name] = float(any((u, program.space.index.producer[v]) in executed for u in range(t)))
+    # From the end, since what a stage needs alive depends on the state after it.
     for t in range(len(program.space.stages) - 1, -1, -1):
         for v in program.alive[t]:
             _fill_life(program, t, v, values)
@@ -79,7 +83,7 @@ def start_values(program: Program, plan: Plan) -> dict[str, float]:
 
 
 def executions(space: Space, plan: Plan) -> set[tuple[int, int]] | None:
-    """Stages and operators that `plan` executes in gaps, or `None` where it leaves the order of first executions."""
+    """Stages and operators that `plan` executes in gaps, or `None` if it leaves the order of first executions."""
     places = stages_of_steps(space, plan)
     if places is None:
         return None
@@ -88,19 +92,20 @@ def executions(space: Space, plan: Plan) -> set[tuple[int, int]] | None:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a step of a plan stands: in the gap or at the anchors of a stage; -1 before the first stage."""
+    """The place of a step of a plan: in the gap or at the anchors of a stage; -1 before the first stage."""
 
     stage: int
     anchor: bool
 
 
 def stages_of_steps(space: Space, plan: Plan) -> list[Place] | None:
-    """The place of each step of `plan`, or `None` where it leaves the order of first executions."""
+    """The place of each step of `plan`, or `None` if it leaves the order of first executions."""
     order = [(-1, op) for op in space.skipped]
     order += [(t, anchor) for t, stage in enumerate(space.stages) for anchor in stage.anchors]
     places: list[Place] = []
     position = 0
     for step, op in enumerate(plan.steps):
+        # Marks take no step: pass them, but the boundary only once the plan has reached its own.
         while position < len(order) and order[position][1] < 0:
             if order[position][1] == BOUNDARY and step < plan.boundary:
                 break
@@ -109,13 +114,15 @@ def stages_of_steps(space: Space, plan: Plan) -> list[Place] | None:
             places.append(Place(order[position][0], True))
             position += 1
             continue
+        # Not the next anchor, so a repetition in the gap before it; in the skipped prefix it counts for stage 0.
         following = order[position] if position < len(order) else order[-1]
         places.append(Place(max(following[0], 0), False))
+    # An anchor that was never met in order: the plan runs it earlier or later than the space does.
     return places if all(mark < 0 for _, mark in order[position:]) else None
 
 
 def _fill_random(program: Program, executed: set[tuple[int, int]], values: dict[str, float]) -> None:
-    """A random state is alive up to the last repetition."""
+    """A random state is alive up to the gap of its operator's last repetition."""
     last: dict[int, int] = {}
     for t, i in executed:
         last[i] = max(last.get(i, -1), t)
@@ -124,18 +131,20 @@ def _fill_random(program: Program, executed: set[tuple[int, int]], values: dict[
 
 
 def _fill_life(program: Program, t: int, v: int, values: dict[str, float]) -> None:
-    """The least s[t,v] and chain of v in stage t, given what follows."""
+    """The least s[t,v] and chain of v in stage t, given the stages after it."""
 
     def value(term: Term) -> float:
         return float(term) if isinstance(term, int) else values.get(term.name, 0.0)
 
     space = program.space
+    # Held storages have their values already.
     if space.held(v):
         return
     stage, maker = space.stages[t], space.index.producer[v]
     readers = [i for i in stage.candidates if v in space.index.reads[i]]
     needed = value(program.states.get((t + 1, v), 0)) if t < space.last[v] else 0.0
     needed = max(needed, float(any(v in space.index.reads[anchor] for anchor in stage.anchors if anchor >= 0)))
+    # Backwards along the chain: a piece is needed if its reader runs or any later piece is.
     for j in range(len(readers) - 1, -1, -1):
         needed = max(needed, value(program.runs[t, readers[j]]))
         if (t, v, j) in program.chains:

@@ -13,7 +13,7 @@ Why this formulation.  Checkmate (Jain et al., arXiv 1910.02653, eq. 8-13) has a
 death of each of its inputs for each edge and stage (FREE), and memory as a running sum of them.  Here the life of a
 value within a gap is a chain a[1] >= a[2] >= ... >= s[t+1,v], so memory is a plain sum, and what is alive follows
 from the executions by comparisons alone.  Retention intervals (Moccasin, Bartan et al., arXiv 2304.14463) need a
-variable for each pair of start and end.  Rows of capacity need no condition "if i runs": where i does not, no more is
+variable for each pair of start and end.  Rows of capacity need no condition "if i runs": if it does not, no more is
 alive than at the step before.  Only r must be integer: for given executions the least s, a and h are 0 or 1.
 
 A solution decodes to a plan whose peak, as the simulator finds it, is at most the largest row.
@@ -40,9 +40,9 @@ class Cuts:
     """Valid inequalities; each may be switched off, which changes the time to solve and nothing else.
 
     Attributes:
-        exclusive: Nothing is retained into a gap and made again there.
-        useful: What runs in a gap is read there or retained.
-        once: What only gaps execute runs at least once.
+        exclusive: No storage is both retained into a gap and recomputed there.
+        useful: Some result of an execution in a gap is read there or retained.
+        once: An operator that runs in gaps only runs at least once.
     """
 
     exclusive: bool = True
@@ -57,7 +57,7 @@ class Life:
     Attributes:
         ends: Operator at which each piece ends, inclusive and ascending; the last piece has none.
         terms: One more than `ends`.
-        uses: What a new instance serves first: its readers, or being retained.
+        uses: Reasons to make a new instance: its first reader in the gap, or being retained.
     """
 
     ends: tuple[int, ...]
@@ -65,7 +65,7 @@ class Life:
     uses: tuple[Term, ...]
 
     def at(self, op: int) -> Term:
-        """Whether the storage is alive while `op` runs in the gap, what `op` makes left out."""
+        """Whether the storage is alive while `op` runs in the gap; results of `op` are left out."""
         return self.terms[bisect_left(self.ends, op)]
 
 
@@ -107,6 +107,7 @@ class Program:
     def holds(self, values: Mapping[str, float]) -> bool:
         """Whether whole `values` satisfy every row."""
         for row in self.model.constraints.values():
+            # PuLP moves the right side into the constant: a row reads `total (sense) 0`, where <= is -1 and >= is +1.
             total = row.constant + sum(c * values.get(variable.name, 0.0) for variable, c in row.items())
             if total * row.sense < 0:
                 return False
@@ -116,6 +117,7 @@ class Program:
         """Storages with variables in each stage."""
         found: list[list[int]] = [[] for _ in self.space.stages]
         for v, (entry, last) in enumerate(zip(self.space.entry, self.space.last)):
+            # An entry of -1 marks a storage without a choice: its bytes are in `base_bytes`, or it never costs any.
             for t in range(entry, last + 1) if entry >= 0 else ():
                 found[t].append(v)
         return found
@@ -130,19 +132,22 @@ class Program:
         kind = pulp.LpContinuous if self.reductions.relax_states else pulp.LpInteger
         for t, alive in enumerate(self.alive):
             for v in alive:
+                # At its entry, only an anchor of an earlier stage can have made it; one born here counts as 1.
                 comes = t > self.space.entry[v] or (self.space.from_anchor[v] and v not in self.space.born)
                 if comes and not self._cut_off(t, v):
                     self.states[t, v] = pulp.LpVariable(f"s_{t}_{v}", 0, 1, cat=kind)
         for v in range(len(self.space.entry)):
+            # The caller holds it to the end, so the last gap needs an end as well: rows compare s[t] with s[t + 1].
             if self.space.held(v):
                 final = len(self.space.stages)
                 self.states[final, v] = pulp.LpVariable(f"s_{final}_{v}", 0, 1, cat=kind)
 
     def _cut_off(self, t: int, v: int) -> bool:
-        """Whether v cannot come into gap t, since the boundary stands before it and v must not cross."""
+        """Whether v cannot be alive at the start of gap t: the boundary comes just before, and v must not cross it."""
         return t > 0 and self.space.stages[t - 1].anchors[-1] == BOUNDARY and self.space.unsavable(v)
 
     def _state(self, t: int, v: int) -> Term:
+        # An anchor inside a merged stage makes it at some point there: the relaxation has it from the start.
         if v in self.space.born and t == self.space.entry[v]:
             return 1
         return self.states.get((t, v), 0)
@@ -159,6 +164,7 @@ class Program:
             else:
                 row[term] = row.get(term, 0) + coefficient
         if not row:
+            # Only constants: the row always holds, or the program is infeasible and has to say so to the solver.
             if right >= 0 if sense == pulp.LpConstraintLE else right <= 0:
                 return
             row = {self._nothing(): 1}
@@ -172,6 +178,7 @@ class Program:
 
     def _at_most(self, smaller: Term, *larger: Term) -> None:
         """``smaller <= sum of larger``."""
+        # No term is negative, so 0 is at most anything.
         if not (isinstance(smaller, int) and smaller == 0):
             self._add([(smaller, 1), *((term, -1) for term in larger)], pulp.LpConstraintLE, 0)
 
@@ -184,12 +191,14 @@ class Program:
         once = [(pulp.LpVariable("one", 1, 1), constant)] if constant else []
         self.model.setObjective(pulp.LpAffineExpression([*terms, *once]))
         if cutoff_ns is not None and terms:
+            # Inclusive: the plan that gave the cutoff stays a solution, with which the solver can start.
             self._add(terms, pulp.LpConstraintLE, cutoff_ns - constant)
 
     def _add_demands(self) -> None:
         """Floating operators: at least once where demanded (cut ``once``: in any case), pinned ones at most once."""
         for i in self.space.floating:
             terms = [(self.runs[t, i], 1) for t in range(len(self.space.stages)) if (t, i) in self.runs]
+            # Whole solutions run every floating operator anyway, since something reads it; fractional ones need not.
             if i in self.space.demanded or self.cuts.once:
                 self._add(terms, pulp.LpConstraintGE, 1)
             if self._index.pinned[i]:
@@ -200,7 +209,9 @@ class Program:
         self._drawn = [i for i in sorted(self.space.runs_until) if self.space.state_bytes(i)]
         for i in self._drawn:
             stages = [t for t in range(len(self.space.stages)) if (t, i) in self.runs]
+            # No gap after the last possible repetition needs the state.
             until = max(stages, default=-1)
+            # The first execution is an anchor, so the state first lives in the gap after it.
             for t in range(self.space.made_at[i] + 1, until + 1):
                 self.random[t, i] = pulp.LpVariable(f"h_{t}_{i}", 0, 1)
             for t in range(self.space.made_at[i] + 1, until + 1):
@@ -213,15 +224,19 @@ class Program:
         if self.space.held(v):
             return self._held_life(t, stage, v, maker)
         before, run = self._state(t, v), self._run(t, maker)
+        # Whoever has v at the start of the gap gains nothing from making it again there.
         if self.cuts.exclusive and not isinstance(before, int) and not isinstance(run, int):
             self._add([(before, 1), (run, 1)], pulp.LpConstraintLE, 1)
         readers = [i for i in stage.candidates if v in self._reads[i]]
         wanted = any(v in self._reads[anchor] for anchor in stage.anchors if anchor >= 0)
         after = self._state(t + 1, v) if t < self.space.last[v] else 0
         if wanted:
+            # An anchor reads v whatever is chosen, so v lives from the gap's start or from its maker up to that anchor.
             self._at_most(1, before, run)
+            # Of merged anchors only the last has a capacity; if another one reads v, it need not live so long.
             last_too = stage.anchors[-1] >= 0 and v in self._reads[stage.anchors[-1]]
             return Life((maker,), (before, 1 if last_too else after), (1,))
+        # Without a capacity in the gap it does not matter how long v lives there: no pieces, only availability.
         if not stage.gap_limited:
             for term in (*(self.runs[t, i] for i in readers), after):
                 self._at_most(term, before, run)
@@ -235,8 +250,10 @@ class Program:
         made_here = not isinstance(run, int)
         chain: list[Term] = []
         for j, reader in enumerate(readers):
+            # If nothing makes v here, its first piece is its state at the start.
             if j == 0 and not made_here:
                 chain.append(before)
+            # If v cannot be retained, its last piece is needed by the last reader alone.
             elif j == len(readers) - 1 and isinstance(after, int):
                 chain.append(self.runs[t, reader])
             else:
@@ -245,21 +262,24 @@ class Program:
         for j, reader in enumerate(readers):
             following = chain[j + 1] if j + 1 < len(chain) else after
             self._at_most(following, chain[j])
+            # A piece that is the reader's own variable needs no row.
             if chain[j] is not self.runs[t, reader]:
                 self._at_most(self.runs[t, reader], chain[j])
         first = chain[0] if chain else after
         if first is not before:
             self._at_most(first, before, run)
+        # Without a maker in the gap there is no piece before it.
         if not made_here:
             return Life(tuple(readers), (*chain, after), (first,))
         return Life((maker, *readers), (before, *chain, after), (first,))
 
     def _held_life(self, t: int, stage: Stage, v: int, maker: int) -> Life:
-        """The caller holds the first instance: s[t,v] <= s[t+1,v] <= s[t,v] + r[t,p], s[t+1,v] >= r[t,p]."""
+        """The caller holds the first instance: s[t,v] <= s[t+1,v] <= s[t,v] + r[t,p] and s[t+1,v] >= r[t,p]."""
         before, run, after = self._state(t, v), self._run(t, maker), self._state(t + 1, v)
         self._at_most(before, after)
         self._at_most(run, after)
         self._at_most(after, before, run)
+        # Once made it stays, so whoever reads v in the gap finds it exactly if it is alive at the gap's end.
         for i in stage.candidates:
             if v in self._reads[i]:
                 self._at_most(self.runs[t, i], after)
@@ -268,9 +288,10 @@ class Program:
         return Life((maker,), (before, after), (1,))
 
     def _add_useful(self, t: int, stage: Stage, lives: dict[int, Life]) -> None:
-        """r[t,i] <= sum over results v of what a new instance of v serves first."""
+        """r[t,i] <= sum of the uses of new instances, over all results of i."""
         for i in stage.candidates:
             uses = [use for v in self._index.writes[i] if v in lives for use in lives[v].uses]
+            # A use that is certain makes the row slack.
             if uses and 1 not in [use for use in uses if isinstance(use, int)]:
                 self._at_most(self.runs[t, i], *uses)
 
@@ -279,8 +300,10 @@ class Program:
         size, costs = self._index.size_bytes, self.space.problem.costs
         if stage.gap_limited:
             for i in stage.candidates:
+                # A repetition also holds the generator's own state, to return to: as many bytes as the replayed one.
                 own = sum(size[v] for v in self._index.writes[i]) + costs.workspace_bytes[i] + self.space.state_bytes(i)
                 terms = [(life.at(i), size[v]) for v, life in lives.items()]
+                # If j does not stand before i, it may still run in this gap; else only later gaps need its state.
                 states = [
                     (self.random.get((t if i <= j else t + 1, j), 0), self.space.state_bytes(j)) for j in self._drawn
                 ]
@@ -288,6 +311,7 @@ class Program:
         if stage.anchor_limited:
             anchor = stage.anchors[-1]
             own = sum(size[v] for v in self._index.writes[anchor]) + costs.workspace_bytes[anchor]
+            # The anchor follows the whole gap: of each life the last piece counts.
             terms = [(life.terms[-1], size[v]) for v, life in lives.items()]
             states = [(self.random.get((t + 1, j), 0), self.space.state_bytes(j)) for j in self._drawn]
             self._add_row([*terms, *states], stage.base_bytes + own)
@@ -303,6 +327,7 @@ class Program:
         right = self.space.problem.budget_bytes - spent
         if self.reductions.drop_slack_rows and sum(row.values()) <= right:
             return
+        # In a whole solution every term is 0 or 1, so bytes that no subset of the sizes reaches cannot be used.
         if self.reductions.reachable_sums and right >= 0:
             right = largest_sum(row.values(), right)
         self._add(row.items(), pulp.LpConstraintLE, right)

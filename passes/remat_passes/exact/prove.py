@@ -1,13 +1,13 @@
 """From a plan to begin with to a proven optimum: the search over demanded sets, then programs in windows.
 
-Both work on a relaxation first, in which small storages weigh nothing (`exact.weightless`): its
-bounds hold, and its plans are most often plans of the original.  Where one is not, both go on with the original.
-The search lets operators run in a gap in any order and any number of times; its proofs are about all plans that keep
-the order of first executions.  Programs bound those of the space alone.
+Both work on a relaxation first, in which small storages weigh nothing (`exact.small_storages`): its
+bounds hold, and its plans mostly fit the original too.  If one does not, both go on with the original.
+The search lets operators run in a gap in any order and any number of times, so its proofs hold for all plans that keep
+the order of first executions.  Programs bound the plans of the space only.
 
 1. A narrow search over demanded sets: a better plan, in a second.
 2. The wide one, until a stage has too many states: the optimum where little is alive at once.
-3. Programs in windows: bounds where much fits and what must go is decided at few places.
+3. Programs in windows: bounds for problems in which most values fit and few places decide which ones must go.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from remat_passes.exact.backends import SolverOptions
 from remat_passes.exact.demand_search import PLACES, DemandLimits, Searched, search_demands
 from remat_passes.exact.program import Cuts
 from remat_passes.exact.refine import Refined, cpu_seconds, refine
+from remat_passes.exact.small_storages import zero_small_storages
 from remat_passes.exact.space import Reductions
 from remat_passes.exact.stages import space_of
-from remat_passes.exact.weightless import weightless
 
 NARROW = 25
 """By how much the first search is narrower than the widest."""
 SEARCHED = 400
-"""Largest graph that is searched, in operators; on larger ones programs make more of the time."""
+"""Largest graph that is searched, in operators; on larger ones programs make better use of the time."""
 TOTAL = 20
 """States of all stages for each that one stage of the widest search may have."""
 
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """What to use and how much.
+    """Methods to use, and their limits.
 
     Attributes:
-        solver: Solver and limits; no search is done where there is no time at all.
+        solver: Solver and limits; with a time limit of 0 nothing is searched.
         states: States that a stage of the widest search may have; 0 for no search.
-        reductions: What shrinks each program.
+        reductions: Reductions of each program.
         cuts: Valid inequalities.
         relaxes: Whether to begin with the relaxation.
         passes_per_gap: How often an operator may run in a gap.
@@ -57,16 +57,16 @@ class Effort:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What is known of a problem.
+    """Best plan and bound known of a problem.
 
     Attributes:
-        plan: The cheapest plan found that fits, `None` where none does.
+        plan: The cheapest plan found that fits; `None` if none does.
         added_ns: Its added time.
         bound_ns: Proven lower bound of the added time of plans of the space.
         infeasible: Proven: none fits.
-        method: What proved the bound: ``demands`` (for gaps in any order), ``program`` (for the space), or nothing.
+        method: Origin of the bound: ``demands`` (for gaps in any order), ``program`` (for the space), or nothing.
         states: States of all searches.
-        stats: What the solver had to say.
+        stats: Rounds, windows and nodes of the programs, and what `Solution.stats` says.
     """
 
     plan: Plan | None
@@ -84,7 +84,7 @@ class Proof:
 
 
 def prove(problem: RematProblem, plan: Plan | None, effort: Effort) -> Proof:
-    """What `effort` proves of `problem`, to begin with from `plan`, which fits, or none.
+    """The best plan and bound of `problem` within `effort`, starting from `plan`, which fits, or from none.
 
     Raises:
         OutsideSpace: See `space_of`.
@@ -92,7 +92,8 @@ def prove(problem: RematProblem, plan: Plan | None, effort: Effort) -> Proof:
     added = None if plan is None else simulate(problem.graph, problem.costs, plan).added_ns
     known = Proof(plan, added)
     began = cpu_seconds()
-    light = weightless(problem) if effort.relaxes else problem
+    light = zero_small_storages(problem) if effort.relaxes else problem
+    # The relaxation first; the original only if small storages lost bytes, or else it would be solved twice.
     for one in (light, *([problem] if light.graph is not problem.graph else [])):
         limit = effort.solver.time_limit_s
         left = None if limit is None else max(0.0, limit - (cpu_seconds() - began))
@@ -103,7 +104,7 @@ def prove(problem: RematProblem, plan: Plan | None, effort: Effort) -> Proof:
 
 
 def cheaper_plan(problem: RematProblem, plan: Plan, widths: Sequence[int], total: int) -> Plan:
-    """The cheapest of `plan`, which fits, and of what narrow searches over demanded sets find.
+    """The cheapest of `plan`, which fits, and of the plans that narrow searches over demanded sets find.
 
     Args:
         problem: The problem; small storages weigh nothing in the searches.
@@ -115,15 +116,16 @@ def cheaper_plan(problem: RematProblem, plan: Plan, widths: Sequence[int], total
         OutsideSpace: See `space_of`.
     """
     known = Proof(plan, simulate(problem.graph, problem.costs, plan).added_ns)
-    space = space_of(weightless(problem), Reductions())
+    space = space_of(zero_small_storages(problem), Reductions())
     for width in widths:
+        # Each search must beat the plan of the one before: the better the cutoff, the fewer states go on.
         limits = DemandLimits(width, max(total - known.states, 0), True, _byte_ns(problem, known), free=True)
         known = _searched(problem, known, search_demands(space, known.added_ns, limits))
     return plan if known.plan is None else known.plan
 
 
 def _attempt(problem: RematProblem, one: RematProblem, known: Proof, effort: Effort) -> Proof:
-    """`known` with what `one` says of `problem`: itself, or a relaxation of it."""
+    """`known` with the proofs for `one`: `problem` itself, or a relaxation of it."""
     space = space_of(one, effort.reductions, effort.passes_per_gap)
     began, limit = cpu_seconds(), effort.solver.time_limit_s
     if effort.states and limit != 0 and len(problem.graph.ops) <= SEARCHED:
@@ -131,6 +133,7 @@ def _attempt(problem: RematProblem, one: RematProblem, known: Proof, effort: Eff
         # States that one stage leaves for the next limit the work of a search that thins them.
         total = width * (len(one.graph.ops) + 1) * PLACES
         narrow = DemandLimits(width, total, True, _byte_ns(problem, known), free=True)
+        # The narrow search comes first: its plan is the cutoff that keeps the wide one small.
         for limits in (narrow, DemandLimits(effort.states, TOTAL * effort.states, free=True)):
             known = _searched(problem, known, search_demands(space, known.added_ns, limits))
             if known.closed:
@@ -142,21 +145,25 @@ def _attempt(problem: RematProblem, one: RematProblem, known: Proof, effort: Eff
 
 
 def _byte_ns(problem: RematProblem, known: Proof) -> float:
-    """About what a byte costs: the added time known, or that of the step, by the bytes of all that is made."""
+    """Rough price of a byte: the added time known, or else the time of the step, per byte of all results."""
+    # A scale only, to weigh demanded bytes against time spent in the choice of promising states.
     made = sum(s.size_bytes for s in problem.graph.storages if not s.resident)
     return (problem.costs.step_ns if known.added_ns is None else known.added_ns) / max(made, 1)
 
 
 def _searched(problem: RematProblem, known: Proof, found: Searched) -> Proof:
-    """`known` with what a search found."""
+    """`known` with the result of a search."""
     known = replace(known, states=known.states + found.states)
     if found.plan is not None and found.added_ns is not None:
+        # A plan of the relaxation may overflow in the original, where small storages weigh something.
         timeline = simulate(problem.graph, problem.costs, found.plan)
         if timeline.peak_bytes <= problem.budget_bytes and _cheaper(timeline.added_ns, known):
             known = replace(known, plan=found.plan, added_ns=timeline.added_ns)
+    # With a known plan this means that nothing is cheaper, without one that nothing fits.
     if found.complete and found.plan is None and known.added_ns is None:
         return replace(known, infeasible=True, method="demands")
     if found.bound_ns > known.bound_ns:
+        # The search bounds plans below its cutoff only; the known plan may be cheaper than that bound.
         bound = found.bound_ns if known.added_ns is None else min(found.bound_ns, known.added_ns)
         known = replace(known, bound_ns=bound, method="demands")
     return known
@@ -167,7 +174,7 @@ def _cheaper(added_ns: int, known: Proof) -> bool:
 
 
 def _refined(known: Proof, found: Refined) -> Proof:
-    """`known` with what the rounds of programs found."""
+    """`known` with the result of the rounds of programs."""
     stats = (
         ("rounds", str(found.rounds)),
         ("windows", str(found.windows)),

@@ -1,7 +1,7 @@
-"""Solve the program by refining a relaxation: few windows at first, more where the relaxed plan overflows.
+"""Solve the program by refining a relaxation: few windows at first, more at places where the relaxed plan overflows.
 
 Each round solves a merged program (`remat_passes.exact.coarse`), whose bound holds for the whole space, and simulates
-the plan that its solution stands for.  Where that overflows, windows are split: after an anchor that overflows, and
+the plan that its solution stands for.  If that plan overflows, windows are split: after an anchor that overflows, and
 around a stage whose gap does.  A plan that fits at the cost of the bound is optimal.  The rounds end there, or with
 the limit, or when nothing is left to split.
 
@@ -32,12 +32,12 @@ FIRST_WINDOWS = 1
 SPLITS = 1
 """Windows split in a round, those that overflow most."""
 ROUGH_GAP = 0.003
-"""Relative gap of a round whose plan is not the last word."""
+"""Relative gap of a round after which windows are split: an exact optimum of a relaxation is not worth its time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refined:
-    """What the rounds found.
+    """Result of the rounds.
 
     Attributes:
         plan: The cheapest plan found that fits, if any is cheaper than the one to begin with.
@@ -73,12 +73,12 @@ def refine(
 
     Args:
         space: Where to search.
-        reductions: What shrinks each program.
+        reductions: Reductions of each program.
         cuts: Valid inequalities.
         options: Solver and limits, for all rounds together.
         first: A plan to begin with, or `None`.
         cutoff_ns: Its added time, or `None`.
-        judge: The problem that plans must fit, where that of `space` is a relaxation of it with the same operators.
+        judge: The problem that plans must fit, if that of `space` is a relaxation of it with the same operators.
     """
     judge = judge or space.problem
     began = cpu_seconds()
@@ -89,24 +89,30 @@ def refine(
         limit = options.time_limit_s
         if limit is not None:
             limit = max(0.0, limit - (cpu_seconds() - began))
+        # The best plan so far is the cutoff of every later round, so the solver drops what cannot improve on it.
         program = Program(merge(space, starts), reductions, cuts, found.added_ns)
         start = start_values(program, first) if first is not None else {}
         solution = solve(
             program.model, replace(options, time_limit_s=limit, gap=max(gap, options.gap), warm_start=start)
         )
         found = _learned(found, solution, len(starts))
+        # Settled, or the solver ran into its limit without a solution from which to refine.
         if found.infeasible or found.bound_ns == found.added_ns or not solution.found:
             return found
         plan = decode(program, solution.values)
         timeline = simulate(judge.graph, judge.costs, plan)
+        # A merged program forgets most capacities: only the simulator tells whether its plan fits.
         if timeline.peak_bytes <= judge.budget_bytes:
             if found.added_ns is None or timeline.added_ns < found.added_ns:
                 found, first = replace(found, plan=plan, added_ns=timeline.added_ns), plan
+            # The relaxation's bound is met by a plan of the original: nothing is cheaper.
             if found.bound_ns >= timeline.added_ns:
                 return replace(found, bound_ns=timeline.added_ns)
+        # The solver stopped at a limit, and a finer program would be harder still.
         if solution.status is not SolveStatus.OPTIMAL:
             return found
         finer = _split(space, starts, plan, timeline)
+        # Nothing is left to split: once more at the gap asked for, unless this round had it already.
         if finer == starts and gap <= options.gap:
             return found
         gap = options.gap if finer == starts else ROUGH_GAP
@@ -120,7 +126,7 @@ def cpu_seconds() -> float:
 
 
 def _learned(found: Refined, solution: Solution, windows: int) -> Refined:
-    """`found` with what one more solution proves."""
+    """`found` with the proof of one more solution."""
     known = replace(
         found,
         rounds=found.rounds + 1,
@@ -136,25 +142,28 @@ def _learned(found: Refined, solution: Solution, windows: int) -> Refined:
 
 
 def _fallbacks(before: tuple[tuple[str, str], ...], now: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
-    """What solvers were replaced in all rounds, and why in the latest of them."""
+    """How many solvers were replaced in all rounds, and the latest reason."""
+    # The latest stats win, but a reason told once is not lost when a later round needs no other solver.
     counts = [int(dict(stats).get("fallbacks", "0")) for stats in (before, now)]
     told = {**dict(before), **dict(now)}
     return (("fallbacks", str(sum(counts))), ("reason", told["reason"])) if sum(counts) else now
 
 
 def _whole(bound: float) -> int:
-    """The bound of a sum of whole nanoseconds, rounded up but for what the solver's arithmetic may be off by."""
+    """The bound of a sum of whole nanoseconds, rounded up after taking off the possible error of the solver."""
     return 0 if math.isinf(bound) else max(0, math.ceil(bound - 1e-3 - 1e-9 * abs(bound)))
 
 
 def _first_starts(space: Space) -> list[int]:
     """Windows that end at the anchors that need most, one in each part of the stages that may overflow."""
+    # One capacity for each part, at the anchor that needs most for itself: the least room for what is retained.
     limited = [t for t, stage in enumerate(space.stages) if stage.anchor_limited]
     parts = np.array_split(np.array(limited, np.int64), FIRST_WINDOWS)
     ends = {int(part[np.argmax([_pressure(space, int(t)) for t in part])]) for part in parts if len(part)}
     if any(space.unsavable(v) for v, last in enumerate(space.last) if last >= 0):
         # What must not cross is forbidden at the start of a window.
         ends |= {t for t, stage in enumerate(space.stages) if BOUNDARY in stage.anchors}
+    # A window's capacity is that of its last anchor, so the next one starts after it.
     return sorted({0} | {t + 1 for t in ends if t + 1 < len(space.stages)})
 
 
@@ -175,13 +184,16 @@ def _split(space: Space, starts: list[int], plan: Plan, timeline: MemoryTimeline
     for step in np.flatnonzero(timeline.live_bytes > space.problem.budget_bytes).tolist():
         place = places[step]
         window = int(np.searchsorted(starts, place.stage, "right")) - 1
+        # A window of one stage has all its rows and cannot be split.
         if place.stage >= 0 and edges[window + 1] - edges[window] > 1:
             worst[window] = max(
                 worst.get(window, (0, 0, False)), (int(timeline.live_bytes[step]), place.stage, place.anchor)
             )
     new = set(starts)
     for _, t, anchor in sorted(worst.values(), reverse=True)[:SPLITS]:
+        # The anchor's capacity counts from the next round on, since its window ends with it.
         new.add(t + 1)
+        # Gaps have capacities in windows of one stage only; an anchor that ended its window already is isolated, too.
         if not anchor or t + 1 in starts:
             new.add(t)
     return sorted(t for t in new if t < len(space.stages))

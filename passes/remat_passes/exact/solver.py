@@ -1,11 +1,11 @@
 """Solve a PuLP model with CBC or HiGHS, and say what was proven.
 
-Both solvers stand behind one function, `solve`, with one set of outcomes.  Nothing they write is believed unchecked:
+Both solvers share one function, `solve`, and one set of outcomes.  Their solutions are never trusted unchecked:
 integers are rounded within a tolerance, every row is evaluated again, and a bound above the objective is refused.
 A solver that is missing, breaks or writes nonsense is replaced by the other one, which is logged and told in
 `Solution.stats`; after that the answer is FAILED with the reason.
 
-CBC (https://github.com/coin-or/Cbc) comes with PuLP and runs as a process; its proven bound stands in its log alone.
+CBC (https://github.com/coin-or/Cbc) comes with PuLP and runs as a process; only its log has its proven bound.
 HiGHS (https://highs.dev) is the package ``highspy``, the extra ``highs`` of this project.
 """
 
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 SOLVERS: Mapping[str, Callable[[pulp.LpProblem, SolverOptions], Answer]] = MappingProxyType(
     {"cbc": run_cbc, "highs": run_highs}
 )
-"""Solvers by name, in the order in which they replace each other."""
+"""Solvers by name, in the order in which one replaces another."""
 
 ROW_TOLERANCE = 1e-6
 """By how much a row may be violated, relative to its largest coefficient."""
@@ -38,7 +38,7 @@ class SolveStatus(str, Enum):
     """How a solver ended."""
 
     OPTIMAL = "optimal"
-    """The solution is proven within the gap that was asked for."""
+    """The solution is proven within the requested gap."""
     FEASIBLE = "feasible"
     """A limit was reached; there is a solution."""
     INFEASIBLE = "infeasible"
@@ -51,18 +51,18 @@ class SolveStatus(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Solution:
-    """What is known of a model after `solve`.
+    """Result of `solve` for a model.
 
     Attributes:
         status: How the solver ended.
         objective: Objective of `values`, evaluated here; `None` without a solution.
-        bound: Proven lower bound of the objective of every solution; minus infinity where nothing is proven, plus
-            infinity where there is proven to be no solution.
+        bound: Proven lower bound of the objective of every solution; minus infinity if nothing is proven, plus
+            infinity if it is proven that there is no solution.
         values: Value of each variable by name, integers rounded; empty without a solution.
-        solver: Solver that gave the answer; empty where none did.
+        solver: Solver that gave the answer; empty if none did.
         seconds: Wall-clock seconds of all solvers together.
         nodes: Nodes of the branch-and-bound tree.
-        stats: ``fallbacks``, how many solvers were replaced, and ``reason``, why, where there were any.
+        stats: ``fallbacks``, the number of solvers replaced, and ``reason``, why; empty if none was.
     """
 
     status: SolveStatus
@@ -96,6 +96,7 @@ def solve(model: pulp.LpProblem, options: SolverOptions | None = None) -> Soluti
     check_solver(options.solver)
     if options.time_limit_s is not None and options.time_limit_s <= 0:
         return Solution(SolveStatus.TIMED_OUT, stats=(("reason", "the time limit is 0 s"),))
+    # Nothing to decide: the objective is its constant.
     if not model.variables():
         constant = 0.0 if model.objective is None else float(model.objective.constant)
         return Solution(SolveStatus.OPTIMAL, constant, constant)
@@ -120,15 +121,16 @@ def check_solver(name: str) -> None:
 
 
 def _with(solution: Solution, seconds: float, reasons: list[str]) -> Solution:
-    """`solution` with what is known only at the end."""
+    """`solution` with its seconds and fallbacks, known only at the end."""
     stats = (("fallbacks", str(len(reasons))), ("reason", "; ".join(reasons))) if reasons else ()
     return replace(solution, seconds=seconds, stats=stats)
 
 
 def _checked(model: pulp.LpProblem, options: SolverOptions, name: str, answer: Answer) -> Solution:
-    """`answer` in our terms; raises `BrokenSolver` where it does not hold."""
+    """`answer` as a `Solution`; raises `BrokenSolver` if it does not hold."""
     if answer.infeasible:
         return Solution(SolveStatus.INFEASIBLE, bound=math.inf, solver=name, nodes=answer.nodes)
+    # Solvers report without the constant of the objective.
     constant = 0.0 if model.objective is None else float(model.objective.constant)
     bound = answer.bound + constant
     if math.isnan(bound):
@@ -137,20 +139,24 @@ def _checked(model: pulp.LpProblem, options: SolverOptions, name: str, answer: A
         return Solution(SolveStatus.TIMED_OUT, bound=bound, solver=name, nodes=answer.nodes)
     values = _rounded(model, answer.values, options.integer_tolerance)
     _check_rows(model, values)
+    # Evaluated on the rounded values: the solver's own figure belongs to unrounded ones.
     objective = constant + sum(c * values[v.name] for v, c in (model.objective or {}).items())
     slack = 1e-6 * max(1.0, abs(objective))
+    # It proved the optimum but wrote no bound.
     if answer.optimal and math.isinf(bound):
         bound = objective
     if bound > objective + slack:
         raise BrokenSolver(f"its bound {bound} is above its own objective {objective}")
+    # Within the slack, arithmetic may have put it above; a bound above the optimum would be none.
     bound = min(bound, objective)
+    # Its word for "optimal" is not enough: the gap is measured here.
     proven = objective - bound <= max(slack, options.gap * abs(objective))
     status = SolveStatus.OPTIMAL if proven else SolveStatus.FEASIBLE
     return Solution(status, objective, bound, values, name, nodes=answer.nodes)
 
 
 def _rounded(model: pulp.LpProblem, values: Mapping[str, float], tolerance: float) -> dict[str, float]:
-    """`values` with integers made whole and bounds kept; what is further off than `tolerance` is refused."""
+    """`values` with integers made whole and bounds kept; values off by more than `tolerance` are refused."""
     rounded: dict[str, float] = {}
     for variable in model.variables():
         value = values.get(variable.name)
@@ -159,6 +165,7 @@ def _rounded(model: pulp.LpProblem, values: Mapping[str, float], tolerance: floa
         near = float(round(value)) if variable.cat == pulp.LpInteger else value
         low = -math.inf if variable.lowBound is None else variable.lowBound
         high = math.inf if variable.upBound is None else variable.upBound
+        # A continuous value may leave its bounds by the tolerance, too.
         near = min(max(near, low), high)
         if abs(near - value) > tolerance:
             raise BrokenSolver(f"it gave {variable.name} the value {value}, which is no whole number within its bounds")
@@ -172,7 +179,10 @@ def _check_rows(model: pulp.LpProblem, values: Mapping[str, float]) -> None:
         total, largest = float(row.constant), 1.0
         for variable, coefficient in row.items():
             total += coefficient * values[variable.name]
+            # Coefficients reach billions of bytes, so an absolute tolerance would mean nothing.
             largest = max(largest, abs(coefficient))
+        # PuLP has the right side in the constant: <= is sense -1 and violated by a total above 0.
         over = abs(total) if row.sense == pulp.LpConstraintEQ else -row.sense * total
+        # Errors of the values add up over the terms of a row.
         if over > ROW_TOLERANCE * largest * max(1, len(row)):
             raise BrokenSolver(f"its solution violates the row {name} by {over}")

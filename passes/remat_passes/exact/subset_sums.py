@@ -10,14 +10,17 @@ SUM_BITS = 1 << 22
 
 
 def largest_sum(sizes: Iterable[int], limit: int) -> int:
-    """Largest sum of a subset of `sizes` that does not exceed `limit`, or `limit` where that takes long to find."""
+    """Largest sum of a subset of `sizes` that does not exceed `limit`; `limit` itself if that takes long to find."""
+    # Larger sizes are in no such subset.
     left = [size for size in sizes if 0 < size <= limit]
     unit = math.gcd(*left) if left else 1
     limit = limit // unit * unit if left else 0
     if sum(left) <= limit:
         return sum(left)
+    # Any value from the largest sum up to the limit is a valid capacity.
     if limit // unit > SUM_BITS:
         return limit
+    # Bit k says whether some subset sums to k units; each size shifts in the sums with it.
     mask = (1 << (limit // unit + 1)) - 1
     sums = 1
     for size in sorted(left):

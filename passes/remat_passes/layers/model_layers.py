@@ -6,12 +6,12 @@
 
 A *container* is a module with numbered children, at least two of which run.  Of nested ones the outermost counts, so
 that the parts of an encoder layer stay together; but a child that holds more than a quarter of the operators, such as
-a whole encoder inside of a `Sequential`, is divided further where the parts hold half of it.  Operators without a layer
-that run between two layers of one container belong to the first of these.  What else has no layer (embedding, head,
-loss) stands in *gaps*, which are no layers.
+a whole encoder inside a `Sequential`, is divided further if its parts hold half of it.  Operators without a layer that
+run between two layers of one container belong to the first of these.  All others without a layer (embedding, head,
+loss) form *gaps*, which are no layers.
 
-Where a graph has no such modules, or they hold less than half of the forward's operators, layers are the blocks of
-`remat_passes.blocks.repeats`: what repeats in the graph is cut alike, at few crossing bytes.  Only this looks at
+If a graph has no such modules, or they hold less than half of the forward's operators, layers are the blocks of
+`remat_passes.blocks.repeats`: repeated parts of the graph are cut alike, at few crossing bytes.  Only this depends on
 sizes: layers of modules are the same for every input size.
 """
 
@@ -25,14 +25,14 @@ import numpy as np
 
 from remat_compiler.ir.problem import RematProblem
 from remat_compiler.ir.saved_layers import SEGMENT
-from remat_passes.blocks.repeats import aligned_cuts, labels_of, runs_of
+from remat_passes.blocks.repeats import aligned_cuts, find_repeats, labels_of
 from remat_passes.chains.chain import Forward
 from remat_passes.sequences.profile import arrays_of
 
 LARGEST_SHARE = 4
-"""A child of more than one in so many operators is divided further."""
+"""A child that holds more than this part (one in so many) of all operators is divided further."""
 LEAST_SHARE = 2
-"""Layers of modules hold at least one in so many operators of what is divided, or else it is not divided by them."""
+"""A division by modules counts only if its layers hold at least this part (one in so many) of the operators."""
 
 
 Path = tuple[str, ...]
@@ -89,14 +89,17 @@ def _divide(parts: Sequence[Path], ops: Iterable[int], depth: int, most: int) ->
     containers: dict[Path, dict[Path, list[int]]] = {}
     for i in ops:
         path = parts[i]
+        # The first number in the path names the outermost child of a container.
         at = next((k for k in range(depth, len(path)) if path[k].isdecimal()), None)
         if at is not None:
             containers.setdefault(path[:at], {}).setdefault(path[: at + 1], []).append(i)
     found: dict[int, Path] = {}
     for children in containers.values():
+        # A container of which one child runs is none: look for containers inside that child.
         alone = len(children) == 1
         for child, members in children.items():
             inner = _divide(parts, members, len(child), most) if alone or len(members) > most else {}
+            # Most of the child has layers of its own; else it stays whole, as one layer.
             if LEAST_SHARE * len(inner) >= len(members):
                 found |= inner
             elif not alone:
@@ -113,6 +116,7 @@ def _between(names: Sequence[Path]) -> list[int]:
         if not name:
             held.append(i)
             continue
+        # Paths equal but for the number: two children of one container.
         if before and before[:-1] == name[:-1]:
             found += held
         held, before = [], name
@@ -122,8 +126,9 @@ def _between(names: Sequence[Path]) -> list[int]:
 def _segment_names(problem: RematProblem, forward: Forward) -> list[str]:
     """The segment of each operator: about as many as the root of the number of operators."""
     order = np.array(forward.ops, np.int64)
+    # `made_bytes` is a running sum, so its differences are the bytes that each operator makes.
     made, crossing = np.array(forward.made_bytes, np.int64), np.array(forward.crossing, np.int64)
-    runs = runs_of(labels_of(arrays_of(problem), order))
+    runs = find_repeats(labels_of(arrays_of(problem), order))
     cuts = aligned_cuts(made[1:] - made[:-1], crossing, runs, max(isqrt(len(order)), 1))
     number = np.searchsorted(cuts, np.arange(len(order)), side="right")
     return [f"{SEGMENT}{k}" for k in number.tolist()]
@@ -137,6 +142,7 @@ def _numbered(names: Sequence[str]) -> tuple[list[int], tuple[str, ...]]:
     for i, name in enumerate(names):
         if name in numbers:
             place.append(numbers[name])
+        # A gap goes on: it has no name by which to find it again.
         elif not name and i and not names[i - 1]:
             place.append(place[-1])
         else:

@@ -19,6 +19,7 @@ def saved_layers(problem: RematProblem) -> SavedLayers:
     step = LayeredStep.of(index, baseline_order(index, Placement.LAZY), forward, found)
     number = {place: k for k, place in enumerate(found.layers)}
     place = tuple(number.get(at, -1) for at in found.place)
+    # The user's own checkpoint regions: such layers are recomputed whatever a plan chooses.
     checkpointed = {
         place[op.id] for op in problem.graph.ops if op.save_policy is SavePolicy.MUST_NOT_SAVE and place[op.id] >= 0
     }

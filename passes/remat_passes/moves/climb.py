@@ -1,8 +1,8 @@
 """Climb: lower the added time of a sequence that fits the budget, by small changes in many small regions.
 
-One turn forgets some repetitions that follow each other, so that what they made must live on; evicts what is cheapest
-to evict until the budget is met again; and trims.  Turns run on a *zoom* of the sequence, since their time follows
-from its length.  Slightly slower sequences are taken on the way by chance, as in simulated annealing.
+One turn drops some neighbouring repetitions, so that earlier instances of their results must live on; evicts the
+cheapest values until the budget is met again; and trims.  Turns run on a *zoom* of the sequence, since their time
+grows with its length.  Slightly slower sequences are accepted on the way by chance, as in simulated annealing.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from remat_passes.moves.gap_greedy import relieve
+from remat_passes.moves.gap_greedy import evict_until_fits
 from remat_passes.moves.trim import trim
 from remat_passes.moves.zoom import region, whole, zoom
-from remat_passes.sequences.candidate import TOLERANCE, Entry
+from remat_passes.sequences.candidate import TOLERANCE, SequenceCandidate
 from remat_passes.sequences.jit import compiled, inner
 from remat_passes.sequences.profile import (
     MOVABLE,
@@ -32,7 +32,7 @@ from remat_passes.sequences.profile import (
 )
 
 REGIONS = ((80, 1), (160, 2), (320, 2))
-"""Operators of a zoom, and how many places they are around; one after another."""
+"""Operators of a zoom, and the number of places that they surround; zooms take these settings in turn."""
 TURNS = 10
 """Turns in a zoom."""
 RETURN_AFTER = 30
@@ -41,15 +41,15 @@ MAX_IDLE = 400
 """Zooms without improvement after which it ends."""
 PATIENCE, MAX_PASSES = 8, 50
 PARTS = (50, 20, 8, 3, 1)
-"""A turn forgets repetitions out of one such part of all of them, and ..."""
+"""A turn drops repetitions within one part in so many of all of them, and ..."""
 PERCENTS = (30, 60, 100, 100)
-"""... so many of these."""
+"""... this percentage of those in the part."""
 SHARES, WIDTHS, NOISES = (0.5, 1.0, 1.0), (0, 1, 1, 2), (0.0, 0.3, 1.0, 3.0)
-"""Settings of `relieve`."""
+"""Settings of `evict_until_fits`."""
 WORTH = 2.5
-"""Evictions are given up when they take this many times the time that forgetting has saved."""
+"""Evictions are given up when they take this many times the time that dropping repetitions has saved."""
 ADVANCE_ONE_IN = 8
-"""Turns of which one also moves a tangent-free operator into the forward."""
+"""One turn in so many also moves a tangent-free operator into the forward."""
 
 
 @dataclass(slots=True, eq=False)
@@ -70,16 +70,18 @@ class Climber:
     once: int
     draw: random.Random
 
-    def run(self, start: Entry, work: int, max_idle: int = MAX_IDLE) -> tuple[Entry, int]:
-        """The best sequence found from `start` on, which fits, with about `work` steps visited, and what is left."""
+    def run(self, start: SequenceCandidate, work: int, max_idle: int = MAX_IDLE) -> tuple[SequenceCandidate, int]:
+        """The best sequence found from `start`, which fits, and what is left of `work` (about steps visited)."""
         best = now = start
         count = int(np.count_nonzero(self.g.ops[:, REPEATABLE]))
         turn = idle = 0
         while work > 0 and idle < max_idle:
+            # Small regions first, which are quick; a region of all repeatable operators would be the whole sequence.
             most, places = REGIONS[turn % len(REGIONS)]
             better, now, done = self._turns(now) if most >= count else self._zoomed(now, most, places)
             work -= done
             turn, idle = turn + 1, idle + 1
+            # At equal time the lower peak leaves more room for the next changes.
             if (better.time, better.peak) < (best.time, best.peak):
                 best = now = better
                 idle = 0
@@ -87,7 +89,7 @@ class Climber:
                 now = best
         return best, work
 
-    def _turns(self, entry: Entry) -> tuple[Entry, Entry, int]:
+    def _turns(self, entry: SequenceCandidate) -> tuple[SequenceCandidate, SequenceCandidate, int]:
         """The best and the last sequence of some turns, and the work done."""
         found = climb(
             self.g,
@@ -102,41 +104,49 @@ class Climber:
         best, bound, now, now_bound, work = found
         return self._entry(best, bound), self._entry(now, now_bound), int(work)
 
-    def _zoomed(self, entry: Entry, most: int, places: int) -> tuple[Entry, Entry, int]:
+    def _zoomed(
+        self, entry: SequenceCandidate, most: int, places: int
+    ) -> tuple[SequenceCandidate, SequenceCandidate, int]:
         """`_turns` in a region of `most` operators around `places` steps of the backward."""
         inside = np.zeros(len(self.g.ops), np.bool_)
         length = len(entry.steps)
         for _ in range(places):
+            # All places mark the same region: two far parts of the sequence can trade memory between them.
             region(self.g, entry.steps, self.draw.randrange(entry.boundary, length), most // places, inside)
         view = zoom(self.g, entry.steps, entry.boundary, inside)
+        # Background steps take no time in the zoom, so the limits lose what runs outside.
         outside = entry.time - int(measure(view.g, view.steps, view.boundary)[1])
         climber = replace(self, g=view.g, limit_ns=self.limit_ns - outside, once=self.once - outside)
-        best, now, work = climber._turns(Entry(view.steps, view.boundary, entry.peak, entry.time - outside, False))
+        part = SequenceCandidate(view.steps, view.boundary, entry.peak, entry.time - outside, False)
+        best, now, work = climber._turns(part)
+        # Zooming and putting the result back visit the whole sequence.
         work += 4 * length
         now = self._entry(*whole(self.g, entry.steps, view, now.steps, now.boundary))
+        # `best` is rebuilt only for an improvement; the measure of the whole sequence decides, not that of the zoom.
         if best.time + outside < entry.time:
             best = self._entry(*whole(self.g, entry.steps, view, best.steps, best.boundary))
             if best.peak <= self.budget and not best.barred:
                 return best, now if self._follows(now, best) else best, work
         return entry, now if self._follows(now, entry) else entry, work
 
-    def _follows(self, new: Entry, old: Entry) -> bool:
+    def _follows(self, new: SequenceCandidate, old: SequenceCandidate) -> bool:
         return new.follows(old, self.budget, self.once, self.draw)
 
-    def _entry(self, steps: IntArray, boundary: int) -> Entry:
-        return Entry.of(self.g, steps, boundary, self.limit_ns)
+    def _entry(self, steps: IntArray, boundary: int) -> SequenceCandidate:
+        return SequenceCandidate.of(self.g, steps, boundary, self.limit_ns)
 
 
 @inner
 def below(state: IntArray, count: int) -> int:
     """The next random number below `count`."""
+    # Written out, so that compiled and plain Python draw the same numbers; the low bits of such a generator are poor.
     state[0] = (state[0] * 1103515245 + 12345) & 0x7FFFFFFF
     return int((state[0] >> 8) % count)
 
 
 @inner
-def forget(g: Arrays, steps: IntArray, boundary: int, state: IntArray) -> tuple[IntArray, int]:
-    """Drop some repetitions that follow each other."""
+def drop_repeats(g: Arrays, steps: IntArray, boundary: int, state: IntArray) -> tuple[IntArray, int]:
+    """Drop some neighbouring repetitions."""
     done, count = np.zeros(len(g.ops), np.bool_), 0
     repeats, stays = np.empty(len(steps), np.int64), np.ones(len(steps), np.bool_)
     for p in range(len(steps)):
@@ -146,6 +156,7 @@ def forget(g: Arrays, steps: IntArray, boundary: int, state: IntArray) -> tuple[
         done[steps[p]] = True
     if count == 0:
         return steps, boundary
+    # Neighbouring repetitions are mostly one recomputation, whose parts depend on each other.
     width = count // PARTS[below(state, len(PARTS))] + 2
     centre, percent = below(state, count), PERCENTS[below(state, len(PERCENTS))]
     for k in range(max(centre - width // 2, 0), min(centre + width // 2 + 1, count)):
@@ -157,7 +168,7 @@ def forget(g: Arrays, steps: IntArray, boundary: int, state: IntArray) -> tuple[
 
 @inner
 def advance(g: Arrays, steps: IntArray, boundary: int, state: IntArray) -> tuple[IntArray, int]:
-    """Move a tangent-free operator of the backward, and those that it needs, to where the forward has their inputs."""
+    """Move a tangent-free operator of the backward, with those that it needs, to where the forward has their inputs."""
     ops, storages, items, n = g.ops, g.storages, g.items, len(steps)
     first = np.full(len(ops), n, np.int64)
     for p in range(n - 1, -1, -1):
@@ -181,7 +192,9 @@ def advance(g: Arrays, steps: IntArray, boundary: int, state: IntArray) -> tuple
             if maker < 0 or moved[maker]:
                 continue
             if first[maker] < boundary:
+                # As early as the last of all inputs allows: from there on the inputs need not live for it.
                 place = max(place, first[maker] + 1)
+            # An input is made in the backward by an operator that has to stay there.
             elif not ops[maker, MOVABLE]:
                 return steps, boundary
             else:
@@ -191,10 +204,12 @@ def advance(g: Arrays, steps: IntArray, boundary: int, state: IntArray) -> tuple
     longer, k, bound = np.empty(n + len(ops), np.int64), 0, boundary
     for p in range(n):
         if p == place:
+            # In the order of their numbers, which puts makers before readers.
             for op in range(len(ops)):
                 if moved[op]:
                     longer[k] = op
                     k, bound = k + 1, bound + 1
+        # The first executions have moved; repetitions stay, and `drop_dead` removes those that nobody needs now.
         if not moved[steps[p]] or first[steps[p]] < p:
             longer[k] = steps[p]
             k += 1
@@ -236,16 +251,20 @@ def climb(
     best, best_boundary, best_time, best_peak, work = steps, boundary, time, peak, len(steps)
     now, now_boundary, now_time = steps, boundary, time
     for _ in range(turns):
-        new, bound = forget(g, now, now_boundary, state)
+        new, bound = drop_repeats(g, now, now_boundary, state)
         if below(state, ADVANCE_ONE_IN) == 0:
             new, bound = advance(g, new, bound, state)
+        # Settings vary from turn to turn: no single one finds the cheapest evictions on every graph.
         share, width = SHARES[below(state, len(SHARES))], WIDTHS[below(state, len(WIDTHS))]
         noise, left = NOISES[below(state, len(NOISES))], 0
         for p in range(len(new)):
             left += g.ops[new[p], TIME]
+        # The slack of 1/128 of the step lets turns that dropped little or nothing evict at all.
         most_ns = left + int((now_time - left) * WORTH) + now_time // 128
         noise_seed = below(state, 1 << 20)
-        new, bound, peak, done = relieve(g, new, bound, budget, share, width, noise, noise_seed, PATIENCE, most_ns)
+        new, bound, peak, done = evict_until_fits(
+            g, new, bound, budget, share, width, noise, noise_seed, PATIENCE, most_ns
+        )
         work += done + 2 * len(new)
         if peak > budget or equal(new, now):
             continue
@@ -256,6 +275,7 @@ def climb(
             continue
         if time < best_time or (time == best_time and peak < best_peak):
             best, best_boundary, best_time, best_peak = new, bound, time, peak
+        # As in `SequenceCandidate.follows`: the fourth power of a random number times the tolerance.
         chance = below(state, 1 << 20) / 1048576.0
         chance = chance * chance
         if time <= now_time + (now_time - once) * (chance * chance * TOLERANCE):

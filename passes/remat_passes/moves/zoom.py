@@ -1,9 +1,9 @@
 """Zoom: a smaller problem with the same profile, in which only the operators of a region may change places.
 
-Everything else becomes *background*: steps outside the region that touch a value of the region stand for themselves,
-runs of the other steps become one step each, and values that the region does not touch become one value between each
-two background steps, as large as all of them together.  Budgets and times stay what they are, so what fits and is
-cheaper here is so in the whole sequence.
+Everything else becomes *background*.  A step outside the region that touches a value of the region stays one step; a
+run of other steps becomes one step.  The values that the region does not touch become one *filler* between each two
+background steps, as large as all of them together.  Budget and differences of time stay the same, so a sequence that
+fits and is cheaper here fits and is cheaper as a whole.
 
     steps         f0 f1 f2 f3 b3 f1 b2 b1 b0        region {f1}, which reads a and makes b
     zoomed        A  f1 B  .  .  f1 C  D  .         A makes a, B and C read b, D reads a; dots are runs
@@ -43,8 +43,8 @@ class Zoom(NamedTuple):
         steps: The smaller sequence.
         boundary: Its boundary.
         ops: Operator of the whole problem for each one of the region.
-        begin: First step that each background step stands for, and ...
-        end: ... the step after the last.
+        begin: First step of the whole sequence that each background step represents, and ...
+        end: ... the step after the last one that it represents.
     """
 
     g: Arrays
@@ -57,8 +57,9 @@ class Zoom(NamedTuple):
 
 @inner
 def _background(g: Arrays, steps: IntArray, boundary: int, inside: BoolArray, ours: BoolArray) -> IntArray:
-    """Live bytes at every step of what the region does not touch, workspaces of other operators included."""
+    """Live bytes at every step of values that the region does not touch, with workspaces of operators outside of it."""
     start, events = find_events(g, steps)
+    # The difference of two profiles: all, less one in which everything outside the region has no size.
     ops, storages = g.ops.copy(), g.storages.copy()
     for op in range(len(ops)):
         if not inside[op]:
@@ -78,6 +79,7 @@ def _touched(g: Arrays, inside: BoolArray) -> BoolArray:
         if inside[op]:
             for i in range(g.ops[op, READS], g.ops[op, END]):
                 ours[g.items[i]] = True
+            # Repetitions in the region decide how long a random state lives.
             if g.ops[op, REPLAY] >= 0:
                 ours[g.ops[op, REPLAY]] = True
     return ours
@@ -85,7 +87,7 @@ def _touched(g: Arrays, inside: BoolArray) -> BoolArray:
 
 @inner
 def _numbers(chosen: BoolArray) -> tuple[IntArray, int]:
-    """Numbers from 0 for what is chosen, -1 for the rest; and how many there are."""
+    """Consecutive numbers for the chosen entries, -1 for the rest; and the count of the chosen."""
     numbers, count = np.full(len(chosen), -1, np.int64), 0
     for i in range(len(chosen)):
         if chosen[i]:
@@ -118,12 +120,14 @@ def _runs(
             continue
         first, most, quiet = p, around[p], _is_quiet(g, steps[p], inside, ours)
         p += 1
+        # A run ends at the boundary, so that the smaller sequence has a step at which its own boundary can be.
         while quiet and p < n and p != boundary and _is_quiet(g, steps[p], inside, ours):
             most = max(most, around[p])
             p += 1
         follows = places > 0 and end[places - 1] == first and first != boundary
         if quiet and follows and highest[places - 1] >= most:
-            end[places - 1] = p  # the step before needs more: it stands for this run as well
+            # The step before needs as much and nothing of the region runs between: it represents this run as well.
+            end[places - 1] = p
             continue
         begin[places], end[places], highest[places] = first, p, most
         places += 1
@@ -143,6 +147,7 @@ def _copy_region(
     total = 0
     for op in range(len(g.ops)):
         if op_at[op] >= 0:
+            # Items keep their order inside an operator, so its three bounds move by one distance.
             k, shift = op_at[op], total - g.ops[op, READS]
             ops[k] = g.ops[op]
             for i in range(g.ops[op, READS], g.ops[op, END]):
@@ -166,12 +171,17 @@ def _add_background(
     items: IntArray,
     total: int,
 ) -> int:
-    """Fill in background step `k`, which touches the region as `op` does and hands on a filler; the number of items."""
+    """Fill in background step `k`, which touches the region as `op` does; the number of items.
+
+    It reads the filler before it and writes the one after it, so each filler lives exactly between two such steps.
+    """
+    # REPEATABLE and MOVABLE stay 0: background runs once and keeps its order.
     ops[k, REPLAY], ops[k, READS] = -1, total
     for i in range(g.ops[op, READS], g.ops[op, WRITES]):
         if storage_at[g.items[i]] >= 0:
             items[total] = storage_at[g.items[i]]
             total += 1
+    # The first background step has no filler before it.
     if storages[filler, PRODUCER] >= 0:
         items[total] = filler
         total += 1
@@ -199,11 +209,14 @@ def _repeated(steps: IntArray, count: int) -> BoolArray:
 @inner
 def _bytes_before(g: Arrays, op: int, around: int, ours: BoolArray, repeats: bool) -> int:
     """Background bytes just before a step that runs `op`: those at the step less what it adds."""
+    # A profile counts results and workspace at their own step, where the state before is alive, too.
     level = around - g.ops[op, WORKSPACE]
     for i in range(g.ops[op, WRITES], g.ops[op, END]):
         if not ours[g.items[i]]:
             level -= g.storages[g.items[i], SIZE]
     replay = g.ops[op, REPLAY]
+    # A repeated operator has one state more at its step than before: its own at the first run, the generator's at
+    # others.
     if repeats and replay >= 0 and not ours[replay]:
         level -= g.storages[replay, SIZE]
     return int(level)
@@ -217,6 +230,7 @@ def _sequence(
     new, m, place, p = np.empty(len(steps), np.int64), 0, 0, 0
     bound = -1
     while p < len(steps):
+        # The first step at or after the boundary: runs never cross it.
         if p >= boundary and bound < 0:
             bound = m
         if place < len(begin) and begin[place] == p:
@@ -247,14 +261,18 @@ def zoom(g: Arrays, steps: IntArray, boundary: int, inside: BoolArray) -> Zoom:
     storages[values, PRODUCER] = -1
     repeated = _repeated(steps, len(g.ops))
     total = _copy_region(g, op_at, storage_at, ops, storages, items)
+    # Fillers have the bytes that are alive while the region may run, between two background steps.
     for b in range(places):
         op, filler = steps[begin[b]], values + b
         if b > 0:
             storages[filler, SIZE] = _bytes_before(g, op, around[begin[b]], ours, repeated[op])
         total = _add_background(g, op, count + b, filler, storage_at, ops, storages, items, total)
+    # The region runs last: what remains around it lives to the end.
     if places > 0 and end[places - 1] < len(steps):
         storages[values + places, SIZE], storages[values + places, KEPT] = around[len(steps) - 1], 1
     for b in range(places):
+        # During a background step both of its fillers are alive; the workspace makes up the difference to the real
+        # peak, and is negative if the values of both are partly the same.
         ops[count + b, WORKSPACE] = highest[b] - storages[values + b, SIZE] - storages[values + b + 1, SIZE]
     small, bound = _sequence(steps, boundary, op_at, count, begin, end)
     members = np.flatnonzero(inside)
@@ -283,12 +301,13 @@ def whole(g: Arrays, steps: IntArray, view: Zoom, small: IntArray, bound: int) -
                 n += 1
     if bound >= len(small):
         boundary = n
+    # The region may have stopped reading repetitions that the background holds.
     return drop_dead(g, longer, boundary)
 
 
 @inner
 def _mark(g: Arrays, op: int, most: int, inside: BoolArray, queue: IntArray, found: int) -> int:
-    """Put `op` into the region where it may be repeated and there is room; the number of those in `queue`."""
+    """Put `op` into the region if it may be repeated and there is room; the number of operators in `queue`."""
     if g.ops[op, REPEATABLE] and not inside[op] and found < most:
         inside[op] = True
         queue[found] = op
@@ -298,7 +317,7 @@ def _mark(g: Arrays, op: int, most: int, inside: BoolArray, queue: IntArray, fou
 
 @inner
 def _mark_inputs(g: Arrays, op: int, most: int, inside: BoolArray, queue: IntArray, found: int) -> int:
-    """`_mark` what makes the inputs of `op`."""
+    """`_mark` the operators that make the inputs of `op`."""
     for i in range(g.ops[op, READS], g.ops[op, WRITES]):
         maker = g.storages[g.items[i], PRODUCER]
         if maker >= 0:
@@ -310,10 +329,11 @@ def _mark_inputs(g: Arrays, op: int, most: int, inside: BoolArray, queue: IntArr
 def region(g: Arrays, steps: IntArray, centre: int, most: int, inside: BoolArray) -> int:
     """Mark up to `most` more repeatable operators around step `centre`; the number marked.
 
-    They are those that run, or whose results are read, near that step, and those that these need.
+    They are operators that run, or whose results are read, near that step, and operators that these need.
     """
     queue, found, done = np.empty(most, np.int64), 0, 0
     for away in range(len(steps)):
+        # Half of the region lies around the step; the other half remains for what it is computed from.
         if found >= most // 2:
             break
         for p in (centre + away, centre - away - 1):

@@ -1,15 +1,15 @@
-"""Order tasks so that few bytes are alive at once: minimum cuts fix, one after another, what runs before the peak.
+"""Order tasks so that few bytes are alive at once: minimum cuts decide, peak by peak, which tasks run before the peak.
 
-*Tasks* make and read values; a value lives from the task that makes it to its last reader.  Take the task where
-most bytes are alive.  What stands before it may be any set of tasks that holds all that it depends on, and the set
-of the fewest bytes across its border is a minimum cut:
+*Tasks* make and read values; a value lives from the task that makes it to its last reader.  Take the task at which
+most bytes are alive.  Before it may run any set of tasks that is closed under dependencies and holds those of the peak
+task; the set with the fewest bytes across its border is a minimum cut:
 
     order    a b c d [p] e f           p has the peak
     cut      a c     [p] b d e f       the set {a, c} leaves fewest bytes alive at p; ties move the fewest tasks
 
 Both sides are then ordered in the same way on their own, from their highest peaks on, until nothing helps.  That is
-tried among the neighbours of the peak first, then farther around it, so that what need not move does not.  Where a
-cut of all tasks leaves the first peak as it is, no order has a lower one.
+tried among the neighbours of the peak first, then farther around it, so that no task moves without need.  If a cut of
+all tasks leaves the first peak as it is, no order has a lower one.
 
 Cuts are maximum flows by Dinic's algorithm (Dinitz, 1970).
 """
@@ -25,19 +25,19 @@ from remat_passes.sequences.max_flow import INFINITE, SINK, SOURCE, source_side
 from remat_passes.sequences.profile import BoolArray, IntArray
 
 DISTANCES = (8, 32, 128, 512)
-"""How far from the peak tasks are moved: farther where that does not help."""
+"""How far from the peak tasks may be to be moved: the next distance is tried if the one before does not help."""
 MAX_CUTS = 20
-"""Cuts of one neighbourhood."""
+"""Most cuts of one neighbourhood."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tasks:
-    """What is to be ordered: tasks ``0 .. n - 1``.
+    """A problem of ordering: tasks ``0 .. n - 1`` and the values between them.
 
     Attributes:
         own: Bytes that each task needs while it runs, beyond the values.
         size: Bytes of each value.
-        maker: Task that makes each value, or -1 where it is there from the start.
+        maker: Task that makes each value, or -1 if the value exists from the start.
         kept: Whether each value lives to the end.
         start: Readers of value ``v`` are ``readers[start[v]:start[v + 1]]``.
         readers: Tasks that read the values.
@@ -66,8 +66,8 @@ class Arrangement:
     Attributes:
         order: Tasks by position.
         place: Position of each task, and -1 at its end.
-        made: Position at which each value is made, -1 where it is there from the start.
-        last: Position of the last reader of each value, -1 where there is none.
+        made: Position at which each value is made, -1 if it exists from the start.
+        last: Position of the last reader of each value, -1 if there is none.
         alive: Bytes alive at each position.
     """
 
@@ -79,17 +79,19 @@ class Arrangement:
 
     @staticmethod
     def of(tasks: Tasks, order: IntArray) -> Arrangement:
-        """`order` with what follows from it."""
+        """The arrangement of `order`."""
         n = len(order)
         place = np.full(n + 1, -1, np.int64)  # one more, for makers that are no tasks
         place[order] = np.arange(n)
         made = place[tasks.maker]
         last = np.full(len(tasks.size), -1, np.int64)
+        # Only values with readers: `reduceat` returns the next row's first entry for an empty row.
         read = np.flatnonzero(tasks.start[1:] > tasks.start[:-1])
         if len(read):
             last[read] = np.maximum.reduceat(place[tasks.readers], tasks.start[read])
         delta = np.zeros(n + 1, np.int64)
         delta[0] = tasks.base
+        # A value that nobody reads still lives at the step that makes it.
         end = np.where(tasks.kept, n, np.maximum(made, last) + 1)
         np.add.at(delta, np.maximum(made, 0), tasks.size)
         np.subtract.at(delta, end, tasks.size)
@@ -104,7 +106,7 @@ def lower_peak(tasks: Tasks, order: IntArray, target: int, max_turns: int) -> tu
     """Reorder until at most `target` bytes are alive, or nothing helps.
 
     Args:
-        tasks: What is to be ordered.
+        tasks: The tasks and their values.
         order: A valid order to start from.
         target: Bytes.
         max_turns: Peaks to lower at most.
@@ -126,15 +128,17 @@ def lower_peak(tasks: Tasks, order: IntArray, target: int, max_turns: int) -> tu
 
 
 def _lower_highest(tasks: Tasks, now: Arrangement, target: int) -> tuple[Arrangement, int]:
-    """An arrangement of a lower peak where `now` has its first highest, or `now`; the work done."""
+    """An arrangement with a lower peak around the first highest position of `now`, or `now` itself; the work done."""
     peak = now.highest(0, len(now.order))
     low, high = _free_around(tasks.fixed[now.order], peak)
+    # No window yet; one that fixed tasks cut short is not tried twice.
     work, tried = 0, (peak, peak)
     for distance in DISTANCES:
         first, end = max(low, peak - distance), min(high, peak + distance)
         if now.alive[peak] <= target or tried == (first, end):
             break
         tried = (first, end)
+        # Below the highest position outside of the window nothing is gained.
         outside = max(int(part.max(initial=0)) for part in (now.alive[:first], now.alive[end:]))
         better, effort = settle(tasks, now, first, end, max(target, outside))
         work += effort + len(now.order)
@@ -144,7 +148,7 @@ def _lower_highest(tasks: Tasks, now: Arrangement, target: int) -> tuple[Arrange
 
 
 def _free_around(fixed: BoolArray, peak: int) -> tuple[int, int]:
-    """The longest run of positions around `peak` without fixed tasks; `peak` alone where its task is fixed."""
+    """The longest run of positions around `peak` without fixed tasks; `peak` alone if its task is fixed."""
     if fixed[peak]:
         return peak, peak + 1
     before, behind = np.flatnonzero(fixed[:peak]), np.flatnonzero(fixed[peak:])
@@ -155,8 +159,9 @@ def settle(tasks: Tasks, now: Arrangement, start: int, stop: int, target: int) -
     """Cut the tasks at positions `start` to `stop` (exclusive) apart until `target` bytes, or nothing helps.
 
     Returns:
-        The arrangement of the lowest peak there, `now` where none is lower, and the work done.
+        The arrangement of the lowest peak there, `now` if none is lower, and the work done.
     """
+    # The part that each position belongs to: tasks are rearranged only within it, so earlier cuts hold.
     low, high = np.full(len(now.order), start), np.full(len(now.order), stop)
     seen: set[int] = set()
     best, work = now, 0
@@ -164,6 +169,7 @@ def settle(tasks: Tasks, now: Arrangement, start: int, stop: int, target: int) -
     for _ in range(MAX_CUTS):
         peak = now.highest(start, stop)
         first, end = int(low[peak]), int(high[peak])
+        # A part of one task has one order.
         if best_peak <= target or end - first <= 1:
             break
         nodes, arcs, count = arcs_of(
@@ -178,14 +184,18 @@ def settle(tasks: Tasks, now: Arrangement, start: int, stop: int, target: int) -
         task = int(now.order[peak])
         rest = inside[~chosen]
         order = now.order.copy()
+        # Within each side the tasks keep their order, so it stays valid.
         order[first:end] = np.concatenate([inside[chosen], [task], rest[rest != task]])
         new = Arrangement.of(tasks, order)
+        # The minimum cut is the lowest that this peak can be in its part.
         if new.alive[at] >= now.alive[peak]:
             break
         now = new
+        # The peak task stays in the later part, where it may still move past others.
         high[first:at] = at
         low[at:end] = at
-        if task in seen:  # the second time for good
+        # A task that is the peak again becomes a part of its own, so that the cuts come to an end.
+        if task in seen:
             low[at + 1 : end], high[at] = at + 1, at + 1
         seen.add(task)
         if now.alive[start:stop].max() < best_peak:
@@ -221,9 +231,12 @@ def arcs_of(
     arcs = np.empty((2 * len(size) + len(readers) + 2 * len(later) + high - low, 3), np.int64)
     scale = high - low + 1  # a byte weighs more than all moves together
     for v in range(len(size)):
+        # Alive at the end of the window, wherever in it the readers run.
         held = kept[v] or last[v] >= high
+        # No bytes, or alive at all positions of the window or at none: no order changes that.
         if size[v] == 0 or made[v] >= high or (made[v] < low and (held or last[v] < low)):
             continue
+        # Cut where the maker runs before the peak and a reader does not: then the value is alive there.
         maker = 2 + made[v] - low if made[v] >= low else SOURCE
         if held or last[v] >= 0:
             arcs[k, 0], arcs[k, 1], arcs[k, 2] = maker, SINK if held else nodes, size[v] * scale
@@ -231,16 +244,19 @@ def arcs_of(
         if held:
             continue
         for i in range(start[v], start[v + 1]):
+            # A value counts as read up only if all its readers run before: infinite arcs to each of them.
             if place[readers[i]] >= low:
                 arcs[k, 0], arcs[k, 1], arcs[k, 2] = nodes, 2 + place[readers[i]] - low, INFINITE
                 k += 1
         nodes += 1
     for i in range(len(later)):
         a, b = place[later[i]], place[earlier[i]]
+        # If the later one runs before the peak, so does the earlier one; what the peak depends on does in any case.
         if b >= low and a < high:
             arcs[k, 0], arcs[k, 1], arcs[k, 2] = SOURCE if a == peak else 2 + a - low, 2 + b - low, INFINITE
             k += 1
     for p in range(low, high):
+        # A capacity of 1 on the side where a task stands: of equal cuts, the one that moves fewest tasks wins.
         task = 2 + p - low
         arcs[k, 0] = SOURCE if p < peak else task
         arcs[k, 1] = task if p < peak else SINK

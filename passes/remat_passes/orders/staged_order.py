@@ -1,15 +1,15 @@
-"""Orders of the backward to plan recomputation on, before it is known what a plan holds.
+"""Orders of the backward to plan recomputation on, before it is known which values a plan saves.
 
-The joint order runs each operator of the backward where autograd put it.  With little memory, where values of the
-forward are made again when they are read, another order needs fewer bytes.  What decides it are the backward's own
-values, and the values of the forward that an operator reads at the time:
+The joint order runs each operator of the backward where autograd put it.  With little memory, values of the forward are
+recomputed when they are read, and another order needs fewer bytes.  What decides are the backward's own values, and the
+values of the forward that an operator reads at its step:
 
     stage 1 of the backward | stage 0      a forward value of stage 1 costs its readers in stage 1 only their own step;
           b3 w3 b2 w2       | b1 w1 b0 w0  once stage 0 has begun, it is alive until its last reader has run
 
-So a reader that waits for a later stage (the gradient of a large weight, say) pays for the value that it will read, as
-a plan would have to hold it, or to make it again from far away.  Few, long stages lower the peak further, and cost more
-time.  The order then is that of `separator`.
+So a reader that waits for a later stage (the gradient of a large weight, say) pays for the value that it will read: a
+plan would have to hold the value, or to recompute it from far away.  Few, long stages lower the peak further, and cost
+more time.  `separator` then finds the order.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from remat_passes.sequences.profile import WORKSPACE, Arrays, IntArray
 from remat_passes.sequences.sequence import Order, Placement, StepIndex, baseline_order, lazy_order
 
 STAGE_COUNTS = (2, 12)
-"""Numbers of stages of the orders that are tried."""
+"""Numbers of stages that are tried, one order each."""
 
 
 def staged_orders(g: Arrays, index: StepIndex, freedom: IntArray) -> list[Order]:
@@ -47,8 +47,8 @@ class _Stages:
     Attributes:
         tasks: Operators of the backward that run once.
         place: Position in `tasks` of each operator, or -1.
-        stage: Stage of each storage that may be made again in the backward, else -1.
-        ended: For each stage, the position in `tasks` of an operator that runs after it, -1 where there is none.
+        stage: Stage of each storage that may be recomputed in the backward, else -1.
+        ended: For each stage, the position in `tasks` of an operator that runs after it, -1 if there is none.
     """
 
     tasks: list[int]
@@ -65,6 +65,7 @@ class _Stages:
         for k, i in enumerate(tasks):
             place[i] = k
         made = [sum(index.size_bytes[s] for s in index.writes[i]) for i in joint.forward]
+        # Bytes made before each operator, in parts of all bytes: the number of its stage.
         starts = np.cumsum([0, *made]) * count // max(sum(made), 1)
         stage = [-1] * len(index.producer)
         for i, now in zip(joint.forward, starts.tolist()):
@@ -72,6 +73,7 @@ class _Stages:
                 if repeatable[i] and not index.kept[s]:
                     stage[s] = min(now, count - 1)
         for i in joint.backward:
+            # A tangent-free result can be recomputed as soon as the latest stage that it reads is available.
             if repeatable[i]:
                 for s in index.writes[i]:
                     stage[s] = -1 if index.kept[s] else max((stage[r] for r in index.reads[i]), default=0)
@@ -84,11 +86,13 @@ class _Stages:
 
     def _as_tasks(self, g: Arrays, index: StepIndex, freedom: IntArray) -> Tasks:
         """The tasks and their values, those of the forward as the module docstring says."""
+        # Start with workspaces; below, each task adds the recomputed values that it reads, at its own step alone.
         own = g.ops[self.tasks, WORKSPACE]
         made_at = np.array([-1 if producer < 0 else self.place[producer] for producer in index.producer], np.int64)
         reads = [(s, k) for k, i in enumerate(self.tasks) for s in index.reads[i]]
         counted = np.array(index.size_bytes, np.int64)
         outputs = np.array(index.kept, np.bool_) & (made_at < 0)
+        # Alive throughout, in any order: tangents, and what the forward returns.
         base = g.tangent_bytes + int(counted[outputs].sum())
         counted[outputs] = 0
         for s, k in reads:
@@ -96,13 +100,15 @@ class _Stages:
                 own[k] += counted[s]
         for s in sorted({s for s, _ in reads if self.stage[s] >= 0}):
             end = self.ended[self.stage[s]]
+            # After the end of its stage the value has to be held: as if the task that ends the stage made it.
             made_at[s] = end
             if end < 0:
                 counted[s] = 0  # no later stage, in which somebody would have to hold it
             else:
-                own[end] -= counted[s]  # alive after that step, where anybody still reads it
+                own[end] -= counted[s]  # alive only after that step, and if anybody still reads it
         tied = [k for k, i in enumerate(self.tasks) if freedom[i] != FREE]
         sources = self._sources(index)
+        # A task depends on others also through tangent-free operators, which are no tasks.
         edges = [(k, source) for s, k in reads for source in sources[s]]
         return behind(
             0,
@@ -117,7 +123,7 @@ class _Stages:
         )
 
     def _sources(self, index: StepIndex) -> list[list[int]]:
-        """For each storage, the tasks that make it, or make what it is made from again."""
+        """For each storage, the task that makes it, or the tasks that make the inputs of its recomputation."""
         sources: list[list[int]] = [[] for _ in index.producer]
         for i, place in enumerate(self.place):
             found = [place] if place >= 0 else sorted({k for s in index.reads[i] for k in sources[s]})
@@ -130,8 +136,10 @@ def _find_ends(index: StepIndex, tasks: list[int], stage: list[int], count: int)
     """See `_Stages.ended`: of the tasks of the next lower stage, the one on the longest way to the end."""
     now, lowest = [0] * len(tasks), -1
     for k in range(len(tasks) - 1, -1, -1):
+        # The stage of a task is the highest that is read from there on, so stages only fall (see `chains.chain`).
         lowest = max([lowest, *(stage[s] for s in index.reads[tasks[k]])])
         now[k] = lowest
+    # Tasks on the longest way to the end, which no order can put off for long, stand for the end of a stage.
     way, depth = [0] * len(tasks), [0] * len(index.producer)
     for k in range(len(tasks) - 1, -1, -1):
         way[k] = 1 + max((depth[s] for s in index.writes[tasks[k]]), default=0)

@@ -1,1 +1,1 @@
-"""Planners: each a file, all behind `remat_compiler.ir.planner.Planner`."""
+"""Planners, one a file, each with the interface `remat_compiler.ir.planner.Planner`."""

@@ -1,7 +1,7 @@
 """The planner that users get: least added time within a byte budget on the exact peak, for any graph.
 
 A quick search comes first: seeds from gap greedy (several settings, both placements of tangent-free operators) and
-from the block DP (several cuttings), which trim and a local search improve.  Then the `portfolio` goes on for as long
+from the block DP (several cuttings), which trim and a local search improve.  Then the `portfolio` continues for as long
 as `time_limit` says.  The exact profile judges all.  Every limit counts work, never seconds, so that the same problem
 gives the same plan anywhere.
 """
@@ -16,13 +16,13 @@ from remat_compiler.ir.plan import PlanResult
 from remat_compiler.ir.problem import RematProblem
 from remat_passes.planning.interface import Candidate, choose
 from remat_passes.planning.portfolio import WORK_PER_SECOND, improve
-from remat_passes.search.sequence_search import Search
-from remat_passes.sequences.candidate import Entry
+from remat_passes.search.sequence_search import SequenceSearch
+from remat_passes.sequences.candidate import SequenceCandidate
 
 HALVINGS = 8
 """Budgets tried to find the lowest peak within a time limit."""
 MOST_WORK = 2**53
-"""Work that no search comes to: the limit where a user names more seconds."""
+"""More work than any search does: the limit if a user names more seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +32,8 @@ class Auto:
     Attributes:
         effort: Work of the quick search for each operator of the graph.  The default plans 1,000 operators in about
             half a second.
-        time_limit: Seconds, about, for what is tried beyond the quick search, as an amount of work; 0 for nothing,
-            `None` for what is in proportion to the graph, 2 at most.
+        time_limit: Approximate seconds for the stages after the quick search, as an amount of work; 0 for none of
+            them, `None` for an amount in proportion to the graph, 2 seconds at most.
         seed: Start of the random numbers of the local search.
         reorders: Whether the backward may run in another order than the graph's.
     """
@@ -47,12 +47,14 @@ class Auto:
     def plan(self, problem: RematProblem) -> PlanResult:
         """Answer `problem`; see `Planner.plan`.  A reference partition that fits is returned unchanged."""
         if problem.reference is not None:
+            # The inner compiler's own partition is what runs without a budget: if it fits, nothing has to change.
             result = choose(problem, self.name, [Candidate(problem.reference)])
             if result.peak_bytes <= problem.budget_bytes:
                 return result
         search = self._search(problem, problem.budget_bytes)
         search.run()
         if not search.solved:
+            # A search for the lowest peak gets below what one that aims just under the budget reaches.
             lowest = self._search(problem, 0)
             lowest.run()
             search.adopt([*lowest.pool[:4], *self._within_time(problem, lowest)])
@@ -70,21 +72,23 @@ class Auto:
     def frontier(self, problem: RematProblem, budgets: Sequence[int]) -> list[PlanResult]:
         """One result for each budget, in the order of `budgets`.
 
-        A smaller budget never peaks higher and a larger budget never costs more: where the plan for one budget
-        serves another better than its own, it takes that place.
+        A smaller budget never peaks higher and a larger budget never costs more: if the plan for one budget serves
+        another budget better than its own, it takes that place.
         """
+        # Every plan is offered to every budget, so the frontier is monotonic although each search is a heuristic.
         own = [self.plan(replace(problem, budget_bytes=budget)) for budget in sorted(set(budgets))]
         plans = [Candidate(result.plan, result.stats) for result in own if result.plan is not None]
         return [choose(replace(problem, budget_bytes=budget), self.name, plans) for budget in budgets]
 
-    def _search(self, problem: RematProblem, budget: int, share: int = 1) -> Search:
+    def _search(self, problem: RematProblem, budget: int, share: int = 1) -> SequenceSearch:
         """A search for `budget` with a part of the effort."""
-        return Search.of(replace(problem, budget_bytes=budget), self.effort // share, self.seed, self.reorders)
+        return SequenceSearch.of(replace(problem, budget_bytes=budget), self.effort // share, self.seed, self.reorders)
 
-    def _within_time(self, problem: RematProblem, lowest: Search) -> list[Entry]:
-        """Entries of low peaks within `max_added_ns`, by halving the range of budgets; none where no limit binds."""
+    def _within_time(self, problem: RematProblem, lowest: SequenceSearch) -> list[SequenceCandidate]:
+        """Entries of low peaks within `max_added_ns`, by halving the range of budgets; none without such a limit."""
+        # From the lowest peak of all, which may take too long, to that of the best entry within the time.
         low, high = min(e.peak for e in lowest.pool), lowest.pool[0].peak
-        found: list[Entry] = []
+        found: list[SequenceCandidate] = []
         while problem.max_added_ns is not None and len(found) < HALVINGS and high - low > high // 200:
             search = self._search(problem, (low + high) // 2, HALVINGS)
             found.append(search.run())

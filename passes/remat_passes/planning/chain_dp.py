@@ -1,9 +1,9 @@
 """Optimal checkpoints of the chain that the graph linearises to: Hong et al.'s, and rotor's for the budget.
 
-Sources: Hong et al., *GPU Memory Usage Optimization for Backward Propagation*, see `planning.hong`; Beaumont et al.,
-see `planning.persistent`.  The first minimise their model's peak with each layer made again once, and know neither
-time nor budget; the second takes the budget, minimises time, and makes a layer again as often as pays.  The simulator
-judges which plan is best.
+Sources: Hong et al., *GPU Memory Usage Optimization for Backward Propagation*, see `chains.hong`; Beaumont et al., see
+`chains.rotor`.  Hong's algorithms minimise their model's peak with each layer recomputed once, and know neither time
+nor budget.  Rotor takes the budget, minimises time, and recomputes a layer as often as pays.  The simulator judges
+which plan is best.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ class ChainDp:
 
     Attributes:
         algorithm: Which algorithm chooses the checkpoints.
-        granularities: Numbers of layers to linearise into; more than the algorithm handles is cut down.
-            One layer is saved whole.
-        persistent: The same for schedules that make layers again several times; where each operator can be a layer
-            of its own, that is tried alone.  None leaves them out.
+        granularities: Numbers of layers to linearise into; a number beyond what the algorithm handles is reduced.
+            A single layer means to save everything.
+        persistent: The same for schedules that recompute layers several times; if each operator can be a layer of
+            its own, only that is tried.  An empty tuple leaves these schedules out.
     """
 
     name: ClassVar[str] = "chain_dp"
@@ -71,6 +71,7 @@ class ChainDp:
         counts = dict.fromkeys(min(count, Algorithm(self.algorithm).longest_chain) for count in self.granularities)
         for placement in Placement:
             order = baseline_order(index, placement)
+            # Keyed by the cuts: several numbers of layers often end at the same checkpoints.
             chosen = {self._checkpoints(index, order, forward, count): count for count in counts}
             for cuts, count in chosen.items():
                 stats = (
@@ -81,12 +82,14 @@ class ChainDp:
                 )
                 yield Candidate(segmented_plan(index, order, forward, cuts), stats)
 
+        # Rotor's program holds states wherever that pays, and would save values that must not be saved.
         if not any(index.unsavable):
             yield from self._persistent(problem, index, forward)
 
     def _persistent(self, problem: RematProblem, index: StepIndex, forward: Forward) -> Iterator[Candidate]:
         """Plans of several repetitions, for each different set of layers."""
         order = baseline_order(index, Placement.LAZY)
+        # Cuts between all operators lose nothing, but the program takes the cube of the layers.
         fine = tuple(range(1, len(forward.ops)))
         chosen = [fine] if len(fine) < LONGEST else [forward.cuts(min(n, LONGEST)) for n in self.persistent]
         for cuts in dict.fromkeys(chosen if self.persistent and forward.ops else []):
@@ -94,7 +97,7 @@ class ChainDp:
                 yield Candidate(plan, (("algorithm", "persistent"), ("layers", str(len(cuts) + 1))))
 
     def _checkpoints(self, index: StepIndex, order: Order, forward: Forward, count: int) -> tuple[int, ...]:
-        """Cut positions behind the checkpoints of a chain of about `count` layers."""
+        """Cut positions at the ends of the checkpoints of a chain of about `count` layers."""
         cuts = forward.cuts(count)
         selection = Algorithm(self.algorithm).select(chain_of(index, order, forward, cuts))
         # Layer i ends at cut i - 1; the last layer's output is no cut.

@@ -1,4 +1,4 @@
-"""Sublinear memory cost: about sqrt(n) segments of equal bytes, each made again when the backward reaches it.
+"""Sublinear memory cost: about sqrt(n) segments of equal bytes, each recomputed when the backward reaches it.
 
 Source: Chen, Xu, Zhang, Guestrin, *Training Deep Nets with Sublinear Memory Cost*, 2016, section 4 and its
 Algorithm 3, whose search over segment sizes around the square root is kept; the simulator judges.
@@ -38,6 +38,7 @@ class ChenSqrt:
         """One plan for each placement and different set of cuts."""
         forward = Forward.of(index)
         root = sqrt(len(forward.ops))
+        # Different factors can give the same cuts; the dictionary keeps their order, unlike a set.
         cut_sets = dict.fromkeys(forward.cuts(max(1, round(factor * root))) for factor in self.factors)
         for placement in Placement:
             order = baseline_order(index, placement)

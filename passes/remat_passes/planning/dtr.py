@@ -2,20 +2,21 @@
 
 Source: Kirisame, Lyubomirsky, Haan, Brennan, He, Roesch, Chen, Tatlock, *Dynamic Tensor Rematerialization*, ICLR 2021
 (arXiv 2006.09616): section 3 for the algorithm, section 4.1 for the heuristic, appendix C.2 for its relaxation.
-Operators run in program order.  Before one runs, what it reads is remade where it was evicted, by running its producer
-in the same way; what it reads is locked meanwhile.  While its results do not fit, the resident storage of the least
+Operators run in program order.  Before an operator runs, those of its inputs that were evicted are remade, by running
+their producers in the same way; its inputs are locked meanwhile.  While its results do not fit, the resident storage of
+the least
 
     h(s) = (c(s) + sum of c over the evicted neighbourhood of s) / (bytes(s) * staleness(s))
 
-is evicted, where c is the time of its producer, staleness the time since it was last read or made, and the evicted
-neighbourhood the evicted storages that evicting s would have to be remade with.  That one is kept, as the paper
-proposes (h_DTR-eq), as a union-find of evicted components: a component's cost falls by c(s) when s is remade, while
-its shape stays.  A storage that the program reads no more is evicted at once (eager eviction), and given up for good
-(banished) when nothing can ask for it.
+is evicted.  There c is the time of its producer, staleness the time since it was last read or made, and the evicted
+neighbourhood the evicted storages that would have to be remade along with s.  As the paper proposes (h_DTR-eq), the
+neighbourhood is approximated by a union-find of evicted components: a component's cost falls by c(s) when s is remade,
+while its shape stays.  A storage that the program reads no more is evicted at once (eager eviction), and given up for
+good (banished) when nothing can need it.
 
 Where we deviate: the run is simulated, so the trace is the plan, and repetitions that nobody reads are dropped from
-it; results of the backward are not evicted while they are still to be read, since plans repeat the forward alone;
-staleness of zero counts as one nanosecond.
+it; results of the backward are not evicted while they are still to be read, since plans never repeat backward
+operators; staleness of zero counts as one nanosecond.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class Dtr:
     """Dynamic Tensor Rematerialization (Kirisame et al. 2021), simulated ahead of time; its trace is the plan.
 
     Attributes:
-        patience: Executions allowed for each operator, on average; then nothing is evicted any more.
+        patience: Executions allowed for each operator, on average; after these nothing is evicted any more.
     """
 
     name: ClassVar[str] = "dtr"
@@ -72,6 +73,7 @@ class Dtr:
                 self.patience * (len(index.phase) + 1),
             )
             plan = Plan(tuple(map(OpId, steps.tolist())), int(boundary))
+            # The run did not know yet which remade values would be evicted again unread.
             yield Candidate(drop_dead_repeats(index, plan), _stats(placement, int(evictions)))
 
 

@@ -1,4 +1,4 @@
-"""The simulated memory of `dtr`: what is resident, evicted and locked, and the run through the program."""
+"""The simulated memory of `dtr`: which storages are resident, evicted or locked, and the run through the program."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def last_needs(index: StepIndex, order: Order) -> IntArray:
     """When the program `order` is done with each storage.
 
     Returns:
-        A row a storage: the last position of the program that reads it (-1 for none), and the last that can ask for
-        it at all, to remake what is read there.
+        A row a storage: the last position of the program that reads it (-1 for none), and the last position that can
+        need it at all, to remake a value that is read there.
     """
     last = np.full((len(index.producer), 2), -1, np.int64)
     program = (*order.forward, *order.backward)
@@ -44,7 +44,7 @@ def last_needs(index: StepIndex, order: Order) -> IntArray:
         op = program[position]
         need = position
         if not index.pinned[op] and index.phase[op] is not Phase.BACKWARD:
-            # It may run again for whatever asks for its results.
+            # It may run again as long as anything may need its results, and would then read its inputs.
             need = max([position, *(int(last[s, 1]) for s in index.writes[op])])
         for s in index.reads[op]:
             last[s] = np.maximum(last[s], (position, need))
@@ -57,7 +57,7 @@ class Memory(NamedTuple):
     Attributes:
         g: The problem.
         readers: Row starts by storage, then operators that read it.
-        state: A row a storage, see the columns above; SET is its component once it was evicted.
+        state: A row a storage, see the columns above; SET is its component once it was evicted, else -1.
         above: Parent of each component in the union-find.
         cost: Time of each component, in ns.
         stamp: Scratch: the last visit of each component.
@@ -86,6 +86,7 @@ def find(m: Memory, component: int) -> int:
 @inner
 def visit(m: Memory, storage: int, join: int) -> int:
     """Sum of the costs of evicted components next to `storage`; with `join` >= 0 they become one with it."""
+    # A new stamp for each visit, so that a component that is met through several neighbours counts once.
     m.counters[VISITS] += 1
     turn = m.counters[VISITS]
     total = 0
@@ -93,6 +94,7 @@ def visit(m: Memory, storage: int, join: int) -> int:
     low, high = m.g.ops[producer, READS], m.g.ops[producer, WRITES]
     for i in range(low, high):
         total += take(m, m.g.items[i], turn, join)
+    # Downstream neighbours: evicted results of the operators that read it, which would be remade from it.
     for k in range(m.reader_start[storage], m.reader_start[storage + 1]):
         for i in range(m.g.ops[m.readers[k], WRITES], m.g.ops[m.readers[k], END]):
             total += take(m, m.g.items[i], turn, join)
@@ -113,6 +115,7 @@ def take(m: Memory, neighbour: int, turn: int, join: int) -> int:
         if to != root:
             m.above[root] = to
             m.cost[to] += m.cost[root]
+            # The joined component was counted with this visit.
             m.stamp[to] = turn
     return int(m.cost[root])
 
@@ -122,6 +125,7 @@ def evict(m: Memory, storage: int, position: int) -> None:
     """Free `storage`; unless nothing can ask for it any more, it joins the evicted components next to it."""
     m.state[storage, RESIDENT] = 0
     m.counters[LIVE] -= m.g.storages[storage, SIZE]
+    # Banished; or out of components, whose number is limited: then it counts as no one's neighbour.
     if m.state[storage, NEED] <= position or m.counters[SETS] == len(m.above):
         m.state[storage, SET] = -1
         return
@@ -136,6 +140,7 @@ def evict(m: Memory, storage: int, position: int) -> None:
 def remade(m: Memory, storage: int) -> None:
     """Take `storage` out of its component, whose cost falls by its own."""
     if m.state[storage, SET] >= 0:
+        # A union-find cannot split, so the component keeps its shape (h_DTR-eq) and loses only the cost.
         root = find(m, m.state[storage, SET])
         m.cost[root] = max(m.cost[root] - m.g.ops[m.g.storages[storage, PRODUCER], TIME], 0)
         m.state[storage, SET] = -1
@@ -146,18 +151,24 @@ def make_room(m: Memory, wanted: int, budget: int, position: int) -> None:
     """Evict, least h first, until `wanted` more bytes fit or nothing is left to evict."""
     while m.counters[LIVE] + wanted > budget:
         best, lowest = -1, 0.0
+        # All storages are scored each time, as in the paper: staleness changes every score between two evictions.
         for s in range(len(m.state)):
+            # Locked: an operator that is about to run reads it.  Kept: the caller holds it, so eviction frees
+            # nothing.
             if m.state[s, RESIDENT] == 0 or m.state[s, LOCKS] > 0 or m.g.storages[s, KEPT]:
                 continue
             size = m.g.storages[s, SIZE]
             producer = m.g.storages[s, PRODUCER]
             if size == 0 or not m.g.ops[producer, REPEATABLE]:
                 continue
+            # A visit that joins nothing: only the cost of the evicted neighbourhood.
             price = m.g.ops[producer, TIME] + visit(m, s, -1)
             stale = max(m.counters[CLOCK] - m.state[s, TOUCHED], 1)
+            # Plus one, so that bytes and staleness also rank values that cost no time.
             h = (price + 1.0) / (float(size) * float(stale))
             if best < 0 or h < lowest:
                 best, lowest = s, h
+        # Nothing is left to evict: the trace goes over the budget, which the judge will see.
         if best < 0:
             return
         evict(m, best, position)
@@ -171,9 +182,11 @@ def execute(m: Memory, op: int, again: bool, budget: int, position: int) -> None
     wanted = g.ops[op, WORKSPACE]
     for i in range(g.ops[op, WRITES], g.ops[op, END]):
         s = g.items[i]
+        # A second execution writes a second copy of a kept result, next to the one that the caller holds.
         if m.state[s, RESIDENT] == 0 or g.storages[s, KEPT]:
             wanted += g.storages[s, SIZE]
     if g.ops[op, REPLAY] >= 0:
+        # A copy of the random state at first; in a repetition, the generator's own state, kept aside.
         wanted += g.storages[g.ops[op, REPLAY], SIZE]
     make_room(m, wanted, budget, position)
     m.counters[HIGHEST] = max(m.counters[HIGHEST], m.counters[LIVE] + wanted)
@@ -195,11 +208,12 @@ def execute(m: Memory, op: int, again: bool, budget: int, position: int) -> None
 
 @inner
 def release(m: Memory, low: int, high: int, position: int) -> None:
-    """Evict what the program is done with at `position` of items `low` to `high` (exclusive)."""
+    """Of items `low` to `high` (exclusive), evict those that the program reads no more after `position`."""
     for i in range(low, high):
         s = m.g.items[i]
         if m.state[s, RESIDENT] == 0 or m.g.storages[s, KEPT] or m.state[s, LAST_READ] > position:
             continue
+        # Eager eviction: remaking it stays possible.  What cannot be remade stays until nothing can need it.
         if m.g.ops[m.g.storages[s, PRODUCER], REPEATABLE] or m.state[s, NEED] <= position:
             evict(m, s, position)
 
@@ -222,6 +236,7 @@ def new_memory(g: Arrays, last_need: IntArray, most: int) -> Memory:
     state = np.zeros((num_storages, 6), np.int64)
     state[:, LAST_READ : NEED + 1] = last_need
     state[:, SET] = -1
+    # Every eviction opens a component; executions are limited, and so are evictions.
     sets = 4 * most + num_storages
     zeros = np.zeros(6, np.int64)
     return Memory(
@@ -251,6 +266,7 @@ def run(
     # Once nothing is evicted for room, what was evicted is remade once more at most.
     trace = np.empty(most + 4 * len(g.ops) + 2, np.int64)
     done, bound, expired = 0, 0, 0
+    # Storages by the position after which nothing can need them: they are banished there.
     expiry = np.argsort(last_need[:, 1])
     stack, at = np.empty(len(g.ops) + 1, np.int64), np.empty(len(g.ops) + 1, np.int64)
     for position in range(len(program)):
@@ -258,8 +274,12 @@ def run(
             bound = done
             m.counters[LIVE] += g.tangent_bytes
             for s in range(len(g.storages)):
+                # Values that must not be saved leave at the boundary; `position - 1`, since the operators from here
+                # on may still need them.
                 if g.storages[s, MUST_NOT_SAVE] and m.state[s, RESIDENT]:
                     evict(m, s, position - 1)
+        # A stack in place of recursion, whose depth is that of the graph: operators, and the next input of each to
+        # look at.
         depth = 1
         stack[0], at[0] = program[position], g.ops[program[position], READS]
         while depth:
@@ -270,6 +290,7 @@ def run(
                     m.state[s, LOCKS] += 1
                     at[depth - 1] += 1
                 else:
+                    # Remake it first; the inputs found so far stay locked.
                     stack[depth] = g.storages[s, PRODUCER]
                     at[depth] = g.ops[stack[depth], READS]
                     depth += 1
@@ -287,6 +308,7 @@ def run(
             expired += 1
             if m.state[s, RESIDENT] == 1 and not g.storages[s, KEPT]:
                 evict(m, s, position)
+    # No backward: the boundary is the end of the trace.
     if boundary >= len(program):
         bound = done
     return trace[:done].copy(), bound, m.counters[EVICTIONS], m.counters[HIGHEST]

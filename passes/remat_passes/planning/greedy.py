@@ -1,16 +1,16 @@
 """Bytes per nanosecond: drop the value that frees most of the peak for the least time, then improve by swaps.
 
-The simplest honest planner: a set of values that the forward saves, and everything else made again just before the
-backward first reads it.  From all values saved:
+The simplest honest planner: it chooses a set of values that the forward saves; everything else is recomputed just
+before the backward first reads it.  From all values saved:
 
-    drop     of the values that lie idle across the highest step, the one of most bytes for the least time of what
-             would run again for it, until the peak fits
+    drop     of the values that lie idle across the highest step, the one of most bytes for the least time of the
+             operators that would run again for it, until the peak fits
     restore  a dropped value that fits after all
-    swap     a dropped value for others: save it, drop again until the peak fits, keep what is cheaper
+    swap     a dropped value for others: save it, drop again until the peak fits, keep the cheaper set
 
 The rule is that of a greedy knapsack (Dantzig, *Discrete-Variable Extremum Problems*, 1957) with the simulator's peak
-in the place of a sum of weights.  Within a round several values are dropped, while they cover a tenth of the excess,
-so that large graphs take tens of rounds and not thousands.
+in the place of a sum of weights.  A round drops several values, until they cover a tenth of the excess, so that large
+graphs take tens of rounds and not thousands.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class Greedy:
     """Drop saved values by bytes per nanosecond until the peak fits, then restore and swap.
 
     Attributes:
-        effort: Steps that all simulated plans together may have; the swaps stop there.
-        shortlist: Values whose exact price is found in a round; those of the best producers are looked at.
+        effort: Steps of all simulated plans together, after which restoring and swapping stop.
+        shortlist: Values whose exact price is found in a round: those that rate best by their own producer's time.
     """
 
     name: ClassVar[str] = "greedy"
@@ -63,7 +63,7 @@ class Greedy:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _State:
-    """A set of saved values with its plan and what the simulator says."""
+    """A set of saved values with its plan and the simulated timeline of that plan."""
 
     saved: BoolArray
     plan: Plan
@@ -82,6 +82,7 @@ class _Search:
         self.work_left = effort
         self.shortlist = shortlist
         self.always = np.array(self.index.always_at_hand(), np.bool_)
+        # What must not be saved is recomputed anyway, and a value of no bytes frees nothing.
         self.may_drop = np.zeros(len(self.always), np.bool_)
         for op in self.order.forward:
             for s in self.index.writes[op]:
@@ -93,6 +94,7 @@ class _Search:
         lowest = best = self._drop(first)
         if best.timeline.peak_bytes <= self.budget:
             best = self._improve(best)
+        # Saving all adds least time: if nothing fits, only it may keep to `max_added_ns`.
         return [first.plan, lowest.plan, best.plan]
 
     def _state(self, saved: BoolArray) -> _State:
@@ -113,8 +115,10 @@ class _Search:
                 covered += self.index.size_bytes[s]
                 if SHARE * covered >= excess:
                     break
+            # No saved value lies idle across the peak: dropping cannot lower it.
             if not covered:
                 break
+            # The peak may rise on the way: values recomputed at one place meet.  So the lowest state is kept.
             state = self._state(saved)
             if state.timeline.peak_bytes < lowest.timeline.peak_bytes:
                 lowest = state
@@ -124,11 +128,13 @@ class _Search:
         """Saved values that lie idle across the highest step, those of most bytes for the least time first."""
         idle = [s for s in self._idle(state).tolist() if s != spared]
         sizes, producer = self.index.size_bytes, self.index.producer
+        # A first price without the closure, which is costly; plus one, since a view may take no time.
         own = {s: min(sizes[s], excess) / (self.time_ns[producer[s]] + 1) for s in idle}
         short = sorted(idle, key=lambda s: (-own[s], s))[: self.shortlist]
         at_hand = (state.saved | self.always).tolist()
         rates = {}
         for s in short:
+            # Try one value as dropped, then put it back.
             at_hand[s] = False
             again = recompute_closure(self.index, [s], at_hand)
             at_hand[s] = True
@@ -139,12 +145,13 @@ class _Search:
         """Saved values alive at the highest step, between the forward's last use of them and the backward's first."""
         lives, peak = state.timeline.instances, state.timeline.peak_step
         boundary = state.plan.boundary
+        # Saved and alive at the peak: made before it and read after it, in the backward.
         crossing = (lives.start < min(peak, boundary)) & (lives.last > peak) & (lives.last >= boundary)
         alive = np.zeros(len(state.saved), np.bool_)
         alive[lives.storage[crossing]] = True
         alive &= self.may_drop & state.saved
         steps = state.plan.steps
-        # Between the peak and the boundary a read by either part keeps the value where it is.
+        # Between the peak and the boundary a read by either part needs the value, so dropping it lowers nothing.
         low, high = min(peak, boundary), max(peak + 1, boundary)
         for op in steps[low:high]:
             alive[self.index.reads[op]] = False
@@ -152,6 +159,7 @@ class _Search:
 
     def _improve(self, best: _State) -> _State:
         """Restore and swap dropped values, the dearest first, until a turn changes nothing or the work is done."""
+        # A swap can make another one possible, so turns go on until one changes nothing.
         changed = True
         while changed and self.work_left > 0:
             changed = False
@@ -162,6 +170,7 @@ class _Search:
                     break
                 saved = best.saved.copy()
                 saved[s] = True
+                # If it fits at once, it is restored; else others are dropped for it, which is a swap.
                 new = self._drop(self._state(saved), spared=s)
                 if new.timeline.peak_bytes <= self.budget and new.timeline.time_ns < best.timeline.time_ns:
                     best, changed = new, True

@@ -1,9 +1,9 @@
 """Plans from a hierarchy: options for each block first, then one option for each block, under one budget.
 
-    blocks      the forward is cut where few bytes cross, so that what repeats is identical blocks (`blocks.repeats`)
-    options     each block that differs is a problem of its own, with a Pareto set of sequences (`blocks.options`)
+    blocks      the forward is cut where few bytes cross, repeated parts into identical blocks (`blocks.repeats`)
+    options     each distinct block is a problem of its own, with a Pareto set of sequences (`blocks.options`)
     chain       a dynamic program over the blocks chooses one option each, and which blocks run again as a whole
-    exact       the sequences are measured by the exact profile, finished by gap greedy where they are over the
+    exact       the sequences are measured by the exact profile, finished by gap greedy if they are over the
                 budget, and trimmed
 
 The idea is that of rotor (Beaumont et al., Optimal checkpointing for heterogeneous chains, 2019) and of Rockmate
@@ -20,11 +20,11 @@ from typing import ClassVar
 
 from remat_compiler.ir.plan import PlanResult
 from remat_compiler.ir.problem import RematProblem
-from remat_passes.blocks.chain import Cutting, Library, turns_within
+from remat_passes.blocks.chain import BlockOptionCache, Segmentation, turns_within
 from remat_passes.orders.early_order import early_orders
 from remat_passes.planning.interface import Candidate, choose
-from remat_passes.search.sequence_search import Search
-from remat_passes.sequences.candidate import Entry
+from remat_passes.search.sequence_search import SequenceSearch
+from remat_passes.sequences.candidate import SequenceCandidate
 from remat_passes.sequences.sequence import Placement, baseline_order
 
 FEWEST_TURNS = 3
@@ -49,26 +49,29 @@ class Hierarchical:
 
     def plan(self, problem: RematProblem) -> PlanResult:
         """Answer `problem`; see `Planner.plan`.  The backward keeps its order."""
-        search = Search.of(problem, self.effort, self.seed, reorders=False)
+        search = SequenceSearch.of(problem, self.effort, self.seed, reorders=False)
         search.keep([search.base(baseline_order(search.index, placement)) for placement in Placement])
+        # A sequence without recomputation that fits cannot be beaten.
         if not search.solved:
             search.keep([entry for entries in block_plans(search, self.counts, 1.0) for entry in entries])
         reference = [] if problem.reference is None else [Candidate(problem.reference)]
         return choose(problem, self.name, [*reference, Candidate(search.pool[0].plan())])
 
 
-def block_plans(search: Search, counts: Sequence[int], share: float) -> Iterator[list[Entry]]:
+def block_plans(search: SequenceSearch, counts: Sequence[int], share: float) -> Iterator[list[SequenceCandidate]]:
     """Entries over blocks, about as many as each of `counts`, best first for each cutting.
 
     Options of blocks take about `share` of the work left.
     """
+    # Blocks follow an order, so each order of the forward or backward that may pay off is cut by itself.
     orders = [*early_orders(search.problem)[:1], baseline_order(search.index, Placement.LAZY)]
     orders += search.reordered(orders[0])
-    found: list[tuple[Cutting, Entry]] = []
+    found: list[tuple[Segmentation, SequenceCandidate]] = []
     for order in orders:
         base = search.base(order)
         found += [(cutting, base) for cutting in search.cuttings(order, base, counts)]
+    # The number of turns depends on all blocks together, so every cutting is made before the first is solved.
     turns = turns_within([cutting for cutting, _ in found], int(share * search.work_left))
-    library = Library(max(turns, FEWEST_TURNS))
+    library = BlockOptionCache(max(turns, FEWEST_TURNS))
     for cutting, base in found:
         yield sorted(search.block_seeds(cutting, library, base.peak), key=search.rank)

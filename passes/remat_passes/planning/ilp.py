@@ -2,13 +2,12 @@
 
 OPTIMAL means least added time of all plans that run forward and backward operators for the first time in joint order,
 run backward operators once, and run any other at most `passes_per_gap` times between two of those first executions,
-in joint order.  Where the stats say ``proof: demands``, those in between may run in any order and any number of times:
+in joint order.  If the stats say ``proof: demands``, operators in between may run in any order and any number of times:
 the plan is optimal among all that keep the order of first executions.  `PlanResult.lower_bound_ns` holds for the same
-plans; `Auto` may go below it, where it reorders the backward or runs operators in another order in between.  The stats
-say what was proven, and where a limit or the size of the program stopped the proof.
+plans; `Auto` may go below it by reordering the backward or by running operators in another order in between.  The
+stats say what was proven, and whether a limit or the size of the program stopped the proof.
 
-`Auto`, kept to that order, gives the plan to begin with and the cutoff; its plan is the answer where nothing better
-is found.
+`Auto`, kept to that order, gives the initial plan and the cutoff; its plan is the answer if nothing better is found.
 """
 
 from __future__ import annotations
@@ -39,16 +38,16 @@ class Ilp:
 
     Attributes:
         solver: ``cbc`` or ``highs``.
-        time_limit: CPU seconds for all rounds (HiGHS: on the clock); a proof that they cut short may differ from run
-            to run, and so may a plan; `node_limit` and `max_executions` are the same everywhere.
+        time_limit: CPU seconds for all rounds (HiGHS: wall-clock seconds).  A proof that this limit stops may differ
+            from run to run, and so may a plan; `node_limit` and `max_executions` are the same everywhere.
         gap: Relative gap between plan and bound at which the solver stops.
         node_limit: Nodes of the solver's tree, or `None` for no limit.
         states: States that a stage of the search over demanded sets may have; 0 for programs alone.
-        effort: Work allowed for `Auto`, which gives the plan to begin with.
-        cuts: Whether to add valid inequalities; they change the time alone.
-        reductions: Whether to shrink the program; this changes the time alone.
+        effort: Work allowed for `Auto`, which gives the initial plan.
+        cuts: Whether to add valid inequalities; they change only the time that the proof takes.
+        reductions: Whether to shrink the program; this changes only the time that the proof takes.
         passes_per_gap: How often an operator may run between two first executions.
-        max_executions: Largest program that is tried, in executions that may happen or not.
+        max_executions: Largest program that is tried, in executions that it decides about.
     """
 
     name: ClassVar[str] = "ilp"
@@ -69,14 +68,18 @@ class Ilp:
         Raises:
             ValueError: `solver` is unknown.
         """
+        # An unknown solver is an error even if the problem needs no solver.
         check_solver(self.solver)
+        # Without the reference, since `Auto` would return one that fits as it is and search no further.
         auto = Auto(self.effort, reorders=False).plan(replace(problem, reference=None))
         if auto.plan is None:
             return replace(auto, planner=self.name)
         candidates = [Candidate(auto.plan), *([Candidate(problem.reference)] if problem.reference else [])]
         first = choose(problem, self.name, candidates)
+        # No plan adds less than nothing.
         if first.status is PlanStatus.FEASIBLE and first.added_ns == 0:
             return replace(first, status=PlanStatus.OPTIMAL, stats=(("proof", "nothing is executed twice"),))
+        # No order and no recomputation goes below the needs of a single operator, so no program is asked.
         floor = peak_floor(problem.graph, problem.costs).peak_bytes
         if floor > problem.budget_bytes:
             return _explained(first, f"proven: one operator needs {floor} bytes")
@@ -101,7 +104,7 @@ class Ilp:
         )
 
     def _result(self, problem: RematProblem, first: PlanResult, proof: Proof) -> PlanResult:
-        """The better of `first` and the plan of `proof`, with what is proven."""
+        """The better of `first` and the plan of `proof`, with the proven status and bound."""
         stats = (("states", str(proof.states)), *proof.stats)
         if proof.plan is None or verify(problem, proof.plan):
             best = first
@@ -112,6 +115,8 @@ class Ilp:
         if best.status is PlanStatus.INFEASIBLE:
             reason = "proven: no plan of this order fits" if proof.infeasible else "believed: none was found in time"
             return replace(best, stats=(*stats, ("proof", reason)))
+        # `Auto` may beat the bound of the program's narrower class of plans; a bound above its own plan would be no
+        # bound.
         bound = min(proof.bound_ns, best.added_ns)
         if bound == best.added_ns:
             stats = (*stats, ("proof", proof.method or "nothing is cheaper"))
@@ -120,5 +125,5 @@ class Ilp:
 
 
 def _explained(result: PlanResult, reason: str) -> PlanResult:
-    """`result` with what was proven or not tried."""
+    """`result` with `reason`, which says what was proven or why nothing was tried."""
     return replace(result, stats=(*result.stats, ("proof", reason)))

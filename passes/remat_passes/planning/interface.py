@@ -16,7 +16,7 @@ Stats = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A plan with what its planner wants to be seen of it."""
+    """A plan with the statistics that its planner reports with it."""
 
     plan: Plan
     stats: Stats = ()
@@ -45,7 +45,8 @@ def failed(planner: str, reason: str) -> PlanResult:
 
 def _judge(problem: RematProblem, arrays: GraphArrays, planner: str, candidate: Candidate) -> PlanResult:
     """Simulate one candidate."""
-    timeline = simulate_arrays(arrays, np.array(candidate.plan.steps, np.int64), candidate.plan.boundary)
+    plan = candidate.plan
+    timeline = simulate_arrays(arrays, np.array(plan.steps, np.int64), plan.boundary, plan.transfers)
     fits = timeline.peak_bytes <= problem.budget_bytes
     return PlanResult(
         status=PlanStatus.FEASIBLE if fits else PlanStatus.INFEASIBLE,
@@ -60,6 +61,7 @@ def _judge(problem: RematProblem, arrays: GraphArrays, planner: str, candidate: 
 
 def _rank(problem: RematProblem, result: PlanResult) -> tuple[bool, bool, int, int]:
     """Smaller is better, see `choose`."""
+    # Among plans that miss the budget the peak comes first, since none is usable and the nearest tells most.
     misses = result.status is PlanStatus.INFEASIBLE
     slow = problem.max_added_ns is not None and result.added_ns > problem.max_added_ns
     first, second = result.added_ns, result.peak_bytes

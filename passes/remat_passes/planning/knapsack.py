@@ -1,10 +1,10 @@
-"""What PyTorch's knob `torch._functorch.config.activation_memory_budget` plans, asked for bytes at the peak.
+"""The plans of PyTorch's knob `torch._functorch.config.activation_memory_budget`, for a budget on the peak in bytes.
 
-The knob says which share of the bytes that the min-cut partition saves may be saved.  A 0/1 knapsack chooses which
-results of *compute-intensive* operators (all others are recomputed where that saves bytes) are worth it, and a minimum
-cut then finds the fewest bytes that the backward can be made from, no chosen operator being repeated:
+The knob is a ratio: this share of the bytes that the min-cut partition saves may be saved.  A 0/1 knapsack chooses the
+results of *compute-intensive* operators that are worth it (all others are recomputed if that saves bytes).  A minimum
+cut then finds the fewest bytes from which the backward can be computed without repeating a chosen operator:
 
-    maximise    sum of time(v) over chosen v         time(v): of v and of the light operators behind it,
+    maximise    sum of time(v) over chosen v         time(v): of v and of the light operators that feed it,
     so that     sum of bytes(v) <= ratio * saved              back to other intensive ones
 
     network     source -> op            if the operator may not repeat: it is pinned, or chosen
@@ -13,12 +13,12 @@ cut then finds the fewest bytes that the backward can be made from, no chosen op
 
 Source: He and Yang's partitioner in PyTorch 2.4 and later, `choose_saved_values_set` in
 `torch/_functorch/partitioners.py` (min-cut: Zheng et al., *Transcending Runtime-Memory Tradeoffs in Checkpointing by
-being Fusion Aware*, MLSys 2023, section 3) and the dynamic programme of `knapsack.py`; written anew.
+being Fusion Aware*, MLSys 2023, section 3) and the dynamic programme of `knapsack.py`; an independent implementation.
 
 The knob bounds saved bytes and not the peak, so its user tries ratios; so does this planner, and takes the cheapest
-plan that fits.  Where we deviate: intensive is what takes long for the bytes that it moves, since a problem has no
-operator classes; a ratio of 1 is `RematProblem.reference` where there is one, and else the minimum cut in which no
-intensive operator repeats; what is recomputed is made just in time.
+plan that fits.  Where we deviate: an operator is intensive if it takes long for the bytes that it moves, since a
+problem has no operator classes; a ratio of 1 is `RematProblem.reference` if there is one, and else the minimum cut in
+which no intensive operator repeats; recomputation happens just in time.
 """
 
 from __future__ import annotations
@@ -61,6 +61,7 @@ class Knapsack:
 
     def _candidates(self, problem: RematProblem) -> Iterator[Candidate]:
         """One plan for each ratio and placement of tangent-free operators."""
+        # The reference is what the knob's ratio of 1 stands for, so other ratios are parts of its saved bytes.
         full_bytes = None
         if problem.reference is not None:
             full_bytes = simulate(problem.graph, problem.costs, problem.reference).saved_bytes
@@ -73,6 +74,7 @@ class Knapsack:
                 intensive = _intensive(problem, intensity)
                 items = [op for op in cuts.order.forward if intensive[op] and cuts.may_choose(op)]
                 for ratio, saved in self._saved_sets(problem, cuts, items, full_bytes):
+                    # Neighbouring ratios often save the same; a plan costs more than a comparison.
                     if saved.tobytes() not in seen:
                         seen.add(saved.tobytes())
                         stats = (("ratio", f"{ratio:.2f}"), ("intensity", str(intensity)))
@@ -93,8 +95,9 @@ class Knapsack:
 
 
 def _intensive(problem: RematProblem, intensity: float) -> list[bool]:
-    """Which operators take long for the bytes that they move, parameters and inputs included."""
+    """For each operator, whether it takes long for the bytes that it moves, parameters and inputs included."""
     graph, time_ns = problem.graph, problem.costs.time_ns
+    # At least one byte: an operator may move none.
     moved = [max(sum(graph.storages[s].size_bytes for s in (*op.reads, *op.writes)), 1) for op in graph.ops]
     rates = [time / size for time, size in zip(time_ns, moved)]
     limit = intensity * median(rates) if rates else 0.0
@@ -103,13 +106,13 @@ def _intensive(problem: RematProblem, intensity: float) -> list[bool]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Cuts:
-    """The network of one graph and order: what to save when given operators do not repeat.
+    """The network of one graph and order: its minimum cut says what to save if given operators must not repeat.
 
     Attributes:
         index: The graph.
         order: Each operator once.
         needed: For each operator, whether the backward needs its results, directly or through others.
-        nodes: Nodes of the network: source, sink, two for each storage (before and behind its bytes), operators.
+        nodes: Nodes of the network: source, sink, two for each storage (before and after its arc of bytes), operators.
         arcs: Its arcs, see `max_flow`; those from the source come first, one for each operator.
     """
 
@@ -126,17 +129,23 @@ class Cuts:
         for op in order.forward:
             ahead[op] = True
         read = sorted({s for op in order.backward for s in index.reads[op] if ahead[index.producer[s]]})
+        # Storage `s` has the nodes `2 + 2 * s` and `3 + 2 * s`, with the arc of its bytes in between.
         first_op = 2 + 2 * len(index.producer)
+        # Arc `op` is the one from the source to operator `op`: `saved` sets its capacity, infinite if it must not
+        # repeat.
         arcs = [(0, first_op + op, 0) for op in range(len(index.phase))]
         arcs += [(3 + 2 * s, 1, INFINITE) for s in read]
         for op in order.forward:
             arcs += [(3 + 2 * s, first_op + op, INFINITE) for s in index.reads[op]]
             for s in index.writes[op]:
+                # A kept storage stays anyway, so the cut takes it for nothing; one that must not be saved cannot be
+                # cut.
                 price = 0 if index.kept[s] else INFINITE if index.unsavable[s] else index.size_bytes[s]
                 arcs += [(first_op + op, 2 + 2 * s, INFINITE), (2 + 2 * s, 3 + 2 * s, price)]
         needed = [False] * len(index.phase)
         for s in read:
             needed[index.producer[s]] = True
+        # Backwards through the forward: readers are settled before makers.
         for op in reversed(order.forward):
             for s in index.reads[op] if needed[op] else ():
                 needed[index.producer[s]] = True
@@ -155,11 +164,13 @@ class Cuts:
             arcs[op, 2] = INFINITE if self.index.pinned[op] else 0
         for op in chosen:
             arcs[op, 2] = INFINITE
+        # Operators on the side of the sink run again: of all cuts of fewest bytes, the one with the fewest of them.
         behind = sink_side(self.nodes, arcs)[2 : 2 + 2 * len(self.index.producer)]
+        # Saved are the storages whose arc of bytes crosses the cut.
         return np.asarray(behind[1::2] & ~behind[::2])
 
     def times(self, items: Sequence[int], time_ns: Sequence[int]) -> list[int]:
-        """For each of `items`, its time and that of the operators behind it that are no items, in ns."""
+        """For each of `items`, its time and that of the operators that feed it and are no items, in ns."""
         index = self.index
         stops = set(items)
         found = []
@@ -170,6 +181,7 @@ class Cuts:
                 total += time_ns[op]
                 for s in index.reads[op]:
                     before = index.producer[s]
+                    # Whatever is available anyway, or another item, ends the way back.
                     if not (index.kept[s] or index.pinned[before] or before in seen or before in stops):
                         seen.add(before)
                         stack.append(before)
@@ -190,11 +202,13 @@ class Table:
         """Fill the table for capacities of 0 to `units` parts of `full_bytes`."""
         index = cuts.index
         sizes = [sum(index.size_bytes[s] for s in index.writes[op] if not index.kept[s]) for op in items]
+        # Rounded to units, as a table by bytes would be too long: a choice may be over its capacity by the rounding.
         weights = tuple(round(size * units / max(full_bytes, 1)) for size in sizes)
         value: IntArray = np.zeros(units + 1, np.int64)
         take = np.zeros((len(items), units + 1), np.bool_)
         for i, (weight, time) in enumerate(zip(weights, cuts.times(items, time_ns))):
             if weight <= units:
+                # A new array, taken before `value` changes: each item is taken once at most.
                 better = value[: units + 1 - weight] + time
                 take[i, weight:] = better > value[weight:]
                 value[weight:] = np.maximum(value[weight:], better)
@@ -203,6 +217,7 @@ class Table:
     def best(self, capacity: int) -> list[int]:
         """The items of most time that weigh at most `capacity`."""
         chosen = []
+        # Backwards, since row `i` decides about item `i` given the best of those before it.
         for i in range(len(self.items) - 1, -1, -1):
             if self.take[i, capacity]:
                 chosen.append(self.items[i])

@@ -1,13 +1,13 @@
-"""Mimose's greedy scheduler: whole layers made again, chosen by their bytes until they cover what is too much.
+"""Mimose's greedy scheduler: whole layers are recomputed, chosen by their bytes until they cover the excess.
 
     bytes      40 40 39 | 31 30 | 12          buckets: within 10 % of the largest, the earlier layer first
     excess     95  →  40 (layer 0)  →  55 - 40 (layer 1)  →  15: the nearest bucket that covers it is 31 30
 
 Source: Liao, Li, Sun et al., *Mimose: An Input-Aware Checkpointing Planner for Efficient Training on GPU*, section 4.4
-and Algorithm 1.  Making a layer again means what `torch.utils.checkpoint` does: of its values only those that other
-layers read are saved, and the rest is made again when the backward reaches the layer.
+and Algorithm 1.  A layer is recomputed as `torch.utils.checkpoint` does it: of its values only those that other layers
+read are saved, and the rest is recomputed when the backward reaches the layer.
 
-How the printed algorithm is read, where it and the text beside it differ:
+The printed algorithm and the paper's text differ in places.  This is how they are read:
 
 - Line 8 compares with ``>``; the text says ±10 %, so a layer of exactly 90 % of the bucket's first is in the bucket.
 - Line 17 asks for a layer *above* the excess; one that equals it covers it, since line 16 ends the loop at 0.
@@ -15,12 +15,12 @@ How the printed algorithm is read, where it and the text beside it differ:
   *nearest* to the excess.  So it is the last candidate, and in it the earliest layer that covers the excess: the
   earliest of all may be up to 10 % smaller than the bucket's largest, leave a little, and cost a whole further layer.
 - Line 19 takes the first layer of the first bucket, "layer with largest activation": the earliest of those alike.
-- The loop of line 16 also ends where no layer is left, and layers without bytes are in no bucket.
+- The loop of line 16 also ends when no layer is left, and layers without bytes are in no bucket.
 
-Where we deviate: Mimose knows the sum of its estimates alone (line 15).  That is the first excess here, too, but the
-simulator is the judge: where the peak of the plan is above the budget, the excess is what is missing there, and the
-same loop goes on with the layers that are left.  The bytes of a layer are those that making it again does not save,
-exactly, unless `Mimose.layer_bytes` holds estimates.
+Where we deviate: Mimose knows only the sum of its estimates (line 15).  That is the first excess here, too, but the
+simulator is the judge: if the peak of the plan is above the budget, the difference is the next excess, and the same
+loop goes on with the remaining layers.  The bytes of a layer are exactly those that are not saved if it is recomputed,
+unless `Mimose.layer_bytes` holds estimates.
 """
 
 from __future__ import annotations
@@ -46,18 +46,18 @@ Buckets = list[list[int]]
 
 @dataclass(frozen=True, slots=True)
 class Mimose:
-    """Layers of the model made again whole, chosen greedily by their bytes (Liao et al. 2022, Algorithm 1).
+    """Whole layers of the model recomputed, chosen greedily by their bytes (Liao et al. 2022, Algorithm 1).
 
     Attributes:
-        layer_bytes: Bytes of each layer, in the order of the forward, as an estimator predicts them; empty means what
-            the problem says.
+        layer_bytes: Bytes of each layer, in the order of the forward, as an estimator predicts them; if empty, those
+            of the problem.
     """
 
     name: ClassVar[str] = "mimose"
     layer_bytes: tuple[int, ...] = ()
 
     def plan(self, problem: RematProblem) -> PlanResult:
-        """The plan of the fewest bytes made again that fits the budget, or else the one of the smallest peak.
+        """The plan of the fewest recomputed bytes that fits the budget, or else the one of the smallest peak.
 
         Raises:
             OptionError: `layer_bytes` are not as many as the layers of `problem`, or one is negative.
@@ -77,6 +77,7 @@ class Mimose:
             step = LayeredStep.of(index, order, forward, layers)
             sizes = self._sizes(step.layer_bytes)
             buckets = buckets_of(sizes)
+            # Line 15; estimates leave out what no layer holds, so it may be too small or even negative.
             excess = sum(sizes) - problem.budget_bytes
             chosen: list[int] = []
             lowest = None
@@ -86,10 +87,12 @@ class Mimose:
                 peak = simulate_arrays(arrays, np.array(plan.steps, np.int64), plan.boundary).peak_bytes
                 found = Candidate(plan, _stats(placement, chosen, sizes))
                 excess = peak - problem.budget_bytes
+                # Recomputing more layers can raise the peak: the last plan need not be the lowest.
                 if lowest is None or peak < lowest[0]:
                     lowest = peak, found
                 if excess <= 0 or not buckets:
                     break
+            # The two are often the same plan.
             yield from dict.fromkeys([found, lowest[1]])
 
     def _sizes(self, exact: Sequence[int]) -> Sequence[int]:
@@ -105,11 +108,11 @@ class Mimose:
 
 
 def choose_layers(layer_bytes: Sequence[int], excess_bytes: int) -> tuple[int, ...]:
-    """Algorithm 1: the layers to make again, in the order of their choice.
+    """Algorithm 1: the layers to recompute, in the order of their choice.
 
     Args:
         layer_bytes: Bytes of each layer, in the order of the forward.
-        excess_bytes: Bytes that the chosen layers must cover; where all do not, all are chosen that have bytes.
+        excess_bytes: Bytes that the chosen layers must cover; if all together do not, all that have bytes are chosen.
     """
     return tuple(take(buckets_of(layer_bytes), layer_bytes, excess_bytes))
 
@@ -122,10 +125,12 @@ def buckets_of(layer_bytes: Sequence[int]) -> Buckets:
         size = layer_bytes[layer]
         if size <= 0:
             break
+        # 90 % in integers; the first layer of a bucket is its largest, as they come by size.
         if not buckets or 10 * size < 9 * first:
             first = size
             buckets.append([])
         buckets[-1].append(layer)
+    # Section 4.4: layers late in the forward are recomputed early in the backward, while most others are alive.
     for bucket in buckets:
         bucket.sort()
     return buckets

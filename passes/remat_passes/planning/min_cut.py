@@ -17,7 +17,7 @@ class MinCut:
     name: ClassVar[str] = "min_cut"
 
     def plan(self, problem: RematProblem) -> PlanResult:
-        """The reference plan; FAILED where the problem has none."""
+        """The reference plan; FAILED if the problem has none."""
         if problem.reference is None:
             return failed(self.name, "the problem has no reference partition; capture it with the inner compiler's")
         return finish(problem, self.name, problem.reference)

@@ -1,20 +1,20 @@
-"""What `auto` tries after its quick search, with an amount of work that stands for a time limit.
+"""The stages of `auto` after its quick search, with an amount of work that stands for a time limit.
 
-Without a time limit that amount is in proportion: to the square of the operators, up to two seconds for a thousand,
-and never more than the time that the steps to come could gain.
+Without a time limit that amount is proportional to the square of the number of operators, up to two seconds for a
+thousand, and never more than the time that the training steps to come could gain.
 
     chain_dp  once: the planner, which is optimal on uniform chains
-    greedy    once, on small graphs: the planner, which ends elsewhere
-    hierarchical  once, on large graphs: the planner, whose many cuttings a single round does not get through
+    greedy    once, on small graphs: the planner, which finds other plans
+    hierarchical  once, on large graphs: the planner, whose many cuttings take longer than a round
     demands   once, on small graphs: narrow searches over demanded sets, see `remat_passes.exact.demand_search`
     blocks    plans of the block DP over few large blocks, with options that were searched for thoroughly
-    climb     from the best of each cutting and, every second time, from the best of all; then from what came best
-    regions   of the best sequence by integer programs, with more than the default limit
+    climb     from the best of each cutting and, every second time, from the best of all; then from the best result
+    regions   of the best sequence by integer programs, if there is more work than by default
 
-Blocks and a climb make a round.  Where there is work left, another follows with more work, other blocks and other
+Blocks and a climb make a round.  If there is work left, another round follows with more work, other blocks and other
 random numbers, since a second search gets further than a longer one; the best sequence of all wins.  Nothing is tried
 once the lower bound is met.  Work is counted in steps visited, never in seconds: the same problem gives the same plan
-on any machine, in any run, on every rank (with integer programs, where the same solver is installed).
+on any machine, in any run, on every rank (with integer programs, if the same solver is installed).
 """
 
 from __future__ import annotations
@@ -33,47 +33,48 @@ from remat_passes.planning.chain_dp import ChainDp
 from remat_passes.planning.greedy import Greedy
 from remat_passes.planning.hierarchical import BLOCK_COUNTS, Hierarchical, block_plans
 from remat_passes.search.exact_regions import solve_region
-from remat_passes.search.sequence_search import Search
-from remat_passes.sequences.candidate import Entry
+from remat_passes.search.sequence_search import SequenceSearch
+from remat_passes.sequences.candidate import SequenceCandidate
 
 WORK_PER_SECOND = 25_000_000
 """Steps visited that stand for one second."""
 USUAL_WORK, USUAL_SECONDS = 50, 2
-"""Work for each pair of operators where no time limit is given, and the seconds that all of it stands for at most."""
+"""Work for each pair of operators without a time limit, and the most seconds that all of it stands for."""
 LEAST_WORK = 1_500_000
-"""Less is not begun, so that graphs of up to 170 operators keep their quick plan: setting out would take longer."""
+"""Less work is not begun, so graphs of up to 170 operators keep their quick plan: starting would take longer."""
 STEPS_TO_COME = 10_000
-"""Planning takes no longer, about, than so many steps could gain by it."""
+"""Planning takes about as long as this many training steps could gain by it, at most."""
 ROUND_WORK, SHORTEST_ROUND, LONGEST_ROUND = 20_000, 5_000_000, 50_000_000
-"""Work of the first round for each operator, and what it is at least and at most ..."""
+"""Work of the first round for each operator, its least and its greatest value ..."""
 GROWTH = 1.5
-"""... and how much longer each round is than the one before."""
+"""... and the factor by which each round is longer than the one before."""
 REGIONS_FROM = 50_000_000
 """Work after which regions are solved exactly."""
 BLOCK_SHARE, LARGE_SHARE, LARGE = 0.25, 0.6, 4_000
-"""Part of the work for the options of blocks, more on graphs of many operators, where climbs get less far."""
+"""Part of the work for the options of blocks; it is larger from `LARGE` operators on, where climbs get less far."""
 REGIONS = 8
 """Regions that are solved exactly in a round."""
 CHAIN_WORK = 1_500
-"""What `chain_dp` takes for each operator, about."""
+"""Work of `chain_dp` for each operator, about."""
 GREEDY_WORK, GREEDY_OPERATORS = 7_000_000, 1_500
-"""What `greedy` takes, about, and the largest graph on which it is tried."""
+"""Work of `greedy`, about, and the largest graph on which it is tried."""
 HIERARCHY_WORK = 2_500
-"""What `hierarchical` takes for each operator."""
+"""Work of `hierarchical` for each operator."""
 DEMAND_WIDTHS, DEMAND_STATES = (1_000, 2_000), 300_000
 """States of each stage of the searches over demanded sets, and of all of them."""
 DEMAND_WORK, DEMAND_OPERATORS = 24_000_000, 300
-"""What they take, about, and the largest graph on which they are tried."""
+"""Their work, about, and the largest graph on which they are tried."""
 STARTS, START_SHARE, START_IDLE = 6, 0.1, 60
 """Sequences that are climbed from at first, the part of the work for each, and zooms without improvement."""
 PROVEN = 1e-3
 """Relative gap to the lower bound at which nothing more is tried."""
 
 
-def improve(search: Search, work: int | None) -> Entry:
-    """The best entry after `work` more, `None` for what is in proportion to the graph; `search` has run."""
+def improve(search: SequenceSearch, work: int | None) -> SequenceCandidate:
+    """The best entry after `work` more, or `usual_work` if it is `None`; `search` has run."""
     if work == 0:
         return search.pool[0]
+    # The bound is of added time; entries have the time of the whole step.
     enough_ns = search.once + int(lower_bound_ns(search.problem).bound_ns * (1.0 + PROVEN))
     if work is None:
         work = usual_work(len(search.g.ops), search.pool[0].time - enough_ns if search.solved else None)
@@ -91,11 +92,11 @@ def improve(search: Search, work: int | None) -> Entry:
 
 
 def usual_work(operators: int, gain_ns: int | None) -> int:
-    """Work that is in proportion to what it can bring.
+    """Work in proportion to the possible gain.
 
     Args:
         operators: Operators of the graph; small ones are soon searched through.
-        gain_ns: What the best plan so far takes beyond what is proven necessary; `None` without such a plan.
+        gain_ns: Time of the best plan so far beyond what is proven necessary; `None` without such a plan.
     """
     by_size = min(USUAL_WORK * operators**2, USUAL_SECONDS * WORK_PER_SECOND)
     by_gain = by_size if gain_ns is None else max(gain_ns, 0) * STEPS_TO_COME * WORK_PER_SECOND // 10**9
@@ -103,13 +104,14 @@ def usual_work(operators: int, gain_ns: int | None) -> int:
     return work if work >= LEAST_WORK else 0
 
 
-def _is_within(search: Search, time_ns: int) -> bool:
+def _is_within(search: SequenceSearch, time_ns: int) -> bool:
     """Whether the best entry fits and takes at most `time_ns`."""
     return search.solved and search.pool[0].time <= time_ns
 
 
-def _once(search: Search, work: int) -> int:
-    """What is done once, where there is work for more; the work done."""
+def _once(search: SequenceSearch, work: int) -> int:
+    """Run the stages that run once, each if enough work remains for more than it; the work done."""
+    # Work by estimate, since these planners do not count it; each may take a part, so that rounds remain.
     operators, done = len(search.g.ops), 0
     if work > 4 * CHAIN_WORK * operators:
         search.keep(list(_planned(search, ChainDp())))
@@ -134,52 +136,57 @@ def _rounds(work: int, operators: int) -> Iterator[int]:
         work, size = work - size, int(GROWTH * size)
 
 
-def _round(search: Search, turn: int) -> None:
+def _round(search: SequenceSearch, turn: int) -> None:
     """All stages once."""
+    # Fewer and so larger blocks each time: the same blocks would give the same plans.
     counts = [max(count * 2 // (2 + turn), 2) for count in BLOCK_COUNTS]
     share = BLOCK_SHARE if len(search.g.ops) < LARGE else LARGE_SHARE
     found = list(block_plans(search, counts, share))
     starts = [entries[0] for entries in found if entries]
     if turn % 2 == 0 or not any(search.fits(entry) for entry in starts):
         starts.append(search.pool[0])
+    # After `starts`, so that the best of all there is the one of the rounds before.
     search.keep([entry for entries in found for entry in entries])
     if search.solved:
         _climb(search, starts)
 
 
-def _planned(search: Search, planner: Planner) -> Iterator[Entry]:
+def _planned(search: SequenceSearch, planner: Planner) -> Iterator[SequenceCandidate]:
     """The plan of another planner."""
     plan = planner.plan(search.problem).plan
     if plan is not None:
         yield search.trimmed(np.array(plan.steps, np.int64), plan.boundary)
 
 
-def _demands(search: Search) -> Iterator[Entry]:
+def _demands(search: SequenceSearch) -> Iterator[SequenceCandidate]:
     """What narrow searches over demanded sets make of the best entry."""
     try:
         plan = cheaper_plan(search.problem, search.pool[0].plan(), DEMAND_WIDTHS, DEMAND_STATES)
+    # The graph has something that the search does not model; other stages do.
     except OutsideSpace:
         return
     yield search.trimmed(np.array(plan.steps, np.int64), plan.boundary)
 
 
-def _climb(search: Search, found: Sequence[Entry]) -> None:
-    """Climb from the best of `found` for a while, then from what came best."""
+def _climb(search: SequenceSearch, found: Sequence[SequenceCandidate]) -> None:
+    """Climb from the best of `found` for a while, then from the best result."""
     climber = Climber(search.g, search.budget, search.limit_ns, search.once, search.draw)
-    starts: dict[tuple[int, int, int], Entry] = {}
+    starts: dict[tuple[int, int, int], SequenceCandidate] = {}
     for entry in found:
         if search.fits(entry):
+            # Entries that agree in all three are mostly one sequence, found several times.
             starts.setdefault((entry.boundary, entry.time, entry.peak), entry)
     share, ends = int(START_SHARE * search.work_left), []
     for entry in sorted(starts.values(), key=search.rank)[:STARTS]:
         best, left = climber.run(entry, share, START_IDLE)
         search.work_left -= share - left
         ends.append(best)
+    # A start that looks worse may end better, so the choice comes after the short climbs.
     best, search.work_left = climber.run(min(ends, key=search.rank), search.work_left)
     search.keep([best, *ends])
 
 
-def _solve_regions(search: Search) -> None:
+def _solve_regions(search: SequenceSearch) -> None:
     """Solve some regions of the best entry exactly."""
     for _ in range(REGIONS):
         best = search.pool[0]

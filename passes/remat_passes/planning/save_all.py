@@ -13,10 +13,10 @@ from remat_passes.sequences.sequence import Placement, StepIndex, baseline_order
 
 @dataclass(frozen=True, slots=True)
 class SaveAll:
-    """Each operator once, in joint order; what must not be saved is made again just in time.
+    """Each operator once, in joint order; values that must not be saved are recomputed just in time.
 
     Attributes:
-        placement: Where operators run that the backward needs but that need no tangent.
+        placement: Where tangent-free operators run.
     """
 
     name: ClassVar[str] = "save_all"

@@ -1,8 +1,8 @@
 """Regions of a sequence solved exactly: a zoom of few operators as a problem for the mixed-integer program.
 
-A zoom is a problem of its own (see `zoom`), in which all but the operators of the region stays as it is, so the
-program has some thousand variables on any graph, and is mostly solved at the root.  Where it finds nothing cheaper,
-the region is proven to be as good as it can be around the rest.
+A zoom is a problem of its own (see `zoom`), in which everything but the operators of the region stays as it is.  So the
+program has some thousand variables on any graph, and is mostly solved at the root.  If it is solved and finds nothing
+cheaper, the region is proven to be as good as it can be around the rest.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from remat_compiler.ir.graph import (
 from remat_compiler.ir.plan import Plan
 from remat_compiler.ir.problem import CostTable, RematProblem
 from remat_passes.moves.zoom import Zoom, region, whole, zoom
-from remat_passes.sequences.candidate import Entry
+from remat_passes.sequences.candidate import SequenceCandidate
 from remat_passes.sequences.profile import (
     END,
     KEPT,
@@ -46,11 +46,11 @@ from remat_passes.sequences.profile import (
 )
 
 OPERATORS, LARGEST_REGION = 40, 100
-"""Operators of a region at first, and with those that it cannot do without."""
+"""Operators of a region at first, and the most after `closed` has added those that it needs."""
 NODES = 30
 """Nodes of the solver's tree for one program."""
 LARGEST = 4_000
-"""Executions that may happen or not, of the largest program that is tried."""
+"""Executions that the largest program that is tried decides about."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,11 +71,13 @@ class ZoomedProblem:
 def zoomed_problem(view: Zoom, budget: int) -> ZoomedProblem:
     """`view` as a problem with `budget` bytes."""
     g = view.g
+    # A problem's numbers are its joint order, so operators are numbered by their first run.
     first: dict[int, int] = {}
     for p, op in enumerate(view.steps.tolist()):
         first.setdefault(op, p)
     order = list(first)
     number = {op: OpId(i) for i, op in enumerate(order)}
+    # The arrays do not keep phases; place and repeatability tell enough of them.
     phases = [_phase(g, op, first[op] < view.boundary) for op in order]
     graph = TrainingGraph(
         tuple(_operator(g, op, number[op], phase) for op, phase in zip(order, phases)),
@@ -88,14 +90,14 @@ def zoomed_problem(view: Zoom, budget: int) -> ZoomedProblem:
 
 
 def _phase(g: Arrays, op: int, ahead: bool) -> Phase:
-    """Phase of an operator that first runs `ahead` of the boundary or behind it."""
+    """Phase of an operator that first runs before the boundary (`ahead`) or after it."""
     if ahead:
         return Phase.FORWARD
     return Phase.TANGENT_FREE if g.ops[op, REPEATABLE] else Phase.BACKWARD
 
 
 def _operator(g: Arrays, op: int, number: OpId, phase: Phase) -> Op:
-    """An operator; what stands for the background runs once."""
+    """An operator; one that represents background runs once."""
     row = g.ops[op]
     writes = g.items[row[WRITES] : row[END]]
     replay = None if row[REPLAY] < 0 else StorageId(int(row[REPLAY]))
@@ -108,6 +110,7 @@ def _operator(g: Arrays, op: int, number: OpId, phase: Phase) -> Op:
         reads=tuple(map(StorageId, g.items[row[READS] : row[WRITES]].tolist())),
         writes=tuple(map(StorageId, writes.tolist())),
         traits=frozenset() if replay is None else frozenset({Trait.RANDOM}),
+        # Background must run once; in the backward the phase says so already.
         no_recompute="" if row[REPEATABLE] or phase is Phase.BACKWARD else "background",
         save_policy=SavePolicy.MUST_NOT_SAVE if unsavable else SavePolicy.FREE,
         replay=replay,
@@ -116,6 +119,7 @@ def _operator(g: Arrays, op: int, number: OpId, phase: Phase) -> Op:
 
 def _storages(g: Arrays, order: list[int], phases: list[Phase]) -> list[Storage]:
     """All storages under their own numbers."""
+    # Residents, which no operator here makes, have no bytes in the arrays and stay inputs.
     kinds = [StorageKind.INPUT] * len(g.storages)
     for op in order:
         if g.ops[op, REPLAY] >= 0:
@@ -135,21 +139,24 @@ def _tangents(g: Arrays) -> Storage:
 
 
 def closed(g: Arrays, steps: IntArray, boundary: int, inside: BoolArray) -> BoolArray | None:
-    """`inside` with the operators that its zoom must hold to be a problem; `None` where it cannot be one.
+    """`inside` with the operators that its zoom must hold to be a problem; `None` if it cannot be one.
 
-    Whatever makes a value of the region more than once, since a problem's values have one maker each; and tangent-free
-    operators of the backward that the region reads from, since the background there is none.
+    Added are operators that make a value of the region more than once, since each value of a problem has one maker; and
+    tangent-free operators of the backward that the region reads from, since background there has the phase BACKWARD.
     """
     runs = np.bincount(steps, minlength=len(g.ops))
     behind = np.ones(len(g.ops), np.bool_)
     behind[steps[:boundary]] = False
     may = (g.ops[:, REPEATABLE] == 1) & ((runs > 1) | behind)
+    # Added operators read values, too, so this repeats until nothing is added or the region is too large.
     inside, grew = inside.copy(), True
     while grew and inside.sum() <= LARGEST_REGION:
         grew = False
         for op in np.flatnonzero(inside):
             makers = g.storages[g.items[g.ops[op, READS] : g.ops[op, WRITES]], PRODUCER]
             makers = makers[makers >= 0]
+            # A maker that may not repeat would be background, a BACKWARD one, and no tangent-free operator may depend
+            # on that.
             if behind[op] and (behind[makers] & (g.ops[makers, REPEATABLE] == 0)).any():
                 return None
             more = makers[may[makers] & ~inside[makers]]
@@ -158,7 +165,9 @@ def closed(g: Arrays, steps: IntArray, boundary: int, inside: BoolArray) -> Bool
     return None if grew else inside
 
 
-def solve_region(g: Arrays, entry: Entry, budget: int, limit_ns: int, draw: random.Random) -> Entry:
+def solve_region(
+    g: Arrays, entry: SequenceCandidate, budget: int, limit_ns: int, draw: random.Random
+) -> SequenceCandidate:
     """`entry` with one region around a random step of the backward made as cheap as it can be, within limits."""
     # Loading PuLP takes longer than a quick plan does.
     from remat_passes.exact.backends import SolverOptions
@@ -180,11 +189,14 @@ def solve_region(g: Arrays, entry: Entry, budget: int, limit_ns: int, draw: rand
         return entry
     if sum(len(stage.candidates) for stage in space.stages) > LARGEST:
         return entry
+    # The cutoff: only a cheaper plan of the zoom is of use.
     added_ns = int(measure(view.g, view.steps, view.boundary)[1]) - zoomed.problem.costs.step_ns
+    # A limit of nodes and not of seconds keeps the result the same on any machine.
     options = SolverOptions(time_limit_s=None, node_limit=NODES)
     plan = refine(space, Reductions(), Cuts(), options, zoomed.plan, added_ns).plan
     if plan is None:
         return entry
     small = zoomed.ops[np.array(plan.steps, np.int64)]
-    new = Entry.of(g, *whole(g, entry.steps, view, small, plan.boundary), limit_ns)
+    # The whole sequence is measured, as everywhere: the program only proposes.
+    new = SequenceCandidate.of(g, *whole(g, entry.steps, view, small, plan.boundary), limit_ns)
     return new if new.peak <= budget and not new.barred and new.time < entry.time else entry

@@ -1,6 +1,6 @@
 """Numba for the inner loops of the planners, which run as plain Python under ``NUMBA_DISABLE_JIT=1``.
 
-Compiled code is kept on disk by Numba, so only the first planning on a machine compiles.  Both ways give the
+Numba keeps compiled code on disk, so only the first planning on a machine compiles.  Compiled and plain Python give the
 same plans to the byte: the loops use integers, and floating point only in single IEEE operations.
 """
 
@@ -24,17 +24,19 @@ def compiled(function: Function) -> Function:
 
 
 def inner(function: Function) -> Function:
-    """`compiled`, for functions that only compiled functions call; it compiles faster without a way in from Python."""
+    """`compiled`, for functions that only compiled functions call: without a Python entry point they compile faster."""
     bare: dict[str, Any] = {"cache": True, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
     return cast("Function", _forgetting(_for_any_number(njit(**bare)(function))))
 
 
 def _for_any_number(dispatcher: Any) -> Any:
-    """Have calls with numbers written out share the code of all others; Numba would compile a version for each."""
+    """Let calls with literal numbers share the code of all others; Numba would compile a version for each literal."""
+    # ``NUMBA_DISABLE_JIT=1`` returns the function itself, which has neither this nor a cache.
     original = getattr(dispatcher, "get_call_template", None)
     if original is not None:
 
         def template(arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
+            # Types only: the values are passed as they are.
             plain = tuple(map(_unliteral, arguments))
             return original(plain, {name: _unliteral(argument) for name, argument in keywords.items()})
 
@@ -43,10 +45,11 @@ def _for_any_number(dispatcher: Any) -> Any:
 
 
 def _forgetting(dispatcher: Any) -> Any:
-    """Have kept code that cannot be read compiled again.
+    """Compile again when the code on disk cannot be read.
 
-    Numba's index of it is pickled with the types of the arguments: where one of these has moved to another module
-    since, or a full disk cut the file off, Numba raises, and no plan would be made until someone removes the file.
+    Numba pickles its index of that code with the types of the arguments.  If one of these types has moved to another
+    module since, or a full disk truncated the file, Numba raises, and no plan would be made until someone removes the
+    file.
     """
     cache = getattr(dispatcher, "_cache", None)
     original = getattr(cache, "load_overload", None)
@@ -56,6 +59,8 @@ def _forgetting(dispatcher: Any) -> Any:
             try:
                 return original(*arguments)
             except (ImportError, AttributeError, EOFError, UnpicklingError):
+                # Empties the index, so that the next save writes a readable one; to Numba, `None` means "not on
+                # disk".
                 cache.flush()
                 return None
 

@@ -19,8 +19,9 @@ SOURCE, SINK = 0, 1
 
 @compiled
 def source_side(nodes: int, arcs: IntArray) -> tuple[BoolArray, int]:
-    """Which nodes stand on the side of the source in a minimum cut of few nodes there, and the work done."""
+    """The source side of the minimum cut that has fewest nodes there, as a mask of nodes, and the work done."""
     count = len(arcs)
+    # Linked lists of arcs by tail.  Arc `2 * i + 1` is the reverse of arc `2 * i`, so `arc ^ 1` turns one round.
     first, after = np.full(nodes, -1, np.int64), np.empty(2 * count, np.int64)
     to, room = np.empty(2 * count, np.int64), np.zeros(2 * count, np.int64)
     for i in range(count):
@@ -33,9 +34,11 @@ def source_side(nodes: int, arcs: IntArray) -> tuple[BoolArray, int]:
     while True:
         # Levels: distances from the source along arcs with room.
         for node in range(nodes):
+            # `at` is the current arc of each node: arcs before it are useless until the levels change.
             level[node] = -1
             at[node] = first[node]
         level[SOURCE] = 0
+        # `path` serves as the queue of the search here, and as the arcs of the path below.
         path[0] = SOURCE
         done, found = 0, 1
         while done < found:
@@ -49,6 +52,8 @@ def source_side(nodes: int, arcs: IntArray) -> tuple[BoolArray, int]:
             done += 1
         work += nodes
         if level[SINK] < 0:
+            # Reachable nodes of the residual network: every minimum cut has these on the side of the source, so they
+            # are the fewest.
             return level >= 0, work
         # A flow that leaves no way along the levels.
         depth, node = 0, SOURCE
@@ -61,6 +66,8 @@ def source_side(nodes: int, arcs: IntArray) -> tuple[BoolArray, int]:
                 for i in range(depth - 1, -1, -1):
                     room[path[i]] -= least
                     room[path[i] ^ 1] += least
+                    # Downwards, so that the last assignment is the full arc nearest to the source: the search resumes
+                    # at its tail.
                     if room[path[i]] == 0:
                         depth = i
                 node = to[path[depth] ^ 1]
@@ -73,6 +80,7 @@ def source_side(nodes: int, arcs: IntArray) -> tuple[BoolArray, int]:
                 depth += 1
                 node = to[arc]
             else:
+                # A dead end on these levels: no other path needs to try it.
                 level[node] = -1
                 depth -= 1
                 if depth >= 0:
@@ -80,7 +88,8 @@ def source_side(nodes: int, arcs: IntArray) -> tuple[BoolArray, int]:
 
 
 def sink_side(nodes: int, arcs: IntArray) -> BoolArray:
-    """Which nodes stand on the side of the sink in a minimum cut of few nodes there."""
+    """The sink side of the minimum cut that has fewest nodes there, as a mask of nodes."""
+    # Source and sink change places and arcs turn round; `swapped` is its own inverse, so it also maps back.
     swapped = np.array([SINK, SOURCE, *range(2, nodes)], np.int64)
     back = np.column_stack([swapped[arcs[:, 1]], swapped[arcs[:, 0]], arcs[:, 2]])
     side, _ = source_side(nodes, back)

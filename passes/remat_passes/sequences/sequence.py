@@ -1,12 +1,12 @@
-"""Build plans as sequences of operators: baseline orders, what to recompute in which order, dead repeats.
+"""Build plans as sequences of operators: baseline orders, recomputation, removal of dead repeats.
 
     order       f0 f1 f2 | b2 b1 b0             each operator once (`Order`)
     saved       the result of f0
-    plan        f0 f1 f2 | f1 f2 b2 b1 b0       missing results made again (`recompute`), and ...
+    plan        f0 f1 f2 | f1 f2 b2 b1 b0       missing results recomputed (`recompute`), and ...
     plan        f0 f1 f2 | f1 b2 b1 b0          ... repeats that nobody reads dropped (`drop_dead_repeats`)
 
-A plan needs no list of saved values: what is not made again before it is read is saved.  Everything here is
-linear in the graph.  Kept storages are always at hand, and so are the results of *pinned* operators, which
+A plan needs no list of saved values: a value that is not recomputed before it is read is saved.  Everything here is
+linear in the graph.  Kept storages are always available, and so are the results of *pinned* operators, which
 run once: those marked `no_recompute` and those whose results the user wants saved.
 """
 
@@ -21,7 +21,7 @@ from remat_compiler.ir.plan import Plan
 
 
 class Placement(str, Enum):
-    """Where operators run that the backward needs but that need no tangent; neither is always better."""
+    """Where tangent-free operators run (the backward needs them, they need no tangent); neither is always better."""
 
     LAZY = "lazy"
     """In the backward, just before the first use."""
@@ -42,7 +42,7 @@ class StepIndex:
         phase: Part of the step of each operator.
         pinned: Whether each operator may run only once.
         demanded: Whether each operator must run even if nobody reads its results: all but free tangent-free
-            ones, which are those that are not pinned and make something, but nothing that is kept.
+            ones.  A free one is not pinned, has results, and none of them is kept.
         unsavable: Whether each storage must not cross from forward to backward (unless its operator is
             pinned, which is stronger).
     """
@@ -92,7 +92,7 @@ class StepIndex:
         return [not forbidden for forbidden in self.unsavable]
 
     def always_at_hand(self) -> list[bool]:
-        """For each storage, whether its first instance serves every read: kept, or made by a pinned operator."""
+        """For each storage, whether its first instance serves every read: it is kept, or a pinned operator makes it."""
         return [kept or producer < 0 or self.pinned[producer] for kept, producer in zip(self.kept, self.producer)]
 
 
@@ -112,25 +112,29 @@ def is_pinned(op: Op) -> bool:
 def baseline_order(index: StepIndex, placement: Placement) -> Order:
     """Forward and backward in joint order, tangent-free operators by `placement`.
 
-    Tangent-free operators that nobody reads are left out, or run last where they are demanded.
+    Tangent-free operators whose results nobody reads are left out, or run last if they are demanded.
     """
     lazy = lazy_order(index, [i for i, phase in enumerate(index.phase) if phase is Phase.BACKWARD])
     if placement is Placement.LAZY:
         return lazy
     last = max((i for i, phase in enumerate(index.phase) if phase is Phase.FORWARD), default=-1)
+    # Up to the last forward operator the joint order can be kept: later, the backward has begun.
     early = _placed_early(index, last)
     forward = tuple(i for i in range(last + 1) if index.phase[i] is Phase.FORWARD or early[i])
     needed = set(lazy.backward)
     ahead = set(forward)
+    # The lazy order is asked only which operators are needed at all: it leaves out those that nobody reads.
     backward = (i for i in range(len(index.phase)) if i not in ahead and i in needed)
     return Order(forward, tuple(backward))
 
 
 def _placed_early(index: StepIndex, last: int) -> list[bool]:
-    """Which operators are tangent-free ones that can run in the forward, up to operator `last`."""
+    """For each operator, whether it is tangent-free and can run in the forward, up to operator `last`."""
     early = [False] * len(index.phase)
     for i in range(last + 1):
         if index.phase[i] is Phase.TANGENT_FREE and not any(index.unsavable[s] for s in index.writes[i]):
+            # An unsavable result must not cross the boundary; and a source that stays in the backward keeps its
+            # reader there.
             sources = [index.producer[s] for s in index.reads[i]]
             early[i] = all(early[p] or index.phase[p] is Phase.FORWARD for p in sources)
     return early
@@ -145,6 +149,7 @@ def lazy_order(index: StepIndex, tasks: Sequence[int]) -> Order:
     for i in tasks:
         backward += [*_unplaced(index, index.reads[i], placed), i]
     for i, phase in enumerate(index.phase):
+        # Nobody reads these, but the caller holds a result or they have an effect: they run last.
         if phase is Phase.TANGENT_FREE and index.demanded[i] and not placed[i]:
             backward += [*_unplaced(index, index.reads[i], placed), i]
             placed[i] = True
@@ -153,7 +158,7 @@ def lazy_order(index: StepIndex, tasks: Sequence[int]) -> Order:
 
 
 def _unplaced(index: StepIndex, wanted: Iterable[int], placed: list[bool]) -> list[int]:
-    """Operators behind `wanted` that are not placed, in joint order; marks them as placed."""
+    """Unplaced operators that `wanted` depends on, in joint order; marks them as placed."""
     found: list[int] = []
     stack = [index.producer[s] for s in wanted]
     while stack:
@@ -162,15 +167,16 @@ def _unplaced(index: StepIndex, wanted: Iterable[int], placed: list[bool]) -> li
             placed[i] = True
             found.append(i)
             stack += [index.producer[s] for s in index.reads[i]]
+    # Operator numbers follow the joint order, which puts makers before readers.
     return sorted(found)
 
 
 def recompute_closure(index: StepIndex, wanted: Iterable[int], at_hand: Sequence[bool]) -> list[int]:
-    """Operators to execute, in order, so that all `wanted` storages are at hand.
+    """Operators to execute, in order, so that all `wanted` storages are available.
 
     Args:
         index: The graph.
-        wanted: Storages, some of which may be at hand already.
+        wanted: Storages, some of which may be available already.
         at_hand: For each storage, whether an instance that may be read is alive.  Results of pinned
             operators and kept storages must be, see `StepIndex.always_at_hand`.
     """
@@ -185,18 +191,19 @@ def recompute_closure(index: StepIndex, wanted: Iterable[int], at_hand: Sequence
 
 
 def recompute(index: StepIndex, order: Order, saved: Sequence[bool], stages: Sequence[int] | None = None) -> Plan:
-    """The plan that saves `saved` and makes what else the backward reads again.
+    """The plan that saves `saved` and recomputes whatever else the backward reads.
 
     Args:
         index: The graph.
         order: Each operator once.
         saved: For each storage, whether the backward may read the forward's instance.  Kept storages and
             results of pinned operators may be read in any case; unsavable ones never.
-        stages: A number for each operator of `order.backward`: what operators of a run of equal numbers
-            read is made again together, ahead of the run.  `None` means just before each operator, as is
-            always done for unsavable storages.
+        stages: A number for each operator of `order.backward`.  Missing inputs of a run of equal numbers are
+            recomputed together, ahead of the run.  `None` means just before each operator, as is always done
+            for unsavable storages.
     """
     always = index.always_at_hand()
+    # Whatever `saved` says, unsavable values are recomputed.
     at_hand = [a or (s and not u) for a, s, u in zip(always, saved, index.unsavable)]
     for i in order.backward:
         for s in index.writes[i]:
@@ -206,6 +213,7 @@ def recompute(index: StepIndex, order: Order, saved: Sequence[bool], stages: Seq
     def make(wanted: Iterable[int]) -> None:
         again = recompute_closure(index, wanted, at_hand)
         steps.extend(again)
+        # A repeated result serves every later read as well; its life ends with the last of them.
         for i in again:
             for s in index.writes[i]:
                 at_hand[s] = True
@@ -214,6 +222,7 @@ def recompute(index: StepIndex, order: Order, saved: Sequence[bool], stages: Seq
     for start, stop in _runs(len(order.backward), stages):
         run = order.backward[start:stop]
         make([s for i in run for s in index.reads[i] if not index.unsavable[s]])
+        # No unsavable input: everything that the run reads is available by now.
         if not tagged:
             steps.extend(run)
             continue
@@ -245,9 +254,12 @@ def drop_dead_repeats(index: StepIndex, plan: Plan) -> Plan:
     boundary = plan.boundary
     for step in range(len(plan.steps) - 1, -1, -1):
         i = plan.steps[step]
+        # The second condition keeps an execution whose result is read before a later one replaces it.
         if not (first[i] == step and index.demanded[i]) and not any(needed[s] for s in index.writes[i]):
+            # A bool counts as 0 or 1: the boundary moves by the executions dropped before it.
             boundary -= step < plan.boundary
             continue
+        # Before this execution, nobody needs another instance of its results for the reads that follow.
         for s in index.writes[i]:
             needed[s] = False
         for s in index.reads[i]:

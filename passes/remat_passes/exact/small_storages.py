@@ -1,10 +1,9 @@
 """Storages of next to no bytes weigh nothing: a relaxation with far fewer choices.
 
-A storage of no bytes is free to keep, so no plan needs to make it again, and a search has nothing to decide there:
+A storage of no bytes is free to keep, so no plan needs to recompute it, and a search has nothing to decide about it:
 statistics of normalisations, scalars of the loss, masks.  Every plan of the original is one of the relaxation, of the
-same added time and no higher peak.  So what is proved of the relaxation bounds the original from below, and a plan that
-is optimal there is optimal in the original too, if it fits.  What is held by the caller, and random states, keep their
-bytes.
+same added time and no higher peak.  So a bound of the relaxation is one of the original, and a plan that is optimal
+there is optimal in the original too, if it fits.  Storages held by the caller, and random states, keep their bytes.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ NEGLIGIBLE = 64
 """Storages that are smaller than the largest by this factor weigh nothing."""
 
 
-def weightless(problem: RematProblem, negligible: int = NEGLIGIBLE) -> RematProblem:
-    """`problem` with storages of no bytes where they are smaller than the largest that moves by `negligible`.
+def zero_small_storages(problem: RematProblem, negligible: int = NEGLIGIBLE) -> RematProblem:
+    """`problem` in which storages smaller than the largest movable one by the factor `negligible` have no bytes.
 
     Returns:
-        A problem of the same operators, without a reference; its graph is that of `problem` where all weighs something.
+        A problem of the same operators, without a reference; its graph is that of `problem` if no storage lost bytes.
 
     Raises:
         ValueError: `negligible` is below 1.
@@ -33,6 +32,7 @@ def weightless(problem: RematProblem, negligible: int = NEGLIGIBLE) -> RematProb
     states = {op.replay for op in graph.ops}
 
     def moves(storage: Storage) -> bool:
+        # No choice moves the bytes of these, so they cannot shrink the search.
         outside = storage.resident or storage.kept or storage.kind is StorageKind.TANGENT
         return not outside and storage.id not in states
 
@@ -40,5 +40,6 @@ def weightless(problem: RematProblem, negligible: int = NEGLIGIBLE) -> RematProb
     storages = tuple(
         replace(s, size_bytes=0) if moves(s) and s.size_bytes * negligible <= largest else s for s in graph.storages
     )
+    # The same object tells callers that there is nothing to relax.
     light = graph if storages == graph.storages else replace(graph, storages=storages)
     return replace(problem, graph=light, reference=None)
