@@ -42,13 +42,14 @@ def remat(
         example_inputs: Its inputs.
         options: See `RematOptions`; settings of Inductor may stand among them.
         mode: Names settings of Inductor, see `torch.compile`.
-        others: What a backend may be given besides; nothing of it is known here.
+        others: Further arguments of a backend; none is known here, so any of them is an error.
 
     Raises:
         OptionError: An option is unknown or its value malformed.
         UnknownName: No planner of that name is registered.
         InfeasibleBudget: No plan fits the budget.
     """
+    # Before anything can fail: the warning is about programs for which this function is never called.
     _first_step.graph_given()
     try:
         environment = Environment.read()
@@ -58,16 +59,17 @@ def remat(
         _warn_beyond_device(checked.memory_budget, torch_compat.total_device_bytes(example_inputs))
         return compile_graph(gm, example_inputs, checked, environment)
     except RematError as error:
-        raise torch_compat.shown_to_user(error) from error
+        # Dynamo would wrap the error in one of its own, which hides its class and message.
+        raise torch_compat.pass_through_dynamo(error) from error
 
 
 def checked_options(
     options: Mapping[str, object] | None, mode: str | None, others: Mapping[str, object], environment: Environment
 ) -> RematOptions:
-    """What the user asked for by `options` and `mode`.
+    """The checked options that the user gave by `options` and `mode`.
 
     Raises:
-        OptionError: Something of it is unknown or malformed.
+        OptionError: An option or argument is unknown or malformed.
         UnknownName: No planner of that name is registered.
     """
     for name in others:
@@ -83,12 +85,13 @@ def checked_options(
     settings = torch_compat.settings_of_mode(mode)
     if checked.inner != "inductor":
         raise OptionError(f"mode={mode!r} is one of Inductor, and inner is {checked.inner!r}; leave it out")
+    # A setting that is named by itself wins over the mode.
     return replace(checked, inductor=tuple(sorted({**settings, **dict(checked.inductor)}.items())))
 
 
 @cache
 def _warn_untested() -> None:
-    """Say once that nobody knows whether this torch works."""
+    """Warn once if this version of torch is not tested."""
     problem = torch_compat.untested()
     if problem:
         logger.warning(
@@ -99,7 +102,7 @@ def _warn_untested() -> None:
 
 @cache
 def _warn_beyond_device(budget: MemoryBudget, device_bytes: int | None) -> None:
-    """Say once that the budget is more than the device has: it cannot keep a step from running out of memory."""
+    """Warn once if the budget exceeds the device's memory: a step within it may still run out of memory."""
     if device_bytes is not None and budget.limit_bytes > device_bytes:
         logger.warning(
             "memory_budget=%s is more than the %s that the device has, so a step within it may still run out of "

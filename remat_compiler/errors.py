@@ -1,4 +1,4 @@
-"""The exceptions of this project: each message says what was got, what is allowed, and what to do.
+"""The exceptions of this project: each message says what was found, what is allowed, and what to do.
 
 RematError
   OptionError       (also ValueError)   a bad option, environment variable, budget or stored file
@@ -34,7 +34,8 @@ class RematError(Exception):
 
 
 def _restored(kind: type[Exception], args: tuple[object, ...], fields: Mapping[str, object]) -> Exception:
-    """The exception of this kind as it was."""
+    """An exception with these arguments and fields, as it was before pickling or copying."""
+    # Without `__init__`: those of subclasses take other arguments than the message that is in `args`.
     error = kind.__new__(kind, *args)
     error.args = args
     vars(error).update(fields)
@@ -50,11 +51,11 @@ class CaptureError(RematError):
 
 
 class Unplannable(RematError):
-    """A joint graph that no plan can be applied to; it is compiled as without a budget, and the user is told why."""
+    """No plan can be applied to a joint graph; it is compiled as without a budget, and the user is told why."""
 
 
 class InvalidGraph(RematError):
-    """A `TrainingGraph` breaks its invariants; a defect of what made it, never of the user's model.
+    """A `TrainingGraph` breaks its invariants: a defect of the code that made it, never of the user's model.
 
     Attributes:
         defects: One sentence for each broken invariant.
@@ -74,12 +75,12 @@ class CacheError(RematError):
 
 
 class UnsupportedTorch(RematError):
-    """The torch at hand lacks something that results or budgets depend on.
+    """The installed torch lacks something that results or budgets depend on.
 
     Attributes:
         torch_version: Its version.
-        problem: What is missing, or otherwise than known.
-        consequence: What would happen if it were used nevertheless.
+        problem: The part that is missing or differs from tested versions.
+        consequence: The effect if this torch were used nevertheless.
     """
 
     def __init__(self, torch_version: str, problem: str, consequence: str) -> None:
@@ -110,13 +111,13 @@ class FormatError(RematError, ValueError):
 
 
 class UnknownName(RematError, LookupError):
-    """A name that is looked up in a table of names is not there.
+    """A name is not in the table in which it is looked up.
 
     Attributes:
-        kind: What was looked up, such as ``planner``.
-        name: What was asked for.
+        kind: Kind of the names, such as ``planner``.
+        name: The unknown name.
         allowed: Names that exist, sorted.
-        place: Where the name stands, such as an environment variable, or empty.
+        place: Source of the name, such as an environment variable, or empty.
     """
 
     def __init__(self, kind: str, name: str, allowed: Iterable[str], place: str = "") -> None:
@@ -129,10 +130,10 @@ class UnknownName(RematError, LookupError):
 
 
 class UnservedSizes(RematError):
-    """What a compiler assumed of changing sizes does not hold at those of a call.
+    """The sizes of a call break an assumption that the inner compiler made on changing sizes.
 
     Args:
-        sizes: The sizes of the call, as people are shown them.
+        sizes: The sizes of the call, as text.
     """
 
     def __init__(self, sizes: str) -> None:
@@ -145,11 +146,11 @@ class UnservedSizes(RematError):
 
 @dataclass(frozen=True, slots=True)
 class KeptBytes:
-    """Bytes that the backward needs, and that may not be computed again.
+    """Bytes that the backward needs and that must not be recomputed.
 
     Attributes:
-        num_bytes: How many.
-        why: What forbids it.
+        num_bytes: Their number.
+        why: The reason.
         source: User's source line of the largest of them, or empty.
     """
 
@@ -163,15 +164,15 @@ class KeptBytes:
 
 @dataclass(frozen=True, slots=True)
 class BudgetFacts:
-    """What is known of a step whose budget cannot be kept, as far as it is known.
+    """Facts about a step whose budget cannot be kept; each may be unknown.
 
     Attributes:
         asked: The budget as the user wrote it.
-        unbudgeted_bytes: Peak of the step without a budget, about.
+        unbudgeted_bytes: Approximate peak of the step without a budget.
         planner: Planner that found the smallest peak.
-        kept: What may not be computed again, the most bytes first.
+        kept: Values that must not be recomputed, the most bytes first.
         fixed_bytes: Bytes at the smallest peak that do not depend on the batch: gradients of parameters.
-        undeclared: Whether operators that nobody declared free of side effects are among what is kept.
+        undeclared: Whether some values are kept only because nobody declared their operator free of side effects.
     """
 
     asked: str = ""
@@ -185,15 +186,15 @@ class BudgetFacts:
 class InfeasibleBudget(RematError, RuntimeError):
     """No plan stays within the budget.
 
-    Its one argument says "out of memory" as PyTorch does, so that what searches for a batch size reacts to it.
+    Its one argument says "out of memory" as PyTorch does, so that searches for the batch size react to it.
 
     Attributes:
-        budget_bytes: The budget that was asked for.
+        budget_bytes: The budget in bytes.
         smallest_peak_bytes: Smallest peak that a plan reaches, in bytes.
         forced_by: Name of the operator at that peak, or empty.
         source: User's source line of that operator, such as ``model.py:12``, or empty.
-        reason: What limits the search besides memory, such as ``max_slowdown=2.0``, or empty.
-        facts: What is known besides.
+        reason: A limit of the search other than memory, such as ``max_slowdown=2.0``, or empty.
+        facts: Further facts for the message.
     """
 
     SHOWN = 3
@@ -232,17 +233,18 @@ class InfeasibleBudget(RematError, RuntimeError):
         return f"{self.facts.asked} ({inner})" if self.facts.asked else inner
 
     def _kept(self) -> str:
-        """What may not be computed again, and why, as a sentence."""
+        """A sentence about the values that must not be recomputed, and why."""
         kept = self.facts.kept
         if not kept:
             return ""
+        # The largest by name, the others as one sum: there may be hundreds.
         rest = sum(one.num_bytes for one in kept[self.SHOWN :])
         parts = [*map(str, kept[: self.SHOWN]), *([f"{format_bytes(rest)} for other reasons"] if rest else [])]
         total = sum(one.num_bytes for one in kept)
         return f" Of what the backward needs, {format_bytes(total)} may not be recomputed: {'; '.join(parts)}."
 
     def _ways_out(self) -> str:
-        """What the user can do."""
+        """The remedies for the user, as one text."""
         ways = [
             f"a budget of at least {_both(self.smallest_peak_bytes)}",
             'on_infeasible="min", which trains at the smallest peak with a warning',
@@ -253,6 +255,7 @@ class InfeasibleBudget(RematError, RuntimeError):
             ways.append("remat_compiler.allow_recompute(operator), where an operator has no side effects")
         fixed = self.facts.fixed_bytes
         batch = "a smaller batch"
+        # Gradients of parameters do not shrink with the batch; the rest of the peak is taken to be proportional to it.
         if fixed is not None and fixed >= self.budget_bytes:
             batch += f" (alone it will not do: gradients of parameters take {format_bytes(fixed)})"
         elif fixed is not None and self.smallest_peak_bytes > self.budget_bytes:
@@ -262,12 +265,12 @@ class InfeasibleBudget(RematError, RuntimeError):
 
 
 def _both(num_bytes: int) -> str:
-    """Bytes for programs, and for people where that is shorter."""
+    """Exact bytes, and from 1 KiB on also rounded ones."""
     return f"{num_bytes} bytes" if num_bytes < 1024 else f"{num_bytes} bytes ({format_bytes(num_bytes)})"
 
 
 class PlanRejected(RematError):
-    """The verifier found violations in a plan; a defect of the planner, never of the user's model.
+    """The verifier found violations in a plan: a defect of the planner, never of the user's model.
 
     Attributes:
         planner: Name of the planner that made the plan.
@@ -292,10 +295,11 @@ def suggestion(name: str, allowed: Sequence[str], prefix: str = "") -> str:
     """The end of a message about an unknown name: near matches first, then all that is allowed.
 
     Args:
-        name: What was asked for.
+        name: The unknown name.
         allowed: Names that exist.
-        prefix: What all of them begin with, which tells nothing apart.
+        prefix: Common prefix of all of them, which is ignored in the comparison.
     """
+    # A long common prefix would make all names near matches.
     lowered = {a.lower().removeprefix(prefix.lower()): a for a in allowed}
     matches = difflib.get_close_matches(name.lower().removeprefix(prefix.lower()), list(lowered), n=3, cutoff=0.6)
     near = [lowered[m] for m in matches]

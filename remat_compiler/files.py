@@ -1,7 +1,7 @@
 """Files that others may have changed: only plain files of bounded size are read, and files are written whole or not.
 
-What stands under the name of a file may be a pipe, which would never end, a device, or a file larger than memory: its
-type and its size are looked at before anything of it is read.
+A path may lead to a pipe, which would never end, to a device, or to a file larger than memory: type and size are
+checked before anything is read.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 LARGEST_BYTES: Final = 2**28
-"""Bytes of the largest file that is read; the plans of the largest known graphs take a thousandth of it."""
+"""Size of the largest file that is read; the plans of the largest known graphs take a thousandth of it."""
 TEMPORARY: Final = ".tmp"
 """Suffix of a file that is not whole yet."""
 
@@ -33,12 +33,14 @@ def read_bounded(path: Path, most_bytes: int = LARGEST_BYTES) -> bytes:
     """
     descriptor = os.open(path, _READ_ONLY)
     try:
+        # Of the open file, not of the path, behind which another file may stand a moment later.
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "it is no regular file", str(path))
         size, data = status.st_size, b""
         if size <= most_bytes:
             with open(descriptor, "rb", closefd=False) as file:
+                # One byte more than allowed, which shows that the file has grown since.
                 data = file.read(most_bytes + 1)
         if max(size, len(data)) > most_bytes:
             raise OSError(errno.EFBIG, f"it has {max(size, len(data))} bytes, at most {most_bytes} are read", str(path))
@@ -48,16 +50,18 @@ def read_bounded(path: Path, most_bytes: int = LARGEST_BYTES) -> bytes:
 
 
 def write_whole(path: Path, text: str, mode: int = 0o600) -> None:
-    """Write `text` to `path`, whose folder is made: a reader sees what was there before, all of `text`, or no file.
+    """Write `text` to `path`, and create its folder: a reader sees the former content, all of `text`, or no file.
 
     Args:
         path: The file, which is replaced.
-        text: What it is to hold.
-        mode: Its permissions, less those that the process withholds.
+        text: Its new content.
+        mode: Its permissions, less those that the process's mask withholds.
 
     Raises:
-        OSError: It cannot be written; nothing of it is left behind.
+        OSError: It cannot be written; no temporary file remains.
     """
+    # In the same folder, for a rename is atomic only within one file system; the name is random, since several
+    # processes may write the same file, and cut, since file systems limit its length.
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.stem[:64]}-{secrets.token_hex(8)}{TEMPORARY}")
     descriptor = os.open(temporary, _NEW, mode)
@@ -65,14 +69,14 @@ def write_whole(path: Path, text: str, mode: int = 0o600) -> None:
         with open(descriptor, "w", encoding="utf-8") as file:
             file.write(text)
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException:  # an interrupt must not leave the file behind either
         with suppress(OSError):
             os.unlink(temporary)
         raise
 
 
 def is_first_failure(folder: Path, error: OSError) -> bool:
-    """Whether nothing below `folder` failed to be written so before in this process: a full disk is told of once."""
+    """Whether this is the process's first error of its kind below `folder`, so that a full disk is warned of once."""
     what = (str(folder), error.errno)
     if what in _told:
         return False

@@ -1,6 +1,6 @@
-"""Checks of single values that a user gives: each returns what is meant, or raises `OptionError`.
+"""Checks of single values that a user gives: each returns the value in its final type, or raises `OptionError`.
 
-Messages say what was got, and cut it where it is long; numbers that no float holds count as infinite.
+Messages show the value that was given, shortened if it is long; numbers too large for a float count as infinite.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from remat_compiler.errors import OptionError, suggestion
 
 _LONGEST = 100
 MOST = 1_000_000
-"""Largest number of things that may be asked for."""
+"""Largest count that an option may have."""
 
 
 def shown(value: object) -> str:
-    """`value` as a message prints it: what it is, cut where it is long."""
+    """`value` as a message prints it: its `repr`, shortened if it is long."""
     try:
         text = repr(value)
     except ValueError:
@@ -29,7 +29,7 @@ def shown(value: object) -> str:
 
 
 def as_float(value: Real) -> float:
-    """`value` as a float, infinite where it is too large for one."""
+    """`value` as a float, infinite if it is too large for one."""
     try:
         return float(value)
     except OverflowError:
@@ -53,6 +53,7 @@ def folder(name: str, value: object) -> Path | None:
     if not isinstance(value, (str, os.PathLike)) or not os.fspath(value):
         raise OptionError(f"{name} must be the path of a folder or None, got {shown(value)}")
     path = os.fsdecode(value)
+    # Refused here, by name: later, each use of the path would raise a ValueError that no one expects.
     if "\0" in path:
         raise OptionError(f"{name} must be the path of a folder, which holds no null character, got {shown(path)}")
     try:
@@ -66,13 +67,15 @@ def folder(name: str, value: object) -> Path | None:
 
 def positive(name: str, value: object) -> float:
     """`value` as a finite number above 0."""
+    # `True` is a number to Python, here and below, but never what a user means by one.
     if isinstance(value, bool) or not isinstance(value, Real) or not 0.0 < as_float(value) < math.inf:
         raise OptionError(f"{name} must be a finite number above 0, got {shown(value)}")
     return as_float(value)
 
 
 def slowdown(name: str, value: object) -> float | None:
-    """`value` as a limit of the step's relative time; `None` for no limit, as for what is too large for a float."""
+    """`value` as a limit of the step's relative time; `None` for no limit, and for numbers too large for a float."""
+    # Infinity is a way to say "no limit"; a factor below 1 would ask recomputation to save time.
     is_number = isinstance(value, Real) and not isinstance(value, bool)
     if value is None or (isinstance(value, Real) and is_number and as_float(value) == math.inf):
         return None

@@ -1,4 +1,4 @@
-"""What a user may set: the `options` of `torch.compile(backend="remat")` and the REMAT_* environment.
+"""Everything that a user can set: the `options` of `torch.compile(backend="remat")` and the REMAT_* environment.
 
 Every REMAT_* variable is read here and nowhere else.  An option given in the code wins over the
 environment, which wins over the default.  Bytes are integers from here on: a fraction of a byte that a
@@ -32,14 +32,16 @@ VARIANTS: Final = ("auto", "always", "never")
 ESTIMATORS: Final = ("symbolic", "quadratic")
 PREFIX: Final = "REMAT_"
 ONLY_IN_ENVIRONMENT: Final = ("REMAT_CACHE_DIR", "REMAT_DISABLE_CACHE", "REMAT_VERIFY")
-"""Variables of what no option sets; each option has one of its own name besides, see `variable_of`."""
+"""Variables that no option corresponds to; each option also has a variable of its own name, see `variable_of`."""
 
+# "MB" is a million bytes and "MiB" 2**20, as their standards say; letters may be of either case.
 _UNIT_BYTES: Final = {
     "": 1,
     "b": 1,
     **{f"{letter}b": 1000**power for power, letter in enumerate("kmgtpe", 1)},
     **{f"{letter}ib": 1024**power for power, letter in enumerate("kmgtpe", 1)},
 }
+# At most two digits of exponent: a larger one is no number of bytes, and would fill memory once made an integer.
 _BYTE_STRING: Final = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?(?:e\+?[0-9]{1,2})?)\s*([a-z]*)\s*", re.IGNORECASE | re.ASCII)
 _LARGEST_BUDGET: Final = 2**63 - 1
 _BUDGET_FORMS: Final = (
@@ -62,10 +64,10 @@ class MemoryBudget:
     """The largest peak that a step may have, as the user said it.
 
     Attributes:
-        kind: Which of the other fields counts.
+        kind: The form in which it is given, which says which of the other fields counts.
         limit_bytes: Bytes, for BYTES.
         fraction: Part of the unbudgeted peak, in (0, 1], for FRACTION.
-        written: What the user wrote; two budgets that mean the same are equal.
+        written: The user's own text, ignored in comparisons: two budgets that mean the same are equal.
     """
 
     kind: BudgetKind
@@ -75,7 +77,7 @@ class MemoryBudget:
 
     @staticmethod
     def parse(value: object) -> MemoryBudget:
-        """The budget that `value` names; OptionError when it names none.
+        """The budget that `value` names; OptionError if it names none.
 
         An int and a float mean different things: ``1`` is one byte, ``1.0`` the whole unbudgeted peak.
         """
@@ -83,12 +85,14 @@ class MemoryBudget:
             return value
         if isinstance(value, str):
             return replace(_budget_of_string(value), written=repr(value))
+        # `True` would otherwise count as a budget of one byte.
         if isinstance(value, bool) or not isinstance(value, Real):
             raise _bad_budget(value)
         if isinstance(value, Integral):
             return replace(_budget_of_bytes(int(value), value), written=shown(int(value)))
         fraction = as_float(value)
         if not 0.0 < fraction <= 1.0:
+            # Most likely `6e9`, a float that was meant as bytes.
             looks_like_bytes = 1024.0 <= fraction <= _LARGEST_BUDGET
             hint = f"; for bytes write {int(fraction)} or {str(int(fraction))!r}" if looks_like_bytes else ""
             raise _bad_budget(value, hint)
@@ -96,11 +100,11 @@ class MemoryBudget:
 
     @property
     def is_part(self) -> bool:
-        """Whether it is less than all of the unbudgeted peak, and no number of bytes."""
+        """Whether it is relative, and less than all of the unbudgeted peak."""
         return self.kind is BudgetKind.MIN or (self.kind is BudgetKind.FRACTION and self.fraction < 1.0)
 
     def of_reference(self, reference_peak_bytes: int) -> int | None:
-        """Bytes allowed where the unbudgeted step peaks at `reference_peak_bytes`; `None` for AUTO and MIN."""
+        """The limit in bytes if the unbudgeted step peaks at `reference_peak_bytes`; `None` for AUTO and MIN."""
         if self.kind is BudgetKind.BYTES:
             return self.limit_bytes
         if self.kind is BudgetKind.FRACTION:
@@ -110,7 +114,7 @@ class MemoryBudget:
 
     @property
     def asked(self) -> str:
-        """What the user wrote, as a part of a message."""
+        """The user's own text, as a part of a message."""
         written = self.written or str(self)
         return f"{written} of the peak without a budget" if self.kind is BudgetKind.FRACTION else written
 
@@ -125,8 +129,8 @@ class Environment:
     """The REMAT_* environment variables.
 
     Attributes:
-        cache_dir: REMAT_CACHE_DIR, folder of plans and measured costs; `None` where none is named and the process has
-            no home directory.
+        cache_dir: REMAT_CACHE_DIR, folder of plans and measured costs; `None` if none is named and the process has no
+            home directory.
         disable_cache: REMAT_DISABLE_CACHE, neither read nor write that folder.
         verify: REMAT_VERIFY: 0 verifies nothing, 1 every plan that is applied, 2 also the captured graph and
             every plan that a planner answers with, applied or not.
@@ -144,6 +148,7 @@ class Environment:
         given = {k: v for k, v in (os.environ if variables is None else variables).items() if v}
         of_options = {variable_of(f.name): f.name for f in fields(RematOptions) if f.name != "inductor"}
         allowed = (*sorted(of_options), *ONLY_IN_ENVIRONMENT)
+        # A misspelt variable would have no effect without a word.
         for name in sorted(given):
             if name.startswith(PREFIX) and name not in allowed:
                 logger.warning("ignored environment variable %s%s", name, suggestion(name, allowed, PREFIX))
@@ -163,7 +168,7 @@ def variable_of(option: str) -> str:
 
 
 def _default_cache(xdg_cache_home: str | None) -> Path | None:
-    """The cache folder where none is named; `None`, warned of once, where the process has no home directory."""
+    """The cache folder if none is named; `None`, with one warning, if the process has no home directory."""
     if xdg_cache_home is not None:
         return Path(xdg_cache_home) / "remat"
     try:
@@ -191,17 +196,18 @@ class RematOptions:
         on_infeasible: ``"error"`` raises `InfeasibleBudget`, ``"min"`` takes the smallest peak with a warning.
         max_slowdown: Largest time of a step relative to the step without recomputation, at least 1, or `None`
             for no limit.
-        time_limit: Seconds that planning one graph may take beyond a first quick plan, about, at least 0, or `None`
-            for what the planner takes by itself (`auto`: 2).  `auto` turns them into an amount of work, so that
-            every run and rank makes the same plan.
-        variants: Where sizes change from call to call, whether a better variant of a graph is compiled: ``"auto"`` when
-            it pays, ``"always"`` as soon as one would be faster, ``"never"``.  What a size needs to fit is compiled in
-            any case.
-        max_variants: How many variants of one graph there may be, at least 2.
-        estimator: How the peak of a variant at other sizes is known: ``"symbolic"``, by the exact formula (learnt where
-            there is none), or ``"quadratic"``, learnt from dry runs at the first sizes.  With the latter, what layers
-            save is also measured in the first steps, which run by the variant of the smallest peak.
-        inductor: Names and values of Inductor's own settings, which stand among the options; sorted.
+        time_limit: Approximate seconds that planning one graph may take beyond a first quick plan, at least 0, or
+            `None` for the planner's own default (`auto`: 2).  `auto` turns them into an amount of work, so that every
+            run and rank makes the same plan.
+        variants: Whether better variants of a graph are compiled if sizes change from call to call: ``"auto"`` when it
+            pays, ``"always"`` as soon as one would be faster, ``"never"``.  Variants that a size needs to fit are
+            compiled in any case.
+        max_variants: Largest number of variants of one graph, at least 2.
+        estimator: How the peak of a variant at other sizes is found: ``"symbolic"``, by the exact formula (learnt from
+            dry runs if there is none), or ``"quadratic"``, learnt from dry runs at the first sizes.  With the latter,
+            the bytes that layers save are also measured in the first steps, which run by the variant of the smallest
+            peak.
+        inductor: Names and values of Inductor's own settings among the options; sorted.
     """
 
     memory_budget: MemoryBudget = field(default_factory=lambda: MemoryBudget(BudgetKind.AUTO))
@@ -230,9 +236,9 @@ class RematOptions:
 
         Args:
             options: Names and values; `None` for none.
-            check_planner: Raises (`UnknownName`) when no planner of that name is registered.
-            environment: Environment variables; read from the process when `None`.
-            is_inductors: Whether a name is of a setting of Inductor, and the value right for it (else `OptionError`).
+            check_planner: Raises `UnknownName` if no planner of that name is registered.
+            environment: Environment variables; read from the process if `None`.
+            is_inductors: Whether a name is one of Inductor's settings; raises `OptionError` if its value is wrong.
 
         Raises:
             OptionError: An option is unknown or its value malformed.
@@ -246,6 +252,7 @@ class RematOptions:
         for name in given:
             if name not in checks and name not in settings:
                 raise OptionError(f"unknown option {shown(name)}{suggestion(str(name), tuple(checks))}")
+        # A variable is not even checked if the code gives the option.
         values: dict[str, Any] = {
             name: _from_text(name, text, checks[name]) for name, text in env.options.items() if name not in given
         }
@@ -259,7 +266,7 @@ class RematOptions:
 
 
 def parse_bytes(text: str) -> int:
-    """Bytes that a string such as ``"6GiB"``, ``"512 MB"`` or ``"1.5e9"`` names; OptionError when it names none."""
+    """Bytes that a string such as ``"6GiB"``, ``"512 MB"`` or ``"1.5e9"`` names; OptionError if it names none."""
     match = _BYTE_STRING.fullmatch(text)
     if match is None:
         raise _bad_budget(text)
@@ -267,6 +274,7 @@ def parse_bytes(text: str) -> int:
     if unit.lower() not in _UNIT_BYTES:
         units = ("B", *(f"{letter}{end}" for end in ("B", "iB") for letter in "KMGTPE"))
         raise _bad_budget(text, f"; unknown unit {unit!r}{suggestion(unit, units)}")
+    # Decimals, so that no digit of the string is lost.
     size = number * _UNIT_BYTES[unit.lower()]
     if 0 < size < 1:
         raise _bad_budget(text, f"; for a fraction write the number {number} without quotes")
@@ -298,7 +306,7 @@ def _bad_budget(value: object, hint: str = "") -> OptionError:
 
 
 def _planner(check: Callable[[str], object], value: object) -> str:
-    """`value`, when it names a planner."""
+    """`value` if it names a planner."""
     if not isinstance(value, str) or not value:
         raise OptionError(f"planner must be the name of a planner, got {shown(value)}")
     check(value)
@@ -318,15 +326,15 @@ _CHECKS: Final[dict[str, Callable[[object], object]]] = {
     "max_variants": partial(count, "max_variants", least=2),
     "estimator": partial(one_of, "estimator", allowed=ESTIMATORS),
 }
-"""What each option must be, in the order in which people are shown them."""
+"""The check of each option, in the order in which messages list the options."""
 
 
 def _from_text(name: str, text: str, check: Callable[[object], object]) -> object:
     """The value of the option `name` whose variable holds `text`.
 
     Raises:
-        OptionError: It means none; the message names the variable.
-        UnknownName: It names a planner that is not registered; likewise.
+        OptionError: The text is no such value; the message names the variable.
+        UnknownName: It names a planner that is not registered; the message names the variable, too.
     """
     try:
         return check(_READERS.get(name, str)(text))
@@ -337,13 +345,14 @@ def _from_text(name: str, text: str, check: Callable[[object], object]) -> objec
 
 
 def _budget_text(text: str) -> object:
-    """A variable holds no types: what has a decimal point, no unit, and is at most 1, is a fraction."""
+    """The budget in a variable: a number with a decimal point, no unit, and at most 1 is a fraction, else bytes."""
+    # Text has no types, so the point tells ``1.0``, the whole peak, from ``1``, one byte.
     fraction = float(text) if _FRACTION.fullmatch(text) else 0.0
     return fraction if 0.0 < fraction <= 1.0 else text
 
 
 def _number_text(text: str) -> object:
-    """A number, `None` for the word, else the text itself, which the check refuses."""
+    """The number in a text, `None` for the word ``none``, else the text itself, which the check refuses."""
     if text.strip().lower() == "none":
         return None
     for read in (int, float):

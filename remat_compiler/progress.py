@@ -1,11 +1,11 @@
-"""Tell a person what takes long: at a terminal on one line that is rewritten, elsewhere in the log.
+"""Show the progress of long work: in a terminal on one line that is rewritten, elsewhere in the log.
 
     with progress("timing operators", len(calls)) as bar:
         for call in calls:
             time_it(call)
             bar.advance()
 
-What ends within two seconds says nothing.  Blocks nest; only the innermost is shown.
+Work that ends within two seconds is not shown.  Blocks nest; only the innermost is shown.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from contextlib import contextmanager
 logger = logging.getLogger(__name__)
 
 QUIET_SECONDS = 2.0
-"""Nothing is said before; the log hears nothing more often."""
+"""Seconds before anything is shown, and between two lines in the log."""
 REDRAW_SECONDS = 1.0
-"""How often the line on a terminal is written anew."""
+"""Seconds between two redraws of the line in a terminal."""
 
 _ERASE_LINE = "\r\033[K"
 
 
 class Progress:
-    """How far a block is.
+    """The progress of one block.
 
     Attributes:
-        what: What runs.
-        total: How often it advances, or `None` where that is not known.
-        done: How often it has.
+        what: Name of the work.
+        total: Number of times that it advances, or `None` if that is not known.
+        done: Number of times that it has advanced.
     """
 
     def __init__(self, what: str, total: int | None) -> None:
@@ -48,7 +48,7 @@ class Progress:
         return time.monotonic() - self._start
 
     def advance(self) -> None:
-        """One more of the total is done."""
+        """Note that one more of the total is done."""
         self.done += 1
         now = time.monotonic()
         if now - self._logged >= QUIET_SECONDS and not sys.stderr.isatty():
@@ -62,15 +62,16 @@ class Progress:
 
 
 _running: list[Progress] = []
-"""Blocks under way, the innermost last."""
+"""Running blocks, the innermost last."""
 
 
 @contextmanager
 def progress(what: str, total: int | None = None) -> Iterator[Progress]:
-    """Show `what` while the block runs; it may `advance` what is yielded, `total` times."""
+    """Show `what` while the block runs; the block may call `advance` on the yielded object, `total` times."""
     shown = Progress(what, total)
     _running.append(shown)
     done = threading.Event()
+    # A thread, so that the seconds go on while a long call into native code runs; the log is written by `advance`.
     thread = threading.Thread(target=_show, args=(shown, done), daemon=True) if sys.stderr.isatty() else None
     if thread is not None:
         thread.start()
@@ -78,6 +79,7 @@ def progress(what: str, total: int | None = None) -> Iterator[Progress]:
         yield shown
     finally:
         done.set()
+        # Joined, so that the line is erased before anything else is written.
         if thread is not None:
             thread.join()
         _running.remove(shown)
@@ -91,6 +93,7 @@ def _show(shown: Progress, done: threading.Event) -> None:
             sys.stderr.write(f"{_ERASE_LINE}remat: {shown} ")
             sys.stderr.flush()
             wait = REDRAW_SECONDS
+    # Only if it was ever drawn.
     if wait == REDRAW_SECONDS:
         sys.stderr.write(_ERASE_LINE)
         sys.stderr.flush()

@@ -1,9 +1,9 @@
-"""What compilation did in this process, counted: plans asked for, found again and made, and seconds of each part.
+"""Counts of the compilations in this process: plans requested, found in the cache and made, and seconds by part.
 
 To add a counter, add a field to `Stats` and call `count` with its name; to time something, add a field whose name ends
 in ``_s`` and put `timed` around it.  Both are safe in any thread.
 
-A second belongs to one part alone: what is timed within something else that is timed does not count there.
+Every second belongs to one part: the time of an inner `timed` block does not count for the outer one.
 
     compiling ──────┬─────────────────┬────── compiling_s: what is left outside of the two below
                     planning          verifying
@@ -20,7 +20,7 @@ from dataclasses import dataclass, fields, replace
 from remat_compiler.ir.text_form import table
 
 SECONDS = "_s"
-"""How the names of times end."""
+"""Suffix of the names of times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,20 +28,20 @@ class Stats:
     """Counts and seconds since the process began, or since `reset_stats`.
 
     Attributes:
-        compilations: Times that a graph was given to the inner compiler, trial compilations included.
+        compilations: Compilations by the inner compiler, trial compilations included.
         solves: Problems that a planner solved.
         exact_hits: Problems whose plan was in the cache.
         similar_hits: Problems that took the plan of another size from the cache.
-        misses: Problems for which the cache had no plan to take.
-        variants: Variants compiled for graphs whose sizes change, the first of each included.
-        decisions: Sizes never seen before for which a variant was chosen without a compilation.
+        misses: Problems for which the cache had no usable plan.
+        variants: Variants compiled for graphs whose sizes change, the first of each graph included.
+        decisions: New sizes for which a variant was chosen without a compilation.
         collections: Sizes at which the layers of a graph were measured.
-        collections_dropped: Such measurements, of all layers or one, that were thrown away or left out.
+        collections_dropped: Measurements of layers, of all or of one, that were discarded or left out.
         planning_s: Seconds in planners.
-        lookup_s: Seconds in looking for plans in the cache, and in keeping them.
+        lookup_s: Seconds in reading plans from the cache and writing them to it.
         verifying_s: Seconds in the verifier.
         compiling_s: Seconds in capture, rewriting and the inner compiler.
-        dry_run_s: Seconds in checking the peak of what was emitted.
+        dry_run_s: Seconds in checking the peak of emitted code.
         deciding_s: Seconds in choosing variants.
         collecting_s: Seconds in measuring layers.
     """
@@ -73,7 +73,7 @@ class Stats:
 
 
 class _Open(threading.local):
-    """Seconds of what was timed within each timed block that is open in this thread, innermost last."""
+    """For each timed block that is open in this thread, the seconds of the timed blocks within it; innermost last."""
 
     def __init__(self) -> None:
         self.within: list[float] = []
@@ -91,7 +91,7 @@ def stats() -> Stats:
 
 
 def reset_stats() -> None:
-    """Begin anew at 0; blocks that are being timed add their seconds when they end."""
+    """Set all figures to 0; blocks that are being timed still add their seconds when they end."""
     global _total
     with _lock:
         _total = Stats()
@@ -101,6 +101,7 @@ def count(name: str, by: float = 1) -> None:
     """Add `by` to the field `name` of `Stats`; AttributeError when there is none."""
     global _total
     with _lock:
+        # A new object, so that what `stats` returned stays as it was.
         _total = replace(_total, **{name: getattr(_total, name) + by})
 
 
@@ -114,5 +115,6 @@ def timed(name: str) -> Iterator[None]:
     finally:
         seconds = time.perf_counter() - start
         count(name, seconds - _open.within.pop())
+        # All of it belongs to this block and those within it: none of it to the block around.
         if _open.within:
             _open.within[-1] += seconds

@@ -3,4 +3,4 @@
 __version__ = "0.1.0"
 
 TESTED_TORCH = ((2, 11), (2, 15))
-"""The oldest and the newest; what lies beyond is warned of, and refused only where something that it needs is gone."""
+"""The oldest and the newest.  Others are warned of, and refused only if they lack something that this project needs."""

@@ -1,4 +1,4 @@
-"""Which inputs the step changes in place."""
+"""The inputs that the step changes in place."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ def changed_inputs(graph: fx.Graph) -> set[fx.Node]:
 def changed_by_forward(graph: fx.Graph) -> set[fx.Node]:
     """Placeholders whose memory the forward, or the wrapper around it, changes in place."""
     calls = [n for n in graph.nodes if n.op == "call_function" and not torch_compat.must_be_in_backward(n)]
+    # Two ways to change an input: AOTAutograd's wrapper copies a new value back, or an operator of the graph writes it.
     return torch_compat.mutated_inputs(graph) | _placeholders_written(graph, calls)
 
 
@@ -30,9 +31,11 @@ def changed_by_backward(graph: fx.Graph) -> set[fx.Node]:
 def _placeholders_written(graph: fx.Graph, calls: list[fx.Node]) -> set[fx.Node]:
     """Placeholders that own memory that one of the calls changes."""
     written = [argument for node in calls for argument in _written(node)]
+    # Most graphs change nothing; finding roots walks the whole graph.
     if not written:
         return set()
     roots = find_roots(graph)
+    # A write through a view changes the input that owns the memory.
     return {n for n in (roots[a] for a in written if a in roots) if n.op == "placeholder"}
 
 
@@ -42,7 +45,11 @@ def _written(node: fx.Node) -> list[fx.Node]:
     if not isinstance(target, torch._ops.OpOverload) or not is_mutable(target):
         return []
     found = []
-    for argument, value in zip(target._schema.arguments, node.args):
+    arguments = target._schema.arguments
+    # Operators with an `out` take it by keyword alone.
+    given = {**dict(zip((argument.name for argument in arguments), node.args)), **node.kwargs}
+    for argument in arguments:
+        value = given.get(argument.name)
         if argument.alias_info is not None and argument.alias_info.is_write and isinstance(value, fx.Node):
             found.append(value)
     return found

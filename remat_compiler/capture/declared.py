@@ -1,7 +1,7 @@
 """Operators that users declare free of side effects, so that they may be executed again.
 
-An operator that remat does not know is never recomputed: it may count, log, or change what its schema does not name.
-Whoever wrote it knows better.
+An operator that remat does not know is never recomputed: it may count, log, or change memory that its schema does not
+name.  Its author knows better.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ _declared: set[str] = set()
 def allow_recompute(op: T) -> T:
     """Declare that an operator makes the same results from the same arguments, and does nothing else.
 
-    It counts for what is compiled afterwards, in this process.  Stands before the first call of the compiled function,
-    or as a decorator above `torch.library.custom_op`.
+    It applies to graphs compiled afterwards in this process.  Call it before the first call of the compiled function,
+    or use it as a decorator above `torch.library.custom_op`.
 
     Args:
         op: The operator: as `torch.library.custom_op` made it, ``torch.ops.ns.name``, one overload of it, or its name,
@@ -36,7 +36,7 @@ def allow_recompute(op: T) -> T:
 
 
 def forbid_recompute(op: object) -> None:
-    """Take back what `allow_recompute` declared, for what is compiled afterwards; nothing where nothing was declared.
+    """Revoke `allow_recompute` for graphs compiled afterwards; has no effect on an operator that was not declared.
 
     Raises:
         OptionError: There is no such operator.
@@ -50,12 +50,12 @@ def is_declared(name: str) -> bool:
 
 
 def declared_names() -> tuple[str, ...]:
-    """Names of all overloads that may be executed again, sorted: they decide what is planned."""
+    """Names of all overloads that may be executed again, sorted: a part of the keys of plans and compiled code."""
     return tuple(sorted(_declared))
 
 
 def _names(op: object) -> list[str]:
-    """Names of the overloads that `op` means."""
+    """Names of the overloads that `op` refers to."""
     from remat_compiler import torch_compat  # `import remat_compiler` imports no torch
 
     overloads = torch_compat.overloads_of(op)
@@ -68,9 +68,10 @@ def _names(op: object) -> list[str]:
 
 
 def _checked_names(op: object) -> list[str]:
-    """The same, for operators that may be declared."""
+    """Names of the overloads that `op` refers to, if all of them may be declared."""
     from remat_compiler import torch_compat
 
+    # All overloads are checked before any is declared.
     for overload in torch_compat.overloads_of(op):
         why = torch_compat.never_repeatable(overload)
         if why:

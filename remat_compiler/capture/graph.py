@@ -27,14 +27,14 @@ class CapturedGraph:
     """A training graph with its nodes.
 
     Attributes:
-        joint: The joint graph module, in the form in which it is cut.
+        joint: The joint graph module, in the form in which it is partitioned.
         graph: The same as torch-free data.
         nodes: For each operator, the FX nodes that compute it: inlined producers, the node itself, items.
         main: For each operator, the node that gives it its name.
         roots: For each FX node with a tensor, the node that owns its memory.
         storage: Storage of each root.
         phases: Phase of each FX node.
-        num_fwd_outputs: How many of the joint outputs belong to the forward.
+        num_fwd_outputs: Number of joint outputs that belong to the forward.
         fused: Whether pointwise nodes were contracted as Inductor fuses them.
         loops: For each operator, whether Inductor makes it part of a fused loop.
     """
@@ -63,9 +63,9 @@ def capture(
 
     Args:
         joint: The joint graph; not changed.
-        num_fwd_outputs: How many of its outputs belong to the forward.
+        num_fwd_outputs: Number of its outputs that belong to the forward.
         static_input_indices: Positions of the primals that are parameters or buffers.
-        fused: Contract to what Inductor materialises, rather than what the FX interpreter does.
+        fused: Contract to the values that Inductor materialises, rather than those of the FX interpreter.
         in_memory: Nodes that are known to be in memory, besides the outputs.
     """
     return _Builder(joint, num_fwd_outputs, static_input_indices, fused).build(tuple(in_memory))
@@ -80,6 +80,7 @@ class _Builder:
         self.static = frozenset(static)
         self.fused = fused
         self.classes = {n: operators.node_class(n) for n in joint.graph.nodes if n.op != "output"}
+        # Sets of nodes are put into this order before they reach a result.
         self.order = {n: i for i, n in enumerate(self.classes)}
         self.roots = find_roots(joint.graph, self.classes)
         fwd, bwd = torch_compat.joint_outputs(joint, num_fwd_outputs)
@@ -90,15 +91,18 @@ class _Builder:
         self.storage: dict[fx.Node, StorageId] = {}
         self.storages: list[Storage] = []
         self.inlined: dict[fx.Node, tuple[frozenset[fx.Node], frozenset[fx.Node]]] = {}
+        # By root: a caller that is given a view holds the whole memory behind it.
         self.outputs = {self.roots[o] for o in self.fwd_outputs if o in self.roots}
         self.gradients = {self.roots[o] for o in self.bwd_outputs if o in self.roots}
 
     def build(self, in_memory: tuple[fx.Node, ...]) -> CapturedGraph:
         if self.fused:
+            # All three must be in memory, so Inductor cannot keep them in registers.
             outputs = [*self.fwd_outputs, *self.bwd_outputs, *in_memory]
             mains = materialised_by_inductor(self.classes, self.roots, self.phases, outputs)
         else:
             mains = materialised_by_interpreter(self.classes)
+        # Before the operators, which look up the storages that they read.
         self._add_inputs()
         ops: list[Op] = []
         node_lists: list[tuple[fx.Node, ...]] = []
@@ -134,7 +138,9 @@ class _Builder:
                 storage_kind = StorageKind.PARAMETER
             else:
                 storage_kind = StorageKind.INPUT
+            # Static indices count placeholders alone; tangents stand after all primals.
             primals += node.op == "placeholder"
+            # Sizes are inputs, too, and own no memory.
             if node in self.roots:
                 self._add_storage(node, storage_kind, storage_bytes(node))
 
@@ -156,10 +162,12 @@ class _Builder:
         writes = [
             self._add_storage(value, self._kind_of(value), storage_bytes(value))
             for value in items or [main]
+            # Views and in-place results live in memory that another node owns.
             if self.roots.get(value) is value
         ]
         writes += self._untaken(main)
         replay = None
+        # An operator that never repeats needs no state to replay.
         if Trait.RANDOM in traits and not reason:
             replay = self._add_replay(main)
         nodes = (*sorted(before, key=self.order.__getitem__), main, *items)
@@ -185,6 +193,7 @@ class _Builder:
         found: list[fx.Node] = []
         stack = [u for u in main.users if self.classes.get(u) is NodeClass.ITEM]
         while stack:
+            # In graph order, whatever the depth of the tuples.
             item = min(stack, key=self.order.__getitem__)
             stack.remove(item)
             found.append(item)
@@ -193,13 +202,14 @@ class _Builder:
         return found
 
     def _untaken(self, main: fx.Node) -> list[StorageId]:
-        """Storages of results that no node takes out of the tuple: they are allocated all the same, and freed at once.
+        """Storages of results that no node takes out of the tuple: kernels allocate them all the same, for one step.
 
-        Inductor leaves them out of the loops that it makes itself.
+        Loops that Inductor generates itself leave them out.
         """
         values = main.meta.get("val")
         if not isinstance(values, (list, tuple)) or (self.fused and self.classes[main] is not NodeClass.KERNEL):
             return []
+        # Results that the caller masked out are never allocated.
         taken = {u.args[1] for u in main.users if u.target is operator.getitem} | operators.masked_out(main)
         made: list[StorageId] = []
         for position, value in enumerate(values):
@@ -211,8 +221,9 @@ class _Builder:
         return made
 
     def _save_policy(self, nodes: list[fx.Node], no_recompute: str) -> SavePolicy:
-        """The user's demand; what must not run again may be saved even in a region that is to be recomputed."""
+        """The user's demand; a result that cannot be recomputed may be saved even in a region to be recomputed."""
         policies = [operators.save_policy_of(n) for n in nodes]
+        # The tag may be on any of the items; all come from one operator.
         policy = next((p for p in policies if p is not SavePolicy.FREE), SavePolicy.FREE)
         return SavePolicy.FREE if no_recompute and policy is SavePolicy.MUST_NOT_SAVE else policy
 
@@ -227,14 +238,17 @@ class _Builder:
         return frozenset(inside), frozenset(read)
 
     def _argument(self, node: fx.Node) -> tuple[frozenset[fx.Node], frozenset[fx.Node]]:
-        """What reading `node` inlines and touches."""
+        """The nodes that a reader of `node` inlines, and the roots of the memory that it touches."""
+        # Chains of inlined nodes share producers; without this every path through them would be walked.
         known = self.inlined.get(node)
         if known is not None:
             return known
+        # Sizes take no device memory.
         if self.classes[node] is NodeClass.SYMBOLIC:
             found = (frozenset[fx.Node](), frozenset[fx.Node]())
         elif node in self.storage:
             found = (frozenset[fx.Node](), frozenset({node}))
+        # The tuple has no memory of its own, and is never inlined: that would run its kernel a second time.
         elif self._is_tuple_of_kernel(node):
             found = (frozenset[fx.Node](), frozenset[fx.Node]())
         else:
@@ -248,6 +262,7 @@ class _Builder:
         return isinstance(node.meta.get("val"), (list, tuple)) and self.roots.get(node) is node
 
     def _kind_of(self, root: fx.Node) -> StorageKind:
+        # Outputs first: a storage that is both is held by the caller from the forward on.
         if root in self.outputs:
             return StorageKind.OUTPUT
         if root in self.gradients:

@@ -1,12 +1,12 @@
-"""Loops that write their result into the memory of an argument, as Inductor does where the argument ends there.
+"""Loops that write their result into the memory of an argument, as Inductor does if the argument's life ends there.
 
     gelu_backward    reads a gradient g and a saved value x of one shape, both for the last time
                      the result takes over the memory of one of them
 
-An argument surely ends at the last operator of the backward that reads it, whatever the plan, as operators of the
-backward run once.  Inductor also asks that both have one size and type, and that the loop reads the argument at the
-place that it writes (`can_inplace` in `torch/_inductor/scheduler.py`).  Other readers without a kernel in between may
-become part of the same loop and run behind it, unless the operator needs what they make.
+Under every plan, an argument's life ends at the last operator of the backward that reads it, because operators of the
+backward run once.  Inductor also requires that both have the same size and type, and that the loop reads the argument
+at the place that it writes (`can_inplace` in `torch/_inductor/scheduler.py`).  Other readers without a kernel in
+between may become part of the same loop and run after it, unless the operator needs their results.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from remat_compiler.capture.graph import CapturedGraph
 from remat_compiler.ir.graph import Op, OpId, Phase, StorageId, StorageKind
 
 _ENDS = frozenset({StorageKind.ACTIVATION, StorageKind.TEMPORARY})
-"""What may end in the backward: neither held by the caller, nor handed in by autograd."""
+"""Kinds whose life may end in the backward: neither held by the caller, nor handed in by autograd."""
 
 
 def bytes_taken_over(captured: CapturedGraph) -> tuple[int, ...]:
-    """For each operator, bytes of an argument that its result takes over; 0 for most."""
+    """For each operator, the bytes of an argument whose memory its result takes over; 0 for most operators."""
     ops, storages = captured.graph.ops, captured.graph.storages
     readers: dict[StorageId, list[Op]] = defaultdict(list)
     for op in ops:
@@ -34,12 +34,15 @@ def bytes_taken_over(captured: CapturedGraph) -> tuple[int, ...]:
     owner = {s: root for root, s in captured.storage.items()}
     taken, nearest = [0] * len(ops), OpId(-1)
     for op, loop, node, inside in zip(ops, captured.loops, captured.main, captured.nodes):
+        # A kernel ends every fused loop before it.
         if not loop:
             nearest = op.id
+        # Only backward operators are sure to run once, and Inductor matches one result with one argument.
         if not loop or op.phase is not Phase.BACKWARD or len(op.writes) != 1:
             continue
         size_bytes = storages[op.writes[0]].size_bytes
         ending = [s for s in op.reads if storages[s].kind in _ENDS and _ends(op, readers[s], nearest)]
+        # Inductor reuses memory of equal size only.
         same = [owner[s] for s in ending if s in owner and storages[s].size_bytes == size_bytes]
         if any(_read_in_place(root, node, inside, captured.roots) for root in same):
             taken[op.id] = size_bytes
@@ -47,8 +50,9 @@ def bytes_taken_over(captured: CapturedGraph) -> tuple[int, ...]:
 
 
 def _ends(op: Op, readers: Sequence[Op], nearest: OpId) -> bool:
-    """Whether `op` is the last reader, and no other one may come behind it in the same loop."""
+    """Whether `op` is the last reader, and no other reader can run after it in the same fused loop."""
     near = [r for r in readers if r.id > nearest and r is not op and r.phase is not Phase.FORWARD]
+    # Readers that the operator depends on have run before it, in the same loop or earlier.
     return readers[-1] is op and all(not set(r.writes).isdisjoint(op.reads) for r in near)
 
 
@@ -56,11 +60,12 @@ def _read_in_place(root: fx.Node, result: fx.Node, inside: Sequence[fx.Node], ro
     """Whether the nodes `inside` read the memory of `root` only at the place that they write of `result`."""
     loops = [node for node in inside if roots.get(node) is not root]  # views of `root` compute nothing
     read = [a for node in loops for a in node.all_input_nodes if roots.get(a) is root]
+    # A read at another index would see what the loop has overwritten already.
     return bool(read) and all(_same_layout(a, result) for a in read)
 
 
 def _same_layout(a: fx.Node, b: fx.Node) -> bool:
-    """Whether equal indices of two values lie at equal places, and values have one type."""
+    """Whether both values have one type, and equal indices lie at equal places in memory."""
     x, y = a.meta.get("val"), b.meta.get("val")
     if not isinstance(x, torch.Tensor) or not isinstance(y, torch.Tensor):
         return False

@@ -1,4 +1,4 @@
-"""Which values get memory of their own.
+"""The values that get memory of their own.
 
 The FX interpreter gives memory to the result of every operator that is not a view.  Inductor fuses: a
 pointwise value lives in registers unless something forces it into memory.  The model used here:
@@ -8,11 +8,11 @@ pointwise value lives in registers unless something forces it into memory.  The 
   a few elements is written out as pointwise arithmetic;
 - a pointwise value that no kernel reads and that is no output is inlined into each of its readers, as
   long as those stand before the next kernel (a fused loop cannot span a kernel);
-- where a reader stands behind the next kernel, or in the other phase, inlining keeps alive what the value
-  is computed from, its *frontier*.  It is still inlined where that is no loss: the frontier is not larger
-  than the value, or the backward reads all of the frontier anyway.
+- if a reader stands after the next kernel, or in the other phase, inlining keeps alive the values from which this one
+  is computed, its *frontier*.  It is still inlined if that loses nothing: the frontier is not larger than the value,
+  or the backward reads all of the frontier anyway.
 
-Values computed from no tensor (constants, ranges) are made anew wherever they are needed.
+Values computed from no tensor (constants, ranges) are recomputed wherever they are needed.
 """
 
 from __future__ import annotations
@@ -77,6 +77,7 @@ class _Fusion:
         for node, kind in self.classes.items():
             if kind is NodeClass.SYMBOLIC:
                 continue
+            # Readers decide for a pointwise value; a view or an item follows its root.
             own = kind in _OWN_MEMORY or (kind is NodeClass.POINTWISE and self._needs_memory(node))
             if own:
                 self.materialised.add(node)
@@ -90,20 +91,26 @@ class _Fusion:
     def _set_inlined(self, node: fx.Node) -> None:
         arguments = [a for a in node.all_input_nodes if a in self.frontier]
         self.frontier[node] = frozenset().union(*(self.frontier[a] for a in arguments))
+        # Views change indices only, and add nothing to the arithmetic of the loop.
         grows = self.classes[node] is NodeClass.POINTWISE
         self.length[node] = max((self.length[a] for a in arguments), default=0) + grows
 
     def _needs_memory(self, node: fx.Node) -> bool:
         """Whether the pointwise `node` is written to memory."""
+        # In memory whoever reads it: Inductor writes random numbers there, outputs and saved values need it.
         if is_random_value(node) or node in self.forced or save_policy_of(node) is SavePolicy.MUST_SAVE:
             return True
         found = self._readers(node)
+        # Kernels and loops over windows read their arguments from memory.
         if any(self.classes[r] is NodeClass.KERNEL or is_pooling(r) for r in found):
             return True
+        # As if it were inlined; `run` overwrites this if it is not.
         self._set_inlined(node)
+        # Inputs stay alive anyway, so reading them late costs nothing.
         frontier = [f for f in self.frontier[node] if self.classes[f] is not NodeClass.INPUT]
         if self.length[node] > MAX_INLINED_NODES:
             return True
+        # All readers fit into the loop of the value.
         if not any(self._is_far(node, r) for r in found):
             return False
         kept_alive = sum(storage_bytes(f) for f in frontier)
@@ -115,13 +122,15 @@ class _Fusion:
         return readers(node, self.roots)
 
     def _is_far(self, node: fx.Node, reader: fx.Node) -> bool:
-        """Whether a fused loop cannot hold both."""
+        """Whether no fused loop can hold both nodes: a kernel or the end of the forward stands between them."""
+        # Tangent-free nodes count as backward, which alone needs them.
         phases = (self.phases[node] is Phase.FORWARD, self.phases[reader] is Phase.FORWARD)
         return self.segment[node] != self.segment[reader] or phases[0] != phases[1]
 
     def _read_late_anyway(self, frontier: fx.Node, node: fx.Node, found: list[fx.Node]) -> bool:
-        """Whether the backward reads `frontier` otherwise than through `node`, no earlier than `found` read that."""
+        """Whether the backward reads `frontier` without `node`, too, and no earlier than the readers `found`."""
         late = (r for r in self._readers(frontier) if r is not node and self.phases[r] is Phase.BACKWARD)
+        # A value that the backward reads at all is alive across the boundary, however late it is read.
         if self.phases[node] is not Phase.BACKWARD:
             return any(True for _ in late)
         last = max(self.segment[r] for r in found)
@@ -134,5 +143,5 @@ def _segments(classes: dict[fx.Node, NodeClass]) -> dict[fx.Node, int]:
     kernels = 0
     for node, kind in classes.items():
         segment[node] = kernels
-        kernels += kind is NodeClass.KERNEL
+        kernels += kind is NodeClass.KERNEL  # a kernel belongs to the segment that it ends
     return segment

@@ -1,15 +1,15 @@
 """Copies of inputs that the forward changes in place.
 
-The backward runs when such an input holds its new value, so it must neither read the input nor recompute
-from it, nor may an inner compiler inline into the backward what the forward computes from it.  So where
+When the backward runs, such an input holds its new value.  So the backward must neither read the input nor recompute
+from it, and an inner compiler must not inline into the backward a value that the forward computes from it.  If
 anything that the backward reads comes from the old value, directly or through other operators, a real copy is
-made at the start of the forward and saved, and all read the copy.  Operators that still read the input itself
-are not recomputed (see `changes`).
+made at the start of the forward and saved, and all operators read the copy.  Operators that still read the input
+itself are not recomputed (see `changes`).
 
     y = sin(x * buf.clone() * 3); buf.add_(1)      the backward needs buf as it was
 
-What the backward alone changes needs no copy: what reads the old value runs before the change, in the forward, or in
-the backward in the order of the program (see `phases`), and is not recomputed either.
+An input that only the backward changes needs no copy: operators that read the old value run before the change, either
+in the forward, or in the backward in the order of the program (see `phases`), and are not recomputed either.
 """
 
 from __future__ import annotations
@@ -29,17 +29,19 @@ _COPY = torch.ops.aten.copy_.default
 
 
 def protect_changed_inputs(joint: fx.GraphModule, num_fwd_outputs: int) -> int:
-    """Give the backward a copy of each input that it reads and the forward changes; returns how many were made.
+    """Give the backward a copy of each input that it reads and the forward changes; returns the number of copies.
 
     Raises:
-        Unplannable: Such an input overlaps itself, as sliding windows do: no copy is like it.
+        Unplannable: Such an input overlaps itself, as sliding windows do; a copy would not.
     """
     graph = joint.graph
     changed = changed_by_forward(graph)
     if not changed:
         return 0
     fwd_outputs, _ = torch_compat.joint_outputs(joint, num_fwd_outputs)
+    # Sorted, so that the copies stand in the same order in every process.
     needed = sorted(_needed_by_backward(graph, find_phases(graph, fwd_outputs), changed), key=lambda n: n.name)
+    # All are checked before the first copy is inserted: a refused graph stays as it was.
     for placeholder in needed:
         if _overlaps_itself(placeholder.meta["val"]):
             name = input_names(joint)[placeholder.name] or placeholder.name
@@ -50,13 +52,15 @@ def protect_changed_inputs(joint: fx.GraphModule, num_fwd_outputs: int) -> int:
 
 
 def _needed_by_backward(graph: fx.Graph, phases: dict[fx.Node, Phase], changed: set[fx.Node]) -> set[fx.Node]:
-    """Those of the `changed` inputs from whose old value something that the backward reads is computed."""
+    """The `changed` inputs whose old value the backward needs, directly or through values computed from it."""
     roots = find_roots(graph)
     leads_to_backward: set[fx.Node] = set()
     needed: set[fx.Node] = set()
+    # Backwards, so that a node's readers are known before the node.
     for node in reversed(graph.nodes):
         if node.op != "call_function":
             continue
+        # Tangent-free nodes count, too: they may run in the backward.
         if phases[node] is not Phase.FORWARD or not leads_to_backward.isdisjoint(node.users):
             leads_to_backward.add(node)
             needed |= {roots[a] for a in node.all_input_nodes if roots.get(a) in changed and not _is_write_to(node, a)}
@@ -65,6 +69,7 @@ def _needed_by_backward(graph: fx.Graph, phases: dict[fx.Node, Phase], changed: 
 
 def _insert_copy(graph: fx.Graph, placeholder: fx.Node) -> None:
     """Let every reader of `placeholder` read a saved copy."""
+    # Before every operator, and so before the change.
     last = [n for n in graph.nodes if n.op == "placeholder"][-1]
     with graph.inserting_after(last):
         copy = graph.call_function(torch.ops.aten.clone.default, (placeholder,))
@@ -72,10 +77,12 @@ def _insert_copy(graph: fx.Graph, placeholder: fx.Node) -> None:
     value = placeholder.meta["val"]
     with value.fake_mode:
         copy.meta["val"] = value.clone()
+    # Recomputed in the backward, it would copy the new value.
     copy.meta["recompute"] = torch_compat.MUST_SAVE
     copy.meta["partitioner_tag"] = "must_be_in_forward"
     placeholder.replace_all_uses_with(
         copy,
+        # The change itself still goes to the input.
         delete_user_cb=lambda user: user is not copy and user.op != "output" and not _is_write_to(user, placeholder),
     )
 
@@ -83,14 +90,16 @@ def _insert_copy(graph: fx.Graph, placeholder: fx.Node) -> None:
 def _overlaps_itself(value: torch.Tensor) -> bool:
     """Whether two elements may lie at one address.
 
-    A part of such a tensor that is written shows in other parts, of which only the tensor itself knows.
+    A write to one part of such a tensor shows in other parts, and a copy would lose that.
     """
+    # Nothing to overlap, or no strides to judge by.
     if value.layout is not torch.strided or not torch_compat.size_hint(value.numel()):
         return False
     reach = 0
     for stride, size in sorted(
         zip(map(torch_compat.size_hint, value.stride()), map(torch_compat.size_hint, value.shape))
     ):
+        # Sorted by stride, `reach` is the largest offset of all smaller dimensions: a step must go beyond it.
         if size > 1 and stride <= reach:
             return True
         reach += stride * (size - 1)

@@ -1,4 +1,4 @@
-"""What kind of thing an FX node is, and why an operator may not be executed again.
+"""The class of each FX node, and the reasons why an operator may not be executed again.
 
 The classes follow what Inductor does with a node: views cost nothing, pointwise nodes are inlined into
 their consumers, reductions materialise their result and inline their producers, everything else is a
@@ -36,6 +36,7 @@ class NodeClass(Enum):
 _aten = torch.ops.aten
 _prims = torch.ops.prims
 
+# Some of their schemas declare no alias, though the result shares the memory of the argument.
 _VIEWS_WITHOUT_ALIAS_SCHEMA = frozenset(
     {_aten._unsafe_view, _aten.reshape, _aten.lift, _aten.lift_fresh, _aten._reshape_alias, torch_compat.STORE}
 )
@@ -78,6 +79,7 @@ def node_class(node: fx.Node) -> NodeClass:
     """Class of `node`; the result of a scalar computation on sizes is SYMBOLIC."""
     if node.op in ("placeholder", "get_attr"):
         return NodeClass.INPUT
+    # Before items: a number taken out of a tuple is a size, not a storage.
     if not has_tensor(node):
         return NodeClass.SYMBOLIC
     if node.target is operator.getitem:
@@ -95,6 +97,7 @@ def _is_unrolled(node: fx.Node, target: torch._ops.OpOverload) -> bool:
     if not isinstance(value, torch.Tensor) or not isinstance(argument, fx.Node):
         return False
     results = torch_compat.size_hint(value.numel())
+    # On a CPU, Inductor never unrolls a reduction to a single element.
     return results > 1 and torch_compat.size_hint(argument.meta["val"].numel()) < UNROLLED_BELOW * results
 
 
@@ -106,8 +109,10 @@ def is_pooling(node: fx.Node) -> bool:
 @cache
 def _overload_class(target: torch._ops.OpOverload) -> NodeClass:
     packet = target.overloadpacket
+    # Views first: torch counts many of them as fusible, too.
     if is_view(target):
         return NodeClass.VIEW
+    # An operator of its own, so that every plan keeps its effect in order.
     if target._schema.is_mutable:
         return NodeClass.KERNEL
     if packet in _REDUCTIONS | _POOLINGS | _SCATTERS and not _is_elementwise_extremum(target):
@@ -131,6 +136,7 @@ def is_mutable(target: torch._ops.OpOverload) -> bool:
 @cache
 def is_view(target: torch._ops.OpOverload) -> bool:
     """Whether the results share the memory of an argument."""
+    # Its result aliases an argument as a view does, but it computes.
     if target._schema.is_mutable:
         return False
     if target.overloadpacket in _VIEWS_WITHOUT_ALIAS_SCHEMA:
@@ -142,6 +148,7 @@ def has_tensor(node: fx.Node) -> bool:
     """Whether the node's value holds a tensor (or is not known to be free of tensors)."""
     value = node.meta.get("val")
     if isinstance(value, (list, tuple)):
+        # An empty tuple says nothing, and to take it for a size would drop the operator.
         return any(isinstance(v, torch.Tensor) for v in value) or not value
     return not isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool))
 
@@ -151,17 +158,19 @@ def is_random(node: fx.Node) -> bool:
     target = node.target
     if not isinstance(target, torch._ops.OpOverload) or not _may_draw(target):
         return False
+    # Attention kernels are tagged as random even without dropout; `None` means another random operator.
     return _dropout_probability(node, target) != 0.0
 
 
 @cache
 def _may_draw(target: torch._ops.OpOverload) -> bool:
     """Whether the operator draws from a generator, depending on its arguments."""
+    # `inductor_random` computes its numbers from a seed that it is given, so it repeats them by itself.
     return torch.Tag.nondeterministic_seeded in target.tags and target is not _prims.inductor_random.default
 
 
 def _dropout_probability(node: fx.Node, target: torch._ops.OpOverload) -> float | None:
-    """Value of the argument ``dropout_p`` (attention tagged as random), or `None` where there is none."""
+    """Value of the argument ``dropout_p`` (attention tagged as random), or `None` if there is no such argument."""
     for position, argument in enumerate(target._schema.arguments):
         if argument.name == "dropout_p":
             given: Any = node.args[position] if position < len(node.args) else node.kwargs.get("dropout_p")
@@ -170,7 +179,7 @@ def _dropout_probability(node: fx.Node, target: torch._ops.OpOverload) -> float 
 
 
 def masked_out(node: fx.Node) -> set[int]:
-    """Positions of results that the caller told the operator not to make (``output_mask``)."""
+    """Positions of results that the caller excluded (``output_mask``)."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return set()
     for position, argument in enumerate(node.target._schema.arguments):
@@ -183,6 +192,7 @@ def masked_out(node: fx.Node) -> set[int]:
 def traits_of(node: fx.Node) -> frozenset[Trait]:
     """Restrictions on `node` that follow from its operator."""
     target = node.target
+    # A higher-order operator has no schema to tell what it does.
     if not isinstance(target, torch._ops.OpOverload):
         effectful = torch_compat.is_effectful_hop(node)
         return frozenset({Trait.EFFECTFUL} if effectful else {Trait.UNKNOWN})
@@ -193,6 +203,7 @@ def traits_of(node: fx.Node) -> frozenset[Trait]:
         traits.add(Trait.MUTATING)
     if target.namespace in COLLECTIVE_NAMESPACES:
         traits.add(Trait.COLLECTIVE)
+    # Operators of other libraries may do what their schema does not say.
     elif target.namespace not in _KNOWN_NAMESPACES and not is_declared(torch_compat.overload_name(target)):
         traits.add(Trait.UNKNOWN)
     return frozenset(traits)
@@ -201,6 +212,7 @@ def traits_of(node: fx.Node) -> frozenset[Trait]:
 def reason_not_to_recompute(node: fx.Node, traits: frozenset[Trait]) -> str:
     """Why executing `node` again is not allowed; empty when it is."""
     name = str(node.target)
+    # Forward and backward compute their random numbers from these seeds, so both must see the same.
     if node.target in _SEEDS:
         return "it draws the seeds of the step"
     if Trait.MUTATING in traits:

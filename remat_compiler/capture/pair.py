@@ -1,7 +1,7 @@
-"""Capture a forward and a backward graph that are cut already, as one graph and the plan that they execute.
+"""Capture a forward and a backward graph as one graph and the plan that they execute.
 
-Used for partitions that others made (Inductor's own), so that the one simulator judges them too, and to
-check what a rewrite produced against the plan that it was made from.
+Used for partitions that others made (Inductor's own), so that the same simulator judges them, and to compare the
+result of a rewrite with the plan that it was made from.
 """
 
 from __future__ import annotations
@@ -29,8 +29,10 @@ def capture_pair(
     merged = fx.Graph()
     in_forward = _append(merged, forward, {})
     forward_nodes = set(merged.nodes)
+    # A saved value is a placeholder of the same name in the backward.
     in_backward = _append(merged, backward, in_forward)
     outputs = [
+        # The other outputs of the forward are its saved values.
         *_mapped_outputs(forward, in_forward)[:num_fwd_outputs],
         *_mapped_outputs(backward, in_backward),
     ]
@@ -42,15 +44,17 @@ def capture_pair(
         num_fwd_outputs=num_fwd_outputs,
         static_input_indices=static_input_indices,
         fused=fused,
+        # A saved value is in memory, even if only loops read it.
         in_memory=crossing,
     )
+    # The merged graph stands in the order of execution, so the plan is every operator once, in order.
     steps = tuple(OpId(i) for i in range(len(captured.main)))
     boundary = sum(node in forward_nodes for node in captured.main)
     return captured, Plan(steps, boundary)
 
 
 def _append(graph: fx.Graph, module: fx.GraphModule, saved: dict[str, fx.Node]) -> dict[str, fx.Node]:
-    """Copy the nodes of `module` behind those of `graph`; placeholders named in `saved` are those nodes.
+    """Append copies of the nodes of `module` to `graph`; placeholders named in `saved` become those nodes.
 
     Returns:
         The copy of each node, by the name that the node has in `module`.

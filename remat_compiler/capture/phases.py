@@ -1,4 +1,4 @@
-"""Which part of the step each FX node belongs to."""
+"""The part of the step that each FX node belongs to."""
 
 from __future__ import annotations
 
@@ -18,14 +18,16 @@ from remat_compiler.ir.graph import Phase
 def find_phases(graph: fx.Graph, fwd_outputs: Iterable[Any]) -> dict[fx.Node, Phase]:
     """Phase of every node but the output.
 
-    FORWARD is what the forward outputs or forward-only mutations need, BACKWARD what depends on a tangent
-    or mutates in the backward, TANGENT_FREE the rest.  An operator that draws random numbers stays in the part
-    in which the user's program draws them, or every later draw would differ; one that reads what the backward changes
-    stays there, too, on its side of the change.
+    FORWARD nodes are those that the forward outputs or forward-only mutations need.  BACKWARD nodes depend on a tangent
+    or mutate in the backward.  The rest is TANGENT_FREE.  An operator that draws random numbers stays in the part in
+    which the user's program draws them, or every later draw would differ.  An operator that reads an input which the
+    backward changes stays in the backward, too, on its side of the change.
     """
     changing = _readers_of_changed(graph)
     forward = _ancestors([n for n in fwd_outputs if isinstance(n, fx.Node)])
+    # Effects of the forward have no output that needs them.
     forward |= _ancestors([n for n in graph.nodes if n.op == "call_function" and _starts_in_forward(n)])
+    # In graph order, so that all arguments of a node have their phase.
     phases: dict[fx.Node, Phase] = {}
     for node in graph.nodes:
         if node.op == "output":
@@ -34,11 +36,13 @@ def find_phases(graph: fx.Graph, fwd_outputs: Iterable[Any]) -> dict[fx.Node, Ph
             torch_compat.is_tangent(node)
             or torch_compat.is_backward_seed_offset(node)
             or torch_compat.must_be_in_backward(node)
+            # Drawn in the backward by the program: earlier in the forward, it would shift every later draw.
             or (is_random(node) and torch_compat.made_by_backward(node))
             or (node in changing and node not in forward)
         )
         if starts_backward or any(phases[a] is Phase.BACKWARD for a in node.all_input_nodes):
             phases[node] = Phase.BACKWARD
+        # An input that only the backward reads is still handed to the forward.
         elif node in forward or node.op == "placeholder":
             phases[node] = Phase.FORWARD
         else:
@@ -65,7 +69,7 @@ def _starts_in_forward(node: fx.Node) -> bool:
 
 
 def _checks_numbers(node: fx.Node) -> bool:
-    """Whether the node, an operator that only asserts, looks at numbers that are known once the program runs."""
+    """Whether the node is an assertion on numbers that are known only when the program runs."""
     return node.target in (torch.ops.aten._assert_scalar.default, torch.ops.aten.sym_constrain_range_for_size.default)
 
 

@@ -1,4 +1,4 @@
-"""Where in the user's program a graph node comes from."""
+"""The place in the user's program that a graph node comes from."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ _TORCH_ROOT = os.path.dirname(os.path.abspath(torch.__file__))
 
 def module_path(node: fx.Node) -> str:
     """Module path of the user's model, such as ``transformer.h.0.attn``; empty when not known."""
+    # Nodes traced in the backward have the modules of their forward node under the second name.
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
     if not stack:
         return ""
-    path, _ = list(stack.values())[-1]
+    path, _ = list(stack.values())[-1]  # the innermost module
     return _strip_local(str(path))
 
 
@@ -36,14 +37,14 @@ def _strip_local(path: str) -> str:
 
 @lru_cache(maxsize=4096)
 def input_name(source: str) -> str:
-    """What a user calls an input of Dynamo's graph: ``layers.0.weight`` for a parameter, ``x`` for an argument."""
+    """The user's name of an input of Dynamo's graph: ``layers.0.weight`` for a parameter, ``x`` for an argument."""
     name = re.sub(r"^L\['self'\]\.?", "", source)
     name = re.sub(r"^[LG]\['(\w+)'\]", r"\1", name)
     return re.sub(r"\.?_(?:modules|parameters|buffers)\['([^']+)'\]", r".\1", name).strip(".")
 
 
 def name_inputs(joint: fx.GraphModule, sources: Sequence[str]) -> None:
-    """Note at each input of a joint graph what users call it, for `input_names`.
+    """Store the user's name of each input of a joint graph in its node, for `input_names`.
 
     Args:
         joint: The joint graph, as AOTAutograd gives it.
@@ -54,7 +55,7 @@ def name_inputs(joint: fx.GraphModule, sources: Sequence[str]) -> None:
 
 
 def input_names(joint: fx.GraphModule) -> dict[str, str]:
-    """What users call the inputs of a joint graph, by the names of their nodes."""
+    """The user's names of the inputs of a joint graph, by the names of their nodes."""
     return {node.name: node.meta.get(_NAME, "") for node in joint.graph.find_nodes(op="placeholder")}
 
 
@@ -66,6 +67,7 @@ def source_line(node: fx.Node) -> str:
 
 @lru_cache(maxsize=4096)
 def _innermost_user_frame(trace: str) -> str:
+    # The user's innermost frame, even if it called into torch; torch's own frame only if there is no other.
     frames = [(path, line) for path, line, _ in _FRAME.findall(trace)]
     outside = [f for f in frames if not f[0].startswith(_TORCH_ROOT)]
     chosen = (outside or frames)[-1:]

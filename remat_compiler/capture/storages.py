@@ -1,4 +1,4 @@
-"""Which piece of memory each FX value lives in, and how many bytes it has.
+"""The piece of memory that each FX value lives in, and its size.
 
 A node's *root* is the value that owns its memory: itself for what allocates, the argument's root for
 views, in-place operators and items of views.  Aliasing is read from the operators' schemas.
@@ -21,31 +21,35 @@ def find_roots(graph: fx.Graph, classes: Mapping[fx.Node, NodeClass] | None = No
 
     Args:
         graph: The graph.
-        classes: Class of every node but the output, where it is known.
+        classes: Class of every node but the output, if known.
     """
     roots: dict[fx.Node, fx.Node] = {}
     for node in graph.nodes:
         if node.op == "output":
             continue
         kind = node_class(node) if classes is None else classes[node]
+        # Sizes live in no storage, and a reader of one reads no memory.
         if kind is NodeClass.SYMBOLIC:
             continue
         aliased = _aliased_argument(node, kind, roots)
+        # The argument precedes its view, so its own root is final: chains of views lead to one root.
         roots[node] = roots.get(aliased, aliased) if aliased is not None else node
     return roots
 
 
 def _aliased_argument(node: fx.Node, kind: NodeClass, roots: dict[fx.Node, fx.Node]) -> fx.Node | None:
-    """Argument whose memory the node's value lives in, or `None` when it has memory of its own."""
+    """Argument that owns the memory of the node's value, or `None` if the value has memory of its own."""
     if node.op != "call_function":
         return None
     if node.target is operator.getitem:
         parent = node.args[0]
         assert isinstance(parent, fx.Node)
+        # `split` and the like return views of their argument; a kernel allocates each item.
         if parent.op == "call_function" and isinstance(parent.target, torch._ops.OpOverload):
             return parent if is_view(parent.target) else None
         return None
     if kind is NodeClass.VIEW or _writes_first_argument(node):
+        # Other arguments of a view are sizes, which have no root.
         return next((a for a in node.all_input_nodes if a in roots), None)
     return None
 
@@ -70,7 +74,7 @@ def storage_bytes(node: fx.Node) -> int:
 
 
 def readers(node: fx.Node, roots: dict[fx.Node, fx.Node]) -> list[fx.Node]:
-    """Nodes that read the memory of `node`, directly or through views; outputs and size computations are none."""
+    """Nodes that read the memory of `node`, directly or through views; outputs and size computations do not count."""
     found: list[fx.Node] = []
     stack = list(node.users)
     while stack:
@@ -78,6 +82,7 @@ def readers(node: fx.Node, roots: dict[fx.Node, fx.Node]) -> list[fx.Node]:
         root = roots.get(user)  # none for outputs and computations of sizes
         if root is None:
             continue
+        # A view or an in-place result: its readers touch the same memory.
         if user is not node and root is roots.get(node):
             stack.extend(user.users)
         else:

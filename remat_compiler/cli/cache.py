@@ -27,7 +27,7 @@ _AGES = ((86_400, "d"), (3_600, "h"), (60, "min"))
 
 
 def add_cache_commands(commands: Any) -> None:
-    """Add `cache` and what it has below it to the parser's subcommands."""
+    """Add `cache` and its own subcommands to the parser's subcommands."""
     cache = commands.add_parser("cache", help="list, explain or clear the cached plans", parents=[_where(None)])
     cache.set_defaults(command=_list)
     below = cache.add_subparsers(metavar="COMMAND")
@@ -50,11 +50,12 @@ def _where(default: str | None) -> argparse.ArgumentParser:
 
 
 def _list(options: argparse.Namespace) -> str:
-    """The text of `remat cache`: one line a plan, the one used last first."""
+    """The text of `remat cache`: one line per plan, the most recently used one first."""
     directory = _directory(options)
     folder = plan_folder(directory)
     now = time.time()
     rows: list[tuple[str, ...]] = []
+    # Only listing can fail as a whole; a broken file is counted below.
     with _told(directory, "listed"):
         files, unreadable = folder.files(), 0
     for file in files:
@@ -75,6 +76,7 @@ def _list(options: argparse.Namespace) -> str:
 def _row(entry: CachedPlan) -> tuple[str, ...]:
     """The columns of one plan."""
     key, result = entry.question.key, entry.result
+    # A graph without times has no step to relate the added time to.
     added = f"{100 * result.added_ns / entry.step_ns:.1f} %" if entry.step_ns else "-"
     return (
         key.structure[:8],
@@ -118,6 +120,7 @@ def _explained(one: Explanation, now: float) -> list[str]:
         lines.append(f"  nearest: {', '.join(_row(one.nearest)[:5])}; it differs in")
         rows = [("   ", d.field, "asked", _cut(d.asked), "known", _cut(d.known)) for d in one.differences]
         lines += table(rows)
+    # With refusals the lines above explain the miss already.
     elif not one.miss.refused:
         lines.append(
             "  the nearest plan has the same key: it was not yet kept, or plans of other sizes were not allowed"
@@ -130,13 +133,14 @@ def _clear(options: argparse.Namespace) -> str:
     directory = _directory(options)
     folders: tuple[JsonFolder[CachedPlan], JsonFolder[CacheMiss]] = (plan_folder(directory), miss_folder(directory))
     with _told(directory, "removed"):
+        # Misses go with the plans: without them there is nothing to compare a miss with.
         plans, _ = (folder.clear() for folder in folders)
     return f"removed {plans} plans from {folders[0].path}\n"
 
 
 @contextmanager
 def _told(directory: Path, what: str) -> Iterator[None]:
-    """CacheError where the files of the block cannot be `what`."""
+    """Raise CacheError if the files of the block cannot be `what`, a participle such as ``listed``."""
     try:
         yield
     except OSError as error:
@@ -147,15 +151,21 @@ def _told(directory: Path, what: str) -> Iterator[None]:
 
 
 def _directory(options: argparse.Namespace) -> Path:
-    """The cache folder; CacheError where a folder was named that is none."""
+    """The cache folder.
+
+    Raises:
+        CacheError: No folder is known, or the one that was named is not a folder.
+    """
     named: Path | None = options.dir
     directory = Environment.read().cache_dir if named is None else named
     if directory is None:
         raise CacheError("no folder is known, since the process has no home directory; name one by --dir")
     try:
+        # Not `is_dir`, which does not tell a missing folder from a file.
         is_folder = stat.S_ISDIR(directory.stat().st_mode)
     except FileNotFoundError:
         is_folder = named is None  # nothing was kept yet
+    # A part of the path above it is a file.
     except NotADirectoryError:
         is_folder = False
     except OSError as error:

@@ -1,4 +1,4 @@
-"""`remat doctor`: versions, compilers, devices, the cache folder, and what this project changes in torch."""
+"""`remat doctor`: versions, compilers, devices, the cache folder, and the patches that this project makes in torch."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _PACKAGES = ("torch", "triton", "numpy", "numba", "networkx", "PuLP")
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What a command found.
+    """The result of `remat doctor`.
 
     Attributes:
-        text: What it prints.
-        exit_code: 0 where all is well, 1 where something is missing that results or budgets depend on.
+        text: The text to print.
+        exit_code: 0 if all is well, 1 if something is missing that results or budgets depend on.
     """
 
     text: str
@@ -39,7 +39,7 @@ def add_doctor_command(commands: Any) -> None:
 
 
 def _doctor(_: argparse.Namespace) -> Findings:
-    """All sections, and whether anything is missing that must not be."""
+    """The text of all sections, and exit code 1 if a patch is missing that results or budgets depend on."""
     sections = [("Versions", _versions()), ("Solvers", _solvers()), ("Cache", _cache(Environment.read().cache_dir))]
     try:
         from remat_compiler import torch_compat
@@ -48,6 +48,7 @@ def _doctor(_: argparse.Namespace) -> Findings:
         return Findings(_shown([*sections, ("Changes of torch", [str(problem)])]), 1)
     patches, missing = _patches(torch_compat.PATCHES)
     verdict = f"missing, though results or budgets depend on it: {', '.join(missing)}" if missing else "nothing"
+    # These import torch, so they are added only once that is known to work.
     sections[1:1] = [("Inner compilers", _compilers()), ("Devices", _devices())]
     sections += [("Changes of torch", patches), ("Missing", [verdict])]
     return Findings(_shown(sections), 1 if missing else 0)
@@ -58,7 +59,7 @@ def _shown(sections: list[tuple[str, list[str]]]) -> str:
 
 
 def _versions() -> list[str]:
-    """This project, Python, and what both are built on."""
+    """Versions of this project, of Python, and of the packages that the project uses."""
     oldest, newest = (".".join(map(str, version)) for version in TESTED_TORCH)
     rows = [("remat", __version__), ("Python", f"{platform.python_version()} on {platform.platform()}")]
     notes = {"torch": f"  (tested: {oldest} to {newest})"}
@@ -74,7 +75,7 @@ def _version(package: str) -> str | None:
 
 
 def _solvers() -> list[str]:
-    """What the planner `ilp` may run."""
+    """Solvers that the planner `ilp` can use."""
     highs = _version("highspy")
     hint = "not installed: pip install remat-compiler[highs]"
     return table([("CBC", _cbc()), ("HiGHS", f"highspy {highs}" if highs else hint)])
@@ -86,12 +87,13 @@ def _cbc() -> str:
         import pulp
     except ImportError:
         return "not found: PuLP brings it"
+    # If PuLP carries no CBC, one from the PATH serves.
     carried = getattr(getattr(pulp, "PULP_CBC_CMD", None), "pulp_cbc_path", None)
     return str(pulp.COIN_CMD(path=carried, msg=False).available() or "not found")
 
 
 def _compilers() -> list[str]:
-    """What `inner` may name, and what it needs."""
+    """Inner compilers that the option `inner` can name, and what each needs."""
     from remat_compiler import torch_compat
 
     compiler = torch_compat.cpp_compiler()
@@ -120,10 +122,11 @@ def _devices() -> list[str]:
 
 
 def _cache(folder: Path | None) -> list[str]:
-    """Where plans and measured costs are kept."""
+    """State and size of the folder that holds plans and measured costs."""
     if folder is None:
         return ["nothing is kept: no folder is named, or caching is off; name one by REMAT_CACHE_DIR"]
     if not folder.exists():
+        # A folder can be made where the nearest existing one above it can be written.
         above = next((parent for parent in folder.parents if parent.exists()), folder)
         state = "is not there yet" if os.access(above, os.W_OK) else f"cannot be made: {above} cannot be written"
         return [f"{folder} {state}"]
@@ -139,16 +142,18 @@ def _sizes(folder: Path) -> Iterator[int]:
         try:
             if path.is_file():
                 yield path.stat().st_size
+        # Another process may remove files meanwhile.
         except OSError:
             continue
 
 
 def _patches(patches: Any) -> tuple[list[str], list[str]]:
-    """The table of what is changed, and the names of those that are missing and must not be."""
+    """The table of patches, and the names of missing ones that results or budgets depend on."""
     rows, missing = [], []
     for patch in patches:
         state = _state(patch)
         rows.append((patch.name, patch.purpose.value, state, patch.target))
+        # A missing patch that only saves time switches itself off.
         if state not in ("found", "not needed") and patch.purpose.value == "correctness":
             missing.append(patch.name)
     return table(rows), missing

@@ -1,7 +1,7 @@
 """`remat show DIR` prints the reports of a dump, `remat planners` lists the planners, `remat cache` the cached plans;
-`remat doctor` says what was found on this machine.
+`remat doctor` prints what it found on this machine.
 
-Exit codes: 0 done, 1 the doctor misses something, 2 wrong use or unreadable input; the message says what to do.
+Exit codes: 0 done, 1 the doctor found something missing, 2 wrong use or unreadable input; the message says what to do.
 """
 
 from __future__ import annotations
@@ -30,8 +30,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         told = command(options)
         text, code = (told.text, told.exit_code) if isinstance(told, Findings) else (told, 0)
         sys.stdout.write(text)
+        # Within the block, so that a closed pipe shows here and not at exit.
         sys.stdout.flush()
     except RematError as error:
+        # Errors of this project say what to do; a traceback would hide it.
         print(f"remat: {error}", file=sys.stderr)
         return 2
     except BrokenPipeError:

@@ -1,4 +1,4 @@
-"""One try at a graph: what was asked, what was compiled, and what its check found."""
+"""One try at a graph: the request, the compiled code, and the result of its check."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from remat_compiler.dry_run.dry_run import DryRun
 from remat_compiler.dry_run.emitted_wrapper import EmittedGraph
-from remat_compiler.dry_run.peak_formula import PeakForm
+from remat_compiler.dry_run.peak_formula import PeakFormula
 from remat_compiler.partition.request import PartitionRequest
 from remat_compiler.partition.result import Partition
 from remat_compiler.simulate.step_peak import GraphMemory
@@ -19,17 +19,17 @@ class Attempt:
     """One try at a graph.
 
     Attributes:
-        request: What was aimed for.
-        compiled: The callable; it cannot be executed when `real` is false.
+        request: The request that was compiled.
+        compiled: The callable; it cannot be executed if `real` is false.
         real: Whether kernels were compiled.
         trains: Whether there is a backward.
-        partitions: What was decided; empty without a backward, and when a compiler's cache was hit.
-        check: The dry run of what was emitted.
-        form: Its peak by the sizes of the inputs, where they are symbolic and kernels were compiled.
-        check_at: The dry run at other sizes, given by symbol, likewise.
-        graphs: What Inductor emitted, likewise.
+        partitions: The partition of each joint graph; empty without a backward, and if a compiler's cache was hit.
+        check: The dry run of the emitted code.
+        formula: Its peak by the sizes of the inputs, if they are symbolic and kernels were compiled.
+        check_at: The dry run at other sizes, given by symbol, if sizes are symbolic.
+        graphs: Graphs that Inductor emitted, if sizes are symbolic.
         fake_outputs: See `torch_compat.fake_outputs`.
-        native: Checked memory of the step without a budget, where it was emitted to tell.
+        native: Checked memory of the step without a budget, if that step was emitted.
         failure: Why nothing could be planned; then the graph is compiled as the stock backend would.
     """
 
@@ -39,7 +39,7 @@ class Attempt:
     trains: bool
     partitions: tuple[Partition, ...]
     check: DryRun
-    form: PeakForm | None = None
+    formula: PeakFormula | None = None
     check_at: Callable[[Mapping[str, int]], DryRun] | None = None
     graphs: tuple[EmittedGraph, ...] = ()
     fake_outputs: Any = None
@@ -48,7 +48,7 @@ class Attempt:
 
     @property
     def partition(self) -> Partition | None:
-        """What was decided, where that is known and the graph has one joint graph."""
+        """The partition, if it is known and the graph has one joint graph."""
         return self.partitions[0] if len(self.partitions) == 1 else None
 
     @property
@@ -68,20 +68,21 @@ class Attempt:
 
     @property
     def planned_bytes(self) -> int:
-        """Peak that the simulator foresees, what other graphs take between forward and backward included."""
+        """Simulated peak, including what other graphs take between forward and backward."""
         peak, between_bytes = sum(one.peak_bytes for one in self.partitions), self.check.between_bytes
         return max(peak, sum(one.saved_bytes for one in self.partitions) + between_bytes) if between_bytes else peak
 
     @property
     def needed_bytes(self) -> int | None:
-        """Peak as checked; where that is not known, as simulated; `None` where nothing is known of it."""
+        """Checked peak; the simulated one if the check failed; `None` if neither is known."""
         if not self.check.unknown:
             return self.check.needed_bytes
         return self.planned_bytes if self.partitions else None
 
     def is_over(self, limit: int | None) -> bool:
-        """Whether it exceeds the budget, as far as anything is known of it."""
+        """Whether the known peak exceeds the budget."""
         needed = self.needed_bytes
+        # An unknown peak is not over: a step that cannot be checked is run rather than refused.
         return limit is not None and needed is not None and needed > limit
 
 
@@ -89,5 +90,5 @@ class Compile(Protocol):
     """Compiles and checks; raises `NoPlan` when the planner refuses."""
 
     def __call__(self, request: PartitionRequest, real: bool = True) -> Attempt:
-        """One try; where `real` is false, kernels are not compiled."""
+        """One try; if `real` is false, kernels are not compiled."""
         ...

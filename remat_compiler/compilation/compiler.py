@@ -1,4 +1,4 @@
-"""Compile copies of one Dynamo graph, each by one request, and check what was emitted."""
+"""Compile copies of one Dynamo graph, each by one request, and check the emitted code."""
 
 from __future__ import annotations
 
@@ -15,22 +15,24 @@ from torch import fx
 
 from remat_compiler import torch_compat
 from remat_compiler.compilation.attempt import Attempt
-from remat_compiler.compilation.graph_key import parameter_shapes
 from remat_compiler.costs.workspace import WorkspaceTable
+from remat_compiler.distributed.agreement import Point
 from remat_compiler.dry_run.dry_run import DryRun, dry_run
 from remat_compiler.dry_run.emitted_wrapper import EmittedGraph, GraphRecorder
 from remat_compiler.dry_run.symbolic_run import symbolic_run
 from remat_compiler.errors import OptionError, UnknownName, Unplannable, UnsupportedTorch
-from remat_compiler.partition.partitioner import RematPartitioner, StockPartitioner, collect
+from remat_compiler.observer import observers
+from remat_compiler.partition.partitioner import RematPartitioner, StockPartitioner
 from remat_compiler.partition.request import PartitionRequest
 from remat_compiler.partition.result import NoPlan
+from remat_compiler.partition.session import Session
 from remat_compiler.progress import progress
 from remat_compiler.stats import count, timed
 
 logger = logging.getLogger(__name__)
 
 _NO_DEFECT = (NoPlan, OptionError, UnknownName, UnsupportedTorch, torch_compat.DynamoRestart)
-"""What a compilation raises for the user, or for Dynamo, which starts anew where it learnt more of the function."""
+"""Errors meant for the user, and Dynamo's own restarts: it traces a function again once it learnt more of it."""
 
 
 class Compiler:
@@ -39,10 +41,10 @@ class Compiler:
     Args:
         gm: Dynamo's graph.
         example_inputs: Its inputs, as Dynamo gave them.
-        traced: The same with symbols for sizes, see `torch_compat.symbolic_inputs`; empty where no sizes change.
-        workspace: Measured workspaces.
-        costs: What decides the operators' times, see `costs.table.cost_identity`.
-        reported: Whether a report of an earlier compilation is at hand, for code that comes from a compiler's cache.
+        traced: The same with symbols for sizes, see `torch_compat.symbolic_inputs`; empty if no sizes change.
+        session: Tables and folders that the compilations of the graph share.
+        costs: Identity of the operators' times, see `costs.table.cost_identity`.
+        reported: Whether a report of an earlier compilation is available, for code that comes from a compiler's cache.
         settings: Names and values of the user's settings of Inductor.
     """
 
@@ -51,20 +53,18 @@ class Compiler:
         gm: fx.GraphModule,
         example_inputs: Sequence[Any],
         traced: Sequence[Any],
-        workspace: WorkspaceTable,
+        session: Session,
         costs: str,
         reported: bool,
         settings: Sequence[tuple[str, Any]] = (),
     ) -> None:
         self.gm = gm
         self.settings = settings
-        self.inputs = torch_compat.input_sources(gm)
         self.costs = costs
-        self.parameters = parameter_shapes(gm, example_inputs)
         self.reported = reported
         self.example_inputs = example_inputs
         self.traced = traced
-        self.workspace = workspace
+        self.session = session
 
     def with_inputs(self, example_inputs: Sequence[Any]) -> Compiler:
         """The same for other inputs of the same shapes, such as fake ones, which hold no memory."""
@@ -73,16 +73,18 @@ class Compiler:
         return other
 
     def run(self, request: PartitionRequest, real: bool = True) -> Attempt:
-        """Compile and check; `NoPlan` when the planner refuses.
+        """Compile and check; `NoPlan` if the planner refuses.
 
-        Where planning fails in a way that nobody foresaw, the graph is compiled as the stock backend would, with a
-        warning: it is for the user's budget to say whether that will do.
+        If planning fails in an unforeseen way, the graph is compiled as the stock backend would, with a warning, and
+        checked against the user's budget.
         """
+        request = self.session.agreement.agree(Point.REQUEST, request)
         try:
             return self._planned(request, real)
         except _NO_DEFECT:
             raise
         except Unplannable as error:
+            # A known limit, such as an input that overlaps itself and is changed in place: no defect to report.
             logger.warning("%s: compiled as without a budget, and only checked against it", error)
             failure: Exception = error.with_traceback(None)
         except Exception as error:  # A defect of planning must not keep anybody from training; see the docstring.
@@ -93,21 +95,24 @@ class Compiler:
                 str(error).partition("\n")[0],
             )
             logger.debug("planning failed", exc_info=error)
-            # Its frames would hold on to the step's tensors.
+            # Without the traceback, whose frames would hold on to the step's tensors.
             failure = error.with_traceback(None)
+        # Always with kernels: no other plan follows, so this try is the one that runs.
         return replace(self._run(request, True, StockPartitioner()), failure=failure)
 
     def _planned(self, request: PartitionRequest, real: bool) -> Attempt:
         """Plan, compile and check.
 
-        Where a cache has the compiled code and nothing is known of its plan, it is planned again; the
-        compiled kernels still come from the cache.
+        If a cache has the compiled code but its plan is unknown, it is planned again; the compiled kernels still come
+        from the cache.
         """
         partitioner = RematPartitioner(request, self.costs)
+        # With symbolic sizes, the choice among variants needs the partition itself, which no cache has.
         if not request.sizes:
             attempt = self._run(request, real, partitioner)
             if self.reported or not attempt.trains or attempt.partitions:
                 return attempt
+        # A hit in AOTAutograd's cache skips the partitioner, and with it all that is known of the plan.
         with torch_compat.partitioner_always_runs():
             return self._run(request, real, partitioner)
 
@@ -115,9 +120,12 @@ class Compiler:
         """Compile with a partitioner, and check."""
         on_inductor = request.inner == "inductor"
         inner = torch_compat.compile_with_inductor if on_inductor else torch_compat.compile_with_interpreter
+        # An interpreter has no kernels to leave out: its code always runs.
         real = real or not on_inductor
         start = time.perf_counter()
         count("compilations")
+        for observer in observers():
+            observer.attempt_begins(request)
         with ExitStack() as stack:
             stack.enter_context(timed("compiling_s"))
             stack.enter_context(progress(f"planning and {'compiling' if real else 'generating code'}"))
@@ -125,9 +133,11 @@ class Compiler:
             stack.enter_context(torch_compat.with_settings(self.settings))
             stack.enter_context(torch_compat.grad_mode_kept())
             stack.enter_context(torch_compat.graphs_may_be_retained())
-            partitions = stack.enter_context(collect(self.workspace, self.parameters, self.inputs))
+            partitions = stack.enter_context(self.session.compiling())
             recorder = stack.enter_context(GraphRecorder())
+            # A copy, since the inner compiler changes the graph, and further tries start from Dynamo's.
             compiled = inner(torch_compat.copy_module(self.gm), self.example_inputs, partitioner)
+        # The stock partitioner leaves no partition, and interpreters no emitted graph, to tell a backward by.
         unplanned = isinstance(partitioner, StockPartitioner) and torch_compat.needs_gradients(self.example_inputs)
         trains = bool(partitions or recorder.backward or unplanned)
         logger.debug("compiled in %.1f s", time.perf_counter() - start)
@@ -135,18 +145,21 @@ class Compiler:
             return Attempt(request, compiled, real, trains, tuple(partitions), DryRun(unknown="no backward"))
         fake_outputs = torch_compat.fake_outputs(compiled, self.example_inputs)
         sizes = dict(request.sizes)
-        # What is kept of a try must not hold the example inputs, which are a user's batch.
+        # With symbolic sizes `check_at` outlives the compilation, so it must not hold the user's batch.
         at_sizes = self.traced if sizes else self.example_inputs
-        check_at = partial(_check_at, compiled, at_sizes, tuple(recorder.graphs), self.workspace)
-        check, form = replace(check_at(sizes), between_bytes=request.between_bytes), None
+        check_at = partial(_check_at, compiled, at_sizes, tuple(recorder.graphs), self.session.workspace)
+        check, formula = replace(check_at(sizes), between_bytes=request.between_bytes), None
         if not sizes:
             return Attempt(request, compiled, real, trains, tuple(partitions), check, fake_outputs=fake_outputs)
+        # Only code that runs needs a formula; a step that fails on numbers fails on symbols, too.
         if real and not check.unknown:
             with timed("dry_run_s"):
                 signed = [symbol.name for symbol in torch_compat.input_symbols(self.traced) if symbol.signed]
-                form = symbolic_run(compiled, self.traced, recorder.graphs, sizes, signed)
+                formula = symbolic_run(compiled, self.traced, recorder.graphs, sizes, signed)
         graphs = tuple(recorder.graphs)
-        return Attempt(request, compiled, real, trains, tuple(partitions), check, form, check_at, graphs, fake_outputs)
+        return Attempt(
+            request, compiled, real, trains, tuple(partitions), check, formula, check_at, graphs, fake_outputs
+        )
 
 
 def _check_at(
@@ -156,6 +169,6 @@ def _check_at(
     workspace: WorkspaceTable,
     sizes: Mapping[str, int],
 ) -> DryRun:
-    """The dry run at sizes given by symbol, which are none where no sizes change."""
+    """The dry run at sizes given by symbol; none are given if no sizes change."""
     with timed("dry_run_s"), torch_compat.sizes_at(sizes):
         return dry_run(compiled, inputs, graphs, workspace)

@@ -1,4 +1,4 @@
-"""The key under which what was decided for a graph is stored."""
+"""The key under which the outcome of a graph is stored."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from remat_compiler.version import __version__
 
 @dataclass(frozen=True, slots=True)
 class PlanKey:
-    """Everything that decides what is planned for a graph.
+    """Everything that decides the plan of a graph.
 
     Attributes:
         graph: Digest of Dynamo's graph and of its inputs' shapes, strides, types and devices.
         options: The options of the compilation, printed.
-        budget: What the options' budget is in bytes here and now, where that is known before planning.
-        costs: What decides the operators' times, see `costs.table.cost_identity`.
-        inner_settings: What else changes what is planned and emitted, such as the thread count, settings of the inner
-            compiler, and operators that the user allows to be executed again.
+        budget: The options' budget in bytes on this device at this time, if it is known before planning.
+        costs: Identity of the operators' times, see `costs.table.cost_identity`.
+        inner_settings: Everything else that changes the plan or the emitted code, such as the thread count, settings
+            of the inner compiler, and operators that the user allows to be executed again.
         versions: Versions of this project and of torch.
     """
 
@@ -49,17 +49,17 @@ class PlanKey:
 def plan_key(
     gm: fx.GraphModule, example_inputs: Sequence[Any], options: RematOptions, budget_bytes: int | None, costs: str
 ) -> PlanKey:
-    """Key of compiling `gm` on inputs like `example_inputs` with `options`; where plans are dumped does not count.
+    """Key of compiling `gm` on inputs like `example_inputs` with `options`; the folder for dumps does not count.
 
     Args:
         gm: Dynamo's graph.
         example_inputs: Its inputs.
-        options: What the user asked for.
-        budget_bytes: The budget in bytes here and now (``"auto"`` depends on what the device has left), if known.
-        costs: What decides the operators' times, see `costs.table.cost_identity`.
+        options: The user's options.
+        budget_bytes: The budget in bytes, if known; ``"auto"`` depends on what the device has left.
+        costs: Identity of the operators' times, see `costs.table.cost_identity`.
     """
     settings = {name: value for name, value in asdict(options).items() if name != "dump"}
-    del settings["memory_budget"]["written"]  # what it means counts
+    del settings["memory_budget"]["written"]  # "1GiB" and "1024MiB" are one budget
     return PlanKey(
         graph=_digest(gm, example_inputs),
         options=repr(settings),
@@ -71,9 +71,9 @@ def plan_key(
 
 
 def parameter_shapes(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> str:
-    """Digest of the shapes and types of the parameters of `gm`, which stand among its inputs or within it.
+    """Digest of the shapes and types of the parameters of `gm`, which are among its inputs or within it.
 
-    Joint graphs do not tell parameters from what is fed to the model; a model of another width differs here.
+    Joint graphs do not tell parameters from the model's data; a model of another width has another digest.
     """
     given = [value for value in example_inputs if isinstance(value, torch.nn.Parameter)]
     described = [(tuple(map(str, one.shape)), str(one.dtype)) for one in (*given, *gm.parameters())]
@@ -82,6 +82,7 @@ def parameter_shapes(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> str:
 
 def device_types(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> set[str]:
     """Types of the devices that the graph computes on, as far as Dynamo knows them."""
+    # The nodes, too: a graph without tensor inputs may make its tensors on a device.
     values = [*example_inputs, *(node.meta.get("example_value") for node in gm.graph.nodes)]
     return {tensor.device.type for tensor in tensors_in(values)} or {"cpu"}
 
@@ -89,7 +90,7 @@ def device_types(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> set[str]:
 def _digest(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> str:
     text = hashlib.sha256()
     for name, module in gm.named_modules():
-        # The code of a graph names the bodies of its checkpoint regions, and does not show them.
+        # The code of a graph only names the bodies of its checkpoint regions, so each body is added itself.
         if isinstance(module, fx.GraphModule):
             text.update(f"{name}\n{module.code}\n".encode())
     for value in example_inputs:
@@ -98,7 +99,7 @@ def _digest(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> str:
 
 
 def _modes() -> tuple[object, ...]:
-    """Modes around the call that decide what is traced, and that Dynamo's graph does not show."""
+    """Modes around the call that change the joint graph, but do not show in Dynamo's graph."""
     autocast = [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")]
     return (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast)
 

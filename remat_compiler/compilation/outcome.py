@@ -1,8 +1,9 @@
-"""What a graph ends with: told to the user, and kept for the next process.
+"""The outcome of compiling a graph: reported to the user, and kept for the next process.
 
-On a hit in the caches of the inner compiler the partitioner never runs.  So it is kept, for every graph and every way
-of compiling it, which request was final, so that the next process asks for the same and hits, and what was reported.
-What was kept says what it answers; it may speed a compilation up, and never replaces what the user asks for.
+On a hit in the caches of the inner compiler the partitioner never runs.  So the final request and the reports are kept
+for every graph and every way of compiling it: the next process makes the same request, hits, and has the reports.  An
+entry holds the key and the request that it answers; it may speed a compilation up, and never replaces what the user
+asks for.
 """
 
 from __future__ import annotations
@@ -21,16 +22,16 @@ from remat_compiler.report.plan_report import PlanReport, StepFigures
 
 FOLDER, FORMAT_VERSION, MOST_FILES, MOST_BYTES = "plans", 4, 4_096, 64_000_000
 DECIDED = ("budget_bytes", "fraction", "take_smallest", "free_layout", "early_loops", "between_bytes")
-"""What a search decides of a request; the rest is what the user asked for."""
+"""The fields of a request that a search decides; the others come from the user."""
 PART_ONLY = "the step goes on in other graphs: this one has a part of the budget until all of them are known"
 
 
 @dataclass(frozen=True, slots=True)
-class Earlier:
-    """What an earlier compilation of the graph ended with.
+class StoredOutcome:
+    """The outcome of an earlier compilation of the graph.
 
     Attributes:
-        key: What decided it.
+        key: Everything that decided it.
         request: The last request.
         limit_bytes: The user's budget in bytes; `None` for none.
         reports: The report of each joint graph.
@@ -43,18 +44,18 @@ class Earlier:
 
 
 @cache
-def kept_outcomes(directory: Path) -> JsonFolder[Earlier]:
-    """What compilations ended with, by the digests of their keys."""
-    return JsonFolder(directory / FOLDER, Earlier, "outcome", FORMAT_VERSION, MOST_FILES, MOST_BYTES)
+def kept_outcomes(directory: Path) -> JsonFolder[StoredOutcome]:
+    """The stored outcomes of a cache folder, by the digests of their keys."""
+    return JsonFolder(directory / FOLDER, StoredOutcome, "outcome", FORMAT_VERSION, MOST_FILES, MOST_BYTES)
 
 
 class Outcome:
-    """Reports and keeps what a graph ends with; a later outcome takes the place of an earlier one.
+    """Reports and keeps the outcome of a graph; a later one replaces an earlier one.
 
     Args:
         options: The user's options.
         directory: The cache folder; `None` keeps nothing.
-        key: What decides the outcome.
+        key: Everything that decides the outcome.
     """
 
     def __init__(self, options: RematOptions, directory: Path | None, key: PlanKey) -> None:
@@ -66,40 +67,46 @@ class Outcome:
         self.reports: list[PlanReport] = []
         self._native_peak_bytes: int | None = None
 
-    def earlier(self, first: PartitionRequest) -> Earlier | None:
-        """What an earlier compilation under the key ended with; `None`, warned of, where that is not what is asked now.
+    def earlier(self, first: PartitionRequest) -> StoredOutcome | None:
+        """The outcome of an earlier compilation under the key; `None`, with a warning, if it answers another request.
 
         Args:
-            first: What this compilation aims for at first.  Of the earlier one's request only that is taken which a
-                search decides, and its limit is no more than the user's.
+            first: The first request of this compilation.  Only the fields that a search decides are taken from the
+                earlier request, and the earlier limit is lowered to the user's.
         """
         found = None if self.kept is None else self.kept.read(self.key.digest)
         if self.kept is None or found is None:
             return None
+        # The earlier request must be this one but for what a search decides.  A fraction of 1.0 became a request
+        # without a budget, for which the search chooses the planner (`PartitionRequest.without_budget`).
         asked = replace(
             first,
             **{name: getattr(found.request, name) for name in DECIDED},
             planner=found.request.planner if first.fraction == 1.0 else first.planner,
         )
+        # The file name is a digest of the key; the key itself shows a file that was copied or edited.
         if found.key != self.key or found.request != asked:
             path = self.kept.path / f"{self.key.digest}{SUFFIX}"
             self.kept.warn(self.key.digest, f"ignored {path}, which answers another question; it is planned anew")
             return None
+        # The step without a budget is not emitted again only to report its peak.
         if len(found.reports) == 1:
             self._native_peak_bytes = found.reports[0].peak_before_bytes
         limit, whole = found.limit_bytes, first.budget_bytes
+        # Other kinds have no bytes before the step without a budget is known.
         if self.options.memory_budget.kind in (BudgetKind.BYTES, BudgetKind.AUTO) and whole is not None:
             limit = whole if limit is None else min(limit, whole)
         return replace(found, limit_bytes=limit)
 
     def add(self, attempt: Attempt, note: str) -> None:
         """Report one more variant of the graph, for other sizes."""
+        # Not kept: the stored outcome is that of the first variant.
         reports = make_reports(attempt.partitions, attempt.check, self.options, self.limit_bytes)
         reports = [replace(report, notes=(*report.notes, note)) for report in reports]
         publish(reports, attempt.partitions, self.options)
 
-    def take_over(self, attempt: Attempt, earlier: Earlier) -> None:
-        """What a compiler's cache had."""
+    def take_over(self, attempt: Attempt, earlier: StoredOutcome) -> None:
+        """Report an attempt whose code came from a compiler's cache, from the reports kept with it."""
         self.attempt, self.reports = attempt, checked_reports(earlier.reports, attempt.check)
         publish(self.reports, (), self.options)
 
@@ -112,20 +119,25 @@ class Outcome:
         *,
         final: bool = True,
     ) -> None:
-        """Keep `attempt`, whose budget is `limit_bytes`, with what the user is told; nothing is kept of inference."""
+        """Report and keep `attempt`, whose budget is `limit_bytes`; inference is neither reported nor kept."""
         if not attempt.trains:
             return
         reports = self.reports
+        # The same attempt comes again once its step is known: then only the budget, the step and the notes change.
         if attempt is not self.attempt:
             native = self._native_peak_bytes if attempt.native is None else attempt.native.peak_bytes
             reports = make_reports(attempt.partitions, attempt.check, self.options, limit_bytes, native)
+            # Reports of one name replace each other, so the list shows each graph once.
             if len(reports) == len(self.reports):
                 reports = [replace(new, graph_name=old.graph_name) for new, old in zip(reports, self.reports)]
         notes = (note,) if note else ()
+        # Whoever keeps a graph that still has only a part of the budget says so again.
         reports = [replace(r, step=step, notes=(*(n for n in r.notes if n != PART_ONLY), *notes)) for r in reports]
+        # The budget is one for all joint graphs, so it is that of a report only if there is one.
         if len(reports) == 1:
             reports = [replace(reports[0], budget_bytes=limit_bytes)]
         self.attempt, self.reports, self.limit_bytes = attempt, reports, limit_bytes
         publish(reports, attempt.partitions, self.options)
+        # A failure to plan is not kept: the next process tries again.
         if final and self.kept is not None and attempt.failure is None:
-            self.kept.write(self.key.digest, Earlier(self.key, attempt.request, limit_bytes, tuple(reports)))
+            self.kept.write(self.key.digest, StoredOutcome(self.key, attempt.request, limit_bytes, tuple(reports)))

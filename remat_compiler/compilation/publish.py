@@ -1,4 +1,4 @@
-"""From what was decided to what people see: reports, log lines, dumps."""
+"""Shows plans to people: reports, log lines, dumps."""
 
 from __future__ import annotations
 
@@ -33,17 +33,19 @@ def make_reports(
     limit_bytes: int | None,
     native_peak_bytes: int | None = None,
 ) -> list[PlanReport]:
-    """A report for each joint graph; checked peaks and the user's budget belong to a step of one joint graph.
+    """A report for each joint graph; checked peaks and the user's budget are given only if there is one joint graph.
 
     Args:
-        partitions: What was decided.
-        check: The dry run of what was emitted.
+        partitions: The partition of each joint graph.
+        check: The dry run of the emitted code.
         options: The user's options.
         limit_bytes: The user's budget in bytes; `None` for none.
-        native_peak_bytes: Checked peak of the step without a budget, where it is known.
+        native_peak_bytes: Checked peak of the step without a budget, if it is known.
     """
+    # The dry run gives one peak for all joint graphs together, which is that of none of several.
     alone = len(partitions) == 1
     checked = None if check.unknown or not alone else check.peak_bytes
+    # An unchanged partition is the step without a budget.
     before = (checked if partitions[0].unchanged else native_peak_bytes) if alone else None
     reports = [_report(partition, checked, before, check, options) for partition in partitions]
     return [replace(report, budget_bytes=limit_bytes) for report in reports] if len(reports) == 1 else reports
@@ -81,9 +83,10 @@ def _report(
 
 
 def checked_reports(stored: Sequence[PlanReport], check: DryRun) -> list[PlanReport]:
-    """Reports of a graph that a compiler's cache had, with this process's check."""
+    """Reports of a graph whose code came from a compiler's cache, with this process's check."""
     reports = []
     for report in stored:
+        # The code is the same, so the check of the earlier process stands if this one knows nothing.
         checked = report.checked_peak_bytes if check.unknown else check.peak_bytes
         notes = (*report.notes, "compiled code and plan come from the cache")
         reports.append(replace(report, graph_name=f"graph{next(_number)}", checked_peak_bytes=checked, notes=notes))
@@ -91,7 +94,7 @@ def checked_reports(stored: Sequence[PlanReport], check: DryRun) -> list[PlanRep
 
 
 def publish(reports: Sequence[PlanReport], partitions: Sequence[Partition], options: RematOptions) -> None:
-    """Log, keep and dump the reports; `partitions` is empty for what a cache had."""
+    """Log, keep and dump the reports; `partitions` is empty if the code came from a cache."""
     for report in reports:
         logger.info("%s", one_line(report))
         add_report(report)
@@ -112,8 +115,9 @@ def publish(reports: Sequence[PlanReport], partitions: Sequence[Partition], opti
 
 
 def _sources(partition: Partition) -> dict[str, str]:
-    """The graphs as text."""
+    """The graphs as text, each node with its place in the user's model."""
     origins = input_names(partition.joint)
+    # One operator may be several nodes of the joint graph, contracted to a kernel.
     for op in partition.problem.graph.ops:
         for name in op.nodes:
             origins[name] = " ".join(filter(None, (op.module, op.source)))

@@ -1,92 +1,88 @@
-"""Why a budget cannot be kept: what a user is told of the step, from the problem and the plan of the smallest peak."""
+"""The errors and the warning for a budget that cannot be kept: the budget, the smallest peak, and what forces it."""
 
 from __future__ import annotations
 
-from remat_compiler.errors import BudgetFacts, KeptBytes
-from remat_compiler.ir.graph import Op, Phase, SavePolicy, StorageKind, TrainingGraph, Trait
-from remat_compiler.ir.plan import Plan, PlanResult
-from remat_compiler.ir.problem import RematProblem
-from remat_compiler.options import BudgetKind, RematOptions
+import logging
+
+from remat_compiler.compilation.attempt import Attempt
+from remat_compiler.compilation.facts import facts_of
+from remat_compiler.errors import BudgetFacts, InfeasibleBudget, Unplannable
+from remat_compiler.options import RematOptions, format_bytes
+from remat_compiler.partition.result import NoPlan
+from remat_compiler.simulate.floor import peak_floor
 from remat_compiler.simulate.timeline import simulate
 
+logger = logging.getLogger(__name__)
 
-def facts_of(
-    problem: RematProblem, result: PlanResult, options: RematOptions, unbudgeted_bytes: int | None = None
-) -> BudgetFacts:
-    """What is known of a step that does not fit.
+
+def refusal_of_planner(refusal: NoPlan, options: RematOptions, limit_bytes: int | None) -> InfeasibleBudget:
+    """The error for a budget within which the planner found no plan.
 
     Args:
-        problem: The question.
-        result: The answer of the smallest peak.
-        options: What the user asked for.
-        unbudgeted_bytes: Peak of the step without a budget; simulated as saving all where it is `None`.
+        refusal: The planner's refusal.
+        options: The user's options.
+        limit_bytes: The user's budget; `None` for that of the planner's problem.
     """
-    graph, costs = problem.graph, problem.costs
-    if options.memory_budget.kind is BudgetKind.FRACTION:
-        unbudgeted_bytes = None  # the budget itself says what part it is
-    elif unbudgeted_bytes is None:
-        unbudgeted_bytes = simulate(graph, costs, Plan.saving_all(problem.graph)).peak_bytes
-    held = _held(graph)
-    return BudgetFacts(
-        asked=options.memory_budget.asked,
-        unbudgeted_bytes=unbudgeted_bytes,
-        planner=result.planner,
-        kept=_by_reason(graph, held),
-        fixed_bytes=None if result.plan is None else _gradients_at_peak(problem, result.plan),
-        undeclared=any(Trait.UNKNOWN in op.traits for op in held),
+    problem, result = refusal.problem, refusal.result
+    graph, plan = problem.graph, result.plan
+    # Without a plan only the lower bound is certain; with one, the smallest peak is one that can be had.
+    if plan is None:
+        floor = peak_floor(graph, problem.costs)
+        smallest, forced = floor.peak_bytes, None if floor.op is None else graph.ops[floor.op]
+    else:
+        timeline = simulate(graph, problem.costs, plan)
+        smallest, forced = max(timeline.peak_bytes, refusal.held_bytes), graph.ops[plan.steps[timeline.peak_step]]
+    name, source = ("", "") if forced is None else (forced.name, forced.source)
+    budget = problem.budget_bytes if limit_bytes is None else limit_bytes
+    return InfeasibleBudget(budget, smallest, name, source, _limits(options), facts_of(problem, result, options))
+
+
+def refusal_of_attempt(attempt: Attempt, options: RematOptions, limit_bytes: int) -> InfeasibleBudget:
+    """The error for a budget that is below the smallest peak that was emitted.
+
+    Args:
+        attempt: The try of that peak.
+        options: The user's options.
+        limit_bytes: The user's budget.
+    """
+    needed, timeline, failure = attempt.needed_bytes, attempt.check.timeline, attempt.failure
+    assert needed is not None, "what nothing is known of is not over the budget"
+    # If the check failed, no operator can be named.
+    peak = timeline[attempt.check.peak_index] if timeline else None
+    label, text = ("", "") if peak is None else (peak.label, peak.text)
+    reason = _limits(options)
+    # The user's limits did not force this peak: nothing was planned within them.
+    if failure is not None:
+        foreseen = isinstance(failure, Unplannable)
+        defect = "" if foreseen else f", since planning failed with {type(failure).__name__}"
+        reason = f"no plan at all{defect}: {failure}"
+    one = attempt.partition
+    # Several joint graphs are several problems: there are no facts about them as a whole.
+    facts = BudgetFacts(asked=options.memory_budget.asked)
+    if one is not None:
+        facts = facts_of(one.problem, one.result, options, one.before.timeline.peak_bytes)
+    return InfeasibleBudget(limit_bytes, needed, label, text, reason, facts)
+
+
+def refusal_of_whole(error: InfeasibleBudget, share_bytes: int, whole_bytes: int) -> InfeasibleBudget:
+    """A refusal of one graph's share of the budget, in bytes of the whole budget that the user named."""
+    # Each byte that the share lacks is one that the whole budget lacks.
+    missing = error.smallest_peak_bytes - share_bytes
+    reason = f"{error.reason}, " if error.reason else ""
+    reason += f"where other graphs of the step take all but {share_bytes} bytes"
+    least = whole_bytes + missing
+    return InfeasibleBudget(whole_bytes, least, error.forced_by, error.source, reason, error.facts)
+
+
+def warn_of_smallest(limit_bytes: int, needed_bytes: int) -> None:
+    """Warn that training goes on at the smallest peak found, which is over the budget."""
+    logger.warning(
+        "no plan fits memory_budget=%d bytes; training goes on at the smallest peak found, %s",
+        limit_bytes,
+        format_bytes(needed_bytes),
     )
 
 
-def _held(graph: TrainingGraph) -> list[Op]:
-    """Operators of the forward that may not run again, and from which the backward needs something.
-
-    Whoever recomputes what the backward reads comes to these in the end: their results, or what is computed from them
-    alone, have to be kept.
-    """
-    producers = graph.producers()
-    reached = [storage for op in graph.ops if op.phase is Phase.BACKWARD for storage in op.reads]
-    seen: set[int] = set()
-    held: dict[int, Op] = {}
-    while reached:
-        producer = producers[reached.pop()]
-        if producer is None or producer in seen:
-            continue
-        seen.add(producer)
-        op = graph.ops[producer]
-        if op.phase is Phase.BACKWARD:
-            continue
-        if _why(op):
-            held[op.id] = op
-        else:
-            reached += op.reads
-    return [held[op_id] for op_id in sorted(held)]
-
-
-def _by_reason(graph: TrainingGraph, held: list[Op]) -> tuple[KeptBytes, ...]:
-    """Bytes for each reason, the most first."""
-    total: dict[str, int] = {}
-    largest: dict[str, Op] = {}
-    for op in held:
-        why, size = _why(op), _activation_bytes(graph, op)
-        total[why] = total.get(why, 0) + size
-        if why not in largest or size > _activation_bytes(graph, largest[why]):
-            largest[why] = op
-    order = sorted(total, key=lambda why: (-total[why], why))
-    return tuple(KeptBytes(total[why], why, largest[why].source) for why in order if total[why])
-
-
-def _why(op: Op) -> str:
-    """Why what `op` makes is kept; empty where it need not be."""
-    return op.no_recompute or ("a checkpoint policy saves it" if op.save_policy is SavePolicy.MUST_SAVE else "")
-
-
-def _activation_bytes(graph: TrainingGraph, op: Op) -> int:
-    """Bytes that `op` makes, but for what the caller holds anyway."""
-    made = (graph.storages[storage] for storage in op.writes)
-    return sum(one.size_bytes for one in made if one.kind is StorageKind.ACTIVATION)
-
-
-def _gradients_at_peak(problem: RematProblem, plan: Plan) -> int:
-    timeline = simulate(problem.graph, problem.costs, plan)
-    alive = (problem.graph.storages[storage] for storage in timeline.live_at(timeline.peak_step))
-    return sum(one.size_bytes for one in alive if one.kind is StorageKind.GRADIENT)
+def _limits(options: RematOptions) -> str:
+    """The user's limit on plans other than the budget; empty if there is none."""
+    return "" if options.max_slowdown is None else f"max_slowdown={options.max_slowdown}"

@@ -1,4 +1,4 @@
-"""Which requests to compile for one graph until its checked peak fits the budget and uses it.
+"""The search for the request under which the checked peak of one graph fits the budget and uses it.
 
     request ─► compile ─► dry run ─► fits, and uses the budget ─► keep
                   ▲           │
@@ -7,100 +7,155 @@
 The first compilation is a real one, since it is nearly always the last.  Further tries only generate code, which is
 enough for the dry run, and the one that is kept is then compiled.
 
-Where the planner finds nothing within the budget, the smallest peak that it found is emitted and checked before it is
-refused: what is emitted may peak below what the simulator says, and the error names bytes that can be relied on.
+If the planner finds nothing within the budget, the plan of the smallest peak is emitted and checked before the budget
+is refused: emitted code may peak below the simulated peak, and the error names bytes that can be relied on.
 
-Convolutions are tried twice: first laid out as the inner compiler likes, which is faster and takes copies of their
-weights, then, where those do not fit, or only at the price of much recomputation, as the program has them.
+Convolutions are tried twice: first in the layout that the inner compiler prefers, which is faster and takes copies of
+their weights; then in the program's own, if the copies do not fit or cost much recomputation.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from remat_compiler.compilation.attempt import Attempt, Compile
 from remat_compiler.compilation.feedback import best_of, limit_bytes, next_request
-from remat_compiler.compilation.refusal import facts_of
-from remat_compiler.errors import BudgetFacts, InfeasibleBudget, Unplannable
-from remat_compiler.options import RematOptions, format_bytes
+from remat_compiler.compilation.refusal import (
+    refusal_of_attempt,
+    refusal_of_planner,
+    refusal_of_whole,
+    warn_of_smallest,
+)
+from remat_compiler.errors import InfeasibleBudget
+from remat_compiler.options import RematOptions
 from remat_compiler.partition.request import PartitionRequest
 from remat_compiler.partition.result import NoPlan
-from remat_compiler.simulate.floor import peak_floor
 from remat_compiler.simulate.step_peak import GraphMemory
-from remat_compiler.simulate.timeline import simulate
-
-logger = logging.getLogger(__name__)
 
 MAX_TRIES = 4
-"""How often a graph is planned at most, for each layout, until its checked peak fits and uses the budget."""
+"""Most plans that are tried for each layout, until the checked peak fits and uses the budget."""
 LAYOUT_GAIN = 0.05
-"""Fraction of the step that may be recomputed more for the sake of the inner compiler's own layout."""
+"""Recomputation, as a fraction of the step, that the faster layout of the inner compiler may add."""
 
 
-class Search:
-    """The tries at one graph.
+@dataclass(frozen=True, slots=True)
+class SearchGoal:
+    """The goal of one search.
 
-    Args:
-        compile_: Compiles it.
-        options: What the user asked for.
-        chooses_layout: Whether the inner compiler may lay out operators otherwise than the program does.
+    Attributes:
+        request: The first request.
+        known: Result of an earlier compilation: it is the first try, and the last one if it still fits.
+        limit_bytes: The budget, if it is known already; else it follows from the first try.
+        whole_bytes: The budget of the whole step, if the graph has a share of it: a refusal is worded in its bytes.
+        takes_smallest: Whether to take the smallest peak if nothing fits, without a warning and whatever the options
+            say, because the peak of the whole step decides later.
     """
 
-    def __init__(self, compile_: Compile, options: RematOptions, *, chooses_layout: bool) -> None:
+    request: PartitionRequest
+    known: Attempt | None = None
+    limit_bytes: int | None = None
+    whole_bytes: int | None = None
+    takes_smallest: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetSearch:
+    """Compiles a graph within a budget.
+
+    Attributes:
+        compile_: Compiles it by one request.
+        options: The user's options.
+        chooses_layout: Whether the inner compiler may give operators another layout than the program does.
+    """
+
+    compile_: Compile
+    options: RematOptions
+    chooses_layout: bool
+
+    def run(self, goal: SearchGoal) -> tuple[Attempt, int | None]:
+        """The try to keep, and the budget in bytes (`None` for none).
+
+        Raises:
+            InfeasibleBudget: Nothing fits, and neither the goal nor the options say to take the smallest peak.
+        """
+        # With "error" the search raises instead of warning, and the error is answered below.
+        options = replace(self.options, on_infeasible="error") if goal.takes_smallest else self.options
+        search = _Tries(self.compile_, options, self.chooses_layout and options.inner == "inductor", goal.limit_bytes)
+        try:
+            return search.run(goal.request, goal.known), search.limit
+        except InfeasibleBudget as error:
+            if goal.takes_smallest:
+                return self.compile_(replace(goal.request, take_smallest=True)), goal.limit_bytes
+            whole_bytes, share_bytes = goal.whole_bytes, goal.limit_bytes
+            if whole_bytes is None or share_bytes is None:
+                raise
+            # The share is the whole budget, and no other graph adds to the held bytes: the error is right as it is.
+            if share_bytes == whole_bytes and not goal.request.between_bytes:
+                raise
+            raise refusal_of_whole(error, share_bytes, whole_bytes) from error
+
+
+class _Tries:
+    """The tries of one search.
+
+    Args:
+        compile_: Compiles the graph.
+        options: The user's options.
+        chooses_layout: Whether the inner compiler may give operators another layout than the program does.
+        limit: The budget in bytes, if it is known already.
+    """
+
+    def __init__(self, compile_: Compile, options: RematOptions, chooses_layout: bool, limit: int | None) -> None:
         self.compile = compile_
         self.options = options
-        self.chooses_layout = chooses_layout and options.inner == "inductor"
-        self.limit: int | None = None
+        self.chooses_layout = chooses_layout
+        self.limit = limit
         self.refusal: NoPlan | None = None
         self.native: GraphMemory | None = None
 
-    def run(self, request: PartitionRequest, known: Attempt | None, limit: int | None) -> tuple[Attempt, int | None]:
-        """The try to keep, and the budget in bytes (`None` for none).
-
-        Args:
-            request: What to aim for at first.
-            known: What an earlier compilation ended with: the first try, and the last one where it still fits.
-            limit: The budget in bytes, where it is known already.
-
-        Raises:
-            InfeasibleBudget: Nothing fits, and the options do not say to take the smallest peak.
-        """
-        self.limit = limit
+    def run(self, request: PartitionRequest, known: Attempt | None) -> Attempt:
+        """The try to keep."""
         if self.chooses_layout:
-            # Copies of weights are not foreseen: the order would be blamed for them.
+            # The simulator knows nothing of weight copies: a peak over the budget would be blamed on the order.
             request = replace(request, early_loops=False)
+        # An earlier outcome has its limit in bytes already.
         if known is None and request.fraction is not None:
             request = self._in_bytes(request, request.fraction)
         tries = self._tries(request, known)
+        # The second layout, starting from the first request: the first layout's corrections do not apply to it.
         if request.free_layout and self.chooses_layout and self._layout_costs(tries):
             tries += self._tries(replace(request, free_layout=False), None)
         best = best_of(tries, self.limit)
         if best is None or best.is_over(self.limit):
             best = self._when_nothing_fits(best)
+        # The budget is kept by the code that runs, so that is checked, too.
         if not best.real:
             best = self.compile(best.request)
             if best.is_over(self.limit):
                 best = self._when_nothing_fits(best)
-        return replace(best, native=self.native), self.limit
+        return replace(best, native=self.native)
 
     def _in_bytes(self, request: PartitionRequest, fraction: float) -> PartitionRequest:
         """The request in bytes: the step without a budget is emitted and checked, since estimates are not exact."""
         unlimited = request.without_budget
         native = self.compile(unlimited, real=False)
+        # Without a checked peak the fraction stays, and the partition takes it of the simulated one.
         if not native.trains or native.check.unknown:
             return request
         self.native = native.check.memory
         self.limit = self.options.memory_budget.of_reference(native.check.peak_bytes)
+        # A fraction of 1.0 asks for that very step; a plan for its bytes need not be the same.
         return unlimited if fraction == 1.0 else replace(request, fraction=None, budget_bytes=self.limit)
 
     def _tries(self, request: PartitionRequest, known: Attempt | None) -> list[Attempt]:
         """Tries in one layout, at most `MAX_TRIES`, until one fits and uses the budget."""
         tries: list[Attempt] = []
+        # The free layout may be given up for the program's own, so no kernels are compiled for it yet.
         trial = self.chooses_layout and request.free_layout
         likely = not trial
         while len(tries) < MAX_TRIES:
+            # An earlier process has searched already: its result is kept if it fits, even if it could be improved.
             settled = known is not None
             try:
                 attempt = known or self.compile(request, real=likely and not tries)
@@ -108,8 +163,9 @@ class Search:
             except NoPlan as refused:
                 self.refusal, likely = refused, False
                 if self.limit is None:
-                    # What follows is asked for more than the user allows, and would be taken for the budget.
+                    # The next request has a larger budget, which would be taken for the user's.
                     self.limit = refused.problem.budget_bytes
+                # The smallest peak was refused already, or there is no plan to emit.
                 if request.take_smallest or refused.result.plan is None:
                     break
                 smallest_bytes = refused.result.peak_bytes
@@ -118,6 +174,7 @@ class Search:
             tries.append(attempt)
             if self.limit is None:
                 self.limit = limit_bytes(self.options.memory_budget, attempt)
+            # Inductor may have fused the early loops, which the simulator does not see: plan without them first.
             if attempt.is_over(self.limit) and any(one.early_loops for one in attempt.partitions):
                 request = replace(request, early_loops=False)
                 continue
@@ -129,74 +186,30 @@ class Search:
 
     def _layout_costs(self, tries: Sequence[Attempt]) -> bool:
         """Whether the inner compiler's layout does not fit, or fits only by recomputing much more."""
+        # Planning failed, which another layout does not change.
         if any(one.failure is not None for one in tries):
             return False
         best = best_of(tries, self.limit)
         if best is None or best.is_over(self.limit):
             return True
+        # The first try was planned for the budget itself, as if there were no copies of weights.
         more_ns = best.added_ns - tries[0].added_ns
         return more_ns > LAYOUT_GAIN * best.step_ns
 
     def _when_nothing_fits(self, best: Attempt | None) -> Attempt:
-        """The smallest peak with a warning, where the options allow that; else the error."""
+        """The smallest peak with a warning, if the options allow that; else the error."""
         if best is not None and self.limit is not None and self.options.on_infeasible == "min":
             warn_of_smallest(self.limit, best.needed_bytes or 0)
             return best
         refusal = self.refusal
         if best is None or (refusal is not None and _says_more(refusal, best)):
+            # Without any try, the planner refused each request.
             assert refusal is not None
-            raise infeasible(refusal, self.options, self.limit) from refusal
+            raise refusal_of_planner(refusal, self.options, self.limit) from refusal
         assert self.limit is not None
-        needed, timeline = best.needed_bytes, best.check.timeline
-        assert needed is not None, "what nothing is known of is not over the budget"
-        peak = timeline[best.check.peak_index] if timeline else None
-        label, text = ("", "") if peak is None else (peak.label, peak.text)
-        failure, reason = best.failure, _reason(self.options)
-        if failure is not None:
-            defect = (
-                "" if isinstance(failure, Unplannable) else f", since planning failed with {type(failure).__name__}"
-            )
-            reason = f"no plan at all{defect}: {failure}"
-        facts = _facts_of(best, self.options)
-        raise InfeasibleBudget(self.limit, needed, label, text, reason, facts) from failure
+        raise refusal_of_attempt(best, self.options, self.limit) from best.failure
 
 
 def _says_more(refusal: NoPlan, best: Attempt) -> bool:
-    """Whether a refusal knows more than the best try, which was emitted: of a smaller peak, or of any."""
+    """Whether the planner's refusal is the better source for the error: the emitted try has a larger or no peak."""
     return bool(best.check.unknown) or refusal.needed_bytes < best.planned_bytes
-
-
-def warn_of_smallest(limit: int, needed_bytes: int) -> None:
-    """Say that training goes on at the smallest peak found, which is over the budget."""
-    logger.warning(
-        "no plan fits memory_budget=%d bytes; training goes on at the smallest peak found, %s",
-        limit,
-        format_bytes(needed_bytes),
-    )
-
-
-def infeasible(refusal: NoPlan, options: RematOptions, limit: int | None) -> InfeasibleBudget:
-    """The error that tells the user the smallest reachable peak, and what forces it."""
-    problem, result = refusal.problem, refusal.result
-    graph, plan = problem.graph, result.plan
-    if plan is None:
-        floor = peak_floor(graph, problem.costs)
-        smallest, forced = floor.peak_bytes, None if floor.op is None else graph.ops[floor.op]
-    else:
-        timeline = simulate(graph, problem.costs, plan)
-        smallest, forced = max(timeline.peak_bytes, refusal.held_bytes), graph.ops[plan.steps[timeline.peak_step]]
-    name, source = ("", "") if forced is None else (forced.name, forced.source)
-    budget, facts = problem.budget_bytes if limit is None else limit, facts_of(problem, result, options)
-    return InfeasibleBudget(budget, smallest, name, source, _reason(options), facts)
-
-
-def _facts_of(attempt: Attempt, options: RematOptions) -> BudgetFacts:
-    """What is known of a step that was emitted: where it is of several joint graphs, they are not one problem."""
-    one = attempt.partition
-    if one is None:
-        return BudgetFacts(asked=options.memory_budget.asked)
-    return facts_of(one.problem, one.result, options, one.before.timeline.peak_bytes)
-
-
-def _reason(options: RematOptions) -> str:
-    return "" if options.max_slowdown is None else f"max_slowdown={options.max_slowdown}"

@@ -1,1 +1,1 @@
-"""What each operator costs: time by roofline or by measurement, and the workspace that it allocates."""
+"""The cost of each operator: time by roofline or by measurement, and the workspace that it allocates."""

@@ -12,13 +12,13 @@ DEVICE_TYPES = ("cpu", "cuda")
 
 
 def best_ns(run: Callable[[], object], device_type: str, *, most: int, seconds: float) -> int:
-    """Shortest time of one call, in nanoseconds: what it takes while nobody else uses the device.
+    """Shortest time of one call, in nanoseconds: its time while nothing else uses the device.
 
     The mean and the median of a few calls follow the load of the machine, by a factor of two on a shared one;
     the minimum hardly does, and repeats.
 
     Args:
-        run: What to time; called once or more often.
+        run: The call to time; it is made once or more often.
         device_type: One of `DEVICE_TYPES`.
         most: Calls at most.
         seconds: After so much time no further call begins.
@@ -34,10 +34,12 @@ def elapsed_ns(run: Callable[[], object], device_type: str) -> int:
     if device_type != "cuda":
         start_ns = time.perf_counter_ns()
         run()
+        # Rates divide by it, so it is never 0.
         return max(1, time.perf_counter_ns() - start_ns)
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     start.record()
     run()
     end.record()
+    # Kernels run asynchronously: the events' times are known when the second one has passed.
     end.synchronize()
-    return max(1, round(float(start.elapsed_time(end)) * 1e6))
+    return max(1, round(float(start.elapsed_time(end)) * 1e6))  # milliseconds to nanoseconds

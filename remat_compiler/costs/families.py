@@ -23,7 +23,8 @@ _ATTENTION_EXTENTS = {"cpu": (2, 4, 128, 64), "cuda": (8, 16, 1024, 64)}
 
 
 def family_of(target: OpOverload) -> str:
-    """The family of a kernel; empty for matrix products and what is like them."""
+    """The family of a kernel; empty for matrix products and all kernels outside the families."""
+    # By name, so that kernels of all libraries and devices are found.
     name = target._schema.name
     backward = "_backward" if "backward" in name else ""
     if "convolution" in name:
@@ -53,11 +54,13 @@ def _convolution(device_type: str, backward: bool) -> tuple[Callable[[], object]
         aten.convolution.default(image, widening, None, *_same_size(0))
 
     def gradients() -> None:
-        wanted = (True, True, False)
+        wanted = (True, True, False)  # gradients of image and weights; there is no bias
         aten.convolution_backward.default(image, image, square, None, *_same_size(1), wanted)
         aten.convolution_backward.default(wide, image, widening, None, *_same_size(0), wanted)
 
+    # Two operations for each weight and pixel: 3 x 3 weights to as many channels, one weight to four times as many.
     flops = 2 * (9 + 4) * channels * image.numel()
+    # Each of the two gradients is as much work as the forward.
     return (gradients, 2 * flops) if backward else (forward, flops)
 
 
@@ -71,8 +74,10 @@ def _attention(device_type: str, backward: bool) -> tuple[Callable[[], object], 
     batch, heads, length, width = extents = _ATTENTION_EXTENTS[device_type]
     query, key, value = (torch.full(extents, 0.5, device=device_type, requires_grad=backward) for _ in range(3))
     product = 2 * batch * heads * length * length * width
+    # The backward is timed alone, on a graph that is kept for every run.
     if not backward:
         return lambda: F.scaled_dot_product_attention(query, key, value), 2 * product
+    # Calibration runs without gradients; this graph is needed.
     with torch.enable_grad():
         out = F.scaled_dot_product_attention(query, key, value)
     ones = torch.ones_like(out)

@@ -41,9 +41,10 @@ def measured_times(captured: CapturedOps, roofline: Roofline, directory: Path | 
 
     Args:
         captured: The step.
-        roofline: Serves what is not measured, and says what is worth measuring first.
+        roofline: Estimates for operators that are not measured, and the order in which to measure.
         directory: Where times are kept between processes; `None` keeps them for this process only.
     """
+    # Estimates of all operators first: they stand in for whatever is not measured.
     estimates = [roofline.time_ns(op_id) for op_id in range(len(captured.main))]
     calls = {op_id: call for op_id in range(len(captured.main)) if (call := _call(captured, op_id)) is not None}
     known = _resolve(calls, estimates, directory)
@@ -57,19 +58,21 @@ def measured_times(captured: CapturedOps, roofline: Roofline, directory: Path | 
 
 
 def _call(captured: CapturedOps, op_id: int) -> OpCall | None:
-    """The call to time; `None` where the roofline serves."""
+    """The call to time; `None` if the operator's time stays with the roofline."""
+    # A loop has no call of its own under Inductor; an operator with an effect could change the user's state, or wait
+    # for another rank.
     if captured.loops[op_id] or not captured.graph.ops[op_id].traits <= _SAFE:
         return None
     func, args, kwargs, _ = torch_compat.fake_call(captured.main[op_id])
     if getattr(func, "namespace", "") == "prims":
-        # Inductor's own operators stand for code that it generates; what they do when called is many times slower.
+        # Inductor's own operators stand for code that it generates; called directly they are many times slower.
         return None
     call = OpCall.any(func, args, kwargs)
     return call if call is not None and call.repeatable and call.device_type in DEVICE_TYPES else None
 
 
 def _resolve(calls: Mapping[int, OpCall], estimates: list[int], directory: Path | None) -> Mapping[str, int]:
-    """Times by key of the call, measured where they are not known; the costliest first."""
+    """Times by key of the call; unknown ones are measured, the costliest first."""
     store = shared_store("time_ns", directory)
     known = store.current()
     weight: dict[str, int] = {}
@@ -77,19 +80,23 @@ def _resolve(calls: Mapping[int, OpCall], estimates: list[int], directory: Path 
     for op_id, call in calls.items():
         if call.key not in known:
             missing[call.key] = call
+            # Equal calls share one measurement, so it is worth the time of all of them.
             weight[call.key] = weight.get(call.key, 0) + estimates[op_id]
     fresh: dict[str, int] = {}
     try:
         with progress("timing operators", len(missing)) as bar:
+            # By key where weights are equal, so that equal processes measure the same operators before time is up.
             for key in sorted(missing, key=lambda key: (-weight[key], key)):
                 if bar.seconds > MEASURING_SECONDS:
                     log.warning("%d of %d operators are not timed yet", len(missing) - len(fresh), len(missing))
                     break
                 fresh[key] = time_call(missing[key])
                 bar.advance()
+    # An interrupted compilation keeps its measurements.
     finally:
         if fresh:
             store.add(fresh)
+    # A live view of the store, which has the fresh times, too.
     return known
 
 

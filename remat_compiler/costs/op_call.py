@@ -1,4 +1,4 @@
-"""The call of an operator as plain data: what decides the time and memory that it takes, and how to repeat it."""
+"""The call of an operator as plain data: everything that decides its time and memory, and enough to repeat it."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ RANDOM_STATE_OPS = ("run_and_save_rng_state", "run_with_rng_state")
 
 COLLECTIVE_NAMESPACES = torch_compat.COLLECTIVE_NAMESPACES
 
+# Creation and plain copies write their result directly.
 _NO_WORKSPACE = frozenset(
     {
         "empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided",
@@ -31,7 +32,7 @@ _NO_WORKSPACE = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """What an operator sees of a tensor, its data left out; sizes and strides count elements."""
+    """A tensor as an operator sees it, without its data; sizes and strides count elements."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -52,7 +53,9 @@ class TensorSpec:
 
         Integers are 0 (a valid index); floats are 0.5, which is no denormal, and valid for logs and roots.
         """
+        # The smallest memory in which every index lies, for strides that overlap or leave gaps, too.
         extent = 1 + sum((n - 1) * s for n, s in zip(self.shape, self.stride)) if 0 not in self.shape else 0
+        # Zero bytes are zeros of every type, even of those that cannot be filled.
         flat = torch.zeros(extent * self.dtype.itemsize, dtype=torch.uint8, device=self.device_type).view(self.dtype)
         if self.dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
             flat.fill_(0.5)
@@ -79,7 +82,7 @@ class OpCall:
     def of(
         func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any, *, symbolic: bool = False
     ) -> OpCall | None:
-        """The call, or None when it is plain that it allocates nothing but `result`.
+        """The call, or None if it certainly allocates nothing but `result`.
 
         Args:
             func: The operator.
@@ -89,8 +92,10 @@ class OpCall:
             symbolic: Leave symbolic sizes as they are; see `concrete`.
         """
         if isinstance(func, OpOverload):
+            # Decided by the operator alone, without a look at the arguments.
             if _allocates_results_only(func):
                 return OpCall.any(func, args, kwargs, symbolic=symbolic) if _may_transpose(func, args) else None
+            # Without tensors there is nothing to allocate.
             if not any(True for _ in tensors_in((args, kwargs, result))):
                 return None
             if torch.Tag.pointwise in func.tags and _one_dtype((args, kwargs, result)):
@@ -106,19 +111,21 @@ class OpCall:
         """The call, or None when `func` is no operator."""
         if not isinstance(func, (OpOverload, HigherOrderOperator)):
             return None
+        # Hints never put a guard on a dynamic size.
         number = _same if symbolic else torch_compat.size_hint
         frozen_args, frozen_kwargs = _freeze(args, number), _freeze(dict(kwargs), number)
+        # The key is the printed call: specs print all that decides time and memory.
         return OpCall(func, frozen_args, frozen_kwargs, f"{func}{frozen_args!r}{frozen_kwargs!r}")
 
     def concrete(self) -> OpCall:
-        """The call with numbers for its symbolic sizes: those of the inputs that are looked at."""
+        """The call with numbers for its symbolic sizes: those of the inputs under consideration."""
         made = OpCall.any(self.func, self.args, self.kwargs)
         assert made is not None
         return made
 
     @property
     def repeatable(self) -> bool:
-        """Whether the call can be made again on real tensors; one rank alone cannot repeat a collective."""
+        """Whether the call can be repeated on real tensors; one rank alone cannot repeat a collective."""
         if isinstance(self.func, OpOverload):
             return self.func.namespace not in COLLECTIVE_NAMESPACES
         return str(self.func) in RANDOM_STATE_OPS
@@ -163,13 +170,14 @@ def _allocates_results_only(func: OpOverload) -> bool:
 
 
 def _may_transpose(func: OpOverload, args: tuple[Any, ...]) -> bool:
-    """Whether a copy may lay out a transposed matrix anew, for which a CPU takes a buffer of 60 x 60 elements."""
+    """Whether a copy may change the layout of a transposed matrix; a CPU needs a buffer of 60 x 60 elements for it."""
     if func._schema.name not in ("aten::clone", "aten::_to_copy") or not args or not isinstance(args[0], torch.Tensor):
         return False
     matrix = args[0]
     if matrix.dim() != 2 or matrix.device.type != "cpu":
         return False
     rows, strides = torch_compat.size_hint(matrix.shape[0]), tuple(map(torch_compat.size_hint, matrix.stride()))
+    # Column after column, without gaps.
     return strides == (1, rows)
 
 
@@ -183,7 +191,7 @@ def _one_dtype(values: Any) -> bool:
 
 
 def _freeze(value: Any, number: Callable[[Any], Any]) -> Any:
-    """`value` without data, and with `number` of each size: never a guard on a symbolic one."""
+    """`value` without data, each size mapped by `number`; never puts a guard on a symbolic size."""
     if isinstance(value, (torch.Tensor, TensorSpec)):
         shape, stride = value.shape, value.stride if isinstance(value, TensorSpec) else value.stride()
         device_type = value.device_type if isinstance(value, TensorSpec) else value.device.type
@@ -192,6 +200,7 @@ def _freeze(value: Any, number: Callable[[Any], Any]) -> Any:
         return number(value)
     if isinstance(value, (torch.SymFloat, torch.SymBool)):
         return torch_compat.symbol_hint(value)
+    # The default generator serves as well, and its state is put back.
     if isinstance(value, torch.Generator):
         return None
     if isinstance(value, (list, tuple)):
@@ -216,5 +225,5 @@ def _thaw(value: Any) -> Any:
 
 
 def _rebuilt(value: list[Any] | tuple[Any, ...], items: list[Any]) -> list[Any] | tuple[Any, ...]:
-    """`items` as a plain list or tuple; `torch.Size` and named tuples refuse what stands for a tensor."""
+    """`items` as a plain list or tuple; `torch.Size` and named tuples do not accept a `TensorSpec`."""
     return items if isinstance(value, list) else tuple(items)

@@ -1,7 +1,7 @@
 """How fast a device is: calibrated once in less than 0.3 s, then kept with the measured figures.
 
 Rates are rounded to powers of 2^(1/4), so that two calibrations of one device, or of two equal devices,
-usually agree to the bit; what is kept on disk always does.
+usually agree to the bit; rates from the same file on disk always do.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ _FIGURES = (
     "special_per_s",
     "overhead_ns",
 )
-"""Names of the calibrated figures in the store, behind the type of the device."""
+"""Names of the calibrated figures in the store, each after the type of its device."""
 
 _STEPS_PER_OCTAVE = 4
 _LARGEST_PRODUCT = {"cpu": 2048, "cuda": 8192}
 _LONG_ENOUGH_NS = 1_000_000
 _COPY_BYTES = {"cpu": 16 * 2**20, "cuda": 256 * 2**20}
-"""Beyond the caches, as the activations of a step are between forward and backward."""
+"""Larger than the caches: between forward and backward, activations do not stay in them either."""
 _SPECIAL_BYTES = {"cpu": 2**18, "cuda": 2**26}
-"""On a CPU within the second-level cache, so that the function is timed rather than the memory."""
+"""On a CPU small enough for the second-level cache, so that the function is timed rather than the memory."""
 _LAUNCHES = 100
 
 
@@ -74,7 +74,7 @@ NOMINAL = Rates({"float32": 50e9}, {}, bytes_per_s=10e9, special_per_s=math.inf,
 
 
 _busy: set[str] = set()
-"""Devices that were too busy: a process keeps to one set of rates, so that planning again gives the same plan."""
+"""Types of devices that were too busy or cannot be timed: nominal rates from then on, so that plans agree."""
 LEAST_CREDIBLE = 0.2
 """A float32 product below this fraction of the nominal rate was timed on a machine busy with something else;
 such figures are not kept."""
@@ -91,20 +91,25 @@ def rates_of(device_type: str, directory: Path | None) -> Rates:
         return NOMINAL
     store = shared_store("rates", directory, least=1)
     figures = store.current()
+    # A figure may be missing in a file of another release; all are measured together.
     if any(f"{device_type} {name}" not in figures for name in _FIGURES):
         try:
             measured = calibrate(device_type)
         except RuntimeError as error:
             log.warning("the %s cannot be calibrated (%s); nominal rates stand for it", device_type, error)
+            _busy.add(device_type)
             return NOMINAL
+        # Kept figures would mislead every later process, so a busy moment must not get that far.
         if measured[f"{device_type} flops_per_s float32"] < LEAST_CREDIBLE * NOMINAL.flops_per_s["float32"]:
             log.warning("the %s is too busy to be calibrated; nominal rates stand for it in this process", device_type)
             _busy.add(device_type)
             return NOMINAL
         store.add(measured)
+    # `figures` is a live view of the store, and has the new figures, too.
     rates = {name: figures[f"{device_type} {name}"] for name in _FIGURES}
     return Rates(
         flops_per_s={type_name(t): rates[f"flops_per_s {type_name(t)}"] for t in PRODUCT_TYPES},
+        # Relative, so that it carries over to types that were not timed.
         efficiency={f: rates[f"flops_per_s {f}"] / rates["flops_per_s float32"] for f in FAMILIES},
         bytes_per_s=rates["bytes_per_s"],
         special_per_s=rates["special_per_s"],
@@ -137,6 +142,7 @@ def _measured(device_type: str) -> dict[str, float]:
 
 def rounded(figure: float) -> int:
     """The nearest power of 2^(1/4), as a whole number from 1 up."""
+    # The exponent is rounded: the error is relative, the same for slow and fast devices.
     exponent = round(_STEPS_PER_OCTAVE * math.log2(max(figure, 1.0))) / _STEPS_PER_OCTAVE
     return round(math.pow(2.0, exponent))
 
@@ -154,18 +160,21 @@ def _product_rate(device_type: str, dtype: torch.dtype) -> float:
     def multiply() -> None:
         torch.mm(factor, factor)
 
+    # Small products are ruled by overhead, so the size doubles until the time is well measurable.
     while taken_ns < _LONG_ENOUGH_NS and extent < _LARGEST_PRODUCT[device_type]:
         extent *= 2
         factor = torch.full((extent, extent), 0.5, dtype=dtype, device=device_type)
         multiply()  # the library sets itself up
         taken_ns = elapsed_ns(multiply, device_type)
     best = best_ns(multiply, device_type, most=3, seconds=0.003)
+    # A product of n x n matrices takes n^3 multiplications and as many additions.
     return 2 * extent**3 / min(best, taken_ns) * 1e9
 
 
 def _copy_rate(device_type: str) -> float:
     source = torch.zeros(_COPY_BYTES[device_type], dtype=torch.uint8, device=device_type)
     target = torch.zeros_like(source)
+    # A copy reads each byte and writes it.
     return 2 * source.nbytes / best_ns(lambda: target.copy_(source), device_type, most=4, seconds=0.012) * 1e9
 
 
@@ -184,4 +193,5 @@ def _overhead_ns(device_type: str) -> float:
         for _ in range(_LAUNCHES):
             add(value, value)
 
+    # So little data that the time is that of starting the operator.
     return best_ns(launch, device_type, most=5, seconds=0.003) / _LAUNCHES

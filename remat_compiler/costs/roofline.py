@@ -1,9 +1,9 @@
-"""Operator times from what they must do over the rates of their device.
+"""Operator times from their arithmetic and memory traffic over the rates of their device.
 
     time_ns = overhead_ns + FLOPs / flops_per_s + bytes / bytes_per_s + evaluations / special_per_s
 
-FLOPs (of products, convolutions and attention) come from torch's own FLOP counter; bytes and evaluations from
-`traffic`.  A fused loop pays no launch: it shares its neighbours'.
+FLOPs (of products, convolutions and attention) come from torch's own FLOP counter, bytes and evaluations from
+`traffic`.  A fused loop pays no launch, because it shares the launch of its neighbours.
 """
 
 from __future__ import annotations
@@ -46,8 +46,10 @@ class Roofline:
         node = self.captured.main[op_id]
         flops = self._flops_of(node)
         seconds = self.traffic.moved_bytes(op_id) / rates.bytes_per_s
+        # A kernel's arithmetic is in its FLOPs; all others are charged by element.
         if flops and isinstance(node.target, torch._ops.OpOverload):
             seconds += flops / rates.kernel_rate(family_of(node.target), _result(node).dtype)
+        # Infinite among nominal rates, where elements cost nothing.
         elif rates.special_per_s < math.inf:
             seconds += self.traffic.evaluations(op_id) / rates.special_per_s
         return round(seconds * 1e9) + (0 if self.captured.loops[op_id] else rates.overhead_ns)
@@ -58,8 +60,10 @@ class Roofline:
 
     def _flops_of(self, node: fx.Node) -> int:
         """`flops_of`, once for equal calls: layers repeat, and a formula takes longer than to recognise them."""
+        # First, because most nodes have no formula and need no key.
         if _formula(node) is None:
             return 0
+        # Keyword names belong to the key: their values alone do not say which is which.
         key = (node.target, _sizes(node.args), tuple(node.kwargs), _sizes(tuple(node.kwargs.values())), _sizes(node))
         found = self._flops.get(key)
         if found is None:
@@ -80,14 +84,14 @@ _NO_TENSOR = torch.empty(0)
 
 
 def _result(node: fx.Node) -> torch.Tensor:
-    """The node's first tensor, for its type and device; one of a CPU where it has none."""
+    """The node's first tensor, for its type and device; an empty CPU tensor if it has none."""
     value = node.meta.get("val")
     leaves = value if isinstance(value, (list, tuple)) else (value,)
     return next((leaf for leaf in leaves if isinstance(leaf, torch.Tensor)), _NO_TENSOR)
 
 
 def flops_of(node: fx.Node) -> int:
-    """Floating point operations of the node by torch's FLOP counter; 0 where it has no formula."""
+    """Floating point operations of the node by torch's FLOP counter; 0 if it has no formula."""
     formula = _formula(node)
     if formula is None:
         return 0
@@ -101,7 +105,7 @@ def _formula(node: fx.Node) -> Callable[..., Any] | None:
 
 
 def _sizes(value: Any) -> Hashable:
-    """All that a formula can see of arguments: sizes of tensors, and numbers."""
+    """The part of the arguments that a formula can see: sizes of tensors, and numbers."""
     if isinstance(value, fx.Node):
         value = value.meta.get("val")
     if isinstance(value, torch.Tensor):
@@ -138,6 +142,7 @@ def _hinted(value: Any) -> Any:
     """The value with every size replaced by its hint, so that counting makes no guards."""
     if isinstance(value, torch.Tensor):
         sizes = [torch_compat.size_hint(size) for size in value.shape]
+        # Formulas read shapes alone, so the tensor needs no memory.
         return torch.empty(sizes, dtype=value.dtype, device="meta")
     if isinstance(value, (list, tuple)):
         return [_hinted(item) for item in value]

@@ -1,7 +1,7 @@
 """Whole numbers measured on this machine, by name: in memory and, with a directory, in one JSON file.
 
-A file holds what was measured in one *environment* (device, library, threads, settings); another environment is
-another file.  Files are written atomically and never executed; one that cannot be used is a warned miss.
+A file holds the figures of one *environment* (device, library, threads, settings); another environment has another
+file.  Files are written atomically and never executed; one that cannot be used is a miss with a warning.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class FigureStore:
     """Measured figures of one kind.
 
     Attributes:
-        kind: What the figures are, with their unit, such as ``workspace_bytes``; names the file.
+        kind: Name and unit of the figures, such as ``workspace_bytes``; names the file.
         directory: Where they are kept between processes; None keeps them in memory only.
-        least: Least figure that may be.
+        least: Smallest valid figure.
         known: Figures by name, for `environment()` only.
     """
 
@@ -47,10 +47,12 @@ class FigureStore:
     _environment: tuple[str, ...] = ()
 
     def current(self) -> Mapping[str, int]:
-        """The figures that hold in the environment as it is now."""
+        """The figures of the current environment; a live view that later additions show in."""
         now = environment()
+        # Threads and settings can change within a process; figures of another environment do not hold.
         if now != self._environment:
             self._environment = now
+            # Emptied in place, since views that were handed out share these dictionaries.
             self.known.clear()
             self._noted.clear()
             self.known.update(self._load())
@@ -62,16 +64,18 @@ class FigureStore:
         self._noted.update(fresh)
 
     def add(self, fresh: Mapping[str, int]) -> None:
-        """Keep `fresh`.  What another process stored meanwhile wins, so that equal processes agree."""
+        """Keep `fresh`.  Figures that another process stored meanwhile win, so that equal processes agree."""
         self.current()
         self.known.update(fresh)
         if self.directory is not None:
+            # Read again after adding, so that the file's figures win over the fresh ones.
             self.known.update(self._load())
             self._save()
 
     def _path(self) -> Path | None:
         if self.directory is None:
             return None
+        # One file for each environment, so that none overwrites another's figures.
         digest = hashlib.sha256("\n".join(self._environment).encode()).hexdigest()[:16]
         return self.directory / f"{self.kind}-{digest}.json"
 
@@ -81,6 +85,7 @@ class FigureStore:
             return {}
         try:
             return self._checked(json.loads(read_bounded(path)))
+        # Nothing measured yet: the normal case on a first run.
         except (FileNotFoundError, NotADirectoryError):
             return {}
         except (OSError, ValueError, RecursionError) as error:
@@ -94,6 +99,7 @@ class FigureStore:
         try:
             write_whole(path, json.dumps(record, sort_keys=True, indent=1))
         except OSError as error:
+            # Several stores share the folder, and fail together.
             if is_first_failure(path.parent, error):
                 log.warning("%s cannot be written (%s); the measurements hold for this process only", path, error)
 
@@ -101,6 +107,7 @@ class FigureStore:
         if not isinstance(record, dict) or record.get("version") != FORMAT_VERSION:
             raise ValueError(f"not a file of version {FORMAT_VERSION}")
         figures = record.get(self.kind)
+        # `type(n) is int`, because True is an instance of int.
         if not isinstance(figures, dict) or not all(
             type(n) is int and self.least <= n <= LARGEST for n in figures.values()
         ):
@@ -115,7 +122,7 @@ def shared_store(kind: str, directory: Path | None, least: int = 0) -> FigureSto
 
 
 def environment() -> tuple[str, ...]:
-    """All beside the operator itself that decides how long it takes and how much it allocates."""
+    """Everything besides the operator itself that decides its time and its allocations."""
     return (
         f"torch {torch.__version__}",
         f"device {device_name('cuda') if torch.cuda.is_available() else 'cpu'}",

@@ -33,16 +33,17 @@ def cost_table(
 
 
 def cost_identity(cost_model: str, device_types: Iterable[str], directory: Path | None) -> str:
-    """Text that is equal where the same graph gets the same times: a plan is the best one only under these.
+    """Text that is equal if the same graph gets the same times; a plan is the best one only under these times.
 
-    Calibrates what is not known yet.  Times of single operators (``measured``) are not named: each is made once and
-    kept beside the rates.
+    Calibrates devices whose rates are unknown.  Times of single operators (``measured``) are not part of the text:
+    each is measured once and kept next to the rates.
 
     Args:
         cost_model: One of `options.COST_MODELS`.
         device_types: Devices that the graph computes on.
         directory: Where rates are kept, as in `cost_table`.
     """
+    # The same on every machine, so no device needs to be calibrated.
     if cost_model == "nominal":
         return repr((cost_model, NOMINAL))
     return repr((cost_model, [(kind, rates_of(kind, directory)) for kind in sorted(set(device_types))]))

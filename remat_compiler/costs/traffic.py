@@ -1,4 +1,4 @@
-"""What an operator must do: bytes through memory, and elements through arithmetic.
+"""The work of an operator: bytes through memory, and elements through arithmetic.
 
 Bytes are counted as they are touched, not as storages are large: a slice reads its part, a broadcast value is
 read once, a row that is looked up is read without the table around it.
@@ -24,7 +24,7 @@ from remat_compiler.ir.graph import StorageId, TrainingGraph
 
 
 class CapturedOps(Protocol):
-    """A training graph with the nodes behind it; `capture.graph.CapturedGraph` is one."""
+    """A training graph with its FX nodes; `capture.graph.CapturedGraph` is one."""
 
     @property
     def graph(self) -> TrainingGraph:
@@ -69,13 +69,13 @@ Measured on what Inductor emits for a CPU with AVX-512, one thread, values in th
 log 1.2, sigmoid 0.8, rsqrt 0.6, tanh 3.1, the Philox generator (not vectorised) 13.6.
 """
 LOOP_EVALUATIONS: Mapping[str, float] = {**SPECIAL_EVALUATIONS, "tanh": 3.0}
-"""The same in a fused loop, where Inductor's generated code is slower than torch's own kernel."""
+"""The same in a fused loop; Inductor's generated code for tanh is slower than torch's own kernel."""
 PLAIN_EVALUATIONS = 0.1
-"""The same of any other pointwise operator (a multiplication takes 0.1 ns, a selection 0.3)."""
+"""The same for any other pointwise operator (a multiplication takes 0.1 ns, a selection 0.3)."""
 _GATHERS = frozenset(
     {"embedding", "index", "index_select", "gather", "_unsafe_index", "select_scatter", "slice_scatter"}
 )
-"""Operators that read of their first argument no more than they return."""
+"""Operators that read no more bytes of their first argument than they return."""
 
 
 class Traffic:
@@ -90,6 +90,7 @@ class Traffic:
         op = self.captured.graph.ops[op_id]
         size = self.captured.graph.storages
         read_bytes = self._read_bytes(op_id)
+        # The fetch of a loop's result is charged to its reader; see the module docstring.
         if self.captured.loops[op_id]:
             return read_bytes
         return read_bytes + sum(size[storage].size_bytes for storage in op.writes)
@@ -102,6 +103,7 @@ class Traffic:
     def _read_bytes(self, op_id: int) -> int:
         """Bytes that the operator touches of each storage, at most all of it."""
         captured = self.captured
+        # Nodes of one operator hand each other values in registers or in its own results.
         own = set(captured.graph.ops[op_id].writes)
         touched: dict[StorageId, int] = {}
         for node in captured.nodes[op_id]:
@@ -113,9 +115,11 @@ class Traffic:
                 if storage is None or storage in own:
                     continue
                 nbytes = self._of(argument)[1]
+                # A table is looked up row by row: no more of it is read than comes out.
                 if position == 0 and _name(node) in _GATHERS:
                     nbytes = min(nbytes, result_bytes)
                 touched[storage] = touched.get(storage, 0) + nbytes
+        # Several nodes of the operator may read one storage; it is fetched once.
         return sum(min(n, captured.graph.storages[s].size_bytes) for s, n in touched.items())
 
     def _computes(self, node: fx.Node) -> bool:
@@ -125,6 +129,7 @@ class Traffic:
     def _evaluations(self, node: fx.Node, table: Mapping[str, float]) -> float:
         name = _name(node)
         elements = self._of(node)[0]
+        # A reduction works on its arguments, which are larger than its result; a gather does not touch the whole table.
         if name not in _GATHERS:
             elements = max([elements, *(self._of(argument)[0] for argument in node.all_input_nodes)])
         return elements * table.get(name, PLAIN_EVALUATIONS)
@@ -140,6 +145,7 @@ class Traffic:
 def _elements_and_bytes(value: Any) -> tuple[int, int]:
     if isinstance(value, torch.Tensor):
         sizes = [torch_compat.size_hint(size) for size in value.shape]
+        # Sparse and other layouts have no strides; every element counts as memory.
         steps = value.stride() if value.layout is torch.strided else (1,) * len(sizes)
         # A dimension of step 0 repeats the same memory.
         distinct = math.prod([n for n, step in zip(sizes, steps) if torch_compat.size_hint(step) != 0])

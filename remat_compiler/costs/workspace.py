@@ -1,4 +1,4 @@
-"""Bytes that an operator allocates inside beyond its results: measured once, then remembered.
+"""Operator workspaces, the bytes that an operator allocates beyond its results: measured once, then remembered.
 
 A convolution packs its weights, a sort keeps indices, a pointwise operator on mixed types converts its
 inputs. No formula gives these bytes, they depend on shapes, strides, library, thread count and processor; so
@@ -45,15 +45,17 @@ class WorkspaceTable:
     def resolve(self, calls: Iterable[OpCall], *, keep: bool = True) -> dict[str, int]:
         """Workspace bytes of each call by its key; calls that cannot be measured are left out.
 
-        Measures what is not known yet; puts the random state back afterwards.
+        Measures unknown calls, and puts the random state back afterwards.
 
         Args:
             calls: The calls.
-            keep: Whether what is measured is kept on disk, or else in memory only.
+            keep: Whether measurements are kept on disk, or else in memory only.
         """
         known = self.known
         wanted = {call.key: call for call in calls}
+        # Equal calls were merged by key, so each is measured once.
         missing = [call for key, call in wanted.items() if key not in known and call.repeatable]
+        # Measuring starts a profiler of its own, and torch allows one at a time.
         if missing and torch_compat.profiler_is_running():
             self._warn_of_profiler()
             missing = []
@@ -64,6 +66,7 @@ class WorkspaceTable:
                 fresh[call.key] = measured
         if fresh:
             (self._store.add if keep else self._store.note)(fresh)
+        # `known` is a live view of the store, and has the fresh figures, too.
         return {key: known[key] for key in wanted if key in known}
 
     def _warn_of_profiler(self) -> None:
@@ -96,6 +99,7 @@ def measure_workspace(call: OpCall) -> int | None:
     Returns:
         None when the operator cannot run so; the reason is logged.
     """
+    # The CPU's random state is always put back; a CUDA generator must be named.
     devices = [torch.cuda.current_device()] if call.device_type == "cuda" else []
     try:
         with torch_compat.outside_tracing(), torch.random.fork_rng(devices), torch.no_grad():
@@ -113,11 +117,13 @@ def _cpu_run(run: Callable[[], object]) -> int:
     for delta in deltas:
         live += delta
         peak = max(peak, live)
+    # The results are still held, so they are part of both sums.
     return max(0, peak - live)
 
 
 def _cuda_run(run: Callable[[], object]) -> int:
     run()  # the first call keeps library workspaces that later ones find
+    # Arguments are allocated before, so they cancel out.
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     result = run()

@@ -1,1 +1,1 @@
-"""What the inner compiler emitted, run on fake tensors: its peak, exactly, before the first step."""
+"""The code that the inner compiler emitted, run on fake tensors: its exact peak, before the first step."""

@@ -2,9 +2,9 @@
 
 The callable that `compile_fx` returned runs, with AOTAutograd's own wrappers and autograd's own engine, on fake
 tensors: the code that Inductor emitted allocates and frees as it always does, only the kernels are left out
-(`emitted_wrapper`), and a dispatch mode counts storages (`storage_tracker`). What an operator allocates inside
-is added from measurements (`costs.workspace`). The same works for callables whose inner compiler interprets FX
-graphs: there is nothing to leave out.
+(`emitted_wrapper`), and a dispatch mode counts storages (`storage_tracker`). Operator workspaces are added from
+measurements (`costs.workspace`). The same works for callables whose inner compiler interprets FX graphs: they have
+no kernels to leave out.
 
 The step that is predicted is ``loss = compiled(*inputs); loss.backward()``. Resident storages (inputs, parameters,
 constants) are not counted, gradients are.
@@ -31,10 +31,11 @@ from remat_compiler.simulate.step_peak import GraphMemory
 log = logging.getLogger(__name__)
 
 EXPECTED: tuple[type[Exception], ...] = (DryRunUnsupported, *torch_compat.FAKE_RUN_ERRORS)
+"""Errors that say that a step cannot run on fake tensors; any other one may be a defect of the dry run."""
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class MemorySample:
     """Memory once an operator or kernel has run.
 
     Attributes:
@@ -42,8 +43,8 @@ class Sample:
         label: Operator or kernel.
         line: Line in the emitted wrapper of that phase; 0 outside of it (AOTAutograd, autograd).
         text: That line.
-        live_bytes: Bytes alive, the operator's results included.
-        workspace_bytes: Bytes that the operator held beyond them while it ran.
+        live_bytes: Bytes alive, including the operator's results.
+        workspace_bytes: Workspace of the operator: bytes beyond its results that it held while it ran.
     """
 
     phase: str
@@ -56,7 +57,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class LiveStorage:
-    """A storage alive at the peak: its bytes and what made it (as in `Sample`)."""
+    """A storage alive at the peak: its bytes, and the operator or kernel that made it (as in `MemorySample`)."""
 
     size_bytes: int
     label: str
@@ -66,7 +67,7 @@ class LiveStorage:
 
 @dataclass(frozen=True, slots=True)
 class DryRun:
-    """What a dry run found.
+    """Result of a dry run.
 
     Attributes:
         peak_bytes: The peak of the step, workspaces included.
@@ -74,16 +75,16 @@ class DryRun:
         peak_index: Index in `timeline` of the peak.
         alive_at_peak: Storages alive there, largest first.
         boundary_bytes: Bytes alive between forward and backward.
-        saved_bytes: `boundary_bytes` less the storages of the outputs: what is saved for the backward.
+        saved_bytes: Bytes saved for the backward: `boundary_bytes` less the storages of the outputs.
         final_bytes: Bytes alive after the step: gradients and outputs.
-        resident_bytes: Bytes of the inputs, parameters among them.
+        resident_bytes: Bytes of the inputs, including parameters.
         unmeasured: Operators whose workspace could not be measured (counted as 0).
         unknown: Why nothing is known about the step; empty when the figures are valid.
-        between_bytes: What other graphs take between forward and backward, see `PartitionRequest`.
+        between_bytes: Bytes that other graphs take between forward and backward, see `PartitionRequest`.
     """
 
     peak_bytes: int = 0
-    timeline: tuple[Sample, ...] = ()
+    timeline: tuple[MemorySample, ...] = ()
     peak_index: int = 0
     alive_at_peak: tuple[LiveStorage, ...] = ()
     boundary_bytes: int = 0
@@ -96,15 +97,17 @@ class DryRun:
 
     @property
     def needed_bytes(self) -> int:
-        """The peak, or what is held while other graphs run, with what they take."""
+        """The peak of the graph, or of its held bytes together with the other graphs that run meanwhile, if larger."""
+        # Other graphs run between forward and backward, so they add to the bytes held there, not to the peak.
         beside = self.boundary_bytes + self.between_bytes if self.between_bytes else 0
         return max(self.peak_bytes, beside)
 
     @property
     def memory(self) -> GraphMemory | None:
-        """What a step of several graphs needs to know of this one; `None` where nothing is known."""
+        """Memory of this graph as the peak of a step of several graphs depends on it; `None` if nothing is known."""
         if self.unknown:
             return None
+        # A phase peaks no lower than it ends, even if nothing of it was seen to allocate.
         heights = {"forward": self.boundary_bytes, "backward": self.final_bytes}
         for sample in self.timeline:
             heights[sample.phase] = max(heights[sample.phase], sample.live_bytes + sample.workspace_bytes)
@@ -124,21 +127,23 @@ def dry_run(
     Leaves no trace: no gradient on a parameter, no random number drawn, no compiled state changed, no exception.
 
     Args:
-        compiled: What `compile_fx` (or `aot_autograd`) returned.
-        example_inputs: Inputs of the step, parameters included: real or fake tensors and integers. They need not
+        compiled: The callable that `compile_fx` (or `aot_autograd`) returned.
+        example_inputs: Inputs of the step, including parameters: real or fake tensors and integers. They need not
             be those of the compilation, if the compiled code is for dynamic shapes.
-        graphs: What a `GraphRecorder` around the compilation recorded; empty for FX interpreters.
-        workspace: Where measured workspaces are kept; a fresh table in memory by default.
-        gradients_exist: Gradients are there already and are accumulated into (resident then).
+        graphs: Graphs that a `GraphRecorder` around the compilation recorded; empty for FX interpreters.
+        workspace: Table of measured workspaces; a fresh one in memory by default.
+        gradients_exist: Gradients exist before the step, so that it accumulates into them; they count as resident.
 
     Returns:
-        The prediction; with `unknown` set when the step depends on data (``.item()``, ``torch.cond``), or holds
-        parameters of its own, or its wrapper is not Python, or fake tensors cannot run it for whatever reason.
+        The prediction. `unknown` is set when the step depends on data (``.item()``, ``torch.cond``), holds parameters
+        of its own, has a wrapper that is not Python, or cannot run on fake tensors for any other reason.
     """
     try:
+        # Dynamo's compilation may be under way, whose modes would see and record the step.
         with torch_compat.outside_tracing():
             step = FakeStep(example_inputs, graphs, gradients_exist)
             step.run(compiled)
+        # Outside of the step's modes: workspaces that no table has are measured by running the operators.
         return _summary(step, workspace or WorkspaceTable())
     except Exception as error:  # An observer must not break what it observes: what it cannot run is unknown.
         reason = why_unknown(error)
@@ -147,7 +152,7 @@ def dry_run(
 
 
 def why_unknown(error: Exception) -> str:
-    """The reason that people are shown for a step that fake tensors cannot run; the traceback is logged for debug."""
+    """Reason shown to users for a step that cannot run on fake tensors; an unexpected traceback is logged at DEBUG."""
     text = str(error).partition("\n")[0]
     reason = text if isinstance(error, DryRunUnsupported) else f"{type(error).__name__}: {text}"
     if not isinstance(error, EXPECTED):
@@ -156,13 +161,13 @@ def why_unknown(error: Exception) -> str:
 
 
 class FakeStep:
-    """One training step on fake tensors, and what the tracker saw of it.
+    """One training step on fake tensors, and its memory as the tracker saw it.
 
     Args:
         example_inputs: Inputs of the step.
-        graphs: What Inductor emitted.
-        gradients_exist: Gradients are there already and are accumulated into.
-        symbols: Stand for the symbolic sizes of the inputs; by default numbers do.
+        graphs: Graphs that Inductor emitted.
+        gradients_exist: Gradients exist before the step, so that it accumulates into them.
+        symbols: Symbols that replace the symbolic sizes of the inputs; by default numbers replace them.
     """
 
     def __init__(
@@ -181,6 +186,7 @@ class FakeStep:
         files = [graph.filename for graph in graphs]
         self.tracker = StorageTracker(self.mode, device_type, files, symbolic=symbols is not None)
         self.inputs = make_fake_inputs(example_inputs, self.mode, device_type, gradients_exist, symbols)
+        # Before the first operator: a storage counts as soon as an operator returns it, be it a view of an input.
         for tensor in self.inputs.held:
             self.tracker.hold_resident(tensor)
         self.boundary_bytes = self.saved_bytes = self.final_bytes = 0
@@ -192,15 +198,18 @@ class FakeStep:
         trains = any(isinstance(value, torch.Tensor) and value.requires_grad for value in self.inputs.values)
         with ExitStack() as stack:
             stack.enter_context(self.mode)
+            # Only calls with fake tensors are replaced: other threads may run the same graphs meanwhile.
             for graph in self.graphs:
                 twin = make_twin(graph, self.tracker)
                 stack.enter_context(torch_compat.callable_replaced(graph.owner, twin))
+            # The last mode entered is the first to see an operator, and has the fake mode compute the result.
             stack.enter_context(self.tracker)
             stack.enter_context(torch_compat.grad_mode_kept())
             trains = trains and torch.is_grad_enabled()
             torch.set_grad_enabled(trains)
             outputs = compiled(*self.inputs.values)
             torch.set_grad_enabled(trains)  # the step may leave gradients off for its caller
+            # Between forward and backward the outputs are held by the caller, all else by the autograd graph.
             self.boundary_bytes = self.tracker.live_bytes
             self.held = [life for life in self.tracker.lives if life.freed is None]
             self.saved_bytes = self.boundary_bytes - self.tracker.counted_bytes(tensors_in(outputs))
@@ -208,30 +217,32 @@ class FakeStep:
             roots = self._seeded(outputs)
             if roots:
                 torch.autograd.backward(roots)
+            # A real caller holds the outputs beyond the step, but no seeds.
             del roots
             self.final_bytes = self.tracker.live_bytes
             self.left = [life for life in self.tracker.lives if life.freed is None]
             moments, lives = tuple(self.tracker.moments), tuple(self.tracker.lives)
         self.moments: tuple[Moment, ...] = moments
-        # What dies from here on dies after the step.
+        # Copied: a storage that dies later, as this method returns or afterwards, is alive to the end of the step.
         self.alive = [(life, life.freed) for life in lives]
 
     def _seeded(self, outputs: Any) -> list[torch.Tensor]:
         """Scalars to start the backward from.
 
-        A model that returns its loss is trained on the loss, whatever else it returns; outputs of a model that
-        does not get a gradient each, as a loss behind it would make.
+        A model that returns its loss is trained on the loss, whatever else it returns. If a model returns no loss,
+        each of its outputs gets a gradient, as from a loss that is computed outside of the graph.
         """
         trained = [t for t in tensors_in(outputs) if t.requires_grad]
         scalars = [t for t in trained if t.numel() == 1]
         if scalars:
             return scalars
+        # A real step has no such scalars; only the gradients that their backward makes exist in it.
         with self.tracker.paused():
             return [_Seed.apply(tensor) for tensor in trained]  # type: ignore[no-untyped-call]
 
 
 class _Seed(torch.autograd.Function):
-    """An uncounted scalar behind an output; its backward makes the output's gradient, which counts."""
+    """An uncounted scalar computed from an output; its backward makes the output's gradient, which counts."""
 
     @staticmethod
     def forward(ctx: Any, output: torch.Tensor) -> torch.Tensor:
@@ -256,7 +267,7 @@ def _summary(step: FakeStep, workspace: WorkspaceTable) -> DryRun:
         return lines[line - 1].strip() if 0 < line <= len(lines) else ""
 
     timeline = tuple(
-        Sample(m.phase, m.label, m.line, text(m.file, m.line), m.live_bytes, known.get(m.workspace_key, 0))
+        MemorySample(m.phase, m.label, m.line, text(m.file, m.line), m.live_bytes, known.get(m.workspace_key, 0))
         for m in step.moments
     )
     heights = [sample.live_bytes + sample.workspace_bytes for sample in timeline]
@@ -268,6 +279,7 @@ def _summary(step: FakeStep, workspace: WorkspaceTable) -> DryRun:
         peak_bytes=peak_bytes,
         timeline=timeline,
         peak_index=peak_index,
+        # Ties by line, so that the same step gives the same report.
         alive_at_peak=tuple(sorted(alive, key=lambda storage: (-storage.size_bytes, storage.line))),
         boundary_bytes=step.boundary_bytes,
         saved_bytes=step.saved_bytes,

@@ -1,4 +1,4 @@
-"""Records what Inductor compiles, and makes twins of it that run on fake tensors with the kernels left out.
+"""Records the graphs that Inductor compiles, and makes twins that run on fake tensors with the kernels left out.
 
 Inductor emits, for each graph, a Python module: a `call` that allocates buffers, starts kernels, deletes
 buffers at their last use, and returns. All that decides memory is in that function, nothing in the kernels;
@@ -18,11 +18,12 @@ import torch
 
 from remat_compiler import torch_compat
 
+# Emitted modules define each kernel at top level: ``cpp_fused_add_0 = async_compile.cpp_pybinding(...)``.
 _KERNEL = re.compile(r"^(\w+) = async_compile\.\w+\(", re.MULTILINE)
 
 
 class DryRunUnsupported(Exception):
-    """The step cannot be run on fake tensors; the message is the reason that people are shown."""
+    """The step cannot be run on fake tensors; the message is the reason that users are shown."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,8 +32,8 @@ class EmittedGraph:
 
     Attributes:
         owner: Inductor's object, which the compiled step calls.
-        call: The emitted wrapper as it was before torch wrapped it (CUDA graphs, realignment).
-        partitions: Pieces of the wrapper that it calls through its runner, likewise unwrapped.
+        call: The emitted wrapper before torch wraps it for CUDA graphs and realignment.
+        partitions: Pieces of the wrapper that it calls through its runner, also unwrapped.
         is_backward: Whether it is a backward graph.
         source: Python text of the emitted module; empty when there is none.
     """
@@ -46,15 +47,16 @@ class EmittedGraph:
     @property
     def filename(self) -> str:
         """File name in the code object of the wrapper; empty for a wrapper that is not Python."""
+        # Bound methods keep their code object in `__func__`; a C++ wrapper has none.
         code = getattr(getattr(self.call, "__func__", self.call), "__code__", None)
         return code.co_filename if code is not None else ""
 
 
 class GraphRecorder:
-    """Context manager around a compilation: afterwards `graphs` holds what was compiled, in that order.
+    """Context manager around a compilation: afterwards `graphs` holds the compiled graphs, in that order.
 
-    Within it the backward is compiled together with the forward. Recorders nest, and each hears only the
-    thread that entered it.
+    Within it the backward is compiled together with the forward. Recorders nest, and each records only the thread
+    that entered it.
     """
 
     def __init__(self) -> None:
@@ -85,8 +87,10 @@ class GraphRecorder:
         return tuple(graph for graph in self.graphs if graph.is_backward)
 
     def _hear(self, owner: Any) -> None:
+        # Listeners are process-wide, and another thread may compile a backward at the same time.
         if threading.get_ident() != self._thread:
             return
+        # A wrapper that Inductor split into partitions is a method of a runner that holds them.
         runner = getattr(owner.current_callable, "__self__", None)
         self.graphs.append(
             EmittedGraph(
@@ -117,7 +121,7 @@ class _SkippedKernel:
 
 
 class StepObserver(Protocol):
-    """What a twin needs of the one who watches it."""
+    """The interface through which a twin reports kernels and makes tensors."""
 
     def saw_kernel(self, name: str) -> None:
         """A compiled kernel would have run."""
@@ -136,8 +140,8 @@ def make_twin(graph: EmittedGraph, observer: StepObserver) -> Callable[[list[Any
     """The wrapper of `graph` with kernels left out, to be called under a fake tensor mode.
 
     Args:
-        graph: What Inductor emitted.
-        observer: Is told of kernels and allocations.
+        graph: A graph that Inductor emitted.
+        observer: Is told of kernels, and makes the tensors.
 
     Raises:
         DryRunUnsupported: The wrapper is not Python (C++ wrapper, ahead-of-time Inductor).
@@ -145,7 +149,9 @@ def make_twin(graph: EmittedGraph, observer: StepObserver) -> Callable[[list[Any
     function = graph.call.__func__ if isinstance(graph.call, MethodType) else graph.call
     if not isinstance(function, FunctionType):
         raise DryRunUnsupported(f"the emitted wrapper is a {type(graph.call).__name__}, not a Python function")
+    # New globals rather than changed ones: other threads may run the module meanwhile.
     old = function.__globals__
+    # By name, since kernels have no type in common: it differs by device.
     kernels = set(_KERNEL.findall(graph.source))
     new: dict[str, Any] = {}
     for name, value in old.items():
@@ -153,6 +159,7 @@ def make_twin(graph: EmittedGraph, observer: StepObserver) -> Callable[[list[Any
             new[name] = _SkippedKernel(name, observer.saw_kernel)
         elif isinstance(value, torch.Tensor):
             new[name] = observer.adopt_constant(value)
+        # Functions of the module start kernels and allocate, too; imported ones stay as they are.
         elif isinstance(value, FunctionType) and value.__globals__ is old:
             new[name] = _with_globals(value, new)
         else:
@@ -163,6 +170,7 @@ def make_twin(graph: EmittedGraph, observer: StepObserver) -> Callable[[list[Any
     call = _with_globals(function, new)
     if not isinstance(graph.call, MethodType):
         return call
+    # The wrapper calls its pieces as `self.partitions[i]`, so its twin needs a runner with twins of them.
     runner = SimpleNamespace(partitions=[_with_globals(piece, new) for piece in graph.partitions])
     return MethodType(call, runner)
 
@@ -176,12 +184,14 @@ def _with_globals(function: Callable[..., Any], new: dict[str, Any]) -> Function
 
 
 def _stand_ins(observer: StepObserver) -> dict[str, Callable[..., Any]]:
-    """What the wrapper's helpers, C++ functions on real memory, are replaced with."""
+    """Replacements for the wrapper's helpers, which are C++ functions on real memory."""
 
     def reinterpret(base: torch.Tensor, size: Any, stride: Any, offset_increment: int) -> torch.Tensor:
+        # The emitted offset counts from the base's own, a view's from the start of the storage.
         return observer.view(base, size, stride, int(base.storage_offset()) + offset_increment)
 
     def from_pool(pool: torch.Tensor, offset_bytes: int, dtype: torch.dtype, size: Any, stride: Any) -> torch.Tensor:
+        # A view, so that the pool counts once, from its own allocation.
         return torch.as_strided(pool.view(torch.uint8)[offset_bytes:].view(dtype), size, stride)
 
     allocators: dict[str, Callable[..., Any]] = {f"empty_strided_{t}": _allocator(observer, t) for t in _DEVICE_TYPES}
@@ -193,9 +203,10 @@ def _stand_ins(observer: StepObserver) -> dict[str, Callable[..., Any]]:
 
 
 def _assert_nothing(*_: object, **__: object) -> None:
-    """In the place of what checks layouts, which fake tensors have by construction."""
+    """Replaces layout checks, which fake tensors pass by construction."""
 
 
+# Inductor emits one allocator for each, such as `empty_strided_cuda`.
 _DEVICE_TYPES = ("cpu", "cuda", "xpu", "mtia")
 
 

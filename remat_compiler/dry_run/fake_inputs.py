@@ -1,4 +1,4 @@
-"""Fake inputs of a step: same shapes, strides, shared storages and need of gradients, no data."""
+"""Fake inputs of a step: the same shapes, strides, shared storages and `requires_grad`, but no data."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class FakeInputs:
 
     Attributes:
         values: Fake tensors and plain integers, in the order of the example inputs.
-        held: Tensors that keep the storages; all of them are resident, none belongs to the step.
-        resident_bytes: Bytes of the distinct storages behind the inputs on the counted device.
-        handed_on: Gradients of inputs that other operators made, once a backward has run; they are alive after it.
+        held: Tensors that keep the storages alive. All are resident: they exist before the step.
+        resident_bytes: Bytes of the distinct storages of the inputs on the counted device.
+        handed_on: After a backward, the gradients of inputs that are not leaves. They are alive after the step.
     """
 
     values: tuple[Any, ...]
@@ -40,14 +40,14 @@ def make_fake_inputs(
     """Fake twins of `example_inputs` (real or fake tensors, integers, symbolic integers).
 
     Args:
-        example_inputs: What the compiled step is called with.
+        example_inputs: Arguments of the compiled step.
         fake_mode: The mode that the twins belong to.
         device_type: Device type whose bytes are counted as resident.
         gradients_exist: Give each leaf that requires grad a gradient to accumulate into.
-        symbols: Stand for the symbolic sizes; by default numbers do.
+        symbols: Symbols that replace the symbolic sizes; by default numbers replace them.
 
     Raises:
-        DryRunUnsupported: An input is no plain strided tensor, or has a size that only data decide.
+        DryRunUnsupported: An input is no plain strided tensor, or has a data-dependent size.
     """
     plain = partial(_plain, symbols)
     storages: dict[int, torch.Tensor] = {}
@@ -60,8 +60,10 @@ def make_fake_inputs(
                 continue
             _require_strided(example)
             storage = example.untyped_storage()
+            # Inputs that share a storage share it here, too: the step may write to one and read the other.
             if storage._cdata not in storages:
                 itemsize = example.dtype.itemsize
+                # The whole storage, which may be larger than the input that is a view of it.
                 length = plain(storage.nbytes()) // itemsize
                 base = torch_compat.new_fake(fake_mode, (length,), (1,), example.dtype, example.device)
                 storages[storage._cdata] = base
@@ -69,6 +71,7 @@ def make_fake_inputs(
                 resident += torch_compat.size_hint(length) * itemsize if example.device.type == device_type else 0
             fake = _like(example, storages[storage._cdata], fake_mode, plain)
             if example.requires_grad and not example.is_leaf:
+                # The source is the leaf that makes the input a result of an operator; nothing reads its values.
                 source = torch_compat.new_fake(fake_mode, (), (), example.dtype, example.device).requires_grad_()
                 fake = _Computed.apply(source, fake, handed_on)  # type: ignore[no-untyped-call]
             elif example.requires_grad:
@@ -81,19 +84,19 @@ def make_fake_inputs(
 
 
 class _Computed(torch.autograd.Function):
-    """An input that other operators made: no leaf, so a step may change it in place, and its gradient goes on."""
+    """Makes an input that is no leaf: a step may change it in place, and its gradient goes on to earlier operators."""
 
     @staticmethod
     def forward(ctx: Any, source: torch.Tensor, value: torch.Tensor, handed_on: list[torch.Tensor]) -> torch.Tensor:
-        """`value`, as if it came from `source`."""
+        """`value`, as if it were computed from `source`."""
         ctx.handed_on = handed_on
-        # What is returned as it came would be a view, and autograd forbids to change views of a custom function.
+        # An input returned unmarked becomes a view, and autograd forbids to change views of a custom function.
         ctx.mark_dirty(value)
         return value
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        """Keep the gradient, as what runs next in a real backward would hold it."""
+        """Keep the gradient alive, as the next operator of a real backward would."""
         ctx.handed_on.extend(gradients)
         return None, None, None
 
@@ -101,17 +104,20 @@ class _Computed(torch.autograd.Function):
 def counted_device_type(example_inputs: Sequence[Any]) -> str:
     """The accelerator that the inputs lie on; ``cpu`` when none does."""
     types = {example.device.type for example in example_inputs if isinstance(example, torch.Tensor)}
+    # Sorted, since a set of several accelerators would give another one from process to process.
     return next(iter(sorted(types - {"cpu", "meta"})), "cpu")
 
 
 def _like(example: torch.Tensor, base: torch.Tensor, fake_mode: Any, plain: Callable[[Any], Any]) -> torch.Tensor:
     size, stride = [plain(n) for n in example.shape], [plain(n) for n in example.stride()]
+    # The base has the type of the first input that used the storage; another may view the same bytes otherwise.
     typed = base if base.dtype == example.dtype else base.view(example.dtype)
     return torch_compat.fake_view(fake_mode, typed, size, stride, plain(example.storage_offset()))
 
 
 def _require_strided(example: torch.Tensor) -> None:
     is_fake = isinstance(example, torch_compat.FakeTensor)
+    # Exact types: a subclass may hold several tensors, whose storages are not its own.
     if type(example) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) and not is_fake:
         raise DryRunUnsupported(f"an input is a {type(example).__name__}, a tensor subclass")
     if example.layout is not torch.strided:
@@ -119,7 +125,7 @@ def _require_strided(example: torch.Tensor) -> None:
 
 
 def _plain(symbols: torch_compat.OwnSymbols | None, size: Any) -> Any:
-    """A symbolic size as the number that it has in this step, or in copied symbols; other values unchanged."""
+    """A symbolic size as its number in this step, or in copied symbols; any other value unchanged."""
     if isinstance(size, (torch.SymInt, torch.SymFloat, torch.SymBool)):
         if symbols is not None and isinstance(size, torch.SymInt):
             hint: Any = symbols.copy(size)

@@ -1,8 +1,8 @@
 """Counts the bytes of tensor storage alive while a step runs on fake tensors.
 
-A dispatch mode sees every operator. A storage counts from the operator that first returns it until the last
-reference to it goes, which a weak reference reports; so views, saved tensors, gradients and whatever else
-shares a storage count once, and for exactly as long as in a real step.
+A dispatch mode sees every operator. A storage counts from the operator that first returns it until its last
+reference dies, which a weak reference reports; so views, saved tensors, gradients and whatever else shares a
+storage count once, and for exactly as long as in a real step.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ _SAVES_RNG_STATE = "run_and_save_rng_state"
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """State of memory once an operator or a kernel has run.
+    """State of memory after an operator or a kernel has run.
 
     Attributes:
         phase: ``forward`` or ``backward``.
         label: Operator or kernel.
         file: The emitted wrapper that ran it; empty outside of one.
         line: Line in that wrapper; 0 outside of one.
-        live_bytes: Bytes alive, the results of the operator included.
-        workspace_key: Key of the operator's call when it may allocate more than its results; else empty.
+        live_bytes: Bytes alive, including the results of the operator.
+        workspace_key: Key of the operator's call if it may allocate more than its results; else empty.
     """
 
     phase: str
@@ -50,9 +50,9 @@ class Moment:
 
 @dataclass(slots=True)
 class StorageLife:
-    """Life of one storage: alive at the moments `made` <= i < `freed` (`freed` is None to the end).
+    """Life of one storage: alive at the moments `made` <= i < `freed` (`None`: to the end).
 
-    `symbolic_bytes` is its size in symbols, where the step runs on symbolic sizes.
+    `symbolic_bytes` is its size in symbols, if the step runs on symbolic sizes.
     """
 
     size_bytes: int
@@ -74,6 +74,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         symbolic: Keep the calls of operators in symbolic sizes.
     """
 
+    # Otherwise torch raises an error of its own before `_run` can name the operator.
     supports_higher_order_operators = True
 
     def __init__(
@@ -89,22 +90,24 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._device_type = device_type
         self._alignment = torch_compat.allocation_alignment(device_type)
         self._files = frozenset(name for name in wrapper_files if name)
+        # By address of the C++ storage; an entry goes with its storage, since the address may be used again.
         self._known: dict[int, weakref.ref[Any]] = {}
         self._sizes: dict[int, int] = {}
+        # Resident storages stay alive: one that died would give its address to a storage that counts.
         self._held: list[torch.Tensor] = []
         self._paused = False
         self._symbolic = symbolic
 
     def hold_resident(self, tensor: torch.Tensor) -> None:
-        """Never count the storage of `tensor`: it is there before the step."""
+        """Never count the storage of `tensor`: it exists before the step."""
         self._held.append(tensor)
         self._ignore(tensor)
 
     def adopt_constant(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Fake tensor for a real one that the compiled code holds.
+        """Fake tensor for a real tensor that the compiled code holds.
 
         Raises:
-            DryRunUnsupported: It requires grad; a backward would then write into the user's parameter.
+            DryRunUnsupported: It requires grad; a backward would write into the user's parameter.
         """
         if isinstance(tensor, torch_compat.FakeTensor):
             return tensor
@@ -116,13 +119,15 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return fake
 
     def counted_bytes(self, tensors: Iterable[torch.Tensor]) -> int:
-        """Bytes of the distinct counted storages behind `tensors`."""
+        """Bytes of the distinct counted storages of `tensors`."""
         addresses = {tensor.untyped_storage()._cdata for tensor in tensors}
+        # A storage without a size is resident, or lies on another device.
         return sum(self._sizes.get(address, 0) for address in addresses)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Run operators that no real step would run; what they make is never counted."""
+        """Run operators that no real step would run; their results are never counted."""
+        # The former value comes back, for blocks nest.
         before, self._paused = self._paused, True
         try:
             yield
@@ -130,7 +135,8 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._paused = before
 
     def saw_kernel(self, name: str) -> None:
-        """Note the start of a compiled kernel, which allocates nothing."""
+        """Record the start of a compiled kernel, which allocates nothing."""
+        # A moment of its own all the same: the report names the kernels that run at the peak.
         self.moments.append(Moment(self.phase, name, *self._place(), self.live_bytes))
 
     def allocate(self, size: Any, stride: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -142,20 +148,23 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return tensor
 
     def view(self, base: torch.Tensor, size: Any, stride: Any, offset: int) -> torch.Tensor:
-        """A view of `base`; it shares the storage, so nothing is to be counted."""
+        """A view of `base`; it shares the storage, so it does not count."""
         return torch_compat.fake_view(self._fake_mode, base, size, stride, offset)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        # Rare, so arguments are rebuilt only if there is a real tensor among them.
         for tensor in tensors_in((args, kwargs)):
             if not isinstance(tensor, torch_compat.FakeTensor):
                 args, kwargs = _map_real(self.adopt_constant, (args, kwargs))
                 break
+        # In-place operators allocate nothing, and their result is known: skipping them saves their shape functions.
         result = _result_in_arguments(func, args, kwargs)
         if result is None:
             result = self._run(func, args, kwargs)
+        # Ignored rather than skipped: a later view of such a result must not start to count it.
         if self._paused:
             for tensor in tensors_in(result):
                 self._ignore(tensor)
@@ -164,6 +173,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         before = self.live_bytes
         made = [life for tensor in tensors_in(result) if (life := self._see(tensor, label)) is not None]
         call = OpCall.of(func, args, kwargs, result, symbolic=self._symbolic)
+        # A view changes nothing, so it is no moment; an operator with a workspace is one without any result, too.
         if made or call is not None or before != self.live_bytes:
             self._note(label, made, call)
         return result
@@ -175,31 +185,33 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         key = ""
         if call is not None:
             key = call.key
+            # Equal calls have one workspace, which is measured once.
             self.calls.setdefault(key, call)
         self.moments.append(Moment(self.phase, label, file, line, self.live_bytes, key))
 
     def _run(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         if isinstance(func, HigherOrderOperator) and str(func) == _SAVES_RNG_STATE:
-            # On fake tensors torch would hand out the real state, a tensor that the mode cannot follow.
+            # Given fake tensors, torch would return the real state, a tensor that the mode cannot follow.
             state = torch.empty(torch.get_rng_state().numel(), dtype=torch.uint8)
             return state, args[0](*args[1:], **kwargs)
         if isinstance(func, HigherOrderOperator) and any(isinstance(arg, torch.nn.Module) for arg in args):
-            # What its subgraphs allocate cannot be seen, nor which of them a real step would run.
+            # The allocations of its subgraphs cannot be seen, nor which of them a real step would run.
             raise DryRunUnsupported(f"the step runs the higher-order operator {func}, which holds subgraphs")
         with torch_compat.symbolic_kernels() if self._symbolic else nullcontext():
             return torch_compat.corrected_fake_result(func, args, func(*args, **kwargs))
 
     def _see(self, tensor: torch.Tensor, label: str) -> StorageLife | None:
-        """Start to count the storage of a result, unless it is known or lies on another device."""
+        """Start to count the storage of a result, unless it is known already or lies on another device."""
         if tensor.device.type != self._device_type:
             return None
         storage = tensor.untyped_storage()
         address = storage._cdata
         if address in self._known:
             return None
-        # Rounded up without a negative number, which a formula of sizes could not be ordered by.
+        # Rounded up without negative numbers: `peak_formula` compares rows only if no monomial is below 0.
         symbolic = (storage.nbytes() + self._alignment - 1) // self._alignment * self._alignment
         size = torch_compat.size_hint(symbolic)
+        # Its first moment is the one that `_note` is about to add.
         life = StorageLife(size, len(self.moments), label, "", 0, symbolic)
         self._known[address] = weakref.ref(storage, partial(self._free, address, life))
         self._sizes[address] = size
@@ -215,12 +227,15 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _free(self, address: int, life: StorageLife, _: weakref.ref[Any]) -> None:
         del self._known[address], self._sizes[address]
+        # Gone from the next moment on; that of the operator that ran last still counts it.
         life.freed = len(self.moments)
         self.live_bytes -= life.size_bytes
 
     def _place(self) -> tuple[str, int]:
         """File and line of the emitted wrapper that is running."""
+        # The three innermost frames are this function, its caller here, and the mode's or stand-in's entry.
         frame: FrameType | None = sys._getframe(3)
+        # Without wrapper files (FX interpreters) no frame matches, and the stack is deep.
         while frame is not None and self._files:
             if frame.f_code.co_filename in self._files:
                 return frame.f_code.co_filename, frame.f_lineno
@@ -230,9 +245,10 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @cache
 def _written_argument(func: OpOverload) -> tuple[int, str] | None:
-    """Position and name of the one argument that `func` writes and returns, when its shape cannot change."""
+    """Position and name of the one argument that `func` writes and returns, if its shape cannot change."""
     schema = func._schema
     written = [(i, a) for i, a in enumerate(schema.arguments) if a.alias_info is not None and a.alias_info.is_write]
+    # Such an operator must run on the fake tensor: `transpose_` changes its shape, `resize_` and `set_` its storage.
     changes_shape = torch.Tag.inplace_view in func.tags or "resize" in schema.name or "set_" in schema.name
     if len(written) != 1 or len(schema.returns) != 1 or changes_shape:
         return None
@@ -252,11 +268,12 @@ def _result_in_arguments(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, 
         return None
     position, name = written
     tensor = args[position] if position < len(args) else kwargs.get(name)
+    # An empty ``out=`` is resized to the result, which allocates: that operator must run.
     return tensor if isinstance(tensor, torch.Tensor) and tensor.numel() else None
 
 
 def _map_real(adopt: Any, value: Any) -> Any:
-    """`value` with each real tensor in it replaced."""
+    """`value` with each tensor in it replaced by `adopt` of it, which leaves fake ones as they are."""
     if isinstance(value, torch.Tensor):
         return adopt(value)
     if isinstance(value, (list, tuple)):

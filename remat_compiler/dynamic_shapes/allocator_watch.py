@@ -1,15 +1,16 @@
-"""The peaks that a device's allocator really measured, and what is learnt from them about the guards of variants.
+"""The peaks that a device's allocator measured; peaks above the predictions correct the guards of variants.
 
     forward begins ─ allocated a, maximum m ──────────────────► backward has run ─ maximum n
                                     n > m: the step peaked at n - a              n = m: no higher than m - a
 
-The peak is what the step allocates beyond what is there when it begins (parameters, inputs), as everywhere here.  The
-allocator's maximum is only read, never reset: it is the user's.  So the peak of a step is known where it set a new
-maximum, which is where it matters.
+The peak is the memory that the step allocates beyond what is there when it begins (parameters, inputs), as everywhere
+in this project.  The allocator's maximum is only read, never reset: it is the user's.  So the peak of a step is known
+only if it set a new maximum, which is when it matters.
 
-Not counted are the first call of a variant, in which libraries and kernels set themselves up (workspaces that stay,
-buffers to time kernels with), calls whose backward had not run when the next one came, and those of a graph that
-shares its budget with others, which may run meanwhile.  What eager code takes between forward and backward does count.
+Three kinds of calls are not counted: the first call of a variant, in which libraries and kernels set themselves up
+(workspaces that stay, buffers to time kernels with); calls whose backward had not run when the next call came; and
+calls of a graph that shares its budget with others, which may run meanwhile.  Memory of eager code between forward and
+backward does count.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any, Protocol
 
 from remat_compiler import torch_compat
 from remat_compiler.dynamic_shapes.dispatch import Dispatch
-from remat_compiler.dynamic_shapes.margin import Correction
+from remat_compiler.dynamic_shapes.margin import Margin
 from remat_compiler.dynamic_shapes.variant import Use, Variant
 from remat_compiler.options import format_bytes
 
@@ -30,14 +31,14 @@ logger = logging.getLogger(__name__)
 
 
 class Allocator(Protocol):
-    """What a device's allocator tells."""
+    """The figures of a device's allocator."""
 
     def allocated_bytes(self) -> int:
         """Bytes in use now."""
         ...
 
     def peak_bytes(self) -> int:
-        """Most bytes in use at once, since whoever wanted reset that."""
+        """Most bytes in use at once since the user last reset this maximum."""
         ...
 
 
@@ -47,11 +48,11 @@ class Reading:
 
     Attributes:
         use: Its sizes.
-        variant: What ran it.
-        allocated_bytes: In use when it began.
+        variant: The variant that ran it.
+        allocated_bytes: Bytes in use when it began.
         before_bytes: The allocator's maximum when it began.
-        after_bytes: The same once the backward had run; `None` before.
-        node: Autograd's node of the call.
+        after_bytes: The allocator's maximum after its backward; `None` until then.
+        node: Weak reference to autograd's node of the call.
     """
 
     use: Use
@@ -64,6 +65,7 @@ class Reading:
     @property
     def open(self) -> bool:
         """Whether its backward may still run."""
+        # A dead node: the outputs were dropped without a backward.
         return self.after_bytes is None and self.node is not None and self.node() is not None
 
 
@@ -71,15 +73,15 @@ class AllocatorWatch:
     """Corrects the guards of one graph's variants.
 
     Args:
-        dispatch: Runs them.
-        allocator: Of the device that they run on.
-        correction: What all variants have in common, for those to come.
+        dispatch: Runs the variants.
+        allocator: The allocator of their device.
+        margin: The margin that variants to come begin with; it grows with every variant's own.
     """
 
-    def __init__(self, dispatch: Dispatch, allocator: Allocator, correction: Correction) -> None:
+    def __init__(self, dispatch: Dispatch, allocator: Allocator, margin: Margin) -> None:
         self.dispatch = dispatch
         self.allocator = allocator
-        self.correction = correction
+        self.margin = margin
         self._warm: list[Variant] = []
         self._last: Reading | None = None
         self._warned = False
@@ -89,38 +91,44 @@ class AllocatorWatch:
         last, self._last = self._last, None
         if last is not None:
             if last.open:
+                # Two calls are open at once: neither peak is of one step, so neither is learnt from.
                 return
+            # Not in the hook, on autograd's thread: learning takes the lock of the dispatch.
             self._learn(last)
         self._last = Reading(use, use.variant, self.allocator.allocated_bytes(), self.allocator.peak_bytes())
 
     def after(self, use: Use, outputs: Any) -> None:
-        """Its forward has run: read the maximum again once the backward has, too."""
+        """Its forward has run: arrange that the maximum is read again after its backward."""
         reading = self._last
+        # Another thread's call may have come between.
         if reading is None or reading.use is not use:
             return
         node = torch_compat.compiled_backward(outputs)
         if node is None or reading.variant not in self._warm:
+            # A first call; evicted variants are left out, so that they are not kept alive.
             self._warm = [*(v for v in self.dispatch.variants if v in self._warm), reading.variant]
             self._last = None
             return
         reading.node = weakref.ref(node)
 
         def ended(*_: object) -> None:
-            # Autograd's own thread: only read here.
+            # This runs on autograd's own thread, so it only reads.
             reading.after_bytes = self.allocator.peak_bytes()
 
         node.register_hook(ended)
 
     def _learn(self, reading: Reading) -> None:
-        """Where the step set a new maximum, its peak is known."""
-        alone = self.dispatch.allowance.is_whole
-        if not alone or reading.after_bytes is None or reading.after_bytes <= reading.before_bytes:
+        """Grow the margins if the step set a new maximum above its prediction."""
+        allowance = self.dispatch.allowance
+        # Without a new maximum the peak is only known to be lower than the old one.
+        if not allowance.is_whole or reading.after_bytes is None or reading.after_bytes <= reading.before_bytes:
             return
         measured = reading.after_bytes - reading.allocated_bytes
-        predicted = reading.variant.predicted(reading.use.sizes)
-        if predicted is None or not reading.variant.correction.learn(predicted, measured):
+        predicted = reading.variant.predicted_bytes(reading.use.sizes, allowance)
+        if predicted is None or not reading.variant.margin.learn(predicted, measured):
             return
-        self.correction.learn(predicted, measured)
+        self.margin.learn(predicted, measured)
+        # The first excess is news to the user, further ones are details.
         logger.log(
             logging.INFO if self._warned else logging.WARNING,
             "a step at sizes %s took %s, %s more than predicted; from now on so much more is counted on",
@@ -129,4 +137,4 @@ class AllocatorWatch:
             format_bytes(measured - predicted),
         )
         self._warned = True
-        self.dispatch.reconsider()
+        self.dispatch.recheck_guards()

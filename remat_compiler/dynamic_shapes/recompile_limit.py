@@ -1,9 +1,9 @@
-"""No size runs without a budget because Dynamo compiled a function too often.
+"""Keep Dynamo's recompile limit from letting sizes run without a budget.
 
-Where every size is compiled for itself (``dynamic=False``), Dynamo gives a function up after
+If every size is compiled for itself (``dynamic=False``), Dynamo gives a function up after
 ``torch._dynamo.config.recompile_limit`` compilations: all other sizes would run in eager, at any peak.  So before the
-last one, what changed from one compilation to the next is declared to be changing, and one graph serves all sizes that
-are still to come.  Where no size of an input changes, but something else, people are told.
+last compilation, the inputs whose sizes changed so far are declared dynamic, and one graph serves all sizes that are
+still to come.  If something else than the size of an input changes, there is a warning.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from remat_compiler import torch_compat
 logger = logging.getLogger(__name__)
 
 MOST_FUNCTIONS = 4_096
-"""Functions whose sizes are remembered."""
+"""Largest number of functions whose sizes are remembered."""
 
 _shapes: defaultdict[int, list[dict[str, tuple[str, ...]]]] = defaultdict(list)
 _lock = threading.Lock()
 
 
 def watch_recompilations(gm: fx.GraphModule) -> None:
-    """Note the sizes that Dynamo compiles for, and act before it gives up.
+    """Note the sizes that Dynamo compiles for, and declare sizes dynamic before it gives the function up.
 
     Args:
         gm: Dynamo's graph.
@@ -41,11 +41,13 @@ def watch_recompilations(gm: fx.GraphModule) -> None:
         if compilation.earlier == 0:
             _shapes.pop(compilation.frame, None)  # torch._dynamo.reset counts functions anew
             torch_compat.forget_dynamic(compilation.frame)
+        # As text: comparing symbolic sizes would put guards on them.
         seen = _shapes[compilation.frame]
         shapes = torch_compat.input_shapes(gm)
         seen.append({source: tuple(map(str, shape)) for source, shape in shapes.items()})
         changing = changed(seen)
     left = compilation.limit - compilation.earlier - 1
+    # With one compilation left, the declaration makes that one dynamic; nothing else can be done any later.
     if left == 1 and changing:
         torch_compat.make_dynamic(compilation, changing)
         logger.warning(
@@ -66,7 +68,12 @@ def watch_recompilations(gm: fx.GraphModule) -> None:
 
 
 def changed(seen: list[dict[str, tuple[str, ...]]]) -> list[str]:
-    """Inputs whose sizes differ between compilations, their number of dimensions being the same."""
+    """Inputs whose sizes differ between compilations with the same number of dimensions.
+
+    Args:
+        seen: For each compilation the shape of each input by its source; the latest last.
+    """
+    # Another number of dimensions cannot be served by one graph, dynamic or not.
     last = seen[-1]
     found = []
     for source, shape in last.items():

@@ -1,4 +1,4 @@
-"""A compiled variant of a graph, how it is used, and those who make variants and look at their calls."""
+"""A compiled variant of a graph and its use; the interfaces of what makes variants and what watches their calls."""
 
 from __future__ import annotations
 
@@ -6,20 +6,42 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from remat_compiler.dynamic_shapes.margin import Correction
+from remat_compiler.dynamic_shapes.margin import Margin
 from remat_compiler.simulate.allowance import Allowance
 from remat_compiler.simulate.step_peak import GraphMemory
 
 PAUSE = 3.0
-"""What is longer than this many of the shortest steps was more than a step: an evaluation, a checkpoint written."""
-PeakBySize = Callable[[Sequence[int]], "int | None"]
-"""The peak at given sizes in bytes; `None` where nothing is known of them."""
-MemoryBySize = Callable[[Sequence[int]], "GraphMemory | None"]
-"""The memory at given sizes; `None` where nothing is known of them."""
+"""A time longer than this many of the shortest steps holds more than a step: an evaluation, a checkpoint written."""
 
 
-def unknown_memory(sizes: Sequence[int]) -> None:
-    """The memory of a variant of which nothing is known."""
+class KnownMemory(Protocol):
+    """The memory of a compiled step by the sizes of its inputs, as far as it is known."""
+
+    def peak_bytes(self, sizes: Sequence[int], limit_bytes: int) -> int | None:
+        """The peak at these sizes; `None` if it is not known.
+
+        An estimate is checked if it is so near to `limit_bytes` that its error could matter.
+        """
+        ...
+
+    def memory(self, sizes: Sequence[int]) -> GraphMemory | None:
+        """The peak, and the bytes alive between forward and backward and after both; `None` if not known."""
+        ...
+
+
+class NothingKnown:
+    """The memory of a variant whose conditions on the sizes are not known: it never fits, so it runs no call."""
+
+    def peak_bytes(self, sizes: Sequence[int], limit_bytes: int) -> None:
+        """Unknown."""
+
+    def memory(self, sizes: Sequence[int]) -> None:
+        """Unknown."""
+
+
+def no_inputs(positions: Sequence[int], sizes: Sequence[int]) -> int:
+    """Bytes of inputs, 0: for a graph that shares its budget with none, which never needs them."""
+    return 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,32 +50,47 @@ class Variant:
 
     Attributes:
         compiled: The callable.
-        predicted: Its peak at given sizes as predicted; `None` where nothing is known of them.  Where the graph shares
-            its budget with others, all that counts of it then, see `Allowance.needed_bytes`.
+        known: Its memory by size.
         added: Time that recomputation adds, as a fraction of the step.
         sizes: The sizes that it was planned for.
-        label: What people are shown.
-        memory: Its memory at given sizes.
-        correction: What its peaks were measured to be above predictions.
+        label: Its purpose, for messages.
+        input_bytes: Bytes of the arguments at given positions, at given sizes.
+        margin: The measured excess of its peaks over the predictions.
     """
 
     compiled: Callable[..., Any]
-    predicted: PeakBySize
+    known: KnownMemory
     added: float
     sizes: tuple[int, ...]
     label: str
-    memory: MemoryBySize = unknown_memory
-    correction: Correction = field(default_factory=Correction)
+    input_bytes: Callable[[Sequence[int], Sequence[int]], int] = no_inputs
+    margin: Margin = field(default_factory=Margin)
 
-    def peak_bytes(self, sizes: Sequence[int]) -> int | None:
-        """Its peak at given sizes, corrected by what was measured; `None` where nothing is known of them."""
-        peak = self.predicted(sizes)
-        return None if peak is None else peak + self.correction.margin_bytes(peak)
+    def memory(self, sizes: Sequence[int]) -> GraphMemory | None:
+        """Its predicted memory at given sizes; `None` if it is not known."""
+        return self.known.memory(sizes)
 
-    def fits(self, sizes: Sequence[int], limit_bytes: int) -> bool:
-        """Whether it is known to stay within a budget at these sizes."""
-        peak = self.peak_bytes(sizes)
-        return peak is not None and peak <= limit_bytes
+    def predicted_bytes(self, sizes: Sequence[int], allowance: Allowance) -> int | None:
+        """The bytes at given sizes to compare with `allowance.limit_bytes`; `None` if its memory is not known there.
+
+        This is its peak and, if the graph shares its budget with others, the bytes that it holds while they run; see
+        `Allowance.needed_bytes`.
+        """
+        if allowance.is_whole:
+            # Held bytes are within the peak; the peak alone is cheaper to know, for an estimate needs no dry run.
+            return self.known.peak_bytes(sizes, allowance.limit_bytes)
+        memory = self.known.memory(sizes)
+        return None if memory is None else allowance.needed_bytes(memory, self.input_bytes(allowance.passed, sizes))
+
+    def needed_bytes(self, sizes: Sequence[int], allowance: Allowance) -> int | None:
+        """The predicted bytes with the margin that measurements taught."""
+        predicted = self.predicted_bytes(sizes, allowance)
+        return None if predicted is None else predicted + self.margin.bytes_on(predicted)
+
+    def fits(self, sizes: Sequence[int], allowance: Allowance) -> bool:
+        """Whether it is known to keep to `allowance` at these sizes."""
+        needed = self.needed_bytes(sizes, allowance)
+        return needed is not None and needed <= allowance.limit_bytes
 
 
 @dataclass(slots=True)
@@ -62,11 +99,11 @@ class Use:
 
     Attributes:
         sizes: The sizes.
-        variant: What runs them now.
+        variant: The variant that runs them now.
         calls: Calls so far.
         steps: Steps timed with this variant.
-        shortest_s: Shortest of them in seconds.
-        total_s: All of them; of a longer pause no more than `PAUSE` times the shortest step.
+        shortest_s: The shortest of them in seconds.
+        total_s: The sum of them; each counts at most `PAUSE` times the shortest.
     """
 
     sizes: tuple[int, ...]
@@ -79,23 +116,26 @@ class Use:
     @property
     def added_s(self) -> float:
         """Seconds of one step that recomputation takes."""
+        # The measured time includes recomputation: of `1 + added`, the part `added`.
         added = self.variant.added
         return self.total_s / max(self.steps, 1) * added / (1.0 + added)
 
     @property
     def memory(self) -> GraphMemory | None:
-        """What these sizes take; `None` where nothing is known of it."""
+        """The memory at these sizes; `None` if it is not known."""
         return self.variant.memory(self.sizes)
 
     def time_step(self, seconds: float) -> None:
         """Note the time from a call to the next one."""
+        # The shortest first: of the very first step all counts.
         self.shortest_s = min(self.shortest_s, seconds)
         self.total_s += min(seconds, PAUSE * self.shortest_s)
         self.steps += 1
 
     def run_by(self, variant: Variant) -> None:
-        """Another variant from now on."""
+        """Run these sizes by another variant from now on."""
         if variant is not self.variant:
+            # Times of one variant say nothing of another; the calls are those of the sizes, and stay.
             self.variant, self.steps, self.shortest_s, self.total_s = variant, 0, float("inf"), 0.0
 
 
@@ -103,35 +143,40 @@ class Provider(Protocol):
     """Makes variants."""
 
     threshold_s: float
-    """Seconds lost to recomputation after which `improve` is asked."""
+    """Seconds lost to recomputation after which `better_variant` is called."""
 
-    def provide(self, sizes: tuple[int, ...], variants: Sequence[Variant]) -> Sequence[Variant]:
-        """Variants for `sizes`, where none of `variants` fits, the one to run them last; raises where there is none."""
+    def variants_for(
+        self, sizes: tuple[int, ...], variants: Sequence[Variant], allowance: Allowance
+    ) -> Sequence[Variant]:
+        """New variants for `sizes`, which none of `variants` fits; the last one runs them.  Raises if there is none."""
         ...
 
-    def improve(self, uses: Sequence[Use], variants: Sequence[Variant], lost_s: float | None) -> Variant | None:
-        """A variant that is worth its compilation for sizes like those in use; else `None`.
+    def better_variant(
+        self, uses: Sequence[Use], variants: Sequence[Variant], lost_s: float | None, allowance: Allowance
+    ) -> Variant | None:
+        """A variant that is worth its compilation for sizes like those in use; `None` if there is none.
 
-        Where another one has to give way, `lost_s` is what the calls so far would have taken more without it;
-        infinite where none can.
+        If another variant must be evicted for it, `lost_s` is the time that the calls so far would have taken more
+        without that one; infinite if none can be evicted.
         """
         ...
 
-    def allow(self, allowance: Allowance, variants: Sequence[Variant]) -> Variant | None:
-        """Keep to `allowance` from now on.
+    def after_change(self, variants: Sequence[Variant], allowance: Allowance) -> Variant | None:
+        """Forget refusals and estimates under the former allowance.
 
-        Where there is the first variant only, which was made for less, a better one for its sizes if there is one.
+        Returns:
+            A better variant for the first sizes, if the only variant so far was made under a smaller allowance.
         """
         ...
 
 
 class Watcher(Protocol):
-    """Looks at calls."""
+    """Is told of calls."""
 
     def before(self, use: Use, arguments: Sequence[Any]) -> None:
-        """A variant is chosen for a call with these arguments; it runs next."""
+        """Called once a variant is chosen for a call with these arguments, before it runs."""
         ...
 
     def after(self, use: Use, outputs: Any) -> None:
-        """Its forward has run."""
+        """Called when the forward of that call has run."""
         ...

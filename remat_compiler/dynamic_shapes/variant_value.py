@@ -1,7 +1,7 @@
-"""What the budget costs at other sizes, estimated from the one problem that was planned, and what is worth compiling.
+"""Which sizes are worth a variant: the recomputation that the budget costs at each, estimated from one planned problem.
 
-A step at larger sizes under the same budget is much like this step under a budget smaller in proportion.  The estimate
-only tells what is worth compiling; what is compiled is planned, and checked, for its own sizes.
+A step at larger sizes under the same budget resembles this step under a budget that is smaller in proportion.  The
+estimate only chooses the sizes to compile for; every variant is then planned and checked at its own sizes.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import isfinite
 
-from remat_compiler.dry_run.peak_formula import PeakForm
+from remat_compiler.dry_run.peak_formula import PeakFormula
 from remat_compiler.dynamic_shapes.variant import Use
 from remat_compiler.ir.plan import FITTING
 from remat_compiler.partition.result import Partition
@@ -19,27 +19,27 @@ from remat_compiler.torch_compat import InputSymbol
 from remat_passes.registry import make_planner
 
 GRID = 64
-"""Budgets are rounded down to this many parts of the peak without one, so that similar sizes share an estimate."""
+"""Budgets are rounded down to a multiple of the unbudgeted peak over this, so that similar sizes share an estimate."""
 CANDIDATES = 8
-"""Sizes that are considered at most for a better variant."""
+"""At most so many sizes are considered for a better variant."""
 WORTH_IT = 0.02
-"""Fraction of the step that a better variant must be foreseen to save."""
+"""Fraction of the step that a better variant must be expected to save."""
 REACH = (2.0, 1.5, 1.25)
-"""How much larger than the sizes at hand those may be that are planned for when nothing fits ..."""
+"""If no variant fits a call, plan for sizes larger than its own by the first of these factors ..."""
 REACH_COST = 0.1
-"""... where no more of the step than this is recomputed in addition; else the least of them."""
+"""... that adds no more than this fraction of the step in recomputation; by the last factor if none does."""
 ROOM = (1.25, 1.1)
-"""How much larger than the sizes seen those may be that are planned for."""
+"""A better variant is planned for sizes larger than the ones seen by the first of these factors that costs little."""
 
 
-class TradeOff:
+class SizeCostModel:
     """Added time by size of one graph under one budget.
 
     Args:
-        one: What was decided for the sizes at hand.
-        form: The peak by size of what was compiled then; without it all sizes are taken for those.
+        one: The partition at the reference sizes.
+        formula: The peak by size of the code compiled for it; without a formula all sizes count as the reference.
         symbols: The symbolic sizes.
-        sizes: The sizes at hand.
+        sizes: The reference sizes.
         limit_bytes: The budget.
         planner: Name of the planner.
     """
@@ -47,42 +47,46 @@ class TradeOff:
     def __init__(
         self,
         one: Partition,
-        form: PeakForm | None,
+        formula: PeakFormula | None,
         symbols: Sequence[InputSymbol],
         sizes: tuple[int, ...],
         limit_bytes: int,
         planner: str,
     ) -> None:
         self._one = one
-        self._form = form
+        self._formula = formula
         self._symbols = symbols
-        self._here = 1 if form is None else max(form.live_bytes(sizes), 1)
+        self._here = 1 if formula is None else max(formula.live_bytes(sizes), 1)
         self._limit = limit_bytes
+        # A first quick plan is enough for an estimate, and callers wait for it in the middle of training.
         self._planner = make_planner(planner, time_limit=0.0)
         self._added: dict[int, float] = {}
 
-    def reference_bytes(self, sizes: Sequence[int]) -> int:
-        """The peak without a budget, about."""
+    def unbudgeted_bytes(self, sizes: Sequence[int]) -> int:
+        """The approximate peak without a budget."""
+        # The formula is of the compiled code, which may recompute; only its growth is taken from it.
         here = self._one.before.timeline.peak_bytes
-        return here if self._form is None else here * self._form.live_bytes(sizes) // self._here
+        return here if self._formula is None else here * self._formula.live_bytes(sizes) // self._here
 
     def added_at(self, sizes: Sequence[int]) -> float:
-        """Time that recomputation would add, as a fraction of the step; infinite where no plan would fit."""
-        reference = max(self.reference_bytes(sizes), 1)
+        """Time that recomputation would add, as a fraction of the step; infinite if no plan would fit."""
+        reference = max(self.unbudgeted_bytes(sizes), 1)
         if reference <= self._limit:
             return 0.0
+        # The larger the peak at these sizes, the smaller the part of it that the budget allows: one plan of the
+        # reference problem under that part stands for all sizes of the same part.
         part = self._limit * GRID // reference
         if part not in self._added:
             self._added[part] = self._planned(self._one.before.timeline.peak_bytes * part // GRID)
         return self._added[part]
 
-    def beyond(self, sizes: tuple[int, ...]) -> tuple[int, ...]:
-        """Larger sizes: as large as cost little more than those at hand, as far as is foreseen."""
+    def sizes_ahead(self, sizes: tuple[int, ...]) -> tuple[int, ...]:
+        """Larger sizes: the largest of `REACH` that are expected to cost little more than `sizes`."""
         larger, most = [self._scaled(sizes, factor) for factor in REACH], self.added_at(sizes) + REACH_COST
         return next((one for one in larger if isfinite(self.added_at(one)) and self.added_at(one) <= most), larger[-1])
 
     def best(self, uses: Sequence[Use], planned: Sequence[tuple[int, ...]]) -> tuple[tuple[int, ...] | None, float]:
-        """The sizes whose plan would have saved most so far, and the seconds; `None` where none would.
+        """The sizes whose plan would have saved most so far, and the seconds; `None` if none would.
 
         Args:
             uses: How the sizes seen were run.
@@ -93,35 +97,38 @@ class TradeOff:
         return (None, 0.0) if best is None or not saved_s[best] else (best, saved_s[best])
 
     def saved_s(self, uses: Sequence[Use], sizes: tuple[int, ...]) -> float:
-        """Seconds that a plan for `sizes` would have saved so far, as far as is foreseen."""
-        then, reach = self.added_at(sizes), self.reference_bytes(sizes)
-        served = [u for u in uses if u.variant.added - then >= WORTH_IT and self.reference_bytes(u.sizes) <= reach]
+        """Estimated seconds that a plan for `sizes` would have saved so far."""
+        then, reach = self.added_at(sizes), self.unbudgeted_bytes(sizes)
+        # It would have run the sizes that take no more memory than these, if it were faster there by enough.
+        served = [u for u in uses if u.variant.added - then >= WORTH_IT and self.unbudgeted_bytes(u.sizes) <= reach]
+        # Of the time that recomputation takes now, the part `then / added` would remain.
         return sum(use.calls * use.added_s * (1.0 - then / use.variant.added) for use in served)
 
     def _candidates(self, uses: Sequence[Use]) -> list[tuple[int, ...]]:
-        """Sizes to plan for: of those that recompute now, the largest and some below, with room to grow."""
-        slow = sorted((use.sizes for use in uses if use.variant.added), key=self.reference_bytes)
+        """Sizes to plan for: the largest that recompute now and some smaller ones, each with room to grow."""
+        slow = sorted((use.sizes for use in uses if use.variant.added), key=self.unbudgeted_bytes)
+        # Evenly spread over the calls' sizes, the largest always among them: `- 1` picks the end of each part.
         if len(slow) > CANDIDATES:
             slow = [slow[(i + 1) * len(slow) // CANDIDATES - 1] for i in range(CANDIDATES)]
         return [self._with_room(sizes) for sizes in slow]
 
     def _with_room(self, sizes: tuple[int, ...]) -> tuple[int, ...]:
-        """Somewhat larger sizes where that costs next to nothing: others that are near will come, too.
-
-        Where nothing is to be recomputed at `sizes`, nor is it at the larger ones.
-        """
+        """Somewhat larger sizes if they cost next to nothing, since other sizes nearby will come, too."""
         least = self.added_at(sizes)
+        # A variant without any recomputation is worth more than room: with room it must still recompute nothing.
         most = least + WORTH_IT if least else 0.0
         return next((larger for f in ROOM if self.added_at(larger := self._scaled(sizes, f)) <= most), sizes)
 
     def _scaled(self, sizes: tuple[int, ...], factor: float) -> tuple[int, ...]:
-        """The sizes that change `factor` times as large, the others as they are."""
+        """The sizes that change, times `factor` up to their upper bounds; the others as they are."""
+        # A size that is still that of the first call, as a batch size often is, is not expected to change.
         return tuple(
             n if n == symbol.hint else min(int(factor * n), int(factor * n) if symbol.upper is None else symbol.upper)
             for n, symbol in zip(sizes, self._symbols)
         )
 
     def _planned(self, budget_bytes: int) -> float:
+        """Added time of a plan of the reference problem under this budget; infinite if there is none."""
         problem = replace(self._one.problem, budget_bytes=budget_bytes)
         result = self._planner.plan(problem)
         if result.plan is None or result.status not in FITTING:

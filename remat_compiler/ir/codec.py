@@ -4,7 +4,8 @@ A document is ``{"data": ..., "format": "remat/<kind>", "version": N}``, keys so
 give equal bytes, so a document can be compared, hashed and used as a key.  Understood are dataclasses and
 their fields of type int, float, bool, str, Path, enum, tuple, frozenset, `NewType` and ``X | None``.
 Reading is strict: a field that is missing, unknown or of another type is a `FormatError`, and so is one that the
-dataclass itself refuses with a `FormatError` at ``.field``.
+dataclass itself refuses with a `FormatError` at ``.field``.  A field whose metadata is `OPTIONAL` is left out if it has
+its default, so that adding such a field does not change documents that do not use it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import functools
 import json
 import math
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
@@ -23,6 +24,8 @@ from remat_compiler.errors import FormatError, suggestion
 T = TypeVar("T")
 Decoder = Callable[[object, str], Any]
 
+OPTIONAL: Mapping[str, bool] = types.MappingProxyType({"optional": True})
+"""Metadata of a dataclass field that documents leave out if it has its default."""
 _SCALARS = frozenset({int, float, bool, str})
 _UNIONS = (types.UnionType, Union)  # NewTypes joined by | give the second
 
@@ -37,21 +40,23 @@ def from_document(kind: str, version: int, cls: type[T], text: str | bytes, most
     """The `cls` that `text` describes.
 
     Args:
-        kind: What the document calls itself.
+        kind: Kind of the document, as its ``format`` names it.
         version: Its version.
-        cls: What it describes.
+        cls: The dataclass that it describes.
         text: The document.
-        most_bits: Bits of the largest whole number that may stand in it, without its sign; `None` for no limit.
+        most_bits: Bits of the largest whole number allowed in it, without its sign; `None` for no limit.
 
     Raises:
         FormatError: `text` is no JSON, of another format or version, or does not describe a `cls`.
     """
     try:
         document = json.loads(text, parse_int=None if most_bits is None else functools.partial(_bounded, most_bits))
+    # Not only broken text: too deep a nesting, too large a number.
     except (ValueError, RecursionError) as error:
         raise FormatError("$", f"not JSON: {error}") from error
     if not isinstance(document, dict) or document.keys() != {"format", "version", "data"}:
         raise FormatError("$", 'expected an object with exactly the keys "data", "format" and "version"')
+    # The kind before the version: versions of different kinds cannot be compared.
     if document["format"] != f"remat/{kind}":
         raise FormatError("$.format", f"expected 'remat/{kind}', got {_shown(document['format'])}")
     # True and 1.0 equal 1 to Python.
@@ -71,7 +76,7 @@ def _bounded(most_bits: int, digits: str) -> int:
 
 
 def encode(value: object) -> object:
-    """`value` as what `json` writes; sets are sorted, so that equal values encode alike."""
+    """`value` in the types that `json` writes; sets are sorted, so that equal values encode alike."""
     # Plain numbers and strings come first: they are nearly all there is in a large graph.
     if value is None or type(value) in _SCALARS:
         return value
@@ -80,15 +85,21 @@ def encode(value: object) -> object:
     if isinstance(value, tuple):
         return [encode(item) for item in value]
     if isinstance(value, frozenset):
+        # By text, since the encoded items of one set may be of types that do not compare.
         return sorted((encode(item) for item in value), key=repr)
     if is_dataclass(value) and not isinstance(value, type):
-        return {name: encode(getattr(value, name)) for name in _field_names(type(value))}
+        names, optional = _field_names(type(value))
+        found = {name: encode(getattr(value, name)) for name in names}
+        found.update((name, encode(kept)) for name, default in optional if (kept := getattr(value, name)) != default)
+        return found
     raise TypeError(f"expected a dataclass, enum, tuple, frozenset, number, str or None, got {value!r}")
 
 
 @functools.cache
-def _field_names(cls: Any) -> tuple[str, ...]:
-    return tuple(f.name for f in fields(cls))
+def _field_names(cls: Any) -> tuple[tuple[str, ...], tuple[tuple[str, object], ...]]:
+    """Names of the fields that are always written, and names and defaults of the others."""
+    always = tuple(f.name for f in fields(cls) if not f.metadata.get("optional"))
+    return always, tuple((f.name, f.default) for f in fields(cls) if f.metadata.get("optional"))
 
 
 def decode(cls: type[T], data: object, place: str = "$") -> T:
@@ -99,6 +110,7 @@ def decode(cls: type[T], data: object, place: str = "$") -> T:
 @functools.cache
 def _decoder(annotation: Any) -> Decoder:
     """The function that decodes one type."""
+    # A NewType; it has no values of its own.
     if hasattr(annotation, "__supertype__"):
         return _decoder(annotation.__supertype__)
     if is_dataclass(annotation):
@@ -121,22 +133,29 @@ def _decoder(annotation: Any) -> Decoder:
 
 
 def _dataclass_decoder(cls: type[object]) -> Decoder:
-    """The decoder of a dataclass; every field must be there, and nothing else."""
+    """The decoder of a dataclass: every field that is not optional must be there, and no other key."""
+    # `fields` has annotations as text under `from __future__ import annotations`.
     hints = get_type_hints(cls)
+    needed = frozenset(_field_names(cast("Any", cls))[0])
     decoders = {f.name: _decoder(hints[f.name]) for f in fields(cls)}  # type: ignore[arg-type]
 
     def decode_fields(data: object, place: str) -> object:
         if not isinstance(data, dict):
             raise FormatError(place, f"expected an object ({cls.__name__}), got {_shown(data)}")
+        # Equal keys are the common case; only otherwise is it worth finding the first wrong one.
         if data.keys() != decoders.keys():
             for name in data:
                 if name not in decoders:
                     raise FormatError(place, f"unknown field {_shown(name)}{suggestion(name, tuple(decoders))}")
-            raise FormatError(place, f"field {next(n for n in decoders if n not in data)!r} is missing")
-        values = {name: one(data[name], f"{place}.{name}") for name, one in decoders.items()}
+            for name in decoders:
+                if name not in data and name in needed:
+                    raise FormatError(place, f"field {name!r} is missing")
+        # Optional fields that are left out take the default of the dataclass.
+        values = {name: one(data[name], f"{place}.{name}") for name, one in decoders.items() if name in data}
         try:
             return cls(**values)
         except FormatError as error:
+            # `__post_init__` names the field; the place in the document goes before it.
             raise FormatError(place + error.place, error.problem) from error
 
     return decode_fields
@@ -154,6 +173,7 @@ def _decode_scalar(cls: type[object], data: object, place: str) -> object:
     # bool is an int to Python, and an int a float to JSON; only the second is meant.
     if cls is float and type(data) is int:
         return float(data)
+    # `json` reads NaN and Infinity, which no canonical document can hold.
     if type(data) is not cls or (isinstance(data, float) and not math.isfinite(data)):
         raise FormatError(place, f"expected {cls.__name__}, got {_shown(data)}")
     return data

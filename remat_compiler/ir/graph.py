@@ -29,11 +29,11 @@ class Phase(str, Enum):
     TANGENT_FREE = "tangent_free"
     """Needed by the backward alone, yet independent of tangents: may run in either part."""
     BACKWARD = "backward"
-    """Depends on a tangent."""
+    """Depends on a tangent, or draws random numbers or changes memory where the program's backward does."""
 
 
 class StorageKind(str, Enum):
-    """What a storage is for; it decides whether and how long its bytes count toward the peak."""
+    """The purpose of a storage; it decides whether and how long its bytes count toward the peak."""
 
     PARAMETER = "parameter"
     INPUT = "input"
@@ -61,7 +61,7 @@ class Trait(str, Enum):
 
 
 class SavePolicy(str, Enum):
-    """What the user (through checkpoint tags) or correctness demands for the results of an operator."""
+    """The demand of the user (through checkpoint tags) or of correctness on the results of an operator."""
 
     FREE = "free"
     MUST_SAVE = "must_save"
@@ -76,7 +76,7 @@ class Storage:
         id: Position in `TrainingGraph.storages`.
         name: Name of the graph node that first makes it.
         size_bytes: Allocated bytes (rounded as the device's allocator rounds).
-        kind: What it is for.
+        kind: Its purpose.
     """
 
     id: StorageId
@@ -159,6 +159,7 @@ class TrainingGraph:
         for op in self.ops:
             for storage in op.writes:
                 producer[storage] = op.id
+            # A state is made by the operator that draws from it, though it is not among the writes.
             if op.replay is not None:
                 producer[op.replay] = op.id
         return producer

@@ -1,4 +1,4 @@
-"""What holds in every well-formed `TrainingGraph`; planners and the simulator rely on it without checking.
+"""Invariants of every well-formed `TrainingGraph`; planners and the simulator rely on them without checking.
 
 ids         position and id agree
 storages    written by at most one operator, and before it is read; residents and tangents by none
@@ -45,12 +45,14 @@ def graph_defects(graph: TrainingGraph) -> list[str]:
         defects += _read_defects(graph, op, producers)
         defects += _write_defects(graph, op, producers)
         defects += _repeat_defects(op)
+        # Reports and messages name operators by it.
         if op.name in names:
             defects.append(f"op {op.id} {op.name}: another op has the same name")
         names.add(op.name)
     defects += [
         f"storage {s.id} {s.name}: a {s.kind.value} that no op writes"
         for s in graph.storages
+        # Only after the last operator is it certain that none writes the storage.
         if producers[s.id] is None and not _made_outside(s)
     ]
     return defects
@@ -70,7 +72,7 @@ def _storage_defects(storages: tuple[Storage, ...]) -> Iterator[str]:
 
 
 def _reference_defects(graph: TrainingGraph, op: Op, position: int) -> Iterator[str]:
-    """Ids of one operator that point nowhere or stand in no canonical order."""
+    """Ids of one operator that point nowhere or are not in canonical order."""
     where = f"op {op.id} {op.name}"
     if op.id != position:
         yield f"{where}: stands at position {position}"
@@ -88,16 +90,18 @@ def _reference_defects(graph: TrainingGraph, op: Op, position: int) -> Iterator[
 
 
 def _read_defects(graph: TrainingGraph, op: Op, producers: list[OpId | None]) -> Iterator[str]:
-    """Reads of storages that are not there yet, or that the operator's phase may not need."""
+    """Reads of storages that do not exist yet, or that the operator's phase may not need."""
     for read in op.reads:
         storage, producer = graph.storages[read], producers[read]
         if producer is None and not _made_outside(storage):
             yield f"op {op.id} {op.name}: reads {storage.name} before any op wrote it"
+        # Inputs and parameters are there from the start; tangents only in the backward.
         needs = Phase.FORWARD if producer is None else graph.ops[producer].phase
         if storage.kind is StorageKind.TANGENT:
             needs = Phase.BACKWARD
         if needs not in _PHASE_NEEDS[op.phase]:
             yield f"op {op.id} {op.name}: is {op.phase.value} but reads {storage.name}, which is {needs.value}"
+        # A random state exists only if its operator repeats, so no other operator can rely on it.
         if producer is not None and graph.ops[producer].replay == read:
             yield f"op {op.id} {op.name}: reads {storage.name}, the random state of {graph.ops[producer].name}"
 
@@ -115,6 +119,7 @@ def _write_defects(graph: TrainingGraph, op: Op, producers: list[OpId | None]) -
 
 def _repeat_defects(op: Op) -> Iterator[str]:
     """Operators that would give other results, or other effects, when they run again."""
+    # Runs once in every plan, so its traits cannot do harm.
     if not op.may_recompute:
         return
     forbidding = sorted(trait.value for trait in op.traits & NOT_REPEATABLE)

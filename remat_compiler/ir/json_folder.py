@@ -1,18 +1,19 @@
 """A bounded folder of JSON documents, one value a file: safe to share between processes, without locks.
 
     write   to a temporary file, then renamed over the name: a reader sees the old document, the new one, or none
-    read    what is broken, cut off, foreign or of another version is a warned miss, and so is what is no regular file
-            or larger than any document; it stays as it is
-    trim    the files used longest ago go, once there are too many, or too many bytes
+    read    a file that is broken, cut off, foreign, of another version, not regular, or larger than any document is a
+            miss with a warning, and stays as it is
+    trim    the least recently used files are removed when there are too many files, or too many bytes
 
-Nothing is ever read, changed and written back, so that two processes that write at once lose nothing: of two documents
-of one name the later stands.  Documents are data (see `ir.codec`); nothing in them is executed.
+No document is ever read, changed and written back, so two processes that write at once lose nothing: of two documents
+of one name the later one stays.  Documents are data (see `ir.codec`); nothing in them is executed.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import stat
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -31,7 +32,7 @@ SUFFIX = ".json"
 MOST_BITS = 63
 """Figures are bytes, nanoseconds and positions; larger ones were written by something else."""
 ABANDONED_S = 3600
-"""Age in seconds from which a temporary file is one that a process left behind when it was killed."""
+"""Age in seconds from which a temporary file counts as left behind by a process that was killed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +54,9 @@ class JsonFolder(Generic[T]):
     """Documents of one kind.
 
     Args:
-        path: The folder; made when something is written.
+        path: The folder; created by the first write.
         cls: The frozen dataclass that a document describes.
-        kind: What the documents call themselves.
+        kind: Kind of the documents, as their ``format`` names it.
         version: Their version; rises with every change of `cls`.
         max_files: Files kept at most.
         max_bytes: Bytes kept at most, in all files together.
@@ -82,9 +83,10 @@ class JsonFolder(Generic[T]):
         self._warned: set[str] = set()
 
     def read(self, name: str) -> T | None:
-        """The document `name`, or `None` where there is none that can be read."""
+        """The document `name`, or `None` if it does not exist or cannot be read."""
         try:
             return from_document(self.kind, self.version, self.cls, read_bounded(self._file(name)), MOST_BITS)
+        # Nothing was kept yet. A folder that is a file has its warning when something is written.
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
@@ -95,7 +97,7 @@ class JsonFolder(Generic[T]):
             return None
 
     def write(self, name: str, value: T) -> None:
-        """Keep `value` as `name`; a folder that cannot be written is one warning, and so is what has no JSON form."""
+        """Keep `value` as `name`; a folder that cannot be written, or a value without a JSON form, is one warning."""
         try:
             write_whole(self._file(name), to_document(self.kind, self.version, value))
             self._trim()
@@ -107,8 +109,9 @@ class JsonFolder(Generic[T]):
                 self.warn("", f"{self.path} cannot be written ({error}); what is found holds for this process only")
 
     def use(self, name: str) -> None:
-        """Note that `name` was of use, so that others go first; nothing where that cannot be noted."""
+        """Mark `name` as used now, so that others are trimmed first; does nothing if the file cannot be marked."""
         try:
+            # Trimming goes by the time of modification: file systems often do not record the time of access.
             os.utime(self._file(name))
         except OSError as error:
             logger.debug("the use of %s is not noted: %s", name, error)
@@ -127,6 +130,7 @@ class JsonFolder(Generic[T]):
         try:
             with os.scandir(self.path) as entries:
                 return sorted(e.name.removesuffix(SUFFIX) for e in entries if e.name.endswith(SUFFIX))
+        # The folder is made by the first write.
         except FileNotFoundError:
             return []
         except OSError as error:
@@ -134,7 +138,7 @@ class JsonFolder(Generic[T]):
             return []
 
     def clear(self) -> int:
-        """Remove all documents; how many they were.
+        """Remove all documents and return their number.
 
         Raises:
             OSError: One of them cannot be removed.
@@ -145,7 +149,7 @@ class JsonFolder(Generic[T]):
         return len(names)
 
     def warn(self, about: str, text: str) -> None:
-        """Log `text`, once for what it is `about`."""
+        """Log `text`, once for each subject `about`."""
         if about not in self._warned:
             self._warned.add(about)
             logger.log(self.level, "%s", text)
@@ -154,23 +158,29 @@ class JsonFolder(Generic[T]):
         kept_bytes = 0
         for number, file in enumerate(self.files()):
             kept_bytes += file.num_bytes
+            # The newest file stays even if it alone is too large, or a large plan would never be found again.
             if number >= self.max_files or (number and kept_bytes > self.max_bytes):
+                # Another process may trim at the same time, so a file that is gone already is no error.
                 self._file(file.name).unlink(missing_ok=True)
+        # A temporary file that is younger may be in the hands of another process that writes it now.
         oldest = time.time() - ABANDONED_S
         for entry, status in self._entries():
             if entry.name.endswith(TEMPORARY) and status.st_mtime < oldest:
                 Path(entry.path).unlink(missing_ok=True)
 
     def _entries(self) -> Iterator[tuple[os.DirEntry[str], os.stat_result]]:
-        """Files of the folder with their figures; what is no file, or was removed meanwhile, is left out."""
+        """Files of the folder with their figures; one that was removed meanwhile is left out."""
         try:
             with os.scandir(self.path) as entries:
                 for entry in entries:
                     try:
                         status = entry.stat()
                     except OSError:
-                        continue
-                    yield entry, status
+                        continue  # removed since it was listed
+                    # What is no file was put there by somebody else, counts for nothing, and cannot be unlinked.
+                    if stat.S_ISREG(status.st_mode):
+                        yield entry, status
+        # As in `names`: nothing was written yet.
         except FileNotFoundError:
             return
 

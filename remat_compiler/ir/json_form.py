@@ -1,6 +1,6 @@
 """JSON of graphs, cost tables, problems, plans and results: canonical, versioned, checked when read.
 
-`codec` does the writing and the types; this file says which documents there are and what must hold between
+`codec` does the writing and the types; this file lists the kinds of documents and checks the invariants between
 their parts, so that whatever `loads` returns can be simulated and verified without further checks.
 """
 
@@ -39,12 +39,13 @@ def loads(cls: type[Document], text: str | bytes) -> Document:
 
 
 LARGEST_SUM = 2**62 - 1
-"""Sums over a whole graph stay below, so that 64 bits hold every figure of every plan of a sane length."""
+"""Largest sum over a whole graph, so that 64 bits hold every figure of every plan of a sane length."""
 LARGEST_LIMIT = 2**63 - 1
 """Largest budget and largest added time, which mean no limit at all."""
 
 
 def _check_sum(values: Iterable[int], what: str, place: str) -> None:
+    # Workspaces may be negative, so a plain sum could hide figures too large for 64 bits.
     total = sum(map(abs, values))
     if total > LARGEST_SUM:
         raise FormatError(place, f"{what} sum up to {total}, more than {LARGEST_SUM}")
@@ -74,24 +75,36 @@ def _check_costs(costs: CostTable, place: str = "$.data") -> None:
     _check_sum(costs.workspace_bytes, "the workspaces in bytes", f"{place}.workspace_bytes")
 
 
-def _check_plan(plan: Plan, place: str = "$.data", num_ops: int | None = None) -> None:
+def _check_plan(plan: Plan, place: str = "$.data", num_ops: int | None = None, num_storages: int | None = None) -> None:
     if not 0 <= plan.boundary <= len(plan.steps):
         raise FormatError(f"{place}.boundary", f"expected 0 to {len(plan.steps)}, got {plan.boundary}")
     for i, op_id in enumerate(plan.steps):
         if op_id < 0 or (num_ops is not None and op_id >= num_ops):
             top = "" if num_ops is None else f" and below {num_ops}"
             raise FormatError(f"{place}.steps[{i}]", f"expected at least 0{top}, got {op_id}")
+    for i, one in enumerate(plan.transfers):
+        if one.storage < 0 or (num_storages is not None and one.storage >= num_storages):
+            top = "" if num_storages is None else f" and below {num_storages}"
+            raise FormatError(f"{place}.transfers[{i}].storage", f"expected at least 0{top}, got {one.storage}")
+        # An instance is made in a step before the transfer and read in a step after it.
+        if not 0 < one.out_after < one.back_before < len(plan.steps):
+            found = f"out_after={one.out_after} and back_before={one.back_before}"
+            raise FormatError(
+                f"{place}.transfers[{i}]", f"expected 0 < out_after < back_before < {len(plan.steps)}, got {found}"
+            )
 
 
 def _check_data_flow(plan: Plan, graph: TrainingGraph, place: str) -> None:
-    """A plan that reads what nobody made cannot be simulated."""
+    """Refuse a plan that reads a storage before it is made: it cannot be simulated."""
     producers, ran = graph.producers(), [False] * len(graph.ops)
     for i, op_id in enumerate(plan.steps):
         for read in graph.ops[op_id].reads:
             producer = producers[read]
+            # Storages without a producer exist before the step or arrive with the backward.
             if producer is not None and not ran[producer]:
                 missing = f"{graph.ops[op_id].name} reads {graph.storages[read].name}"
                 raise FormatError(f"{place}.steps[{i}]", f"{missing} before {graph.ops[producer].name} made it")
+        # Marked only now: an operator cannot read its own result.
         ran[op_id] = True
 
 
@@ -106,8 +119,9 @@ def _check_problem(problem: RematProblem) -> None:
     _check_limit(problem.budget_bytes, "$.data.budget_bytes")
     if problem.max_added_ns is not None:
         _check_limit(problem.max_added_ns, "$.data.max_added_ns")
+    # Reports simulate the reference as it is, so its ids and its data flow must be sound.
     if problem.reference is not None:
-        _check_plan(problem.reference, "$.data.reference", num_ops)
+        _check_plan(problem.reference, "$.data.reference", num_ops, len(problem.graph.storages))
         _check_data_flow(problem.reference, problem.graph, "$.data.reference")
 
 
@@ -122,7 +136,7 @@ def _check_result(result: PlanResult) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """One kind of document; `version` rises with every change of the dataclasses in it."""
+    """One kind of document; `version` rises with every change of its dataclasses, except for new optional fields."""
 
     kind: str
     version: int

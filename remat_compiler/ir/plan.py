@@ -6,6 +6,9 @@ Nothing else is needed to say what is saved, recomputed, or recomputed several t
 - An instance lives from the step that makes it to its last read before the next instance is made,
   a kept storage's first instance to the end of the step.
 - An instance that is alive across `boundary` is what the forward saves for the backward.
+
+Besides the steps a plan has transfers, which keep an instance off the device for some of its life.  The operators,
+their order and the lives of the instances are the same with and without them.
 """
 
 from __future__ import annotations
@@ -13,7 +16,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
-from remat_compiler.ir.graph import OpId, Phase, TrainingGraph
+from remat_compiler.ir.codec import OPTIONAL
+from remat_compiler.ir.graph import OpId, Phase, StorageId, TrainingGraph
 
 
 class Decision(str, Enum):
@@ -35,7 +39,34 @@ class PlanStatus(str, Enum):
 
 
 FITTING = (PlanStatus.OPTIMAL, PlanStatus.FEASIBLE)
-"""How planners end whose plan is within the budget."""
+"""Statuses of planners whose plan is within the budget."""
+
+
+class Tier(str, Enum):
+    """The memory that holds a value while it is off the device."""
+
+    HOST = "host"
+    DISK = "disk"
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """One instance off the device for some steps.
+
+    It is the latest instance of `storage` that was made before step `out_after`; its bytes are off the device in the
+    steps `out_after` to `back_before` (half-open).
+
+    Attributes:
+        storage: Storage of the instance.
+        out_after: Number of steps that have run when its copy is complete and its memory is free.
+        back_before: The step before which its memory is allocated and filled again.
+        tier: The memory that holds it meanwhile.
+    """
+
+    storage: StorageId
+    out_after: int
+    back_before: int
+    tier: Tier = Tier.HOST
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +76,17 @@ class Plan:
     Attributes:
         steps: Operators in order; an operator may stand several times.
         boundary: Index in `steps` of the first step of the backward graph.
+        transfers: Instances that are off the device in some of the steps.
     """
 
     steps: tuple[OpId, ...]
     boundary: int
+    transfers: tuple[Transfer, ...] = field(default=(), metadata=OPTIONAL)
 
     @staticmethod
     def saving_all(graph: TrainingGraph) -> Plan:
         """The plan that executes every operator of `graph` once."""
+        # Tangent-free operators go to the backward, which alone needs them.
         forward = [op.id for op in graph.ops if op.phase is Phase.FORWARD]
         rest = [op.id for op in graph.ops if op.phase is not Phase.FORWARD]
         return Plan((*forward, *rest), len(forward))
@@ -60,7 +94,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class PlanResult:
-    """What a planner returns.
+    """The answer of a planner.
 
     Attributes:
         status: How the planner ended.
@@ -70,7 +104,7 @@ class PlanResult:
         time_ns: Time of the step under `plan`.
         added_ns: `time_ns` less the time of executing each operator once.
         lower_bound_ns: Proven lower bound of `added_ns`.
-        stats: What the planner wants to be seen, in its own words.
+        stats: Names and values that the planner wants to report, in its own words.
     """
 
     status: PlanStatus

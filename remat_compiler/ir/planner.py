@@ -1,4 +1,4 @@
-"""What a planner is."""
+"""The interface of planners."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Planner(Protocol):
     """
 
     name: ClassVar[str]
-    """What people call it in options and reports."""
+    """Its name in options and reports."""
 
     def plan(self, problem: RematProblem) -> PlanResult:
         """Answer `problem`; INFEASIBLE carries the plan of the smallest peak found."""

@@ -1,4 +1,4 @@
-"""The question put to a planner: a graph, what each operator costs, and the bytes that may be alive."""
+"""The planner's problem: a graph, the cost of each operator, and the bytes that may be alive."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from remat_compiler.ir.graph import TrainingGraph
 from remat_compiler.ir.plan import Plan
 
 UNLIMITED_BYTES = 2**62
-"""The budget of a problem where there is none."""
+"""The budget of a problem without a limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,9 +17,9 @@ class CostTable:
 
     Attributes:
         time_ns: Nanoseconds, at least 0.
-        workspace_bytes: Peak bytes that the operator allocates beyond its results while it runs; below 0 where a
-            result takes over the memory of an argument that surely ends there.
-        provenance: Where each figure comes from, such as ``roofline`` or ``measured``.
+        workspace_bytes: Peak bytes that the operator allocates beyond its results while it runs; negative if a result
+            takes over the memory of an argument whose life certainly ends there.
+        provenance: Origin of each figure, such as ``roofline`` or ``measured``.
     """
 
     time_ns: tuple[int, ...]
@@ -41,7 +41,7 @@ class RematProblem:
         costs: Cost of each operator of `graph`.
         budget_bytes: Largest peak allowed, in bytes, resident storages not counted.
         max_added_ns: Largest added time allowed, or `None` for no limit.
-        reference: The partition that the inner compiler would choose without a budget, where known.
+        reference: The partition that the inner compiler would choose without a budget, if known.
     """
 
     graph: TrainingGraph

@@ -34,13 +34,14 @@ def read_problem(path: Path) -> RematProblem:
         problem = error.problem
         if not data:
             problem = "the file is empty; copy it or write it again"
+        # The likely slip is a wrong name or a damaged copy, which a message about JSON would not suggest.
         elif path.suffix == PACKED and not data.startswith(_GZIP_MAGIC):
             problem += f"; the name ends in {PACKED}, yet the file is not packed by gzip: it begins with {data[:8]!r}"
         raise FormatError(f"{path.name} {error.place}", problem) from error
 
 
 def write_problem(path: Path, problem: RematProblem) -> None:
-    """Write `problem` to `path`, packed where its name ends in ``.gz``."""
+    """Write `problem` to `path`, packed if its name ends in ``.gz``."""
     text = dumps(problem).encode()
     path.write_bytes(pack(text) if path.suffix == PACKED else text)
 
@@ -48,6 +49,7 @@ def write_problem(path: Path, problem: RematProblem) -> None:
 def pack(text: bytes) -> bytes:
     """`text` by gzip, without name and time."""
     packed = io.BytesIO()
+    # A name or a time in the header would make equal problems differ.
     with gzip.GzipFile(filename="", mode="wb", compresslevel=9, fileobj=packed, mtime=0) as file:
         file.write(text)
     return packed.getvalue()
@@ -69,6 +71,6 @@ def unpack(data: bytes) -> bytes:
 
 
 def without_sources(problem: RematProblem) -> RematProblem:
-    """`problem` without what no planner reads and what takes most room: graph nodes and source lines."""
+    """`problem` without graph nodes and source lines, which no planner reads and which take most room."""
     ops = tuple(replace(op, nodes=(), source="") for op in problem.graph.ops)
     return replace(problem, graph=replace(problem.graph, ops=ops))

@@ -1,4 +1,4 @@
-"""What each layer of the model saves, as storages: what a collector measures, and what `Mimose` chooses layers by.
+"""The storages that each layer of the model saves; a collector measures them, and `Mimose` chooses layers by them.
 
 layer            encoder.layer.0          encoder.layer.1          a gap has none
 storages         12 14 15 19              27 29 30 34              made in it, read by no other layer
@@ -9,18 +9,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 SEGMENT = "segment "
-"""First word of the names of layers that are no modules."""
+"""First word of the names of layers that are not modules."""
 
 
 @dataclass(frozen=True, slots=True)
 class SavedLayer:
-    """One layer.
+    """One layer of a forward, with the storages that it makes and no other layer reads.
 
     Attributes:
         name: Its module path, or ``segment 3``.
-        storages: Those that are not saved where the layer is made again.
+        storages: The storages that are not saved if the layer is recomputed.
         size_bytes: Their bytes.
-        checkpointed: Whether the user has a part of it made again already, so that it is no longer there to be saved.
+        checkpointed: Whether the user's checkpoints recompute a part of it already, which is then never saved.
     """
 
     name: str
@@ -35,7 +35,7 @@ class SavedLayers:
 
     Attributes:
         layers: The layers, in the order of the forward.
-        place: For each operator of the graph, the position in `layers` of its layer; -1 in a gap, and outside of the
+        place: For each operator of the graph, the position of its layer in `layers`; -1 in a gap and outside the
             forward.
     """
 
@@ -44,5 +44,5 @@ class SavedLayers:
 
     @property
     def of_modules(self) -> bool:
-        """Whether they are modules of the model, which are the same at all sizes; segments need not be."""
+        """Whether all layers are modules of the model, which are the same at all sizes; segments need not be."""
         return not any(layer.name.startswith(SEGMENT) for layer in self.layers)

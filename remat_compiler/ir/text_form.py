@@ -1,9 +1,10 @@
-"""Graphs and plans as text that a person reads, one operator or step a line, with the bytes beside it.
+"""Graphs and plans as text for people: one operator or step per line, with its bytes.
 
     s7   addmm_3      activation   3.0 MiB
     op3  addmm_3   = aten.addmm.default   forward   reads s0 s4   writes s7   12.3 µs   encoder.layer.0   model.py:12
 
     step   17   again   op3 addmm_3   41.2 MiB   encoder.layer.0   model.py:12
+    -- s7 addmm_3, 3.0 MiB, goes to the host --
 
 The text is for reading and for comparing in tests; the JSON form is the one that is read back.
 """
@@ -19,7 +20,7 @@ from remat_compiler.options import format_bytes
 
 
 def graph_text(graph: TrainingGraph, costs: CostTable | None = None) -> str:
-    """`graph` as text: its storages, then its operators, with their times where `costs` are given."""
+    """`graph` as text: its storages, then its operators, with their times if `costs` are given."""
     head = f"{len(graph.ops)} ops, {len(graph.storages)} storages, {format_bytes(graph.resident_bytes)} resident"
     storages = [(f"s{s.id}", s.name, s.kind.value, format_bytes(s.size_bytes)) for s in graph.storages]
     ops = [_op_row(op, costs) for op in graph.ops]
@@ -27,7 +28,7 @@ def graph_text(graph: TrainingGraph, costs: CostTable | None = None) -> str:
 
 
 def plan_text(graph: TrainingGraph, plan: Plan, live_bytes: Sequence[int] | None = None) -> str:
-    """`plan` as text, one step a line, with the live bytes at each step where they are given.
+    """`plan` as text, one step per line, with the live bytes at each step if they are given.
 
     Args:
         graph: The graph that `plan` executes.
@@ -43,6 +44,12 @@ def plan_text(graph: TrainingGraph, plan: Plan, live_bytes: Sequence[int] | None
         rows.append((f"step {step}", how, f"op{op.id} {op.name}", live, op.module, op.source))
         done.add(op_id)
     lines = table(rows, right=(0, 3))
+    # Transfers go into the line of the step that they precede, so that the positions of all steps stay right.
+    for one in sorted(plan.transfers, key=lambda one: one.storage, reverse=True):
+        moved = graph.storages[one.storage]
+        text = f"s{moved.id} {moved.name}, {format_bytes(moved.size_bytes)},"
+        for step, what in ((one.out_after, f"goes to the {one.tier.value}"), (one.back_before, "comes back")):
+            lines[step] = f"-- {text} {what} --\n{lines[step]}"
     repeats = len(plan.steps) - len(done)
     head = f"# {len(plan.steps)} steps, {repeats} of them again; the backward starts at step {plan.boundary}"
     return "\n".join((head, *lines[: plan.boundary], "-- backward --", *lines[plan.boundary :], ""))
@@ -56,6 +63,7 @@ def table(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[st
     columns = max((len(row) for row in rows), default=0)
     padded = [[*row, *[""] * (columns - len(row))] for row in rows]
     widths = [max(len(row[c]) for row in padded) for c in range(columns)]
+    # Without times or sources their columns are empty everywhere.
     shown = [c for c in range(columns) if widths[c]]
     return [
         "  ".join(row[c].rjust(widths[c]) if c in right else row[c].ljust(widths[c]) for c in shown).rstrip()
@@ -71,6 +79,7 @@ def format_time(time_ns: int) -> str:
         # Rounded before it is compared, so that 999,960 ns reads as 1.0 ms, never as 1000.0 µs.
         if round(abs(time_ns) / size, 1) < 1_000:
             return f"{time_ns / size:.1f} {unit}"
+    # Seconds have no larger unit, whatever the time.
     return f"{time_ns / 1_000_000_000:.2f} s"
 
 

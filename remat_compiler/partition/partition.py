@@ -1,6 +1,6 @@
 """Cut one joint graph: capture, cost, plan, verify, lower.  `partition` reads top to bottom.
 
-AOTAutograd calls it in the place of torch's own partitioner.
+AOTAutograd calls it, through `partitioner`, instead of torch's own partitioner.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from torch import fx
 from remat_compiler import torch_compat
 from remat_compiler.capture.graph import CapturedGraph
 from remat_compiler.capture.mutation import protect_changed_inputs
-from remat_compiler.costs.workspace import WorkspaceTable
+from remat_compiler.distributed.agreement import Point
 from remat_compiler.errors import PlanRejected
 from remat_compiler.ir.plan import FITTING, Plan, PlanResult, PlanStatus
 from remat_compiler.ir.problem import UNLIMITED_BYTES, CostTable, RematProblem
 from remat_compiler.partition.request import PartitionRequest
 from remat_compiler.partition.result import Baseline, NoPlan, Partition, SplitGraphs
+from remat_compiler.partition.session import Session
 from remat_compiler.partition.stages import JointStages
 from remat_compiler.rewrite.lower import lower
 from remat_compiler.simulate.timeline import simulate
@@ -30,8 +31,8 @@ from remat_compiler.stats import timed
 EARLY_ABOVE = 0.6
 """Fraction of the peak without a budget from which loops of the backward run early; below, every byte counts."""
 SURELY_TOO_SMALL = 0.5
-"""Below this fraction of the peak that saves everything, torch's own partition is not asked for: what it
-saves is what a contracted step saves, so it cannot fit, and on large graphs it takes longer than planning."""
+"""Below this fraction of the peak that saves everything, torch's own partition is not made: it saves what a contracted
+step saves, so it cannot fit, and on large graphs it takes longer than planning."""
 
 
 def partition(
@@ -41,23 +42,23 @@ def partition(
     num_fwd_outputs: int,
     static_input_indices: tuple[int, ...],
     plan_with: Callable[[RematProblem], PlanResult],
-    workspace: WorkspaceTable,
+    session: Session,
 ) -> Partition:
     """Cut `joint` as `request` says.
 
     Args:
         joint: Joint graph; changed in place (dead code, common subexpressions, copies of changed inputs).
-        request: What to aim for.
+        request: The budget, the planner, and how they may be used.
         num_fwd_outputs: How many of the joint outputs belong to the forward.
         static_input_indices: Positions of the primals that are parameters or buffers.
         plan_with: The planner.
-        workspace: Measured workspaces.
+        session: Tables of measured workspaces and times, and the agreement of the ranks on them.
 
     Raises:
         NoPlan: The planner found nothing within the budget.
         PlanRejected: The verifier refused the plan.
     """
-    stages = JointStages(joint, request, num_fwd_outputs, static_input_indices, workspace)
+    stages = JointStages(joint, request, num_fwd_outputs, static_input_indices, session)
     with _collection_paused(), torch_compat.copying_nodes():
         return _partition(stages, plan_with)
 
@@ -68,9 +69,11 @@ def _partition(stages: JointStages, plan_with: Callable[[RematProblem], PlanResu
     with stages.stage("prepare"):
         torch_compat.prepare_joint(joint, stages.num_fwd_outputs, stages.static_input_indices)
         joint_nodes = len(joint.graph.nodes)
+        # Before the capture: copies of inputs that the step changes are storages of the problem.
         protect_changed_inputs(joint, stages.num_fwd_outputs)
     captured, costs = stages.captured_with_costs()
     before = _save_everything(captured, costs)
+    # Torch's own partition: the reference of a fraction, and the answer if it fits.
     native = None
     if _may_fit_natively(before, request):
         with stages.stage("torch partition"):
@@ -78,16 +81,21 @@ def _partition(stages: JointStages, plan_with: Callable[[RematProblem], PlanResu
         assert native.result.plan is not None
         before = Baseline(native.problem.costs, native.result.plan, native.timeline, True)
     budget_bytes = _budget_bytes(request, native)
+    # A planner that the user named plans even if torch's own partition fits.
     if native is not None and _fits(native, request, budget_bytes) and request.planner in ("auto", "min_cut"):
         split = replace(native, problem=replace(native.problem, budget_bytes=budget_bytes))
         return Partition(joint, joint_nodes, split, before, True, False, stages.stages)
+    # Early loops are faster once fused, but may hold more at once: they need room in the budget.
     found = None
     if request.early_loops and stages.fused and budget_bytes >= EARLY_ABOVE * before.timeline.peak_bytes:
         found = stages.plan_with_early_loops(budget_bytes, plan_with)
     early = found is not None
     if found is None:
         found = stages.plan_in_order(captured, costs, budget_bytes, plan_with)
-    problem, result, plan = _accepted(found.problem, found.result, request)
+    # Agreed on before the check, so that no rank executes what it has not verified.
+    answer = stages.session.agreement.agree(Point.PLAN, found.result)
+    problem, result, plan = _accepted(found.problem, answer, request)
+    # Whatever planner or cache it comes from, and before anything is made of it.
     with stages.stage("verify"), timed("verifying_s"):
         violations = verify(problem, plan, result.peak_bytes) if request.verify else []
         if violations:
@@ -102,11 +110,12 @@ def _partition(stages: JointStages, plan_with: Callable[[RematProblem], PlanResu
 
 @contextmanager
 def _collection_paused() -> Iterator[None]:
-    """No collection of garbage within the block.
+    """Pause the garbage collector within the block.
 
-    Graphs are many small objects that all live on, so Python would go through the whole heap again and again: a third
-    of the time of a large graph.
+    Graphs are many small objects that all stay alive, so the collector would traverse the whole heap again and again:
+    a third of the time of a large graph.
     """
+    # The user may have turned collection off, which must stay so.
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -124,13 +133,15 @@ def _save_everything(captured: CapturedGraph, costs: CostTable) -> Baseline:
 
 def _may_fit_natively(everything: Baseline, request: PartitionRequest) -> bool:
     """Whether torch's own partition is worth its time: it may fit, or the budget is a fraction of its peak."""
+    # Without a budget it is the partition to take.
     if request.fraction is not None or request.budget_bytes is None:
         return True
     return request.budget_bytes >= SURELY_TOO_SMALL * everything.timeline.peak_bytes
 
 
 def _fits(native: SplitGraphs, request: PartitionRequest, budget_bytes: int) -> bool:
-    """Whether torch's own partition stays within the budget, with what runs between its forward and its backward."""
+    """Whether torch's own partition fits the budget, including the graphs between its forward and its backward."""
+    # Planners see those graphs as an operator of the problem (`simulate.interlude`); this plan was made without it.
     between_bytes = native.timeline.saved_bytes + request.between_bytes if request.between_bytes else 0
     return max(native.timeline.peak_bytes, between_bytes) <= budget_bytes
 
@@ -147,12 +158,13 @@ def _budget_bytes(request: PartitionRequest, native: SplitGraphs | None) -> int:
 def _accepted(
     problem: RematProblem, result: PlanResult, request: PartitionRequest
 ) -> tuple[RematProblem, PlanResult, Plan]:
-    """The plan to apply, and the problem that it answers (with the budget raised where that is allowed)."""
+    """The plan to apply, and the problem that it answers (with the budget raised if that is allowed)."""
     if result.plan is None:
         raise NoPlan(problem, result, request.between_bytes)
     if result.status in FITTING:
         return problem, result, result.plan
     if not request.take_smallest:
         raise NoPlan(problem, result, request.between_bytes)
+    # The verifier holds the plan to its own peak, since it cannot to the budget.
     raised = replace(problem, budget_bytes=result.peak_bytes)
     return raised, replace(result, status=PlanStatus.FEASIBLE), result.plan

@@ -1,4 +1,4 @@
-"""What becomes of one joint graph: its two graphs and how they were decided, or that nothing fits."""
+"""The result of partitioning one joint graph: its two graphs with their plan, or that nothing fits."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from remat_compiler.simulate.timeline import MemoryTimeline, simulate
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SplitGraphs:
-    """A joint graph split into forward and backward, and what the one simulator says of it.
+    """A joint graph split into forward and backward, with its simulated memory.
 
     Attributes:
         forward: Forward graph.
         backward: Backward graph.
-        problem: The question put to the planner.
-        result: Its answer.
+        problem: The problem given to the planner.
+        result: The planner's result.
         timeline: Memory over the step.
     """
 
@@ -51,14 +51,14 @@ class Baseline:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Partition:
-    """What was decided for one joint graph.
+    """The partition of one joint graph.
 
     Attributes:
         joint: The joint graph.
-        joint_nodes: Nodes of the joint graph.
-        graphs: What is compiled.
+        joint_nodes: Number of its nodes before the rewrite.
+        graphs: The two graphs that are compiled.
         before: The step without a budget.
-        unchanged: Whether torch's own partition is taken as it is.
+        unchanged: Whether torch's own partition is used as it is.
         early_loops: Whether loops of the backward run early, which Inductor may fuse so that more is alive at once.
         stages: Name and seconds of each stage.
     """
@@ -73,12 +73,12 @@ class Partition:
 
     @property
     def problem(self) -> RematProblem:
-        """The question put to the planner."""
+        """The problem given to the planner."""
         return self.graphs.problem
 
     @property
     def result(self) -> PlanResult:
-        """The planner's answer."""
+        """The planner's result."""
         return self.graphs.result
 
     @property
@@ -108,12 +108,12 @@ class Partition:
 
     @property
     def memory(self) -> GraphMemory:
-        """Its memory as the simulator sees it."""
+        """Simulated memory of the graph."""
         return memory_of(self.problem.graph, self.graphs.timeline)
 
     @property
     def memory_before(self) -> GraphMemory:
-        """The same without a budget."""
+        """Simulated memory of the graph without a budget."""
         return memory_of(self.problem.graph, self.before.timeline)
 
 
@@ -121,9 +121,9 @@ class NoPlan(RematError):
     """No plan stays within the budget.
 
     Attributes:
-        problem: The question.
-        result: The planner's answer, with the plan of the smallest peak that it found.
-        between_bytes: What other graphs take between forward and backward, see `PartitionRequest`.
+        problem: The planner's problem.
+        result: The planner's result, with the plan of the smallest peak that it found.
+        between_bytes: Bytes that other graphs take between forward and backward, see `PartitionRequest`.
     """
 
     def __init__(self, problem: RematProblem, result: PlanResult, between_bytes: int = 0) -> None:
@@ -134,7 +134,8 @@ class NoPlan(RematError):
 
     @property
     def held_bytes(self) -> int:
-        """What that plan holds between forward and backward, with what other graphs take; 0 where none take any."""
+        """Bytes between forward and backward: the plan's saved bytes and the other graphs'; 0 if those take none."""
+        # Without other graphs, the peak itself covers what is held there.
         if not self.between_bytes or self.result.plan is None:
             return 0
         return simulate(self.problem.graph, self.problem.costs, self.result.plan).saved_bytes + self.between_bytes

@@ -15,23 +15,25 @@ from remat_compiler.capture.graph import CapturedGraph, capture
 from remat_compiler.capture.in_place import bytes_taken_over
 from remat_compiler.capture.pair import capture_pair
 from remat_compiler.costs.table import cost_table
-from remat_compiler.costs.workspace import WorkspaceTable
+from remat_compiler.distributed.agreement import Point
 from remat_compiler.errors import PlanRejected
 from remat_compiler.ir.invariants import check_graph
 from remat_compiler.ir.plan import FITTING, PlanResult, PlanStatus
 from remat_compiler.ir.problem import CostTable, RematProblem
 from remat_compiler.partition.request import PartitionRequest
 from remat_compiler.partition.result import SplitGraphs
+from remat_compiler.partition.session import Session
+from remat_compiler.simulate.rules import Rule
 from remat_compiler.simulate.timeline import simulate
-from remat_compiler.simulate.verify import Rule, verify
+from remat_compiler.simulate.verify import verify
 
 UNLIMITED_NS = 2**62
-"""Added time that no plan reaches, and below which 64 bits hold what planners compute of it."""
+"""Added time that no plan reaches; up to it, 64 bits hold what planners compute from added times."""
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """What a planner made of the joint graph in one order."""
+    """A planner's result for the joint graph in one order."""
 
     captured: CapturedGraph
     problem: RematProblem
@@ -47,13 +49,13 @@ class JointStages:
         request: PartitionRequest,
         num_fwd_outputs: int,
         static_input_indices: tuple[int, ...],
-        workspace: WorkspaceTable,
+        session: Session,
     ) -> None:
         self.joint = joint
         self.request = request
         self.num_fwd_outputs = num_fwd_outputs
         self.static_input_indices = static_input_indices
-        self.workspace = workspace
+        self.session = session
         self.fused = request.inner == "inductor"
         self.stages: tuple[tuple[str, float], ...] = ()
 
@@ -63,11 +65,12 @@ class JointStages:
         start = time.perf_counter()
         yield
         seconds = time.perf_counter() - start
+        # A second order of the graph goes through the same stages again: their times add up.
         times = dict(self.stages)
         self.stages = tuple({**times, name: times.get(name, 0.0) + seconds}.items())
 
     def capture_joint(self) -> CapturedGraph:
-        """The joint graph as data."""
+        """The joint graph as a `TrainingGraph`, with its nodes."""
         captured = capture(
             self.joint,
             num_fwd_outputs=self.num_fwd_outputs,
@@ -79,7 +82,7 @@ class JointStages:
         return captured
 
     def captured_with_costs(self) -> tuple[CapturedGraph, CostTable]:
-        """The joint graph, as it is ordered now, and the costs of its operators."""
+        """The joint graph in its present order, and the costs of its operators."""
         with self.stage("capture"):
             captured = self.capture_joint()
         with self.stage("costs"):
@@ -93,6 +96,7 @@ class JointStages:
         plan_with: Callable[[RematProblem], PlanResult],
     ) -> Planned:
         """The plan for one order."""
+        # A slowdown may be infinite, or too large for 64 bits: either means no limit.
         slowest = self.request.max_slowdown
         most_added = UNLIMITED_NS if slowest is None else (slowest - 1.0) * costs.step_ns
         max_added = int(most_added) if most_added < UNLIMITED_NS else None
@@ -104,10 +108,10 @@ class JointStages:
         return Planned(captured, problem, result)
 
     def _check_answer(self, problem: RematProblem, result: PlanResult) -> None:
-        """Verify a plan that may not be applied: that of a refusal, or of an order that does not fit.
+        """Verify a plan even if it may never be applied, as with a refusal or an order that does not fit.
 
         Raises:
-            PlanRejected: It breaks a rule, other than that it is over the budget and says so.
+            PlanRejected: It breaks a rule. A plan that is over the budget, and says so, breaks none by that.
         """
         if result.plan is None:
             return
@@ -121,23 +125,25 @@ class JointStages:
     def plan_with_early_loops(
         self, budget_bytes: int, plan_with: Callable[[RematProblem], PlanResult]
     ) -> Planned | None:
-        """The plan for the joint graph with early loops; `None`, and its own order again, where none fits."""
+        """The plan for the joint graph with early loops; `None`, with the own order restored, if none fits."""
         with self.stage("prepare"):
             own_order = order_of(self.joint)
             set_order(self.joint, early_loops(self.joint, self.num_fwd_outputs))
         found = self.plan_in_order(*self.captured_with_costs(), budget_bytes, plan_with)
         if found.result.status in FITTING:
             return found
+        # The capture of the own order, which the caller has, refers to the joint graph in that order.
         set_order(self.joint, own_order)
         return None
 
     def native(self) -> SplitGraphs:
-        """torch's own cut, simulated."""
+        """torch's own partition, simulated."""
         forward, backward = torch_compat.native_partition(
             self.joint,
             num_fwd_outputs=self.num_fwd_outputs,
             static_input_indices=self.static_input_indices,
         )
+        # Captured from the two graphs rather than from the joint one: torch recomputes and orders by its own rules.
         captured, plan = capture_pair(
             forward,
             backward,
@@ -147,14 +153,17 @@ class JointStages:
         )
         costs = self.costs(captured)
         timeline = simulate(captured.graph, costs, plan)
+        # Its own peak as the budget, until the caller knows what a fraction of it is.
         problem = RematProblem(captured.graph, costs, timeline.peak_bytes, None, plan)
         result = PlanResult(PlanStatus.OPTIMAL, "min_cut", plan, timeline.peak_bytes, timeline.time_ns)
         return SplitGraphs(forward, backward, problem, result, timeline)
 
     def costs(self, captured: CapturedGraph) -> CostTable:
         """Time and workspace of every operator."""
+        # A loop has no workspace of its own; it is negative by what its result takes over from an argument.
         workspace = tuple(
-            -taken if loop else self.workspace.probe(*torch_compat.fake_call(node))
+            -taken if loop else self.session.workspace.probe(*torch_compat.fake_call(node))
             for node, loop, taken in zip(captured.main, captured.loops, bytes_taken_over(captured))
         )
-        return cost_table(captured, workspace, self.request.cost_model, self.workspace.directory)
+        costs = cost_table(captured, workspace, self.request.cost_model, self.session.directory)
+        return self.session.agreement.agree(Point.COSTS, costs)

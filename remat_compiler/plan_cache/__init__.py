@@ -1,1 +1,1 @@
-"""Plans of earlier compilations: found by what they answer, judged anew before they are used."""
+"""Plans of earlier compilations: found by the problem that they solve, and verified before they are used."""

@@ -1,17 +1,18 @@
-"""A planner that looks into the plan cache before it solves, and keeps what it solved.
+"""A planner that searches the plan cache before it solves, and keeps the plans that it solves.
 
     problem ─► the same problem known? ─► verified, taken            exact hit
             ─► a similar size known?   ─► verified, worth it, taken  similar hit
             ─► solved, kept                                          miss, solve
 
-Kept are plans within their budget and the smallest peaks of planners that refused; a planner that failed or ran out of
-time is asked again.  That a budget cannot be kept is told for the same problem alone, never for another size.
+Kept are plans within their budget, and the smallest peaks of planners that refused; a planner that failed or ran out of
+time runs again next time.  A cached refusal answers the same problem only, never another size.
 
-Ranks.  Planners are deterministic, so where every plan is solved, or found for the same problem, all ranks of a
-distributed job have the same plan, whatever their caches hold.  Plans for similar sizes depend on what the cache of a
-rank has seen.  Such plans would still train right, since each rank's forward and backward fit each other and the
-verifier keeps collectives in their order, but peaks and times would differ between ranks.  So once
-`torch.distributed` is initialised, plans of other sizes are neither taken nor, where they were taken before, used.
+Ranks.  Planners are deterministic, so ranks of a distributed job that put the same problem (sizes, budget, times) have
+the same plan, solved or cached.  That their problems are the same is not ensured here: see `distributed.agreement`.
+Plans for similar sizes depend on what the cache of a rank has seen.  Such plans would still train right, since each
+rank's forward and backward fit each other and the verifier keeps collectives in their order, but peaks and times would
+differ between ranks.  So once `torch.distributed` is initialised, plans of other sizes are neither taken, nor used if
+they were taken before.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ from remat_compiler.plan_cache.cache import PlanCache
 from remat_compiler.plan_cache.key import (
     CachedPlan,
     CacheMiss,
+    CacheQuery,
     PlanCacheKey,
-    PlanQuestion,
     activation_bytes,
     size_class,
 )
@@ -54,11 +55,11 @@ class CachedPlanner:
     """A planner with a cache.
 
     Args:
-        planner: Solves what the cache does not know.
-        cache: Where plans are kept; `None` solves everything.
-        max_slowdown: What `RematProblem.max_added_ns` comes from.
-        costs: What decides the operators' times, see `costs.table.cost_identity`.
-        parameters: Shapes of the parameters, where the problem does not tell them from other inputs.
+        planner: Solves problems that the cache does not know.
+        cache: Where plans are kept; with `None` every problem is solved.
+        max_slowdown: The option from which `RematProblem.max_added_ns` is computed.
+        costs: Identity of the operators' times, see `costs.table.cost_identity`.
+        parameters: Shapes of the parameters, if the problem does not tell them from other inputs.
         similar: Whether plans of other sizes may be taken.
     """
 
@@ -88,6 +89,7 @@ class CachedPlanner:
         with timed("lookup_s"):
             question = self.question(problem)
             refused: list[str] = []
+            # The same problem first: its plan needs no judgement of its worth.
             found = self._same(self.cache, question, problem, refused)
             if found is None and self.similar:
                 found = self._similar(self.cache, question, problem, refused)
@@ -96,13 +98,14 @@ class CachedPlanner:
             count("misses")
             self.cache.note_miss(CacheMiss(question, time.time_ns(), tuple(refused)))
         result = self._solve(problem)
+        # A failure or a time-out may end better next time, so it is not kept.
         if result.status in KEPT and result.plan is not None:
             with timed("lookup_s"):
                 self.cache.keep(CachedPlan(question, "", problem.costs.step_ns, time.time_ns(), result))
         return result
 
-    def question(self, problem: RematProblem) -> PlanQuestion:
-        """What the cache is asked for `problem`."""
+    def question(self, problem: RematProblem) -> CacheQuery:
+        """The query of the cache for `problem`."""
         size = activation_bytes(problem)
         key = PlanCacheKey(
             structure=structure(problem),
@@ -115,13 +118,14 @@ class CachedPlanner:
             costs=self.costs,
             versions=repr((__version__, torch.__version__, code_digest(type(self.planner).__module__.split(".")[0]))),
         )
-        return PlanQuestion(key, _exact(problem), size)
+        return CacheQuery(key, _exact(problem), size)
 
     def _same(
-        self, cache: PlanCache, question: PlanQuestion, problem: RematProblem, refused: list[str]
+        self, cache: PlanCache, question: CacheQuery, problem: RematProblem, refused: list[str]
     ) -> PlanResult | None:
         """The plan of the same problem; why it is not taken goes to `refused`."""
         entry = cache.find(question)
+        # A plan from another size depends on what this rank's cache has seen.
         if entry is None or (entry.seed and not self.similar):
             return None
         judged = judge_same(problem, entry)
@@ -131,11 +135,11 @@ class CachedPlanner:
             refused.append(f"the plan of the same problem: {judged.refusal}")
             return None
         count("exact_hits")
-        # What was taken from another size says so already.
+        # A plan that was taken from another size has its mark already.
         return judged.result if entry.seed else marked(judged.result, FROM_CACHE, made_at(entry))
 
     def _similar(
-        self, cache: PlanCache, question: PlanQuestion, problem: RematProblem, refused: list[str]
+        self, cache: PlanCache, question: CacheQuery, problem: RematProblem, refused: list[str]
     ) -> PlanResult | None:
         """The fastest plan of a similar size that may be taken; why others are not goes to `refused`."""
         taken: list[tuple[PlanResult, CachedPlan]] = []
@@ -148,12 +152,14 @@ class CachedPlanner:
                 refused.append(f"the plan for activations of {size}: {judged.refusal}")
         if not taken:
             return None
+        # Peak and digest break ties, so that equal caches give equal plans.
         result, entry = min(taken, key=lambda one: (one[0].added_ns, one[0].peak_bytes, one[1].question.exact))
         count("similar_hits")
         sizes = f"activations of {format_bytes(entry.question.activation_bytes)}"
         result = marked(
             result, FROM_SIMILAR, f"{made_at(entry)} for {sizes}, here {format_bytes(question.activation_bytes)}"
         )
+        # Kept under its own problem, so that the next process takes this one, whatever it has cached by then.
         cache.keep(CachedPlan(question, entry.question.exact, problem.costs.step_ns, entry.made_at_ns, result))
         return result
 
@@ -164,12 +170,12 @@ class CachedPlanner:
 
 
 def may_take_similar() -> bool:
-    """Whether plans of other sizes may be taken: not where other ranks might take others, see the module docstring."""
+    """Whether plans of other sizes may be taken: not if other ranks might take others, see the module docstring."""
     return not (torch.distributed.is_available() and torch.distributed.is_initialized())
 
 
 def options_of(planner: object) -> str | None:
-    """The options of a planner, printed, in the order of its fields; `None` for what is no dataclass."""
+    """The options of a planner as text, in the order of its fields; `None` if it is not a dataclass."""
     if not is_dataclass(planner):
         return None
     return ", ".join(f"{field.name}={getattr(planner, field.name)!r}" for field in fields(planner))
@@ -180,17 +186,19 @@ def code_digest(package: str) -> str:
     """Digest of the sources of an imported package or module: plans of other code are other plans.
 
     Returns:
-        64 hexadecimal digits; empty where there are no sources.
+        64 hexadecimal digits; empty if there are no sources.
     """
     module = sys.modules.get(package)
     file = getattr(module, "__file__", None)
     folders = [Path(folder) for folder in getattr(module, "__path__", ())]
     files = [(path.relative_to(folder), path) for folder in folders for path in folder.rglob("*.py")]
+    # A module of a single file, such as a planner in a script.
     if not folders and file is not None:
         files = [(Path(Path(file).name), Path(file))]
     if not files:
         return ""
     text = hashlib.sha256()
+    # With its name, since moving a text to another file changes the code, too.
     for name, path in sorted(files):
         text.update(f"{name.as_posix()}\n".encode())
         text.update(path.read_bytes())
@@ -198,5 +206,5 @@ def code_digest(package: str) -> str:
 
 
 def _exact(problem: RematProblem) -> str:
-    """Digest of all that a planner sees of `problem` but its budget, which is in the key."""
+    """Digest of everything that a planner sees of `problem`, except its budget, which is in the key."""
     return hashlib.sha256(repr((fingerprint(problem), problem.max_added_ns, problem.reference)).encode()).hexdigest()

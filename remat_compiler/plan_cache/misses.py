@@ -1,6 +1,6 @@
-"""Why the cache had no plan: for each of the last misses the nearest key that was known then, and how it differs.
+"""Why the cache had no plan: for each of the last misses, the nearest key that was known then, and how it differs.
 
-Nothing is computed when a plan is missed but the key, which is kept; the comparison is made when someone asks.
+A miss costs no more than keeping its key; the comparison is made when `remat cache explain` runs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from remat_compiler.plan_cache.key import CachedPlan, CacheMiss, PlanCacheKey
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One field of two keys: what was asked for, and what was known."""
+    """One field in which two keys differ: its value in the query, and in the known entry."""
 
     field: str
     asked: str
@@ -27,7 +27,7 @@ class Explanation:
 
     Attributes:
         miss: The miss.
-        nearest: The entry whose key differs least; `None` where nothing was known.
+        nearest: The entry whose key differs least; `None` if the cache was empty.
         differences: Fields in which its key differs.
     """
 
@@ -41,6 +41,7 @@ def differences(asked: PlanCacheKey, known: PlanCacheKey) -> tuple[Difference, .
     found = []
     for field in fields(PlanCacheKey):
         one, two = getattr(asked, field.name), getattr(known, field.name)
+        # Neighbouring classes are searched, so they are no reason for a miss.
         near = field.name == "size_class" and abs(one - two) <= REACH
         if one != two and not near:
             found.append(Difference(field.name, str(one), str(two)))
@@ -48,11 +49,12 @@ def differences(asked: PlanCacheKey, known: PlanCacheKey) -> tuple[Difference, .
 
 
 def explain(miss: CacheMiss, entries: Sequence[CachedPlan]) -> Explanation:
-    """Why `miss` was missed, by those of `entries` that were solved before it.
+    """Explain `miss` by those of `entries` that were solved before it.
 
     The nearest entry differs in the fewest fields; of several, it is the one of the nearest size, then the latest.
     """
     asked = miss.question
+    # Later entries could not have answered, and plans taken from another size are no candidates.
     known = [entry for entry in entries if entry.made_at_ns < miss.at_ns and not entry.seed]
 
     def rank(entry: CachedPlan) -> tuple[int, int, int, str]:

@@ -1,6 +1,6 @@
-"""Tell a person why a first plan takes long: Numba compiles the planners' inner loops, once for an installation.
+"""Tell the user why a first plan takes long: Numba compiles the planners' inner loops, once per installation.
 
-Numba keeps what it compiled beside the sources, or in ``NUMBA_CACHE_DIR``.  What is loaded from there says nothing.
+Numba keeps compiled loops next to the sources, or in ``NUMBA_CACHE_DIR``.  Loading them from there is not logged.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 @cache
 def tell_of_compiling() -> None:
-    """Have the log say, once in this process, that loops are compiled, where that takes more than two seconds."""
+    """Log once in this process that loops are compiled, if that takes more than two seconds."""
     from numba.core import event
 
     register: Any = event.register
@@ -26,7 +26,7 @@ def tell_of_compiling() -> None:
 
 def _listener(base: Any) -> Any:
     class Loops(base):  # type: ignore[misc]
-        """Adds up what compiling takes; loops that call others compile them within their own time."""
+        """Adds up the time of compiling; loops that call others compile them within their own time."""
 
         def __init__(self) -> None:
             self.depth = 0
@@ -35,10 +35,12 @@ def _listener(base: Any) -> Any:
 
         def on_start(self, event: Any) -> None:
             now = time.monotonic()
+            # Compilations nest; only the outermost one starts and stops the clock.
             if not self.depth:
                 self.since = now
             self.depth += 1
             spent_s = self.spent_s + now - self.since
+            # The warning is about the planners' loops, though other packages may compile theirs in this process.
             ours = event.data["dispatcher"].py_func.__module__.startswith("remat_passes.")
             if ours and not self.told and spent_s >= QUIET_SECONDS:
                 self.told = True

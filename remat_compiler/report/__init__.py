@@ -1,1 +1,7 @@
-"""What a person is shown: the decisions, the summary, the picture of memory, the dump."""
+"""Everything that is shown of a plan: the decisions, the summary, the picture of memory, the dump."""
+
+from remat_compiler.report.plan_report import PlanReport
+from remat_compiler.report.summary import summary_text
+
+# Here, since the text needs the report's type, and a method of the report would need the text.
+PlanReport.__str__ = summary_text  # type: ignore[method-assign, assignment]

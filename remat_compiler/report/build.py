@@ -1,4 +1,4 @@
-"""Make the report of a planned graph from the graph, the plan and what the simulator says of it."""
+"""Make the report of a planned graph from the graph, the plan and its simulation."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from remat_compiler.report.decisions import decisions, origin_of
 from remat_compiler.report.plan_report import LiveStorage, Origin, PeakPoint, PlanReport, StageTime
 from remat_compiler.simulate.floor import peak_floor
 from remat_compiler.simulate.timeline import MemoryTimeline, simulate
-
-"""A budget from here on means that there is none."""
 
 
 def build_report(
@@ -38,9 +36,9 @@ def build_report(
         joint_nodes: Nodes of the joint graph before contraction.
         inner: Inner compiler.
         before: Timeline of the step without a budget; simulated from `problem.reference` when `None`.
-        peak_before_bytes: Peak of the step without a budget where it is known better than by simulation.
-        checked_peak_bytes: Peak of what the inner compiler emitted, where known.
-        smallest_peak_bytes: Smallest peak that a planner found, where one was sought.
+        peak_before_bytes: Peak of the step without a budget, if it is known more precisely than by simulation.
+        checked_peak_bytes: Peak of the code that the inner compiler emitted, if known.
+        smallest_peak_bytes: Smallest peak that a planner found, if one was sought.
         stages: Name and seconds of each stage.
         notes: Sentences for the user.
     """
@@ -48,6 +46,7 @@ def build_report(
         raise ValueError(f"a report needs a plan, got a result without one (status {result.status.value})")
     graph, costs, plan = problem.graph, problem.costs, result.plan
     after = simulate(graph, costs, plan)
+    # Without a reference the plan is its own comparison: nothing was saved or lost.
     if before is None:
         before = after if problem.reference is None else simulate(graph, costs, problem.reference)
     return PlanReport(
@@ -88,10 +87,12 @@ def live_at_peak(problem: RematProblem, result: PlanResult, timeline: MemoryTime
         storage, producer = graph.storages[storage_id], producers[StorageId(storage_id)]
         made_by = origin_of(None if producer is None else graph.ops[producer])
         live.append(LiveStorage(storage.name, storage.size_bytes, storage.kind, made_by))
+    # Tangents are no instances of the timeline, which counts them from the boundary on.
     if step >= timeline.boundary:
         tangents = (s for s in graph.storages if s.kind is StorageKind.TANGENT)
         live += [LiveStorage(s.name, s.size_bytes, s.kind, Origin()) for s in tangents]
     op = graph.ops[result.plan.steps[step]]
+    # A repetition holds the generator's own state as well, to restore it.
     if op.replay is not None and op.id in result.plan.steps[:step]:
         state = graph.storages[op.replay]
         live.append(LiveStorage(f"{state.name}_returned", state.size_bytes, StorageKind.TEMPORARY, origin_of(op)))
@@ -109,8 +110,10 @@ def _peak_point(problem: RematProblem, result: PlanResult, timeline: MemoryTimel
 
 
 def _floor_point(problem: RematProblem) -> PeakPoint:
-    """What no plan can go below."""
+    """The floor of the peak, below which no plan can go."""
+    # A caller may release outputs and tangents early: a floor that counts them could lie above a measured step.
     floor = peak_floor(problem.graph, problem.costs, held=False)
     op = None if floor.op is None else problem.graph.ops[floor.op]
+    # Without an operator the kept storages force the floor, at the end of the backward.
     in_backward = op is None or op.phase is Phase.BACKWARD
     return PeakPoint(floor.peak_bytes, in_backward, origin_of(op))

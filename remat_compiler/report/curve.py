@@ -16,9 +16,9 @@ class MemoryCurve:
     """Live bytes over time.
 
     Attributes:
-        total_ns: Length of the step; the number of steps where no times are known.
-        boundary_ns: Where the backward starts.
-        peak_ns: Where the peak is first reached.
+        total_ns: Length of the step; the number of steps if no times are known.
+        boundary_ns: Start of the backward.
+        peak_ns: Time at which the peak is first reached.
         peak_bytes: The peak.
         columns: Largest number of live bytes within each of equally long parts of the step.
         timed: Whether the times are known; else every step counts as one.
@@ -36,6 +36,7 @@ def memory_curve(costs: CostTable, plan: Plan, timeline: MemoryTimeline, num_col
     """The curve of `plan`, whose simulation is `timeline`, over at most `num_columns` parts of the step."""
     steps = np.array(plan.steps, np.int64)
     times = np.array(costs.time_ns, np.int64)[steps] if len(steps) else np.zeros(0, np.int64)
+    # Without times every step is one unit wide.
     timed = bool(times.sum())
     end = np.cumsum(times if timed else np.ones_like(times))
     start = end - (times if timed else 1)
@@ -62,6 +63,8 @@ def _columns(
     if not len(live):
         return ()
     edges = [total * i // num_columns for i in range(num_columns + 1)]
+    # From the first step that ends at the column's start or later to the last that starts at its end or earlier: closed
+    # on both sides, or steps without time would be lost.
     first = np.searchsorted(end, edges[:-1], side="left")
     behind = np.searchsorted(start, edges[1:], side="right")
     return tuple(int(live[a : max(b, a + 1)].max()) for a, b in zip(first.tolist(), behind.tolist()))

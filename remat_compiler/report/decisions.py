@@ -1,8 +1,8 @@
-"""What becomes of each forward storage that the backward part of a plan reads, and why.
+"""The decision on each forward storage that the backward part of a plan reads, and its reason.
 
-A storage is listed when a step of the backward reads it and its operator ran in the forward.  It is saved
-when the instance of the forward is read after the boundary, recomputed when only later instances are.  One
-that is saved and later made again is listed as saved, with its repetitions.
+A storage is listed if a step of the backward reads it and its operator ran in the forward.  It is saved
+if the instance of the forward is read after the boundary, recomputed if only later instances are.  A storage
+that is saved and later recomputed, too, is listed as saved, with its repetitions.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from remat_compiler.report.plan_report import Origin, StorageDecision
 
 
 def origin_of(op: Op | None) -> Origin:
-    """Where `op` comes from; empty for `None`."""
+    """The origin of `op`; empty for `None`."""
     return Origin() if op is None else Origin(op.name, op.target, op.module, op.source)
 
 
@@ -30,6 +30,7 @@ def decisions(graph: TrainingGraph, plan: Plan, costs: CostTable | None = None) 
     found: list[tuple[int, StorageId, StorageDecision]] = []
     for storage_id in read:
         producer = producers[storage_id]
+        # Inputs and values that only the backward makes were never there to be saved.
         if producer is None or producer not in in_forward:
             continue
         op, storage = graph.ops[producer], graph.storages[storage_id]
@@ -40,24 +41,27 @@ def decisions(graph: TrainingGraph, plan: Plan, costs: CostTable | None = None) 
         made = StorageDecision(
             storage.name, storage.size_bytes, decision, repeats, repeats * time_ns, reason, origin_of(op)
         )
+        # The id breaks ties, so that equal plans give equal reports.
         found.append((-storage.size_bytes, storage_id, made))
     return tuple(made for _, _, made in sorted(found, key=lambda entry: entry[:2]))
 
 
 def _backward_reads(graph: TrainingGraph, plan: Plan) -> tuple[set[StorageId], set[StorageId]]:
-    """Storages whose instance of the forward the backward reads, and all that the backward reads."""
+    """Storages whose forward instance the backward reads, and all storages that the backward reads."""
     crossing: set[StorageId] = set()
     read: set[StorageId] = set()
     made_again: set[StorageId] = set()
     done = set(plan.steps[: plan.boundary])
     for op_id in plan.steps[plan.boundary :]:
         op = graph.ops[op_id]
+        # A repetition reads the state of the first execution.
         replay = (op.replay,) if op.replay is not None and op_id in done else ()
         for storage in (*op.reads, *replay):
             read.add(storage)
-            # A read of a kept storage means its first instance, however often it is made again.
+            # A read of a kept storage means its first instance, however often it is recomputed.
             if storage not in made_again or graph.storages[storage].kept:
                 crossing.add(storage)
+        # After the reads, which still mean the instance before.
         made_again.update(op.writes)
         done.add(op_id)
     return crossing, read
@@ -65,6 +69,7 @@ def _backward_reads(graph: TrainingGraph, plan: Plan) -> tuple[set[StorageId], s
 
 def _save_reason(op: Op, storage: Storage, time_ns: int) -> str:
     """Why a storage of `op` is kept for the backward."""
+    # The order is from what leaves no choice to what does.
     if storage.id == op.replay:
         return "random state, replayed so that a repetition draws the same values"
     if storage.kept:
@@ -77,7 +82,7 @@ def _save_reason(op: Op, storage: Storage, time_ns: int) -> str:
 
 
 def _recompute_reason(op: Op, repeats: int) -> str:
-    """Why a storage of `op` is dropped and made again."""
+    """Why a storage of `op` is dropped and recomputed."""
     times = "" if repeats == 1 else f", {repeats} times"
     if op.save_policy is SavePolicy.MUST_NOT_SAVE:
         return f"inside a region that the user's checkpoint recomputes{times}"

@@ -1,7 +1,7 @@
-"""The dump: one folder a graph with everything that a person or a tool needs to see what was decided.
+"""The dump: one folder per graph, with everything that people or tools need to see what was decided.
 
 DIR/graph0/joint.py  forward.py  backward.py   the graphs as readable Python, as given by the caller
-           problem.json  plan.json             what the planner was asked, and its answer
+           problem.json  plan.json             the planner's problem, and its answer
            report.json   summary.txt           the report, for tools and for people
            plan.txt      memory.svg            the plan step by step, and the picture of memory
 """
@@ -40,23 +40,25 @@ def write_dump(
 ) -> Path | None:
     """Write the dump of one graph to a folder of its name below `directory`; files of that name are replaced.
 
-    A dump never stops a training: what cannot be written is one logged warning.
+    A dump never stops a training: a dump that cannot be written is one logged warning.
 
     Args:
-        directory: Folder of all dumps; made when it is not there.
+        directory: Folder of all dumps; created if it does not exist.
         report: The report of `result`.
-        problem: What the planner was asked.
+        problem: The planner's problem.
         result: Its answer, with a valid plan.
         sources: File name, such as ``forward.py``, and text of further files.
-        before: Memory of the step without a budget, where it is not `problem.reference`.
+        before: Memory of the step without a budget, if it is not that of `problem.reference`.
 
     Returns:
         The folder of the graph, or `None` when it cannot be written.
     """
     folder = directory / _folder_name(report.graph_name)
+    # The dump's own files last, so that no source takes one of their names.
     files = {**(sources or {}), **_own_files(report, problem, result, before)}
     try:
         for name, text in files.items():
+            # Readable to others, less the user's umask: a dump is there to be shown.
             write_whole(folder / name, text, mode=0o666)
     except OSError as error:
         logger.warning("dump of %s to %s is not written: %s; training goes on", report.graph_name, folder, error)
@@ -68,7 +70,7 @@ def read_reports(directory: Path) -> list[PlanReport]:
     """The reports of a dump, in the order of their graphs.
 
     Args:
-        directory: What was given as `dump`, or the folder of one graph in it.
+        directory: The folder given as `dump`, or the folder of one graph in it.
 
     Raises:
         OptionError: There is no such folder, it cannot be read, or it holds no dump.
@@ -78,7 +80,9 @@ def read_reports(directory: Path) -> list[PlanReport]:
     try:
         if not directory.is_dir():
             raise OptionError(f"{directory} is not a folder; give the folder that the option dump or REMAT_DUMP named")
+        # A folder of one graph is shown alone; else each folder below holds one graph.
         files = [own] if own.is_file() else sorted(directory.glob(f"*/{REPORT_FILE}"), key=_natural)
+        # Read within the block, so that a file that cannot be read is reported like the folder.
         texts = [(file, read_bounded(file)) for file in files]
     except OSError as error:
         raise OptionError(f"{directory} cannot be read: {error}") from error
@@ -119,10 +123,12 @@ def _curve_of(problem: RematProblem, plan: Plan | None) -> MemoryCurve | None:
 
 def _folder_name(graph_name: str) -> str:
     """`graph_name` as a name that is one folder on every system."""
+    # Without leading dots the name can neither hide the folder nor lead out of the dump.
     return re.sub(r"[^A-Za-z0-9_.-]", "_", graph_name).lstrip(".") or "graph"
 
 
 def _natural(path: Path) -> list[tuple[int, str]]:
     """Sort key in which graph2 comes before graph10."""
+    # Numbers compare as numbers; -1 puts a text before any of them.
     pieces = re.split(r"(\d+)", path.parent.name)
     return [(int(piece), "") if piece.isdigit() else (-1, piece) for piece in pieces]

@@ -1,4 +1,4 @@
-"""A rewritten graph as readable Python: each value with its bytes, decision and source line."""
+"""A rewritten graph as readable Python: each value with its bytes, its decision and its source line."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from remat_compiler import torch_compat
 
 
 def graph_text(gm: fx.GraphModule, title: str, origins: Mapping[str, str] | None = None) -> str:
-    """Text of `gm`, a line for each node.
+    """Text of `gm`, one line per node.
 
     Args:
         gm: The graph.
         title: First line.
-        origins: What is known of each node by its name: of an input what users call it, else module and source line.
+        origins: Origin of nodes, by name: the user's name of an input, else module and source line.
     """
     saved = _outputs(gm)
     lines = [_line(node, node in saved, (origins or {}).get(node.name, "")) for node in gm.graph.nodes]
@@ -25,11 +25,13 @@ def graph_text(gm: fx.GraphModule, title: str, origins: Mapping[str, str] | None
 
 def _outputs(gm: fx.GraphModule) -> set[fx.Node]:
     output = next(n for n in reversed(gm.graph.nodes) if n.op == "output")
+    # Inputs that are handed through are no decision of the plan.
     return {a for a in output.all_input_nodes if a.op == "call_function"}
 
 
 def _line(node: fx.Node, returned: bool, origin: str) -> str:
-    """One node: code, then what is known of its value."""
+    """One node: its code, then what is known about its value as a comment."""
+    # The output has no value of its own to note.
     if node.op == "output":
         return f"return {node.args[0]!r}"
     if node.op == "placeholder":
@@ -38,6 +40,7 @@ def _line(node: fx.Node, returned: bool, origin: str) -> str:
         arguments = [repr(a) for a in node.args] + [f"{k}={v!r}" for k, v in node.kwargs.items()]
         code = f"{node.name} = {_target(node)}({', '.join(arguments)})"
     notes = [_value(node)]
+    # The suffix is the only trace of a repetition in the graph.
     if torch_compat.RECOMPUTE_SUFFIX in node.name:
         notes.append("recompute")
     elif returned:

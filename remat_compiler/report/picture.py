@@ -1,4 +1,4 @@
-"""The picture of memory over the step, as SVG: before, after, the budget, and what is alive at the peak.
+"""The picture of memory over the step, as SVG: without a budget, with the plan, and the storages alive at the peak.
 
 Written directly, so that it needs no plotting library and the same report gives the same bytes.
 """
@@ -36,6 +36,7 @@ class _Axes:
         return _LEFT + _PLOT_WIDTH * time_ns / max(self.total_ns, 1)
 
     def y(self, size: float) -> float:
+        # SVG counts from the top down.
         return _TOP + _PLOT_HEIGHT * (1 - size / max(self.top_bytes, 1))
 
 
@@ -43,7 +44,7 @@ def memory_svg(report: PlanReport, after: MemoryCurve, before: MemoryCurve | Non
     """The picture.
 
     Args:
-        report: Gives the title, the budget and what is alive at the peak.
+        report: Gives the title, the budget and the storages alive at the peak.
         after: The curve of the plan that is applied.
         before: The curve of the step without a budget, if there is one.
     """
@@ -51,14 +52,17 @@ def memory_svg(report: PlanReport, after: MemoryCurve, before: MemoryCurve | Non
     highest = max([curve.peak_bytes for curve in curves] + [1])
     # A budget far above the step would press the curves flat; the panel names it all the same.
     budget = report.budget_bytes if report.budget_bytes and report.budget_bytes <= 1.6 * highest else None
+    # A tenth of the height stays free above the highest line.
     axes = _Axes(max(curve.total_ns for curve in curves), int(1.1 * max(highest, budget or 0)))
     body = [*_title(report), *_frame(axes, after.timed)]
+    # Under the plan's curve, which matters more.
     if before is not None:
         body += _curve(axes, before, _BEFORE)
     body += _curve(axes, after, _AFTER)
     body += _boundary(axes, after)
     if budget is not None:
         body += _budget_line(axes, budget)
+    # After all lines, so that none covers it.
     body.append(svg.dot(axes.x(after.peak_ns), axes.y(after.peak_bytes), _AFTER))
     body += _panel(report, after, before)
     return svg.document(_WIDTH, _HEIGHT, body)
@@ -119,7 +123,8 @@ def _curve(axes: _Axes, curve: MemoryCurve, color: str) -> list[str]:
 
 
 def _boundary(axes: _Axes, curve: MemoryCurve) -> list[str]:
-    """Where the backward starts."""
+    """The line at which the backward starts."""
+    # Of the plan's curve: without a budget the backward may start elsewhere.
     x = axes.x(curve.boundary_ns)
     return [
         svg.line(x, _TOP, x, _BOTTOM, svg.FAINT, dash="3 3"),
@@ -137,7 +142,7 @@ def _budget_line(axes: _Axes, budget_bytes: int) -> list[str]:
 
 
 def _panel(report: PlanReport, after: MemoryCurve, before: MemoryCurve | None) -> list[str]:
-    """The legend, and what is alive at the peak with the lines that made it."""
+    """The legend, and the storages alive at the peak with the source lines that made them."""
     rows = [(_AFTER, "with this plan", after.peak_bytes)]
     if before is not None:
         rows.insert(0, (_BEFORE, "without a budget", before.peak_bytes))
@@ -167,9 +172,11 @@ def _live_rows(live: Sequence[LiveStorage], y: float) -> list[str]:
         parts.append(svg.rectangle(_PANEL, y - 13, width, 29, _AFTER, 0.13))
         parts.append(svg.text(_PANEL + 6, y, svg.cut(f"{one.storage} ({one.kind.value})", 36), size=11))
         parts.append(svg.text(right, y, format_bytes(one.size_bytes), anchor="end", size=11))
+        # Either may be unknown.
         origin = "  ".join(part for part in (one.made_by.module, one.made_by.source) if part)
         parts.append(svg.text(_PANEL + 6, y + 12, svg.cut(origin, 52), size=10, fill=svg.FAINT))
         y += 33
+    # The panel has room for so many; the sum of the rest keeps the total right.
     rest = live[_SHOWN:]
     if rest:
         total = format_bytes(sum(one.size_bytes for one in rest))

@@ -18,6 +18,7 @@ def add_report(report: PlanReport) -> None:
     """
     with _lock:
         _reports[report.graph_name] = report
+        # A dictionary keeps the order of insertion, so its first key is the oldest graph.
         while len(_reports) > _KEPT:
             del _reports[next(iter(_reports))]
 

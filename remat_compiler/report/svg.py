@@ -28,7 +28,7 @@ def text(
 
 
 def line(x1: float, y1: float, x2: float, y2: float, color: str, *, dash: str = "", width: float = 1.0) -> str:
-    """A straight line, dashed where `dash` gives lengths of strokes and gaps."""
+    """A straight line, dashed if `dash` gives lengths of strokes and gaps."""
     dashes = f' stroke-dasharray="{dash}"' if dash else ""
     return (
         f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{color}" '
@@ -58,7 +58,7 @@ def shape(path: str, *, fill: str = "none", opacity: float = 1.0, stroke: str = 
 
 
 def cut(words: str, length: int) -> str:
-    """`words`, the start left out where they are too long: the end of a path says more than its start."""
+    """The end of `words` if they are longer than `length`: the end of a path says more than its start."""
     return words if len(words) <= length else f"…{words[1 - length :]}"
 
 

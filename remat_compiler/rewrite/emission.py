@@ -1,7 +1,7 @@
-"""A forward and a backward graph while they are written, node by node.
+"""A forward and a backward graph under construction, node by node.
 
-What the backward reads of the forward crosses: it becomes a placeholder of the backward with the same name.  So names
-are unique over both graphs.
+A value of the forward that the backward reads *crosses*: it becomes a placeholder of the backward with the same name.
+So names are unique over both graphs.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ class Emission:
         return self._graph is self.backward
 
     def enter_backward(self) -> None:
-        """The forward is complete; attributes of the module are at hand in both."""
+        """Continue with the backward, in which attributes of the module are available, too."""
         self._graph = self.backward
+        # Both modules hold these constants, so they are read again rather than saved.
         for node in self.forward.find_nodes(op="get_attr"):
             again = self.backward.create_node(node.op, node.target, name=node.name)
             again.meta = dict(node.meta)
@@ -56,17 +57,20 @@ class Emission:
         op: str = "call_function",
         type_expr: Any = None,
     ) -> fx.Node:
-        """A new node; its arguments come from `here`, its name gets a number where it is taken."""
+        """A new node; its arguments come from `here`, and its name gets a number if it is taken."""
         new = self._graph.create_node(op, target, args, kwargs, self._unique(name), type_expr)
         new.meta = dict(meta)
         return new
 
     def here(self, node: fx.Node) -> fx.Node:
         """`node` as the graph that is being written reads it."""
+        # A value of the same graph is read directly.
         if node.graph is self._graph:
             return node
+        # Constants never cross; see `enter_backward`.
         if node.op == "get_attr":
             return self._attributes[node]
+        # The first read makes the value a saved one; every later read shares the placeholder.
         known = self.crossing.get(node)
         if known is None:
             known = self.crossing[node] = self.backward.placeholder(node.name)
@@ -75,6 +79,7 @@ class Emission:
 
     def _unique(self, name: str) -> str:
         candidate = name
+        # The last number of each name is remembered, or a value recomputed n times would try n names each time.
         while candidate in self._names:
             self._suffixes[name] = self._suffixes.get(name, 0) + 1
             candidate = f"{name}_{self._suffixes[name]}"

@@ -3,8 +3,8 @@
 The plan is written out step by step: every step becomes the nodes of its operator, a repeated step becomes clones,
 in the plan's order, in the forward graph up to the boundary and in the backward graph from there on.
 
-What is inlined (views, and pointwise producers under Inductor) is emitted with its reader, never saved
-on its own: a view made in the forward is made again in the backward from the saved root, and a pointwise
+Inlined nodes (views, and pointwise producers under Inductor) are emitted with their reader, never saved
+on their own: a view of the forward is recomputed in the backward from the saved root, and a pointwise
 producer is cloned for each fused loop of the backward, so that Inductor has no reason to keep it.
 """
 
@@ -20,6 +20,7 @@ from torch import fx
 from remat_compiler import torch_compat
 from remat_compiler.capture.graph import CapturedGraph
 from remat_compiler.capture.operators import NodeClass, has_tensor, is_pooling, node_class
+from remat_compiler.errors import Unplannable
 from remat_compiler.ir.plan import Plan
 from remat_compiler.rewrite.emission import Emission, finished
 from remat_compiler.rewrite.replay import ReplayedRandom
@@ -34,7 +35,15 @@ class LoweredPlan:
 
 
 def lower(captured: CapturedGraph, plan: Plan) -> LoweredPlan:
-    """Graph modules that execute `plan`, which must have passed `verify`."""
+    """Graph modules that execute `plan`, which must have passed `verify`.
+
+    Raises:
+        Unplannable: The plan moves values off the device: nothing here emits their copies, without which its peak
+            would not hold.
+    """
+    if plan.transfers:
+        first = captured.graph.storages[plan.transfers[0].storage].name
+        raise Unplannable(f"the plan moves {first} off the device, which no rewriting pass does")
     return _Lowering(captured, plan).run()
 
 
@@ -59,17 +68,20 @@ class _Lowering:
     def run(self) -> LoweredPlan:
         joint = self.captured.joint
         inputs = [n for n in joint.graph.nodes if n.op in ("placeholder", "get_attr")]
+        # Forward: the plan up to the boundary, then the outputs that the caller gets.
         self._emit_inputs(n for n in inputs if not _only_for_backward(n))
         fwd_outputs, bwd_outputs = torch_compat.joint_outputs(joint, self.captured.num_fwd_outputs)
         for op_id in self.plan.steps[: self.plan.boundary]:
             self._emit_op(op_id)
         new_fwd = [self._emit_output(o) for o in fwd_outputs]
         self.out.enter_backward()
+        # Views and inlined values are recomputed from what is saved, never saved themselves.
         self.inlined.clear()
         self._emit_inputs(n for n in inputs if _only_for_backward(n))
         for op_id in self.plan.steps[self.plan.boundary :]:
             self._emit_op(op_id)
         new_bwd = [self._emit_output(o) for o in bwd_outputs]
+        # AOTAutograd saves sizes apart from tensors.
         symbols = frozenset(n for n in self.out.forward.nodes if not has_tensor(n))
         return LoweredPlan(*finished(self.out, joint, symbols, (new_fwd, new_bwd)))
 
@@ -81,9 +93,11 @@ class _Lowering:
     def _emit_op(self, op_id: int) -> None:
         """Emit one execution of the operator."""
         nodes, main, storage = self.captured.nodes[op_id], self.captured.main[op_id], self.captured.storage
+        # Results with memory of their own: a repetition makes a new instance of each.
         owned = {main, *(n for n in nodes if n in storage)}
         local: dict[fx.Node, fx.Node] = {}
         for node in nodes:
+            # Inlined producers and items of a random operator are deterministic.
             if node is main and self.random.replays(op_id):
                 execution = self.emitted.get(node, 0)
                 local[node] = self.random.emit(op_id, node, self._lookup(local), execution, self._name(node))
@@ -95,17 +109,19 @@ class _Lowering:
             else:
                 local[node] = self._emit_inlined(node, local)
         for node in owned:
+            # A read of a kept storage means its first instance, so a repetition does not replace it.
             if storage.get(node) not in self.kept or node not in self.current:
                 self.current[node] = local[node]
-        if self.symbols:
+        if self.symbols:  # none in graphs of fixed sizes
             for node in nodes:
                 self._emit_ready_symbols(node)
+        # No fused loop spans a kernel, so the next loop needs clones of its own.
         if self.out.in_backward and self.captured.fused and node_class(main) is NodeClass.KERNEL:
             self.inlined.clear()
 
     def _stored(self, node: fx.Node) -> fx.Node:
         """`node` as a value that Inductor writes to memory where it stands."""
-        target, args = torch_compat.stored(node)
+        target, args = torch_compat.materialise(node)
         if target is None:
             return node
         return self.out.node(target, args, {}, name="store", meta=node.meta)
@@ -113,6 +129,7 @@ class _Lowering:
     def _emit_inlined(self, node: fx.Node, local: dict[fx.Node, fx.Node]) -> fx.Node:
         """Emit a view or an inlined pointwise node once for each set of arguments within a fused region."""
         look_up = self._lookup(local)
+        # With the arguments: a view of a recomputed root is another view.
         key = (node, tuple(map(look_up, node.all_input_nodes)))
         known = self.inlined.get(key)
         if known is None:
@@ -120,7 +137,7 @@ class _Lowering:
         return known
 
     def _emit_output(self, output: Any) -> Any:
-        """Value of a joint output, its views made from its root."""
+        """Value of a joint output, with its views computed from its root."""
         if not isinstance(output, fx.Node):
             return output
         local: dict[fx.Node, fx.Node] = {}
@@ -141,7 +158,8 @@ class _Lowering:
         return sorted(chain)
 
     def _sources_of_symbols(self) -> tuple[dict[fx.Node, set[fx.Node]], dict[fx.Node, list[fx.Node]]]:
-        """What each number is computed from, whatever is inlined in between, and the numbers that come of each."""
+        """For each number the nodes that it is computed from, without inlined ones, and for each node those numbers."""
+        # Nodes with an instance of their own; everything else is inlined between them and the symbol.
         standing = {*self.captured.main, *self.captured.storage, *self.symbols}
         sources: dict[fx.Node, set[fx.Node]] = {}
         computed: dict[fx.Node, list[fx.Node]] = {}
@@ -157,15 +175,16 @@ class _Lowering:
                 else:
                     stack.extend(node.all_input_nodes)
             sources[symbol] = found
-            for node in sorted(found):
+            for node in sorted(found):  # in graph order, the same in every process
                 computed.setdefault(node, []).append(symbol)
         return sources, computed
 
     def _emit_ready_symbols(self, node: fx.Node) -> None:
-        """Emit computations of numbers as soon as their sources stand; they are never repeated."""
+        """Emit computations of numbers as soon as their sources are emitted; they are never repeated."""
         stack = list(self.computed.get(node, ()))
         while stack:
             symbol = stack.pop()
+            # A symbol with several sources is reached from each, and emitted with the last of them.
             if symbol not in self.current and all(source in self.current for source in self.sources[symbol]):
                 local: dict[fx.Node, fx.Node] = {}
                 for argument in symbol.all_input_nodes:
@@ -173,19 +192,21 @@ class _Lowering:
                         if inlined not in local:
                             local[inlined] = self._emit_inlined(inlined, local)
                 self.current[symbol] = self._copy(symbol, local)
+                # Numbers are computed from numbers.
                 stack.extend(self.computed.get(symbol, ()))
 
     def _lookup(self, local: dict[fx.Node, fx.Node]) -> Callable[[fx.Node], fx.Node]:
-        """What a node of the joint graph is now, in the graph that is being written."""
-        return lambda a: local[a] if a in local else self._value_of(a)
+        """The function that maps a node of the joint graph to its latest copy in the graph that is being written."""
+        return lambda a: local[a] if a in local else self._value_of(a)  # the operator's own copies first
 
     def _value_of(self, node: fx.Node) -> fx.Node:
-        """The latest instance of a node; the backward computes fractions of sizes anew.
+        """The latest instance of a node; the backward recomputes fractional numbers (`SymFloat`).
 
-        Inductor's cache takes no graph that has such a number among its inputs.
+        Inductor's cache rejects a graph that has such a number among its inputs.
         """
         if not self.out.in_backward or not isinstance(node.meta.get("val"), torch.SymFloat):
             return self.out.here(self.current[node])
+        # One copy in the backward serves all of its readers.
         if node not in self.fractions:
             self.fractions[node] = self._copy(node, {})
         return self.fractions[node]
@@ -193,6 +214,7 @@ class _Lowering:
     def _name(self, node: fx.Node) -> str:
         """Name of the next copy of `node`; from the second copy on it has the recompute suffix."""
         count = self.emitted.get(node, 0)
+        # The suffix marks repetitions; reports of the graphs look for it.
         if count == 0:
             return node.name
         return f"{node.name}{torch_compat.RECOMPUTE_SUFFIX}{'' if count == 1 else f'_{count}'}"
@@ -206,15 +228,15 @@ class _Lowering:
 
 
 def _only_for_backward(node: fx.Node) -> bool:
-    """Whether an input of the joint graph is one of the backward alone."""
+    """Whether an input of the joint graph is an input of the backward alone."""
     return torch_compat.is_tangent(node) or torch_compat.is_backward_seed_offset(node)
 
 
 def _to_be_stored(captured: CapturedGraph) -> set[int]:
     """Loops whose results Inductor would inline into their readers, or write later than the plan says.
 
-    It writes a pointwise value where the first kernel that reads it stands, or at the end of the graph for an
-    output, and holds until then what the value is computed from; and it may make it a part of the memory of a
+    Inductor writes a pointwise value just before the first kernel that reads it, or at the end of the graph for an
+    output, and keeps the value's arguments alive until then.  It may also place the value in the memory of a
     concatenation that reads it.
     """
     if not captured.fused:

@@ -26,6 +26,7 @@ class ReplayedRandom:
     def __init__(self, captured: CapturedGraph, plan: Plan, out: Emission) -> None:
         executions = Counter(plan.steps)
         ops = captured.graph.ops
+        # An operator that runs once stays as it is: saving a state costs memory.
         self._repeated = {op.id for op in ops if op.replay is not None and executions[op.id] > 1}
         self._state: dict[int, fx.Node] = {}
         self._out = out
@@ -37,9 +38,10 @@ class ReplayedRandom:
     def emit(
         self, op_id: int, node: fx.Node, look_up: Callable[[fx.Node], fx.Node], execution: int, name: str
     ) -> fx.Node:
-        """Emit one execution; the node returned holds what `node` would hold."""
+        """Emit one execution; the node that is returned has the value of `node`."""
         args, kwargs = fx.map_arg((node.args, node.kwargs), look_up)
         new = self._out.node
+        # A repetition in the backward makes the state cross, like any value that it reads.
         if execution > 0:
             target = torch_compat.run_with_rng_state()
             state = self._out.here(self._state[op_id])
@@ -54,4 +56,5 @@ class ReplayedRandom:
         )
         meta = {**node.meta, "val": state_value}
         self._state[op_id] = new(operator.getitem, (both, 0), {}, name=f"{name}_rng_state", meta=meta)
+        # Under the operator's own name, so that readers see no difference.
         return new(operator.getitem, (both, 1), {}, name=name, meta=node.meta)

@@ -8,9 +8,9 @@ While an operator runs, its reads, its results and its workspace are alive toget
 After the last step everything that is kept is alive together, which is a second bound.  No order of the
 backward and no recomputation changes either.  The largest of them is the largest working set.
 
-That is the floor of what plans are judged by.  A step may be measured below it: a caller may drop outputs before the
-backward, and a tangent that autograd itself made (zeros, for an output that no loss reads) is freed at its last use.
-Without `held`, outputs count only where an operator writes or reads them, and tangents where one reads them.
+This is the floor of the peak by which plans are judged.  A step may be measured below it: a caller may drop outputs
+before the backward, and a tangent that autograd itself made (zeros, for an output that no loss reads) is freed at its
+last use.  Without `held`, outputs count only while an operator writes or reads them, and tangents while one reads them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Floor:
 
     Attributes:
         peak_bytes: A lower bound of the peak of every valid plan.
-        op: The operator that forces it; `None` where the kept storages do by themselves.
+        op: The operator that forces it; `None` if the kept storages alone do.
     """
 
     peak_bytes: int
@@ -45,19 +45,23 @@ def peak_floor(graph: TrainingGraph, costs: CostTable, *, held: bool = True) -> 
         held: Whether the caller holds all outputs and tangents while the backward runs, as the simulator has it.
     """
     kept = [s.id for s in graph.storages if s.kept and (held or s.kind is StorageKind.GRADIENT)]
+    # Sets of kept storages are bit masks: a deep graph has as many of them as operators, and a union is one operation.
     bit_of = {storage: 1 << i for i, storage in enumerate(kept)}
     tangents = [s for s in graph.storages if held and s.kind is StorageKind.TANGENT]
     apart, tangent_bytes = {s.id for s in tangents}, sum(s.size_bytes for s in tangents)
     forward_outputs = sum(bit_of.get(s, 0) for op in graph.ops if op.phase is Phase.FORWARD for s in op.writes)
     held_bytes = _weights(_held(graph, bit_of, forward_outputs), [graph.storages[s].size_bytes for s in kept])
     end_bytes = tangent_bytes + sum(graph.storages[s].size_bytes for s in kept)
+    # After the last step all that the caller holds is alive together.
     floor = Floor(end_bytes, None)
     for op in graph.ops:
-        # Kept storages and tangents are in what is held; residents never count.
+        # Kept storages and tangents are added below with the held bytes; residents never count.
         own = {s for s in (*op.reads, *op.writes) if s not in bit_of and not graph.storages[s].resident}
         size = sum(graph.storages[s].size_bytes for s in own if s not in apart)
         size += held_bytes[op.id] + costs.workspace_bytes[op.id]
+        # Tangents exist from the boundary on; a tangent-free operator may run before it.
         size += tangent_bytes if op.phase is Phase.BACKWARD else 0
+        # Strictly larger, so that ties go to the first operator.
         if size > floor.peak_bytes:
             floor = Floor(size, op.id)
     return floor
@@ -68,12 +72,14 @@ def _held(graph: TrainingGraph, bit_of: dict[StorageId, int], forward_outputs: i
     made_by = graph.producers()
     held: list[int] = []
     for op in graph.ops:
+        # In the backward the caller holds all outputs of the forward, whatever the operator depends on.
         mask = forward_outputs if op.phase is Phase.BACKWARD else 0
         for storage in op.writes:
             mask |= bit_of.get(storage, 0)
         for storage in op.reads:
             producer = made_by[storage]
             if producer is not None:
+                # Everything held while the producer ran is held now, too: first instances of kept storages live on.
                 mask |= held[producer] | bit_of.get(storage, 0)
         held.append(mask)
     return held
@@ -83,7 +89,7 @@ def _weights(masks: list[int], sizes: list[int]) -> list[int]:
     """Sum of `sizes` over the bits of each mask."""
     if not sizes or not masks:
         return [0] * len(masks)
-    width = (len(sizes) + 7) // 8
+    width = (len(sizes) + 7) // 8  # bytes of one mask, the last one padded
     weights = np.array([*sizes, *[0] * (width * 8 - len(sizes))], np.int64)
     packed = np.frombuffer(b"".join(mask.to_bytes(width, "little") for mask in masks), np.uint8)
     totals: list[int] = []

@@ -1,8 +1,8 @@
-"""What the other graphs of a step take between the forward and the backward of one, as an operator.
+"""The other graphs of a step, which run between the forward and the backward of one graph, as an operator of it.
 
-Every planner heeds it without knowing of it:
+Every planner makes room for it without knowing what it is:
 
-    f0 f1 f2 │ interlude b2 b1 b0       the interlude needs `between_bytes` beside all that the forward saved
+    f0 f1 f2 │ interlude b2 b1 b0       the interlude needs `between_bytes` on top of all that the forward saved
 
 It reads and makes nothing that counts, stands before everything that reads a tangent, and runs once.  A plan of the
 problem with the interlude, less that step, is a plan of the problem without it.
@@ -24,7 +24,7 @@ NAME = "interlude"
 def planned_around(
     problem: RematProblem, between_bytes: int, plan_with: Callable[[RematProblem], PlanResult]
 ) -> PlanResult:
-    """The plan of `problem` that leaves room for `between_bytes` beside what the forward saves; 0 for no interlude.
+    """The plan of `problem` that leaves `between_bytes` free on top of the forward's saved values; 0 for no interlude.
 
     The status says whether both fit the budget; the peak is that of the plan alone.
     """
@@ -33,6 +33,7 @@ def planned_around(
     beside_bytes = max(between_bytes - tangent_bytes, 0)
     if not beside_bytes:
         return plan_with(problem)
+    # At the first operator of the backward: everything before it may run in the forward.
     position = next((op.id for op in problem.graph.ops if op.phase is Phase.BACKWARD), len(problem.graph.ops))
     result = plan_with(with_interlude(problem, OpId(position), beside_bytes))
     if result.plan is None:
@@ -40,7 +41,8 @@ def planned_around(
     plan = without_interlude(result.plan, OpId(position))
     timeline = simulate(problem.graph, problem.costs, plan)
     if _saves_forbidden(problem.graph, timeline):
-        # What was made again ahead of the interlude may not be kept over it: it stays in the backward.
+        # A value that may not be saved was recomputed before the interlude: its recomputation stays in the backward.
+        # The interlude stood after that boundary, so taking it out does not move the boundary.
         plan = replace(plan, boundary=result.plan.boundary)
         timeline = simulate(problem.graph, problem.costs, plan)
     return replace(
@@ -49,12 +51,13 @@ def planned_around(
 
 
 def with_interlude(problem: RematProblem, position: OpId, beside_bytes: int) -> RematProblem:
-    """`problem` with an interlude of `beside_bytes` as operator `position`, which no operator of a forward follows."""
+    """`problem` with an interlude of `beside_bytes` as operator `position`; no forward operator may follow it."""
     graph, costs = problem.graph, problem.costs
     begun = StorageId(len(graph.storages))
     tangents = {s.id for s in graph.storages if s.kind is StorageKind.TANGENT}
 
     def moved(op: Op) -> Op:
+        # Tangents arrive when the other graphs are done, so all that reads one must follow the interlude.
         waits = not tangents.isdisjoint(op.reads)
         return replace(op, id=OpId(op.id + (op.id >= position)), reads=(*op.reads, begun) if waits else op.reads)
 
@@ -78,14 +81,25 @@ def with_interlude(problem: RematProblem, position: OpId, beside_bytes: int) -> 
             (*costs.workspace_bytes[:position], beside_bytes, *costs.workspace_bytes[position:]),
             (*costs.provenance[:position], NAME, *costs.provenance[position:]),
         ),
+        # The ids of the reference plan mean other operators in this graph.
         reference=None,
     )
 
 
 def without_interlude(plan: Plan, position: OpId) -> Plan:
-    """The plan of the problem without its interlude, where the backward begins with what followed it."""
+    """`plan` without its interlude; the backward begins with the step that followed it."""
     steps = tuple(OpId(op - (op > position)) for op in plan.steps if op != position)
-    return Plan(steps, plan.steps.index(position))
+    # The other graphs run between forward and backward, so the boundary goes where the interlude stood.
+    stood = plan.steps.index(position)
+    moved = [
+        # Places after the interlude move down by one step.
+        replace(one, out_after=one.out_after - (one.out_after > stood), back_before=one.back_before - 1)
+        if one.back_before > stood
+        else one
+        for one in plan.transfers
+    ]
+    # What was off the device during the interlude alone is on it in all other steps.
+    return Plan(steps, stood, tuple(one for one in moved if one.out_after < one.back_before))
 
 
 def _saves_forbidden(graph: TrainingGraph, timeline: MemoryTimeline) -> bool:
@@ -94,4 +108,5 @@ def _saves_forbidden(graph: TrainingGraph, timeline: MemoryTimeline) -> bool:
     lives = timeline.instances
     crossing = (lives.start < timeline.boundary) & (lives.last >= timeline.boundary)
     saved = {int(s) for s in lives.storage[crossing]}
+    # A kept storage crosses anyway, since the caller holds it.
     return any(not graph.storages[s].kept for s in forbidden & saved)

@@ -1,15 +1,15 @@
-"""The peak of a step that runs several graphs, one after another, from what is known of each by itself.
+"""The peak of a step that runs several graphs one after another, from the memory of each graph by itself.
 
     forward A   forward B   backward B   backward A
     ─────────   held A ──────────────►
                             left by B ───────────►
 
-While a graph runs, what the others hold is alive beside it: saved values and outputs of those whose backward is still
+While a graph runs, memory of the other graphs is alive too: saved values and outputs of those whose backward is still
 to come, gradients and outputs of those whose backward is over.  What graphs hand to each other counts once: an output
-is an input, so resident, to the graph behind; the gradient of that input is the tangent of the graph in front.
+of one graph is an input, so resident, to the next graph; the gradient of that input is a tangent of the first graph.
 
-What happens between the graphs is not known, nor when the caller lets go of an output, so this is an upper bound of
-the graphs' own part.
+Neither the operators between the graphs nor the moment at which the caller releases an output is known, so this is an
+upper bound of the graphs' own part.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class GraphMemory:
         held_bytes: Bytes alive between its forward and its backward: saved values and outputs.
         backward_bytes: Most bytes alive while its backward runs, tangents included.
         left_bytes: Bytes alive after its backward: gradients and outputs.
-        output_bytes: Those of the outputs, as far as they are known apart.
+        output_bytes: Bytes of the outputs, if they are known apart from the rest; else 0.
     """
 
     forward_bytes: int
@@ -53,10 +53,10 @@ class Passed:
 
     Attributes:
         size_bytes: Its bytes.
-        to: The call whose output that input is, for which the gradient is a tangent; `None` where no graph made it.
+        to: The call whose output that input is, for which the gradient is a tangent; `None` if no graph made the input.
         argument: Position of that input among the arguments of the call.
-        value: Where no graph made it, the number of that value in the step: calls with the same one add up its
-            gradient, which is alive until the last of them has run backward.
+        value: If no graph made the input, its number in the step: calls that read the same value add up its gradient,
+            which is alive until the last of them has run backward.
     """
 
     size_bytes: int
@@ -72,7 +72,7 @@ class Call:
     Attributes:
         graph: Which graph; the same one may be called several times.
         passed: Gradients that its backward hands back.
-        leaves: Which of the sets of parameters that the graph is called with; the same ones have their gradients once.
+        leaves: Number of the set of parameters that the call uses; calls with the same set share its gradients.
     """
 
     graph: int
@@ -81,14 +81,14 @@ class Call:
 
 
 class Turn(str, Enum):
-    """What happens to a call."""
+    """An event in the life of a call."""
 
     FORWARD = "forward"
     BACKWARD = "backward"
     KEPT = "kept"
     """A backward after which the graph is kept for another one."""
     DROPPED = "dropped"
-    """Its outputs are let go without a backward."""
+    """Its outputs are released without a backward."""
 
 
 def whole_step_peak(graphs: Sequence[GraphMemory], calls: Sequence[Call], turns: Sequence[tuple[Turn, int]]) -> int:
@@ -97,8 +97,8 @@ def whole_step_peak(graphs: Sequence[GraphMemory], calls: Sequence[Call], turns:
     Args:
         graphs: The graphs.
         calls: The calls in order.
-        turns: What happens, and to which call; what is not dropped and has no backward here runs it at the end, the
-            last call first.
+        turns: What happens, and to which call, in order.  Calls that are neither dropped nor run backward here run
+            their backward at the end, the last call first.
     """
     return max((beside + own for _, beside, own in _runs(graphs, calls, turns)), default=0)
 
@@ -106,7 +106,7 @@ def whole_step_peak(graphs: Sequence[GraphMemory], calls: Sequence[Call], turns:
 def beside_bytes(
     graphs: Sequence[GraphMemory], calls: Sequence[Call], turns: Sequence[tuple[Turn, int]]
 ) -> tuple[int, ...]:
-    """Most bytes that the others hold while each graph runs; arguments as for `whole_step_peak`."""
+    """For each graph, the most bytes that the other graphs hold while it runs; arguments as for `whole_step_peak`."""
     most = [0] * len(graphs)
     for graph, beside, _ in _runs(graphs, calls, turns):
         most[graph] = max(most[graph], beside)
@@ -116,14 +116,15 @@ def beside_bytes(
 def _runs(
     graphs: Sequence[GraphMemory], calls: Sequence[Call], turns: Sequence[tuple[Turn, int]]
 ) -> Iterator[tuple[int, int, int]]:
-    """For each run of a graph which one it is, the bytes that others hold meanwhile, and those that it takes itself."""
+    """For each run: the graph, the bytes that the others hold meanwhile, and the bytes that the graph itself takes."""
     held: dict[int, int] = {}
     outputs: dict[int, int] = {}
     left: dict[tuple[int, int], int] = {}
     waiting: list[Passed] = []
+    # Until it is known otherwise, every call runs its backward, the last call first.
     for turn, call in (*turns, *_missing_backwards(calls, turns)):
         graph, memory, key = calls[call].graph, graphs[calls[call].graph], (calls[call].graph, calls[call].leaves)
-        before = held.pop(call, 0)
+        before = held.pop(call, 0)  # a run counts its own saved values itself
         # The caller may hold the outputs for as long as the step goes on.
         shown = outputs.pop(call, 0)
         # Gradients that this call waits for are among its tangents; those that it adds to are not.
@@ -131,17 +132,21 @@ def _runs(
         sums = sum(held.values()), sum(outputs.values()), sum(left.values())
         beside = sum(sums) + sum(passed.size_bytes for passed in waiting)
         if turn is Turn.FORWARD:
+            # The saved values are this call's own while it runs; they count against the others only afterwards.
             yield graph, beside, memory.forward_bytes
             held[call] = memory.held_bytes
         elif turn is Turn.DROPPED:
             outputs[call] = shown
         else:
-            # What is kept for another backward is not freed on the way.
+            # Values kept for another backward are not freed on the way.
             kept = before if turn is Turn.KEPT else 0
             yield graph, beside, memory.backward_bytes + kept
             passed_bytes = sum(passed.size_bytes for passed in calls[call].passed)
+            # Outputs and passed gradients are counted on their own: neither ends with the gradients of the parameters.
             gradients = max(memory.left_bytes - memory.output_bytes - passed_bytes, 0)
+            # Calls with the same parameters add to one set of gradients, so it counts once.
             left[key] = max(left.get(key, 0), gradients)
+            # A gradient that no held call awaits goes to operators outside the graphs, which this bound leaves out.
             waiting += [passed for passed in calls[call].passed if _is_awaited(passed, calls, held)]
             if kept:
                 held[call] = kept
@@ -150,14 +155,15 @@ def _runs(
 
 
 def _is_awaited(passed: Passed, calls: Sequence[Call], held: Collection[int]) -> bool:
-    """Whether one of the calls that are held needs a gradient, or adds its own to it."""
+    """Whether one of the `held` calls still needs the gradient `passed`, or adds its own to it."""
+    # The gradient of another call's output waits for that call's backward alone.
     if passed.to is not None:
         return passed.to in held
     return any(other.to is None and other.value == passed.value >= 0 for call in held for other in calls[call].passed)
 
 
 def handed_on(calls: Sequence[Call], turns: Sequence[tuple[Turn, int]]) -> dict[int, tuple[Passed, ...]]:
-    """By graph, the gradients that its backward hands to what runs next, in all of its calls, so that none waits.
+    """For each graph, the gradients that the next backward takes over at once in all of its calls, so that none waits.
 
     Args:
         calls: The calls in order.
@@ -175,6 +181,7 @@ def handed_on(calls: Sequence[Call], turns: Sequence[tuple[Turn, int]]) -> dict[
             if passed.to == following.get(i)
             or (passed.to is None and not _is_awaited(passed, calls, behind.get(i, ())))
         ]
+        # One graph has one answer for all of its calls: an argument counts only if no call's gradient has to wait.
         arguments = {passed.argument for passed in at_once}
         before = found.get(call.graph)
         kept = at_once if before is None else [passed for passed in before if passed.argument in arguments]
@@ -183,12 +190,13 @@ def handed_on(calls: Sequence[Call], turns: Sequence[tuple[Turn, int]]) -> dict[
 
 
 def _missing_backwards(calls: Sequence[Call], turns: Sequence[tuple[Turn, int]]) -> list[tuple[Turn, int]]:
+    # A kept graph may run backward again, but needs no backward added for it.
     ended = {call for turn, call in turns if turn is not Turn.FORWARD}
     return [(Turn.BACKWARD, call) for call in reversed(range(len(calls))) if call not in ended]
 
 
 def memory_of(graph: TrainingGraph, timeline: MemoryTimeline) -> GraphMemory:
-    """What the simulator says of one graph."""
+    """Memory of one graph as simulated in `timeline`."""
     live, boundary = timeline.live_bytes, timeline.boundary
     return GraphMemory(
         forward_bytes=int(live[:boundary].max(initial=0)),

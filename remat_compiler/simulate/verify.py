@@ -1,53 +1,21 @@
-"""A deliberately naive checker of plans; it shares no code with the simulator or any planner.
+"""A deliberately naive checker of plans; it shares no code with the simulator or any planner.  See `rules`.
 
 It executes the plan over dictionaries, one step at a time, and reports the first rule that each step
 breaks.  It runs on every plan before the plan is applied.
 
 Operators with effects (all that have a trait) keep the order and the number that the program gives them: each runs,
-and for the first time behind those of its phase that the graph has before it.  A repetition is no effect where it
-replays a random state; all others are refused.  Tangent-free operators may stand in either part of the plan, so only
-their number is checked; capture makes none of them random or mutating.
+and its first execution comes after those of its phase that precede it in the graph.  A repetition that replays a
+random state is no effect; all other repetitions are refused.  Tangent-free operators may stand in either part of the
+plan, so only their number is checked; capture makes none of them random or mutating.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import Enum
-
 from remat_compiler.ir.graph import KEPT_KINDS, RESIDENT_KINDS, Op, Phase, SavePolicy, StorageKind, Trait
 from remat_compiler.ir.plan import Plan
 from remat_compiler.ir.problem import RematProblem
-
-
-class Rule(str, Enum):
-    """What a plan may break."""
-
-    UNKNOWN_OP = "a step names an operator that the graph does not have"
-    BOUNDARY = "the boundary lies outside the plan"
-    PHASE = "an operator that depends on tangents stands in the forward"
-    FORWARD_MISSING = "an operator that the forward outputs need does not run in the forward"
-    NOT_MADE = "a step reads a storage that no earlier step made"
-    RECOMPUTE = "an operator that may not be recomputed runs twice"
-    MUST_SAVE = "an operator whose results must be saved runs twice"
-    EFFECT_ORDER = "an operator with effects runs behind one that the program runs later"
-    EFFECT_MISSING = "an operator with effects never runs"
-    CHANGED = "an operator reads memory on the other side of one that changes it"
-    MISSING_OUTPUT = "a gradient or output is never made"
-    SAVED = "a storage crosses the boundary although it must not be saved"
-    BUDGET = "the peak exceeds the budget"
-    CLAIM = "the claimed peak differs from the true one"
-
-
-@dataclass(frozen=True, slots=True)
-class Violation:
-    """One broken rule: which, at which step, and what was found."""
-
-    rule: Rule
-    step: int
-    detail: str
-
-    def __str__(self) -> str:
-        return f"step {self.step}: {self.rule.value} ({self.detail})"
+from remat_compiler.simulate.rules import Rule, Violation
+from remat_compiler.simulate.verify_transfers import check_transfers
 
 
 def verify(problem: RematProblem, plan: Plan, claimed_peak_bytes: int | None = None) -> list[Violation]:
@@ -58,7 +26,8 @@ def verify(problem: RematProblem, plan: Plan, claimed_peak_bytes: int | None = N
         plan: The answer.
         claimed_peak_bytes: The peak that a planner or the simulator gave; checked to the byte.
     """
-    found = _check_structure(problem, plan)
+    # The replay indexes by the plan's ids and steps, so those must be sound before any byte is counted.
+    found = _check_structure(problem, plan) or check_transfers(problem.graph, plan)
     if found:
         return found
     peak, step, saved = _replay(problem, plan)
@@ -70,23 +39,24 @@ def verify(problem: RematProblem, plan: Plan, claimed_peak_bytes: int | None = N
 
 
 def _check_policies(problem: RematProblem, plan: Plan, saved: set[int]) -> list[Violation]:
-    """What the user's checkpoints demand: `saved` are the storages alive across the boundary."""
+    """Breaches of the user's checkpoint policies; `saved` are the storages alive across the boundary."""
     found: list[Violation] = []
     executions: dict[int, list[int]] = {}
     for step, op_id in enumerate(plan.steps):
         executions.setdefault(op_id, []).append(step)
     for op in problem.graph.ops:
         if op.save_policy is SavePolicy.MUST_NOT_SAVE:
+            # A kept storage crosses in any case, because the caller holds it.
             crossing = [problem.graph.storages[storage] for storage in op.writes if storage in saved]
             found += [Violation(Rule.SAVED, plan.boundary, s.name) for s in crossing if s.kind not in KEPT_KINDS]
         if op.save_policy is SavePolicy.MUST_SAVE:
-            # What runs once is read from its first execution, and so kept from there to its last reader.
+            # The results of an operator that runs once stay alive from there to their last reader.
             found += [Violation(Rule.MUST_SAVE, step, op.name) for step in executions.get(op.id, [])[1:]]
     return found
 
 
 def _check_structure(problem: RematProblem, plan: Plan) -> list[Violation]:
-    """Everything that does not need bytes."""
+    """Breaches of all rules that do not need bytes."""
     graph = problem.graph
     found: list[Violation] = []
     if not 0 <= plan.boundary <= len(plan.steps):
@@ -94,10 +64,12 @@ def _check_structure(problem: RematProblem, plan: Plan) -> list[Violation]:
     made = {s.id for s in graph.storages if s.kind in RESIDENT_KINDS}
     done: set[int] = set()
     for step, op_id in enumerate(plan.steps):
+        # The backward starts here: tangents exist from now on, and the forward must have run completely.
         if step == plan.boundary:
             made |= {s.id for s in graph.storages if s.kind is StorageKind.TANGENT}
             found += _missing_forward(graph.ops, done, step)
         if not 0 <= op_id < len(graph.ops):
+            # The replay needs every id, so the check ends here.
             found.append(Violation(Rule.UNKNOWN_OP, step, str(op_id)))
             return found
         op = graph.ops[op_id]
@@ -110,14 +82,17 @@ def _check_structure(problem: RematProblem, plan: Plan) -> list[Violation]:
             found += _bad_repetition(op, step)
         done.add(op_id)
         made.update(op.writes)
+    # No step stands at the boundary of an empty backward, so the loop did not check it.
     if plan.boundary == len(plan.steps):
         found += _missing_forward(graph.ops, done, plan.boundary)
     for storage_info in graph.storages:
         if storage_info.kind in KEPT_KINDS and storage_info.id not in made:
             found.append(Violation(Rule.MISSING_OUTPUT, len(plan.steps), storage_info.name))
     for op in graph.ops:
+        # A missing storage gives away a missing operator; one that writes none must be looked for itself.
         if op.phase is Phase.BACKWARD and op.id not in done and not op.writes:
             found.append(Violation(Rule.MISSING_OUTPUT, len(plan.steps), op.name))
+        # In the forward FORWARD_MISSING covers these.
         if op.traits and op.phase is not Phase.FORWARD and op.id not in done:
             found.append(Violation(Rule.EFFECT_MISSING, len(plan.steps), op.name))
     return found + _check_effect_order(graph.ops, plan) + _check_changes(graph.ops, plan)
@@ -127,6 +102,7 @@ def _bad_repetition(op: Op, step: int) -> list[Violation]:
     """Why `op` may not run again at `step`."""
     if op.no_recompute:
         return [Violation(Rule.RECOMPUTE, step, f"{op.name}: {op.no_recompute}")]
+    # Checked apart from `no_recompute`, so that a capture that forgot the reason is caught as well.
     replays = op.traits == {Trait.RANDOM} and op.replay is not None
     if op.traits and not replays:
         effects = ", ".join(sorted(trait.value for trait in op.traits))
@@ -135,13 +111,15 @@ def _bad_repetition(op: Op, step: int) -> list[Violation]:
 
 
 def _check_effect_order(ops: tuple[Op, ...], plan: Plan) -> list[Violation]:
-    """First executions of operators with effects that stand behind one with a larger id, each part by itself."""
+    """First executions of operators with effects that follow one with a larger id, each phase by itself."""
     found: list[Violation] = []
     for phase in (Phase.FORWARD, Phase.BACKWARD):
         ran: set[int] = set()
+        # Ids are the order of the program: the first executions of one phase must have ascending ids.
         latest = -1
         for step, op_id in enumerate(plan.steps):
             op = ops[op_id]
+            # Only the first execution has the effect; a repetition replays a random state.
             if op.phase is not phase or not op.traits or op_id in ran:
                 continue
             if latest > op_id:
@@ -152,7 +130,7 @@ def _check_effect_order(ops: tuple[Op, ...], plan: Plan) -> list[Violation]:
 
 
 def _check_changes(ops: tuple[Op, ...], plan: Plan) -> list[Violation]:
-    """Operators that first run on the wrong side of one of their phase that changes what they read."""
+    """Operators that first run on the wrong side of an operator of the same phase that changes what they read."""
     found: list[Violation] = []
     first: dict[int, int] = {}
     for step, op_id in enumerate(plan.steps):
@@ -164,9 +142,11 @@ def _check_changes(ops: tuple[Op, ...], plan: Plan) -> list[Violation]:
     for change in ops:
         if Trait.MUTATING not in change.traits or change.id not in first:
             continue
+        # An in-place operator makes no storage: what it changes stands among its reads.
         for op in (op for storage in change.reads for op in readers[storage]):
             if op.phase is not change.phase or op.id not in first or op.id == change.id:
                 continue
+            # Ids are the order of the program, which decides whether the old or the new value is meant.
             if (op.id < change.id) != (first[op.id] < first[change.id]):
                 found.append(Violation(Rule.CHANGED, first[op.id], f"{op.name} and {change.name}"))
     return found
@@ -188,19 +168,22 @@ def _replay(problem: RematProblem, plan: Plan) -> tuple[int, int, set[int]]:
     for step, op_id in enumerate(steps):
         op = graph.ops[op_id]
         replay = [op.replay] if op.replay is not None and op_id in executed else []
+        # The first execution makes the random state, every later one reads it.
         reads.append([*op.reads, *replay])
         executed.add(op_id)
         for storage in op.writes if op.replay is None else (*op.writes, op.replay):
             first_write.setdefault(storage, step)
-    # Walk backwards: what each step is the last to need, of what it reads and makes.
+    # Walk backwards to find which of its reads and results each step is the last to need.
     needed: set[int] = set()
     last_needed: list[list[int]] = [[] for _ in steps]
     for step in range(len(steps) - 1, -1, -1):
         op = graph.ops[steps[step]]
+        # The state is made once, by the first execution.
         made: list[int] = list(op.writes)
         if op.replay is not None and first_write[op.replay] == step:
             made.append(op.replay)
         last_needed[step] = [s for s in (*reads[step], *made) if s not in needed]
+        # In this order, since the step reads before it writes: a read of what it makes means the instance before.
         needed.difference_update(made)
         needed.update(reads[step])
     return _walk_forward(problem, plan, last_needed, first_write)
@@ -223,8 +206,14 @@ def _walk_forward(
     peak, peak_step = 0, 0
     for step, op_id in enumerate(plan.steps):
         if step == plan.boundary:
-            saved = alive | held
+            saved = alive | held  # before this step makes or frees anything
+        for transfer in plan.transfers:
+            if transfer.out_after == step:
+                standing -= counted[transfer.storage]
+            elif transfer.back_before == step:
+                standing += counted[transfer.storage]
         op = graph.ops[op_id]
+        # A random state that no repetition needs is never allocated.
         made: list[int] = [s for s in op.writes if s in counted]
         replay = op.replay
         if replay is not None and first_write[replay] == step and replay not in last_needed[step]:
@@ -237,10 +226,12 @@ def _walk_forward(
         extra = tangents if step >= plan.boundary else 0
         if replay is not None and first_write[replay] < step:
             extra += counted[replay]  # the state that the generator returns to afterwards
+        # Results and workspace are allocated before anything that the step reads is freed.
         live = standing + sum(counted[s] for s in made) + extra + problem.costs.workspace_bytes[op_id]
         if live > peak:
             peak, peak_step = live, step
         for storage in made:
+            # A repeated kept storage counts for this step alone, because every read means the instance that is held.
             if storage not in alive and storage not in held:
                 standing += counted[storage]
             (held if storage in kept else alive).add(storage)

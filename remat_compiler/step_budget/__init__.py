@@ -1,1 +1,1 @@
-"""One budget for all graphs of a step: what Dynamo calls, what is learnt of the step, and how the budget is shared."""
+"""One budget for all graphs of a step: the callable for Dynamo, which graphs make up a step, and each graph's share."""

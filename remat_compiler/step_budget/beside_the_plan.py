@@ -1,9 +1,10 @@
-"""Warn where more than the planned graphs takes memory in a step, so that it may exceed its budget.
+"""Warn if memory outside the planned graphs may make a step exceed its budget.
 
-Gradients that are there before a step are resident, as parameters are; a person who accumulates them over several calls
-takes all of them for one step all the same.  What Dynamo left to eager, a recurrent layer for one, holds what its
-backward needs while the graphs behind it run.  Autograd makes the gradients of outputs that are views of inputs.  And
-what a graph without gradients makes in front of a graph break is an input to the graphs behind it.
+There are four kinds.  Gradients from before a step are resident, as parameters are; yet a user who accumulates
+gradients over several calls thinks of all these calls as one step.  Operators that Dynamo left to eager, such as a
+recurrent layer, hold what their backward needs while later graphs run.  For outputs that are views of inputs, autograd
+itself makes the gradients.  And the results of a graph without gradients before a graph break are inputs, so resident,
+to the graphs after it.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from remat_compiler.units import format_bytes
 logger = logging.getLogger(__name__)
 
 LOOKS = 8
-"""Calls of each graph that are looked at; one among them finds gradients where a step is made of up to as many."""
+"""Calls of each graph to look at: gradients are found if they are accumulated over up to so many calls."""
 WORTH_TELLING = 0.1
-"""Part of a step's memory that eager work takes at least where it is told of where the budget is a fraction."""
+"""Under a budget that is a fraction: the least part of a step's memory outside the plan that is warned of."""
 
 
 _WHERE_CUT = 'TORCH_LOGS="graph_breaks" shows where the step is cut, and what to change'
@@ -39,18 +40,18 @@ _TOLD = {
     "more_at_end": "memory_budget is not kept for all of the step: at its end, where the backward of operators runs "
     "that Dynamo left to eager, gradients take %(together)s, more than the %(planned)s of the planned graphs",
 }
-"""What is said of each figure of `Outside`."""
+"""The warning for each figure of `Outside`."""
 
 
 @dataclass(slots=True, eq=False)
 class Outside:
-    """What takes memory in a step beside one planned graph, as its calls show it.
+    """Memory of a step outside one planned graph, as the calls of the graph show it.
 
     Attributes:
-        eager_bytes: What operators hold for their backward that Dynamo left to eager.
-        view_bytes: Gradients that autograd makes for inputs that outputs are views of.
-        made_bytes: Inputs that graphs without gradients made.
-        more_at_end: What the step takes at its end beyond what the graph leaves; may be below 0.
+        eager_bytes: Bytes that operators left to eager hold for their backward.
+        view_bytes: Bytes of gradients that autograd makes for inputs of which outputs are views.
+        made_bytes: Bytes of inputs that graphs without gradients made.
+        more_at_end: Bytes that the step takes at its end beyond what the graph leaves; may be below 0.
     """
 
     eager_bytes: int = 0
@@ -60,6 +61,7 @@ class Outside:
 
     def see(self, arguments: Sequence[Any], outputs: Any) -> None:
         """Take in one more call, before its backward."""
+        # Once the backward has run, autograd's nodes hold nothing any more.
         self.eager_bytes = max(self.eager_bytes, torch_compat.saved_by_eager(arguments))
         self.view_bytes = max(self.view_bytes, torch_compat.gradients_of_views(arguments, outputs))
         self.made_bytes = max(self.made_bytes, made_by_untrained(arguments))
@@ -67,7 +69,7 @@ class Outside:
 
 
 class Untrained:
-    """A compiled graph without gradients, in front of a graph break.
+    """A compiled graph without gradients that ends at a graph break.
 
     Args:
         compiled: Its compiled code.
@@ -78,12 +80,13 @@ class Untrained:
         self._looks = LOOKS
 
     def __call__(self, *arguments: Any) -> Any:
-        """Run it; note what it makes, in its first calls."""
+        """Run it; in its first calls, note the tensors that it makes."""
         outputs = self.compiled(*arguments)
         if self._looks:
             self._looks -= 1
             given = torch_compat.storages_of(arguments)
             for output in outputs:
+                # Views of inputs take no memory of their own; outputs that are no tensors have no storage to compare.
                 if not torch_compat.storages_of([output]) <= given:
                     _made[output] = None
         return outputs
@@ -91,23 +94,24 @@ class Untrained:
 
 def made_by_untrained(arguments: Sequence[Any]) -> int:
     """Bytes of the arguments that graphs without gradients made."""
+    # By identity, since one tensor may be passed twice.
     made = {id(value): value for value in arguments if isinstance(value, torch.Tensor) and value in _made}
     return sum(map(torch_compat.num_bytes, made.values()))
 
 
 _made: WeakIdKeyDictionary = WeakIdKeyDictionary()
-"""Tensors that graphs without gradients made, as long as somebody holds them."""
+"""Tensors that graphs without gradients made, for as long as they are alive."""
 
 
 @dataclass(slots=True, eq=False)
 class BesideThePlan:
-    """What takes memory beside the planned graphs of a step.
+    """The warnings about memory outside the planned graphs of a step.
 
     Attributes:
         peak_bytes: Peak of the graphs by themselves.
-        limit_bytes: What the step may take; `None` where that is no number of bytes.
-        graphs: How many graphs were planned.
-        told: What was warned of: ``"gradients"`` from before the step, and the attributes of `Outside`.
+        limit_bytes: The step's limit; `None` if it is no number of bytes.
+        graphs: Number of planned graphs.
+        told: The warnings so far: ``"gradients"`` for those from before the step, and attributes of `Outside`.
     """
 
     peak_bytes: int
@@ -118,14 +122,15 @@ class BesideThePlan:
     _looks: dict[Hashable, int] = field(default_factory=dict)
 
     def say(self, outside: Outside, left_bytes: int | None, *, of_part: bool) -> None:
-        """Warn of what is beside the graphs.
+        """Warn of memory outside the graphs.
 
         Args:
-            outside: What is there.
-            left_bytes: What the graphs leave after their backward; `None` where that is not known.
-            of_part: Whether the budget is a part of what the graphs take, and no number of bytes.
+            outside: The figures.
+            left_bytes: Bytes that the graphs leave after their backward; `None` if not known.
+            of_part: Whether the budget is a part of the graphs' peak, and no number of bytes.
         """
         more = {"eager_bytes": outside.eager_bytes, "view_bytes": outside.view_bytes, "made_bytes": outside.made_bytes}
+        # At the end the graphs hold only what they leave: all of it counts as one figure, relative to their peak.
         if left_bytes is not None:
             more["more_at_end"] = left_bytes + outside.more_at_end - self.peak_bytes
         for what, more_bytes in more.items():
@@ -141,7 +146,7 @@ class BesideThePlan:
                 logger.warning(_TOLD[what], figures)
 
     def _is_worth_telling(self, what: str, more_bytes: int, of_part: bool) -> bool:
-        """Whether these exceed the budget with the graphs, or are much of the whole where it is a part; true once."""
+        """Whether these bytes exceed the budget, or are much of the step if it is a part.  True once."""
         together, limit = self.peak_bytes + more_bytes, self.limit_bytes
         exceeds = limit is not None and together > limit
         worth = more_bytes > 0 and (exceeds or (of_part and more_bytes > WORTH_TELLING * together))
@@ -154,13 +159,14 @@ class BesideThePlan:
         """Look at a call of one of the graphs for gradients that it accumulates into, and warn of them once.
 
         Returns:
-            Whether its next calls are to be looked at, too.
+            Whether to look at its next calls, too.
         """
         if self.limit_bytes is None or "gradients" in self.told:
             return False
         looks = self._looks[graph] = self._looks.get(graph, 0) + 1
         gradients = [x.grad for x in arguments if isinstance(x, torch.Tensor) and x.is_leaf and x.grad is not None]
         there_bytes = sum(gradient.numel() * gradient.element_size() for gradient in gradients)
+        # The largest over its calls: the first one after `zero_grad` finds none.
         self._gradients[graph] = max(self._gradients.get(graph, 0), there_bytes)
         together = sum(self._gradients.values())
         if together and self.peak_bytes + together > self.limit_bytes:

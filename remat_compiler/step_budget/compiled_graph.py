@@ -1,7 +1,7 @@
-"""What Dynamo calls for a graph that is trained, and what is learnt from the calls about its step.
+"""What Dynamo calls for a graph that is trained; its calls show which graphs make up a step.
 
-The compiled code of a graph may be exchanged once a step is complete and its other graphs are known; until then it
-keeps what is needed to compile it again.
+Once a step is complete and its graphs are known, the compiled code may be exchanged for code under a shared budget.
+Until then the graph keeps what is needed to compile it again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from weakref import ref
 import torch
 
 from remat_compiler import torch_compat
-from remat_compiler.compilation.attempt import Attempt, Compile
+from remat_compiler.compilation.attempt import Attempt
+from remat_compiler.compilation.search import BudgetSearch, SearchGoal
 from remat_compiler.errors import BudgetFacts, InfeasibleBudget
 from remat_compiler.options import RematOptions, format_bytes
 from remat_compiler.partition.result import Partition
@@ -26,7 +27,7 @@ from remat_compiler.report.plan_report import StepFigures
 from remat_compiler.simulate.step_peak import GraphMemory
 from remat_compiler.step_budget.beside_the_plan import BesideThePlan, Outside
 from remat_compiler.step_budget.coordinator import StepCoordinator
-from remat_compiler.step_budget.dynamic_graph import ChangingGraph
+from remat_compiler.step_budget.dynamic_graph import DynamicGraph
 from remat_compiler.step_budget.known_steps import Place, is_among
 from remat_compiler.step_budget.step_watch import WatchedStep
 
@@ -34,38 +35,40 @@ logger = logging.getLogger(__name__)
 
 
 def follows_others(example_inputs: Sequence[Any]) -> bool:
-    """Whether other differentiable operators made an input."""
+    """Whether an input is the result of other differentiable operators."""
     return any(isinstance(x, torch.Tensor) and x.requires_grad and not x.is_leaf for x in example_inputs)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Recipe:
+class RecompileContext:
     """How a graph is compiled again after Dynamo is done with it.
 
     Attributes:
-        compile_: Compiles and checks one request.
-        search: Compiles it under the whole budget, for a graph that turns out to be alone.
-        context: What Dynamo knew of the graph.
+        search: Compiles the graph within a budget, or by one request.
+        alone: The goal of the search if the graph turns out to have the budget for itself.
+        dynamo_context: What Dynamo knew of the graph.
     """
 
-    compile_: Compile
-    search: Callable[[], tuple[Attempt, int | None]]
-    context: Callable[[], AbstractContextManager[None]]
+    search: BudgetSearch
+    alone: SearchGoal
+    dynamo_context: Callable[[], AbstractContextManager[None]]
 
 
-class PlannedGraph:
+class CompiledGraph:
     """What Dynamo calls for a graph that is trained: its compiled code, which may be exchanged after the first step.
 
     Args:
-        attempt: What was compiled.
+        attempt: The compilation.
         options: The user's options.
-        budget_bytes: The budget of the whole step in bytes, where it is known.
-        keep: Reports and stores what a graph ends with: the try, its own budget, a note for the user, its whole step.
-        recipe: How it is compiled again; `None` where it cannot be.
-        coordinator: Knows of the steps that run it.
-        example_inputs: Its inputs, as Dynamo gave them.
-        has_part: Whether it has a part of the budget until its step is known; else it was taken to be alone.
-        changing: What runs it, where its sizes change.
+        budget_bytes: The budget of the whole step in bytes; `None` if it is not known in bytes.
+        keep: Reports and stores the final state of a graph: the compilation, its own budget, a note for the user, and
+            the figures of its whole step.
+        recompile: How the graph is compiled again; `None` if it cannot be.
+        coordinator: Follows the steps of the process.
+        example_inputs: The graph's inputs, as Dynamo gave them.
+        has_part: Whether the graph has only a part of the budget until its step is known; else it was compiled as if
+            it made up the step alone.
+        changing: Runs the graph if its sizes change; `None` for fixed sizes.
     """
 
     def __init__(
@@ -74,42 +77,45 @@ class PlannedGraph:
         options: RematOptions,
         budget_bytes: int | None,
         keep: Callable[[Attempt, int | None, str, StepFigures | None], None],
-        recipe: Recipe | None,
-        coordinator: StepCoordinator[PlannedGraph],
+        recompile: RecompileContext | None,
+        coordinator: StepCoordinator[CompiledGraph],
         example_inputs: Sequence[Any],
         *,
         has_part: bool,
-        changing: ChangingGraph | None = None,
+        changing: DynamicGraph | None = None,
     ) -> None:
         self.compiled = attempt.compiled
         self.attempt: Attempt | None = attempt
         self.native = attempt.native
         self.options = options
         self.budget_bytes = budget_bytes
-        self.recipe = recipe
+        self.recompile = recompile
         self._has_part = has_part
         self.changing = changing
-        self.waits = follows_others(example_inputs)
-        self.pending: WatchedStep[PlannedGraph] | None = None
-        # The steps that it is known to be part of, and what calls of it are refused in others.
-        self.steps: list[WatchedStep[PlannedGraph]] = []
+        self.awaits_earlier_graphs = follows_others(example_inputs)
+        self.completed_step: WatchedStep[CompiledGraph] | None = None
+        # The steps that it is known to be part of, its calls in them, and its refused calls in others: both by the call
+        # before, `None` for the first one of a step.
+        self.steps: list[WatchedStep[CompiledGraph]] = []
         self.places: dict[Any, Place] = {}
         self.refusals: dict[Any, InfeasibleBudget] = {}
         self.beside: BesideThePlan | None = None
         self.outside = Outside()
-        self.aside_bytes = 0  # of outputs of earlier steps, beside which the budget was decided
+        self.aside_bytes = 0  # held by calls of earlier steps when the budget was last shared
         self.steps_without = 0
         compilation = torch_compat.frame_compilation()
         self.frame = None if compilation is None else compilation.frame
+        # torch._dynamo.reset restarts the numbers: what is known of this one may be of another function.
         if compilation is not None and compilation.earlier == 0:
             coordinator.forget(compilation.frame)
         self._keep = keep
-        # Read at each call: what the coordinator has of them stays the same objects.
+        # Short cuts for the fast path; the coordinator never replaces these objects.
         self.coordinator, self._watch, self._unsettled = coordinator, coordinator.watch, coordinator.unsettled
         self._memory: GraphMemory | None = None
         self._unbudgeted: GraphMemory | None = None
         self.warned = False
-        # Where its node is found at a glance.
+        # Which output has the node of the compiled graph for its `grad_fn`, and the class of that node; `None` until a
+        # call was searched for it.
         self._output = 0
         self._kind: type[Any] | None = None
         self._dispatch = None if changing is None else changing.dispatch
@@ -117,25 +123,30 @@ class PlannedGraph:
 
     def __call__(self, *arguments: Any) -> Any:
         """Run the forward."""
+        # The fast path, a few dictionary look-ups, is for calls of known steps while nothing is to be learnt.
         here = self._watch.here
         calls = here.open
+        # A step begins when no call is open, whatever was called last.
         place = self.places.get(here.known if calls else None)
-        if place is None or self._unsettled or len(calls) > place.most_open or self.pending is not None:
+        if place is None or self._unsettled or len(calls) > place.most_open or self.completed_step is not None:
             return self._watched(arguments)
         outputs = self.compiled(*arguments)
         here.known = place
         kind = self._kind
         node: Any = None if kind is None else outputs[self._output].grad_fn
+        # Every compiled function has a node class of its own: another variant, or exchanged code, has another one.
         if kind is None or not isinstance(node, kind):
             return self._found(arguments, outputs, place)
         note = self._dispatch and self._dispatch.latest
+        # As `follow_backward` does it.  `None`: nobody is told of the backward, the entry only disappears.
         calls[id(node)] = (ref(node), self, note, None, place.call)
         node._remat_calls = calls
         return outputs
 
     def _found(self, arguments: Sequence[Any], outputs: Any, place: Place) -> Any:
-        """Note a call of a known step whose node is not where it was."""
+        """Note a call of a known step after searching its outputs for the node of the compiled graph."""
         node = torch_compat.compiled_backward(outputs)
+        # While gradients are looked for, calls must come this way: the fast path stays off without a kind.
         looking = self._kind is None and self._looks_beside(arguments)
         if node is not None:
             direct = [i for i, value in enumerate(outputs) if getattr(value, "grad_fn", None) is node]
@@ -147,7 +158,7 @@ class PlannedGraph:
         return outputs
 
     def _looks_beside(self, arguments: Sequence[Any]) -> bool:
-        """Look for what takes memory beside the plan; whether to look again at the next call."""
+        """Look for memory that no graph plans, and warn of it; whether to look again at the next call."""
         if self.beside is None and self.memory is not None:
             self.beside = BesideThePlan(self.memory.peak_bytes, self.budget_bytes)
         if self.beside is not None:
@@ -156,31 +167,36 @@ class PlannedGraph:
         return self.beside is not None and self.beside.look(self, arguments)
 
     def _watched(self, arguments: Sequence[Any]) -> Any:
-        """Run the forward of a step that is not known, or may not be."""
+        """Run the forward in a step that is not known yet, or may turn out to be another one."""
         if torch_compat.any_fake(arguments):
             return self._run_on_fakes(arguments)
         here = self._watch.here
+        # First: calls that nobody can run backward any more must not count as open below.
         here.forget_dropped()
         self.steps_without = 0
         if self._unsettled:
+            # Before this call counts: the calls so far may turn out to be a complete step, to be decided about now.
             self.coordinator.catch_up()
             self._watch.begin()
-        if self.pending is not None:
+        if self.completed_step is not None:
             with torch_compat.compile_lock():
-                if self.pending is not None:
-                    self.coordinator.decide(self.pending)
+                # Another thread may have decided while this one waited for the lock.
+                if self.completed_step is not None:
+                    self.coordinator.decide(self.completed_step)
         place = self._place()
         if place is None:
             self._refuse_again()
         if place is not None and not self._unsettled:
+            # The decision, or the calls that were dropped, made this a known step after all.
             outputs = self.compiled(*arguments)
             here.known = place
             return self._found(arguments, outputs, place)
+        # An unknown step: it is watched in full from here, calls included that were open before.
         self.coordinator.follow(self)
         self.coordinator.catch_up()
         self._check_room(arguments)
         outputs = self.compiled(*arguments)
-        # By itself, which is the least that the step takes: whether its other graphs will be known, nobody can tell.
+        # Judged by this graph alone, the least that the step takes: its other graphs may never become known.
         if not self.steps:
             self.outside.see(arguments, outputs)
             self._looks_beside(arguments)
@@ -189,16 +205,17 @@ class PlannedGraph:
         return outputs
 
     def _place(self) -> Place | None:
-        """Where in known steps it is called now; `None` where that is in none."""
+        """The place in known steps of the call that begins; `None` if it is in none of them."""
         here = self._watch.here
         place = self.places.get(here.known if here.open else None)
+        # More open calls than ever at this place hold more than the budget was shared for.
         return None if place is None or len(here.open) > place.most_open else place
 
     def _refuse_again(self) -> None:
-        """Raise what steps with this call were refused with."""
+        """Raise the error again with which steps that make this call were refused."""
         here = self._watch.here
         if (here.known if here.open else None) in self.refusals:
-            gc.collect()  # what is left of a step that was refused may only wait for that
+            gc.collect()  # calls of the refused step may be open only because of reference cycles
             here.forget_dropped()
             error = self.refusals.get(here.known if here.open else None)
             if error is not None:
@@ -206,23 +223,24 @@ class PlannedGraph:
                 raise copy(error)
 
     def _run_on_fakes(self, arguments: Sequence[Any]) -> Any:
-        """A call that only asks what the outputs look like is no part of a step."""
+        """The outputs of a call on fake tensors, such as DDP makes between its buckets; it is no part of a step."""
         answer = None if self.attempt is None else self.attempt.fake_outputs
         return self.compiled(*arguments) if answer is None else answer
 
     def _check_room(self, arguments: Sequence[Any]) -> None:
-        """Before a call beside graphs that it does not share the budget with yet.
+        """Check a call against the calls that are open in its step, with which it does not share the budget yet.
 
-        Where sizes change, it is made to fit, or refused in the first step that runs it.  Else its step may exceed the
-        budget, which is warned of, until the step is known.
+        If sizes change, the call is made to fit, or refused in the first step that runs it.  Else the step may exceed
+        the budget until it is known, with a warning.
 
         Raises:
-            InfeasibleBudget: It does not fit beside what they hold, and the options do not say to go on.
+            InfeasibleBudget: The call does not fit next to what they hold, and the options do not say to go on.
         """
         before, limit = self.coordinator.open_calls_sharing(self.options), self.budget_bytes
         if limit is None:
             return
         held = self.coordinator.held_bytes(self.options)
+        # Even with nothing open: it may have given way in an earlier step, and gets its limit back.
         if self.changing is not None and ref(self) in self._unsettled:
             self._make_room(self.changing, arguments, limit, held)
         if not before:
@@ -231,8 +249,9 @@ class PlannedGraph:
         if memory is None or held + memory.peak_bytes <= limit:
             return
         changing = any(graph.changing is not None for graph, _ in ((self, None), *before))
+        # Once it belongs to known steps its limit was decided for those: a deviating step is warned of, not stopped.
         if changing and self.options.on_infeasible != "min" and not self.steps:
-            gc.collect()  # what is left of a step that was refused may only wait for that
+            gc.collect()  # what a refused step left behind may be alive only because of reference cycles
             held = self.coordinator.held_bytes(self.options)
             if held + memory.peak_bytes > limit:
                 reason = f"what {len(before)} graphs hold that ran before in the step"
@@ -249,8 +268,8 @@ class PlannedGraph:
                 format_bytes(held),
             )
 
-    def _make_room(self, changing: ChangingGraph, arguments: Sequence[Any], limit: int, held: int) -> None:
-        """Run the call by what leaves alone what others hold; by what runs it in known steps, where nothing does."""
+    def _make_room(self, changing: DynamicGraph, arguments: Sequence[Any], limit: int, held: int) -> None:
+        """Limit the graph to what the others leave free; if nothing fits that, to its limit in known steps."""
         before = changing.dispatch.allowance
         changing.make_room(limit, held)
         if self.steps:
@@ -261,7 +280,7 @@ class PlannedGraph:
 
     @property
     def memory(self) -> GraphMemory | None:
-        """Its memory by itself, as checked, else as simulated; `None` where nothing is known."""
+        """Its memory by itself, from the dry run, else from the simulator; `None` if neither knows it."""
         if self._memory is not None or self.attempt is None:
             return self._memory
         if not self.attempt.check.unknown:
@@ -271,7 +290,7 @@ class PlannedGraph:
 
     @property
     def memory_now(self) -> GraphMemory | None:
-        """The same at the sizes of its latest call."""
+        """Its memory at the sizes of its latest call."""
         return self.memory if self.changing is None else self.changing.dispatch.memory_now or self.memory
 
     def noted_memory(self, note: Any) -> GraphMemory | None:
@@ -280,19 +299,19 @@ class PlannedGraph:
 
     @property
     def partition(self) -> Partition | None:
-        """What was decided; `None` for what a compiler's cache had, and once it is settled."""
+        """The partition of its joint graph; `None` if a compiler's cache had the code, and once it is finalised."""
         if self.changing is not None:
             return self.changing.first.partitions[0]
         return None if self.attempt is None else self.attempt.partition
 
     @property
     def added_ns(self) -> int:
-        """Modelled time that recomputation adds, as far as it is known."""
+        """Modelled time that recomputation adds; 0 if the partition is not known."""
         return 0 if self.partition is None else self.partition.added_ns
 
     @property
     def unbudgeted(self) -> GraphMemory | None:
-        """Its memory without a budget, as simulated where that is not what runs; `None` where nothing is known."""
+        """Its memory without a budget, simulated unless such code runs; `None` if the partition is not known."""
         one = self.partition
         if one is None:
             return self._unbudgeted
@@ -302,42 +321,45 @@ class PlannedGraph:
 
     @property
     def has_part(self) -> bool:
-        """Whether it has part of the budget until its step is known, or gave way to a call that held some of it."""
+        """Whether it has only a part of the budget: until its step is known, or since it gave way to an open call."""
         changing, whole = self.changing, self.budget_bytes
-        if changing is None or changing.allowance is not None or whole is None:
+        if changing is None or changing.shares_budget or whole is None:
             return self._has_part
         return self._has_part or changing.dispatch.limit_bytes < whole
 
     def keep(self, own_budget: int | None, note: str = "", step: StepFigures | None = None) -> None:
-        """Report and store what it runs."""
+        """Report and store the code that it runs."""
         if self.attempt is not None:
             self._keep(self.attempt, own_budget, note, step)
 
     def plan_again(self) -> None:
-        """Learn what was decided where a compiler's cache had the code; the code stays."""
-        if self.recipe is not None and self.attempt is not None and self.partition is None:
-            with self.recipe.context(), torch_compat.partitioner_always_runs():
-                again = self.recipe.compile_(self.attempt.request, real=False)
+        """Plan again to learn the partition if a compiler's cache had the code; the code stays."""
+        if self.recompile is not None and self.attempt is not None and self.partition is None:
+            # A hit in AOTAutograd's cache would skip the partitioner; of the rest, only code is generated.
+            with self.recompile.dynamo_context(), torch_compat.partitioner_always_runs():
+                again = self.recompile.search.compile_(self.attempt.request, real=False)
             self.attempt = replace(self.attempt, partitions=again.partitions)
 
     def exchange(self, attempt: Attempt) -> None:
         """Run `attempt` from now on."""
         self.attempt, self.compiled, self._memory = attempt, attempt.compiled, None
 
-    def settle(self) -> None:
-        """Nothing more is to be learnt of the steps so far; what it takes to compile it again is kept, in short."""
+    def finalise(self) -> None:
+        """End the learning about its steps so far; of the compilation only what a later one needs is kept."""
+        # Read before the partition that they come from is dropped.
         self._memory, self._unbudgeted = self.memory, self.unbudgeted
-        self.pending, self._has_part, self.warned = None, False, False
+        self.completed_step, self._has_part, self.warned = None, False, False
         if self.attempt is not None:
-            short = replace(self.attempt, partitions=(), form=None, check_at=None, graphs=(), fake_outputs=None)
+            # Graphs, plans and formulas would stay in memory for as long as the model is trained.
+            short = replace(self.attempt, partitions=(), formula=None, check_at=None, graphs=(), fake_outputs=None)
             self.attempt = replace(short, compiled=self.compiled)
         self.coordinator.leave_out(self)
 
-    def belongs_to(self, step: WatchedStep[PlannedGraph]) -> None:
-        """The budget holds for such steps."""
+    def belongs_to(self, step: WatchedStep[CompiledGraph]) -> None:
+        """Note that the budget was decided for steps like this one."""
         if not is_among(step, self.steps):
             self.steps = [*self.steps, step]
 
 
 _NOWHERE = object()
-"""Where a call is that belongs to no known step."""
+"""The place of a call that is in no known step: the calls after it find no place either."""

@@ -1,7 +1,7 @@
-"""What is known of the training steps that share budgets: which calls are open, which graphs still wait to be known.
+"""What a process knows of the training steps that share budgets: open calls, and graphs whose steps are not known yet.
 
-One object for all threads of a process.  It follows the calls of planned graphs only as long as there is something to
-learn of one of them; a step that is complete is left to the next call of its graphs, to be decided about there.
+One object serves all threads of a process.  It watches the calls of planned graphs only as long as there is something
+to learn of one of them.  The decision about a complete step is left to the next call of one of its graphs.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any, Generic, Protocol, TypeVar
 from weakref import ref
 
+from remat_compiler.observer import observers
 from remat_compiler.options import BudgetKind, RematOptions
 from remat_compiler.simulate.step_peak import GraphMemory, Turn
 from remat_compiler.step_budget.known_steps import Place, Placed, is_among, is_known, learn, until
@@ -18,42 +19,42 @@ from remat_compiler.step_budget.step_watch import PATIENCE, StepWatch, WatchedSt
 
 
 class Coordinated(Placed, Protocol):
-    """A planned graph, as far as its steps are concerned.
+    """The coordinator's view of a planned graph.
 
     Attributes:
         options: The user's options.
-        frame: The number of its function among Dynamo's, or `None` where Dynamo did not compile it.
-        has_part: Whether it has a part of the budget until its step is known.
-        waits: Whether what came before its first call was perhaps not watched yet.
-        aside_bytes: Bytes of outputs of earlier steps, beside which the budget was decided.
+        frame: Dynamo's number of its function, or `None` if Dynamo did not compile it.
+        has_part: Whether it has only a part of the budget until its step is known.
+        awaits_earlier_graphs: Whether calls before its first one may not have been watched.
+        aside_bytes: Bytes that open calls of earlier steps held when the budget was decided.
         steps: The steps that it is known to be part of.
-        pending: A complete step about which nothing was decided yet.
-        steps_without: Steps of other graphs that were complete since it ran.
+        completed_step: A complete step that is not decided about yet.
+        steps_without: Number of complete steps of other graphs since it ran.
     """
 
     options: RematOptions
     frame: int | None
-    waits: bool
+    awaits_earlier_graphs: bool
     aside_bytes: int
     steps: list[WatchedStep[Any]]
-    pending: WatchedStep[Any] | None
+    completed_step: WatchedStep[Any] | None
     steps_without: int
 
     @property
     def has_part(self) -> bool:
-        """See above."""
+        """See `Coordinated`."""
         ...
 
-    def settle(self) -> None:
-        """Nothing more is to be learnt of the steps so far."""
+    def finalise(self) -> None:
+        """End the learning about its steps so far."""
         ...
 
     def belongs_to(self, step: WatchedStep[Any]) -> None:
-        """The budget holds for such steps."""
+        """Note that the budget was decided for steps like this one."""
         ...
 
     def noted_memory(self, note: Any) -> GraphMemory | None:
-        """The memory of a call, from what is noted of it."""
+        """The memory of a call, from its note."""
         ...
 
 
@@ -68,26 +69,35 @@ class StepCoordinator(Generic[G]):
 
     Attributes:
         watch: The calls of the step that each thread is in.
-        unsettled: The graphs of which there is something to learn, without keeping them; all calls are watched while
-            there are any.
+        unsettled: Weak references to the graphs whose steps are not known yet; all calls are watched while there are
+            any.
     """
 
     def __init__(self, decide: Callable[[WatchedStep[G]], None]) -> None:
-        self.decide = decide
+        self._decide = decide
         self.watch: StepWatch[G] = StepWatch(self._complete)
         self.unsettled: set[ref[G]] = set()
         self._whole_steps: set[int] = set()
 
+    def decide(self, step: WatchedStep[G]) -> None:
+        """Decide about a complete step; see `replan.decide`."""
+        for observer in observers():
+            observer.step_completes(step)
+        self._decide(step)
+        for observer in observers():
+            observer.step_decided(step)
+
     def follow(self, graph: G) -> None:
-        """There is something to learn of `graph`."""
+        """Watch calls until the steps of `graph` are known."""
+        # The callback removes the reference of a graph that Dynamo dropped: else all calls were watched for ever.
         self.unsettled.add(ref(graph, self.unsettled.discard))
 
     def leave_out(self, graph: G) -> None:
-        """There is nothing to learn of `graph` any more, as far as is known."""
+        """Stop watching for the steps of `graph`."""
         self.unsettled.discard(ref(graph))
 
     def unsettled_graphs(self) -> list[G]:
-        """The graphs of which there is something to learn."""
+        """The graphs whose steps are not known yet."""
         return [graph for one in tuple(self.unsettled) if (graph := one()) is not None]
 
     def was_whole_step(self, frame: int) -> bool:
@@ -95,83 +105,94 @@ class StepCoordinator(Generic[G]):
         return frame in self._whole_steps
 
     def forget(self, frame: int) -> None:
-        """Dynamo compiles this function for the first time: it counts functions anew after `torch._dynamo.reset`."""
+        """Forget a function's number, which Dynamo gives to another function after `torch._dynamo.reset`."""
         self._whole_steps.discard(frame)
 
     def catch_up(self) -> None:
-        """Watch the step of this thread in full from now on, of which calls may be open that were no surprise."""
+        """Watch the step of this thread in full from now on; calls that were known and are open become part of it."""
         here = self.watch.here
         here.forget_dropped()
         entries = tuple(here.open.values())
-        known = {entry[4]: (entry, node) for entry in entries if entry[3] is None and (node := entry[0]()) is not None}
-        if not known:
+        # Without a step in the entry: such calls went by the fast path.
+        live = [(entry, node) for entry in entries if entry[3] is None and (node := entry[0]()) is not None]
+        if not live:
+            return
+        known = {entry[4]: (entry, node) for entry, node in live}
+        # A call that was kept from an earlier step may have the number of one of this step.
+        clash = len(known) < len(live)
+        if clash or self.watch.current.calls or not isinstance(here.known, Place):
+            # Known and unknown calls are mixed: what ran between them is lost, only the open calls are certain.
+            step = WatchedStep[G]()
+            for entry, _ in live:
+                step.add(entry[1], entry[1].noted_memory(entry[2]))
+            self.watch.go_on_with(step, enumerate(node for _, node in live))
             return
         notes = {call: entry[1].noted_memory(entry[2]) for call, (entry, _) in known.items()}
-        if self.watch.current.calls or not isinstance(here.known, Place):
-            graphs = [entry[1] for entry, _ in known.values()]
-            step = WatchedStep[G]()
-            for graph, note in zip(graphs, notes.values()):
-                step.add(graph, note)
-            self.watch.go_on_with(step, enumerate(node for _, node in known.values()))
-            return
         self.watch.go_on_with(until(here.known, notes), ((call, node) for call, (_, node) in known.items()))
 
     def open_calls_sharing(self, options: RematOptions) -> list[tuple[G, GraphMemory | None]]:
-        """The open calls in the step of this thread that share one budget: those of graphs with the same options."""
+        """The open calls in this thread's step that share the budget of these options, with their memory."""
         self.catch_up()
         return [
             (graph, memory) for graph, memory in self.watch.current.open_calls if share_budget(graph.options, options)
         ]
 
     def held_bytes(self, options: RematOptions) -> int:
-        """What these calls hold, as far as it is known, unless the budget was measured meanwhile: it is less that."""
+        """Bytes that `open_calls_sharing` hold, as far as they are known; 0 unless the budget is given in bytes."""
+        # A budget that is measured on the device ("auto") is less these bytes already.
         if options.memory_budget.kind is not BudgetKind.BYTES:
             return 0
         return sum(memory.held_bytes for _, memory in self.open_calls_sharing(options) if memory is not None)
 
     def _complete(self, step: WatchedStep[G]) -> None:
-        """Leave a complete step to the next call of its graphs: this may be autograd's thread, amid a backward."""
+        """Leave a complete step to the next call of its graphs: this may be autograd's thread during a backward."""
         calls = step.calls
         if len(calls) == 1 and not any(turn in (Turn.BACKWARD, Turn.KEPT) for turn, _ in step.turns):
-            # No backward ran: the call was given up, or an evaluation.  It does not tell how training steps go on.
+            # No backward ran: the call was abandoned or was an evaluation.  It says nothing about whether a training
+            # step continues after this graph.
             return
         self._leave_out_idle(step.graphs)
         aside_bytes = sum(memory.held_bytes for _, memory in step.aside if memory is not None)
         decided = is_known(step) or is_among(step, step.graphs[0].steps)
+        # Decided with at least as much held by earlier steps: that decision still holds.
         if decided and all(aside_bytes <= graph.aside_bytes for graph in step.graphs):
             for graph in step.graphs:
-                if graph.pending is None:
-                    graph.settle()
+                # `finalise` would drop a step that still waits for its decision.
+                if graph.completed_step is None:
+                    graph.finalise()
             return
         frames = {graph.frame for graph in step.graphs if graph.frame is not None}
         if len(calls) == 1:
+            # Tells later compilations of the function, for other sizes, that no graphs follow.
             self._whole_steps |= frames
             if self._needs_no_decision(step):
                 return
         else:
             self._whole_steps -= frames
         for graph in step.graphs:
-            graph.pending = step
+            graph.completed_step = step
 
     def _needs_no_decision(self, step: WatchedStep[G]) -> bool:
-        """Whether a step of one call leaves nothing to share; then what there is to learn of it is learnt."""
+        """Whether a step of one call leaves nothing to share; if so, it is learnt here."""
         alone = step.graphs[0]
-        if alone.waits:
-            # What came before it was perhaps not watched yet.
-            alone.waits = False
+        if alone.awaits_earlier_graphs:
+            # Calls before it may not have been watched: only the next step shows whether it really is alone.
+            alone.awaits_earlier_graphs = False
             return True
         simple = not step.aside and all(turn is not Turn.KEPT for turn, _ in step.turns)
+        # A fraction is one of each step's own peak: another kind of step needs a limit of its own.
         fraction = alone.options.memory_budget.kind is BudgetKind.FRACTION
         if alone.has_part or not simple or (fraction and alone.steps):
             return False
-        # Where Dynamo compiles it anew for other sizes, there is no next call.
+        # Here, not at the next call: if Dynamo compiles the function for other sizes, this graph has no next call.
         alone.belongs_to(step)
         learn(step)
-        alone.settle()
+        alone.finalise()
         return True
 
     def _leave_out_idle(self, graphs: Sequence[G]) -> None:
-        """A step of these graphs is complete: nothing is to be learnt soon of others that did not run for a while."""
+        """Leave out graphs that did not run in several complete steps, of which one with `graphs` is the latest."""
+        # One graph that is never trained would keep all calls of the process on the slow path.
         for graph in self.unsettled_graphs():
             graph.steps_without = 0 if graph in graphs else graph.steps_without + 1
             if graph.steps_without > PATIENCE:
@@ -179,5 +200,5 @@ class StepCoordinator(Generic[G]):
 
 
 def share_budget(one: RematOptions, other: RematOptions) -> bool:
-    """Whether graphs with these options share their budget: where they dump does not count."""
+    """Whether graphs with these options share their budget: all options but the dump folder are equal."""
     return one is other or replace(one, dump=None) == replace(other, dump=None)

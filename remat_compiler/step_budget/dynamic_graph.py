@@ -1,4 +1,4 @@
-"""A planned graph of changing sizes as one of several in a step: what it may take, and what it needs at other sizes."""
+"""A graph of changing sizes as one of several in a step: its limits, and its memory at other sizes."""
 
 from __future__ import annotations
 
@@ -13,42 +13,44 @@ from remat_compiler.simulate.allowance import Allowance
 from remat_compiler.simulate.step_peak import GraphMemory
 
 FIRST_PART = 0.25
-"""Part of the budget left that a graph gets when more graphs follow and nothing is known of them."""
+"""Part of the free budget that a graph gets if more graphs follow and nothing is known of them."""
 FIRST_HELD = 0.5
-"""Part of the budget left that a graph may hold for its backward when other graphs may follow."""
+"""Part of the free budget that a graph may hold for its backward if other graphs may follow."""
 
 
-class Onward(Enum):
-    """Whether the step goes on in other graphs behind one."""
+class Continues(Enum):
+    """Whether the step goes on in other graphs after a graph."""
 
     NO = "no"
-    PERHAPS = "perhaps"
-    SURELY = "surely"
+    MAYBE = "maybe"
+    YES = "yes"
 
 
-def first_allowance(left_bytes: int, onward: Onward) -> Allowance:
-    """What a graph may take while the graphs behind it are not known.
+def first_allowance(left_bytes: int, continues: Continues) -> Allowance:
+    """The limits of a graph while the graphs after it are not known.
 
     Args:
-        left_bytes: What the graphs before it leave of the budget.
-        onward: Whether there are graphs behind it.
+        left_bytes: Bytes of the budget that the graphs before it leave free.
+        continues: Whether there are graphs after it.
     """
+    # Earlier graphs may hold all of the budget and more; limits are 1 byte at least.
     left = max(left_bytes, 1)
-    if onward is Onward.SURELY:
+    if continues is Continues.YES:
+        # It holds at most its peak, so the rest is there for the graphs to come without a limit of its held bytes.
         return Allowance.whole(max(int(left * FIRST_PART), 1))
-    held = max(int(left * FIRST_HELD), 1) if onward is Onward.PERHAPS else left
+    held = max(int(left * FIRST_HELD), 1) if continues is Continues.MAYBE else left
     return Allowance(left, held, left)
 
 
-class ChangingGraph:
-    """What runs a graph of changing sizes, and what is known of it.
+class DynamicGraph:
+    """A graph of changing sizes: its dispatch, its limits in steps, and its memory by size.
 
     Args:
-        dispatch: Runs it.
-        first: What was compiled for the first call.
+        dispatch: Runs the graph.
+        first: The compilation for the first call.
         symbols: The symbolic sizes.
-        onward: Whether the step goes on behind it, as far as is known.
-        input_bytes: Bytes of the arguments at some positions, at given sizes.
+        continues: Whether the step goes on after it, by what is known at compile time.
+        input_bytes: Bytes of the arguments at given positions, at given sizes.
     """
 
     def __init__(
@@ -56,69 +58,85 @@ class ChangingGraph:
         dispatch: Dispatch,
         first: Attempt,
         symbols: Sequence[torch_compat.InputSymbol],
-        onward: Onward,
+        continues: Continues,
         input_bytes: Callable[[Sequence[int], Sequence[int]], int],
     ) -> None:
         self.dispatch = dispatch
         self.first = first
-        self.allowance: Allowance | None = None
         self._input_bytes = input_bytes
         self._symbols = tuple(symbols)
-        self._onward = onward
+        self._continues = continues
         self._at_first = dispatch.allowance
         self._of_steps: dict[object, Allowance] = {}
         self._sizes = tuple(number for _, number in first.request.sizes)
 
     def make_room(self, limit_bytes: int, held_bytes: int) -> None:
-        """Before a call in a step whose graphs are not all known: leave alone what the calls before it hold."""
-        if self.allowance is not None or self.dispatch.memory_now is None:
-            return  # what it may take is known, or it was compiled for this very call
-        behind = Onward.NO if self._onward is Onward.NO else Onward.PERHAPS
+        """Called before a forward while the step is still being learnt: limit it to what earlier graphs leave free.
+
+        Args:
+            limit_bytes: The budget of the step.
+            held_bytes: Bytes that the open calls hold.
+        """
+        if self.shares_budget or self.dispatch.memory_now is None:
+            return  # its limits are decided, or it was compiled for this very call
+        behind = Continues.NO if self._continues is Continues.NO else Continues.MAYBE
         self._allow(first_allowance(limit_bytes - held_bytes, behind) if held_bytes else self._at_first)
 
     def share(self, allowance: Allowance, step: object) -> None:
-        """Keep to `allowance` in one kind of step, and to what was said of others."""
+        """Keep to `allowance` in one kind of step, and to the allowances of all other kinds."""
+        # When a call runs it is not known which kind of step it is in: only limits within all of them are safe.
         self._of_steps[step] = allowance
         for other in self._of_steps.values():
             allowance = allowance.within(other)
-        self.allowance = allowance
         self._allow(allowance)
 
+    @property
+    def shares_budget(self) -> bool:
+        """Whether its limits next to the other graphs of its steps are decided."""
+        return bool(self._of_steps)
+
     def take_all(self, limit_bytes: int) -> None:
-        """The whole budget, where no other graph runs in any step."""
-        if not self._of_steps:
+        """Give it the whole budget, unless it shares the budget in some kind of step."""
+        if not self.shares_budget:
             self._allow(Allowance.whole(limit_bytes))
 
     def _allow(self, allowance: Allowance) -> None:
+        # Every change makes the dispatch decide all sizes again, and may compile.
         if allowance != self.dispatch.allowance:
             self.dispatch.allow(allowance)
 
     @property
     def unbudgeted(self) -> GraphMemory:
         """Its memory at the first sizes without a budget."""
+        # The dry run is exact, but of the code that was compiled: it says this only if nothing is recomputed in it.
         one, checked = self.first.partitions[0], self.first.check.memory
         if one.unchanged and checked is not None:
             return checked
         return one.memory_before
 
     def grown(self, passed: Sequence[int], multiple: float) -> tuple[float, int]:
-        """Its memory at a multiple of the first sizes, as a part of that at these, and what it leaves behind there.
+        """The ratio of its memory at a multiple of the first sizes to that at these, and the bytes left behind there.
 
         Args:
             passed: See `Allowance`.
-            multiple: What the first sizes are multiplied by.
+            multiple: The factor on the first sizes.
         """
+        # Dynamo's guards admit no sizes above a symbol's upper bound.
         sizes = [
             math.ceil(n * multiple) if symbol.upper is None else min(math.ceil(n * multiple), symbol.upper)
             for n, symbol in zip(self._sizes, self._symbols)
         ]
-        factor, form = self.factor_at(sizes), self.first.form
-        left = int(factor * self.unbudgeted.left_bytes) if form is None else form.resting_bytes(sizes)[1]
+        factor, formula = self.factor_at(sizes), self.first.formula
+        left = int(factor * self.unbudgeted.left_bytes)
+        if formula is not None:
+            # Gradients of parameters do not grow with the sizes: scaling would take them for too much.
+            _, left = formula.boundary_and_final_bytes(sizes)
         return factor, max(left - self._input_bytes(passed, sizes), 0)
 
     def factor_at(self, sizes: Sequence[int]) -> float:
-        """Its memory at given sizes, as a part of that at the first ones."""
-        form = self.first.form
-        if form is None:
+        """The ratio of its memory at given sizes to that at the first sizes."""
+        formula = self.first.formula
+        # Without a formula: proportional to each size, as most activations are.
+        if formula is None:
             return math.prod(sizes) / max(math.prod(self._sizes), 1)
-        return form.live_bytes(sizes) / max(form.live_bytes(self._sizes), 1)
+        return formula.live_bytes(sizes) / max(formula.live_bytes(self._sizes), 1)

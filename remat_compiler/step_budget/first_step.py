@@ -1,10 +1,10 @@
-"""What a graph may take in the first step that runs it, when nothing is known of the graphs behind it.
+"""The limits of a graph in the first step that runs it, when nothing is known of the graphs after it.
 
-    the step goes on at a graph break     a quarter of what is left of the budget
-    it returns no loss, sizes change      what is left, of which it may hold half until its backward
-    else                                  what is left
+    it ends at a graph break              a quarter of the free budget
+    it returns no loss, sizes change      the free budget, of which it may hold half until its backward
+    else                                  the free budget
 
-What is left is the budget less what the graphs hold whose backward is still to come.
+The free budget is the budget less the bytes held by graphs whose backward is still to come.
 """
 
 from __future__ import annotations
@@ -24,96 +24,106 @@ from remat_compiler.options import BudgetKind, RematOptions, format_bytes
 from remat_compiler.partition.request import PartitionRequest
 from remat_compiler.simulate.allowance import Allowance
 from remat_compiler.simulate.step_peak import Call, GraphMemory, Turn, whole_step_peak
-from remat_compiler.step_budget.compiled_graph import PlannedGraph
+from remat_compiler.step_budget.compiled_graph import CompiledGraph
 from remat_compiler.step_budget.coordinator import StepCoordinator, share_budget
-from remat_compiler.step_budget.dynamic_graph import Onward, first_allowance
+from remat_compiler.step_budget.dynamic_graph import Continues, first_allowance
 from remat_compiler.step_budget.step_watch import WatchedStep
 
 logger = logging.getLogger(__name__)
 
 
 def first_request_of_several(
-    gm: fx.GraphModule, options: RematOptions, request: PartitionRequest, coordinator: StepCoordinator[PlannedGraph]
+    gm: fx.GraphModule, options: RematOptions, request: PartitionRequest, coordinator: StepCoordinator[CompiledGraph]
 ) -> PartitionRequest | None:
-    """What to aim for as long as the other graphs of the step are not known; `None` for a graph that stands alone.
+    """The request as long as the other graphs of the step are not known; `None` for a graph that stands alone.
 
     Args:
         gm: Dynamo's graph.
         options: The user's options.
-        request: What to aim for if it were alone.
-        coordinator: Knows of the step that is run.
+        request: The request if it were alone.
+        coordinator: Follows the running step.
     """
     kind = options.memory_budget.kind
-    before, onward = coordinator.open_calls_sharing(options), onward_of(gm, coordinator, changing=False)
+    before, continues = coordinator.open_calls_sharing(options), continuation_of(gm, coordinator, changing=False)
     limited = kind is not BudgetKind.MIN and (request.budget_bytes is not None or request.fraction is not None)
-    if not limited or not (before or onward is Onward.SURELY):
+    if not limited or not (before or continues is Continues.YES):
         return None
     if request.budget_bytes is None:
+        # A fraction is one of the whole step's peak, which nobody knows yet: no part of it can be told in bytes.
         return replace(request, take_smallest=True)
-    allowed = first_allowance(request.budget_bytes - coordinator.held_bytes(options), onward)
+    # The smallest peak if the part is too little: the complete step decides whether all fits.
+    allowed = first_allowance(request.budget_bytes - coordinator.held_bytes(options), continues)
     return replace(request, budget_bytes=allowed.limit_bytes, take_smallest=True)
 
 
 def part_of_fraction(gm: fx.GraphModule, options: RematOptions, request: PartitionRequest) -> PartitionRequest | None:
-    """What to aim for where a fraction is too little for this graph alone: it may do for the step; `None` if it is all.
+    """The request if a fraction is too little for this graph alone: other graphs may make up for it in the step.
 
     Args:
         gm: Dynamo's graph.
         options: The user's options.
-        request: What to aim for if it were alone.
+        request: The request if it were alone.
+
+    Returns:
+        `None` if no graphs are to be expected after this one, or the budget is no fraction.
     """
+    # A graph that returns a loss is most likely the last one.
     if options.memory_budget.kind is not BudgetKind.FRACTION or torch_compat.returns_scalar(gm):
         return None
     return replace(request, take_smallest=True)
 
 
 def allowance_of_several(
-    gm: fx.GraphModule, options: RematOptions, limit_bytes: int, coordinator: StepCoordinator[PlannedGraph]
+    gm: fx.GraphModule, options: RematOptions, limit_bytes: int, coordinator: StepCoordinator[CompiledGraph]
 ) -> Allowance | None:
-    """The same for a graph of changing sizes: what it may take at any of them.
+    """The limits of a graph of changing sizes at any of them; `None` for a graph that stands alone.
 
     Args:
         gm: Dynamo's graph.
         options: The user's options.
         limit_bytes: The budget of the step.
-        coordinator: Knows of the step that is run.
+        coordinator: Follows the running step.
     """
-    onward = onward_of(gm, coordinator, changing=True)
+    continues = continuation_of(gm, coordinator, changing=True)
     if coordinator.open_calls_sharing(options):
-        gc.collect()  # what is left of a step that was refused may only wait for that
-    if not coordinator.open_calls_sharing(options) and onward is Onward.NO:
+        gc.collect()  # calls of a refused step may be open only because of reference cycles
+    if not coordinator.open_calls_sharing(options) and continues is Continues.NO:
         return None
-    return first_allowance(limit_bytes - coordinator.held_bytes(options), onward)
+    return first_allowance(limit_bytes - coordinator.held_bytes(options), continues)
 
 
-def onward_of(gm: fx.GraphModule, coordinator: StepCoordinator[PlannedGraph], *, changing: bool) -> Onward:
-    """Whether the step goes on in other graphs behind this one."""
+def continuation_of(gm: fx.GraphModule, coordinator: StepCoordinator[CompiledGraph], *, changing: bool) -> Continues:
+    """Whether the step goes on in other graphs after this one."""
     if torch_compat.ends_at_graph_break(gm):
-        return Onward.SURELY
+        return Continues.YES
+    # A graph of fixed sizes is compiled again if others follow; one of changing sizes must leave room from the start.
     if not changing or torch_compat.returns_scalar(gm):
-        return Onward.NO
+        return Continues.NO
+    # Another compilation of a function whose graph made up whole steps at its earlier sizes.
     compilation = torch_compat.frame_compilation()
     alone = compilation is not None and compilation.earlier > 0 and coordinator.was_whole_step(compilation.frame)
-    return Onward.NO if alone else Onward.PERHAPS
+    return Continues.NO if alone else Continues.MAYBE
 
 
 def check_first_step(
-    memory: GraphMemory, options: RematOptions, limit_bytes: int, coordinator: StepCoordinator[PlannedGraph]
+    memory: GraphMemory, options: RematOptions, limit_bytes: int, coordinator: StepCoordinator[CompiledGraph]
 ) -> None:
-    """Refuse a graph that exceeds the budget with those of its step that ran before it.
+    """Refuse a graph that exceeds the budget together with the earlier graphs of its step.
 
     Raises:
-        InfeasibleBudget: It does, and the options do not say to take the smallest peak, which is then warned of.
+        InfeasibleBudget: It does, and the options do not say to take the smallest peak, which only warns.
     """
     step = coordinator.watch.current
-    # What the device has left, where the budget is that, is less what the others hold already.
+    # A budget measured on the device ("auto") is less what the others hold already, and budgets of their own are not
+    # shared: then the graph is judged by itself.
     in_bytes = options.memory_budget.kind is BudgetKind.BYTES
     if not in_bytes or not all(share_budget(graph.options, options) for graph in step.graphs):
-        step = WatchedStep[PlannedGraph]()
+        step = WatchedStep[CompiledGraph]()
     memories = [one for one in step.notes if one is not None]
     if len(memories) < len(step.notes):
-        return
+        return  # nothing can be said without the memory of all of them
     new = len(memories)
+    # One memory for each call, not for each graph: calls of one graph may be at different sizes.
     calls = [*(Call(i, call.passed) for i, call in enumerate(step.calls)), Call(new)]
     turns = [*step.turns, (Turn.FORWARD, new)]
     peak = whole_step_peak([*memories, memory], calls, turns)
@@ -133,5 +143,6 @@ def check_first_step(
 
 def has_fixed_sizes(example_inputs: Sequence[Any]) -> bool:
     """Whether no size of the inputs may change from call to call."""
+    # Dynamo hands over the sizes that change as arguments of their own, next to the tensors.
     sizes = [n for x in example_inputs for n in (x.shape if isinstance(x, torch.Tensor) else [x])]
     return not any(isinstance(n, torch.SymInt) for n in sizes)

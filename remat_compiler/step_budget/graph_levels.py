@@ -1,4 +1,4 @@
-"""The ways to plan a graph that is one of several in a step, and how it is compiled at one of them."""
+"""The levels at which a graph of a step can be planned, and its compilation at one of them."""
 
 from __future__ import annotations
 
@@ -8,59 +8,68 @@ from functools import partial
 
 from remat_compiler.compilation.attempt import Attempt
 from remat_compiler.simulate.step_peak import GraphMemory, Passed
-from remat_compiler.step_budget.compiled_graph import PlannedGraph
-from remat_compiler.step_budget.share import Level, levels_of
-from remat_compiler.step_budget.share_sizes import Member
+from remat_compiler.step_budget.compiled_graph import CompiledGraph
+from remat_compiler.step_budget.share import PlanLevel, levels_of
+from remat_compiler.step_budget.share_sizes import GraphChoices
 from remat_passes.registry import make_planner
 
 LEVEL_EFFORT = 2_000
-"""Work for each of the plans that only tell how to share, see `remat_passes.planning.auto.Auto`."""
+"""Effort for the plans that only tell how to share the budget, see `remat_passes.planning.auto.Auto`."""
 
 
-def member_of(graph: PlannedGraph, passed: Sequence[Passed]) -> Member:
-    """A graph of a step with sizes that change, and the gradients that it hands on at once."""
+def member_of(graph: CompiledGraph, passed: Sequence[Passed]) -> GraphChoices:
+    """The choices for a graph of a step whose sizes change.
+
+    Args:
+        graph: The graph.
+        passed: Gradients that its backward hands to the graph that runs next.
+    """
     levels = levels_of_graph(graph)
     if graph.changing is None:
-        return Member(tuple(passing(level, passed) for level in levels))
+        return GraphChoices(tuple(passing(level, passed) for level in levels))
+    # Their bytes change with the sizes: taken off by `grown`, not here.
     arguments = tuple(one.argument for one in passed)
-    return Member(levels, partial(graph.changing.grown, arguments), arguments)
+    return GraphChoices(levels, partial(graph.changing.grown, arguments), arguments)
 
 
-def passing(level: Level, passed: Sequence[Passed]) -> Level:
-    """The level where these gradients count with the graph that they are handed to."""
+def passing(level: PlanLevel, passed: Sequence[Passed]) -> PlanLevel:
+    """The level without these gradients, which count with the graph that they are handed to."""
     left_bytes = max(level.memory.left_bytes - sum(one.size_bytes for one in passed), 0)
     return replace(level, memory=replace(level.memory, left_bytes=left_bytes))
 
 
-def level_without_budget(graph: PlannedGraph) -> Level:
+def level_without_budget(graph: CompiledGraph) -> PlanLevel:
     """The last of `levels_of_graph`, without planning."""
     memory, unbudgeted = graph.memory, graph.unbudgeted
     assert memory is not None
+    # What cannot be compiled again has one level: as it is.
     if not _is_planned_anew(graph) or unbudgeted is None:
-        return Level(memory.peak_bytes, 0, memory, graph.added_ns)
-    return Level(unbudgeted.peak_bytes, 0, unbudgeted, 0)
+        return PlanLevel(memory.peak_bytes, 0, memory, graph.added_ns)
+    return PlanLevel(unbudgeted.peak_bytes, 0, unbudgeted, 0)
 
 
-def checked_without_budget(graph: PlannedGraph) -> GraphMemory | None:
-    """Its memory without a budget as emitted, which is what fractions are of; as simulated where that is not known."""
-    if graph.recipe is None or graph.attempt is None or graph.changing is not None:
+def checked_without_budget(graph: CompiledGraph) -> GraphMemory | None:
+    """Its memory without a budget by the dry run, the reference of fractions; by the simulator if that is not known."""
+    if graph.recompile is None or graph.attempt is None or graph.changing is not None:
         return graph.unbudgeted
     one = graph.partition
     if one is not None and one.unchanged:
         return graph.memory
+    # Emitted once for this, unless the search did so before: the simulator's peak is not exact.
     if graph.native is None:
-        with graph.recipe.context():
-            graph.native = graph.recipe.compile_(graph.attempt.request.without_budget, real=False).check.memory
+        with graph.recompile.dynamo_context():
+            attempt = graph.recompile.search.compile_(graph.attempt.request.without_budget, real=False)
+        graph.native = attempt.check.memory
     return graph.unbudgeted if graph.native is None else graph.native
 
 
-def _is_planned_anew(graph: PlannedGraph) -> bool:
-    """Whether it can be compiled at other levels than the one that it is at."""
-    return (graph.recipe is not None or graph.changing is not None) and graph.partition is not None
+def _is_planned_anew(graph: CompiledGraph) -> bool:
+    """Whether it can be compiled at other levels than its present one."""
+    return (graph.recompile is not None or graph.changing is not None) and graph.partition is not None
 
 
-def levels_of_graph(graph: PlannedGraph, *, extremes: bool = False) -> tuple[Level, ...]:
-    """The ways to plan a graph; as it is, where it cannot be compiled again."""
+def levels_of_graph(graph: CompiledGraph, *, extremes: bool = False) -> tuple[PlanLevel, ...]:
+    """The levels of a graph; only its present one if it cannot be compiled again."""
     unbudgeted, one = graph.unbudgeted, graph.partition
     if not _is_planned_anew(graph) or unbudgeted is None or one is None:
         return (level_without_budget(graph),)
@@ -69,18 +78,18 @@ def levels_of_graph(graph: PlannedGraph, *, extremes: bool = False) -> tuple[Lev
     return levels_of(one.problem, unbudgeted, planner.plan, extremes=extremes)
 
 
-def compiled_at(graph: PlannedGraph, level: Level, *, real: bool) -> Attempt | None:
-    """The graph at one level; as it is, where it cannot be compiled again or is at that level."""
-    if graph.recipe is None or graph.attempt is None:
+def compiled_at(graph: CompiledGraph, level: PlanLevel, *, real: bool) -> Attempt | None:
+    """The graph compiled at one level; its present compilation if it is at that level, or cannot be compiled again."""
+    if graph.recompile is None or graph.attempt is None:
         return graph.attempt
     request = replace(
         graph.attempt.request,
         budget_bytes=level.budget_bytes,
         between_bytes=level.between_bytes,
         fraction=None,
-        take_smallest=True,
+        take_smallest=True,  # the extreme levels ask for 1 byte, that is for the smallest peak
     )
     if request == graph.attempt.request:
         return graph.attempt
-    with graph.recipe.context():
-        return graph.recipe.compile_(request, real=real)
+    with graph.recompile.dynamo_context():
+        return graph.recompile.search.compile_(request, real=real)

@@ -1,6 +1,6 @@
-"""The steps that a change of a graph would change: one step, and those that share graphs with it.
+"""The steps that a change of a graph affects: one step, and the known steps that share graphs with it.
 
-Graphs are numbered over all of these steps together, so that one peak can be told of all.
+Graphs are numbered over all of these steps together, so that one peak covers them all.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import replace
 from remat_compiler.compilation.attempt import Attempt
 from remat_compiler.options import BudgetKind
 from remat_compiler.simulate.step_peak import Call, GraphMemory, Turn, whole_step_peak
-from remat_compiler.step_budget.compiled_graph import PlannedGraph
+from remat_compiler.step_budget.compiled_graph import CompiledGraph
 from remat_compiler.step_budget.graph_levels import checked_without_budget
 from remat_compiler.step_budget.step_watch import WatchedStep
 
@@ -23,61 +23,68 @@ class JointSteps:
         step: The complete step.
 
     Attributes:
-        steps: It, and the others.
+        steps: The complete step, then the others.
         graphs: All their graphs.
-        options: The user's options, of its first graph.
-        calls: Its calls, by the numbers that graphs have here.
-        turns: What happened in it.
-        runs: How often all the steps call each graph.
-        aside_bytes: Bytes of outputs of earlier steps that are still held.
+        options: The user's options for the first graph of the complete step.
+        calls: Calls of the complete step, by the graph numbers used here.
+        turns: Its turns.
+        runs: For each graph, how often all the steps together call it.
+        aside_bytes: Bytes that open calls of earlier steps hold.
     """
 
-    def __init__(self, step: WatchedStep[PlannedGraph]) -> None:
+    def __init__(self, step: WatchedStep[CompiledGraph]) -> None:
         self.step = step
         self.steps, self.graphs = _connected(step)
         self.options = step.graphs[0].options
         self._calls = [self._renumbered(one) for one in self.steps]
         self.runs = [sum(call.graph == i for calls in self._calls for call in calls) for i in range(len(self.graphs))]
-        # A call that was let go in a step may have a backward in another: at the end, as if it were still to come.
+        # A call that was dropped in this step may have a backward in the next of its kind: without its turn it counts
+        # as one whose backward is still to come, at the end.
         self._turns = [[(turn, call) for turn, call in one.turns if turn is not Turn.DROPPED] for one in self.steps]
         self.calls, self.turns = self._calls[0], self._turns[0]
         self._more = [0] * len(self.steps)
         kept: list[GraphMemory] = [memory for _, memory in step.aside if memory is not None]
         self.aside_bytes = sum(memory.held_bytes for memory in kept)
 
-    def _renumbered(self, step: WatchedStep[PlannedGraph]) -> list[Call]:
-        """The calls of a step, by the numbers that graphs have here."""
+    def _renumbered(self, step: WatchedStep[CompiledGraph]) -> list[Call]:
+        """The calls of a step, by the graph numbers used here."""
         numbers = {graph: i for i, graph in enumerate(self.graphs)}
         return [replace(call, graph=numbers[step.graphs[call.graph]]) for call in step.calls]
 
     def peak(self, memories: Sequence[GraphMemory]) -> int:
-        """Peak of the steps; what one of them may take less than the others counts as taken."""
+        """Peak of all the steps; the difference between a step's own limit and the largest counts as taken."""
         kinds = zip(self._calls, self._turns, self._more)
         return max(whole_step_peak(memories, calls, turns) + more for calls, turns, more in kinds)
 
     def peak_of(self, attempts: Sequence[Attempt | None]) -> int | None:
-        """The same of tries, as checked: `None` for a graph that stays as it is; `None` where one is not known."""
+        """Peak with these compilations, by their dry runs; `None` if one of them is not known.
+
+        Args:
+            attempts: For each graph its compilation, `None` to keep the present one.
+        """
         pairs = zip(self.graphs, attempts)
         memories = [
             graph.memory if attempt is None or attempt is graph.attempt else attempt.check.memory
             for graph, attempt in pairs
         ]
+        # A sum without one of them would look like a peak that fits.
         known = [memory for memory in memories if memory is not None]
         return self.peak(known) if len(known) == len(memories) else None
 
     @property
     def more_bytes(self) -> int:
-        """What the step may take less than the largest of them, once `limit_bytes` was asked for."""
+        """Bytes by which the limit of the complete step is below the largest; valid after `limit_bytes`."""
         return self._more[0]
 
     def limit_bytes(self) -> int | None:
-        """Bytes that the steps may take; `None` for no limit."""
+        """The largest limit of the steps in bytes; `None` for no limit."""
         budget = self.options.memory_budget
         if budget.kind is not BudgetKind.FRACTION:
             return None if budget.kind is BudgetKind.MIN else self.step.graphs[0].budget_bytes
         unbudgeted = [memory for graph in self.graphs if (memory := checked_without_budget(graph)) is not None]
         if len(unbudgeted) < len(self.graphs):
             return None
+        # A fraction gives each step a limit of its own.  One limit serves all if the difference counts as taken.
         peaks = [whole_step_peak(unbudgeted, calls, turns) for calls, turns in zip(self._calls, self._turns)]
         limits = [budget.of_reference(peak) or 0 for peak in peaks]
         most = max(limits)
@@ -86,10 +93,11 @@ class JointSteps:
 
 
 def _connected(
-    step: WatchedStep[PlannedGraph],
-) -> tuple[list[WatchedStep[PlannedGraph]], list[PlannedGraph]]:
-    """A step, the known steps that a change of its graphs would change, too, and all their graphs."""
+    step: WatchedStep[CompiledGraph],
+) -> tuple[list[WatchedStep[CompiledGraph]], list[CompiledGraph]]:
+    """A step with the known steps that share graphs with it, directly or through others, and all their graphs."""
     steps, graphs = [step], list(step.graphs)
+    # The list grows while it is walked, so that steps of graphs found later are found, too.
     for graph in graphs:
         for other in graph.steps:
             if other not in steps:

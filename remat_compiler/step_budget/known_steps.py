@@ -1,9 +1,10 @@
-"""The steps that a budget was shared for, as what each graph may be called behind: a call elsewhere is of a new step.
+"""The steps that a budget was shared for, as an automaton: after which calls each graph may be called.
 
     nothing open ──f──► place 1 ──g──► place 2        a step that calls f, then g
                            └─────f──► (none)          f again, before the first call ran backward: not known
 
-A graph looks up the place of the call before it, which costs less than to watch the step.
+A graph looks up the place of the call before its own, which costs less than watching the step.  A call without a place
+belongs to a new kind of step.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from remat_compiler.step_budget.step_watch import WatchedStep
 
 
 class Placed(Protocol):
-    """A graph that knows which calls of it are no surprise."""
+    """A graph with its places in known steps, and its refused calls, by the place of the call before."""
 
     places: dict[Any, Place]
     refusals: dict[Any, InfeasibleBudget]
@@ -30,8 +31,8 @@ class Place:
 
     Attributes:
         step: One of the steps.
-        call: Its number there; the same one in all of them.
-        most_open: How many calls were open before it at most.
+        call: Its number there, which is the same in all of them.
+        most_open: Largest number of calls that were open before it.
     """
 
     step: WatchedStep[Any]
@@ -40,22 +41,29 @@ class Place:
 
 
 def learn(step: WatchedStep[Any]) -> None:
-    """Calls of such a step are no surprise from now on."""
+    """Give the calls of this step places, so that they are known from now on."""
     _walk(step, new=True)
 
 
 def is_known(step: WatchedStep[Any]) -> bool:
-    """Whether no call of this step is a surprise."""
+    """Whether all calls of this step have places, and nothing in it goes beyond them."""
     return _walk(step, new=False)
 
 
 def is_among(step: WatchedStep[Any], steps: Sequence[WatchedStep[Any]]) -> bool:
     """Whether one of `steps` ran the same graphs in the same order, forward and backward."""
+    # Parameters and gradients passed on are not compared: only which graphs ran, and when.
     course = (step.graphs, step.turns, [call.graph for call in step.calls])
     return any((one.graphs, one.turns, [call.graph for call in one.calls]) == course for one in steps)
 
 
 def _walk(step: WatchedStep[Any], *, new: bool) -> bool:
+    """Follow a step from place to place; whether it came to the end.
+
+    Args:
+        step: The step.
+        new: Whether to make the places that are missing, and to raise `most_open`.
+    """
     place: Place | None = None
     open_calls = 0
     for turn, call in step.turns:
@@ -66,9 +74,11 @@ def _walk(step: WatchedStep[Any], *, new: bool) -> bool:
                 found = graph.places[place] = Place(step, call, open_calls)
             if found is None or (found.most_open < open_calls and not new):
                 return False
+            # Without `new` this changes nothing: more open calls ended the walk above.
             found.most_open = max(found.most_open, open_calls)
             place, open_calls = found, open_calls + 1
         elif turn is Turn.KEPT and not new:
+            # Places tell nothing of backwards that keep their graph: `is_among` compares such steps as a whole.
             return False
         elif turn is not Turn.KEPT:
             open_calls -= 1
@@ -76,7 +86,7 @@ def _walk(step: WatchedStep[Any], *, new: bool) -> bool:
 
 
 def refuse(step: WatchedStep[Any], error: InfeasibleBudget) -> None:
-    """Calls that only such a step makes are refused from now on: of those in a row, the first one before it runs."""
+    """Refuse, from now on, the first call of this step that no known step makes: nothing after it needs to run."""
     place: Place | None = None
     for turn, call in step.turns:
         if turn is Turn.FORWARD:
@@ -88,13 +98,21 @@ def refuse(step: WatchedStep[Any], error: InfeasibleBudget) -> None:
 
 
 def until(place: Place, open_calls: dict[int, Any]) -> WatchedStep[Any]:
-    """A step that came to `place`, with what is noted of the calls that are open."""
+    """A watched step that has come to `place`, as far as the known step and the calls that are open tell.
+
+    Args:
+        place: The place of the latest call.
+        open_calls: The notes of the calls that are open, by number.
+    """
     known = place.step
+    # The known step up to the call, without the ends of calls that are open this time.
     forward = known.turns.index((Turn.FORWARD, place.call))
     turns = [
         (turn, call) for turn, call in known.turns[: forward + 1] if turn is Turn.FORWARD or call not in open_calls
     ]
     ended = {call for turn, call in turns if turn is not Turn.FORWARD}
+    # Calls that are over this time, but were not yet when the known step came here, ended before the latest forward; if
+    # the latest call itself is over, after it.
     missing = [call for call in range(place.call + 1) if call not in ended and call not in open_calls]
     turns[-1:] = [*((Turn.BACKWARD, call) for call in missing if call != place.call), turns[-1]]
     if place.call in missing:

@@ -1,7 +1,7 @@
-"""Says so, once, where a program trains by this backend and Dynamo never gave it a graph: no budget is kept then.
+"""Warn, once, if a program trains with this backend but Dynamo never gave it a graph: then no budget is kept.
 
-The backend is not called in that case.  So torch's own records are looked at after the first step of an optimizer, and
-when the process ends, for programs that have none.
+The backend is not called in that case.  So torch's own records are read after the first step of an optimizer, and when
+the process ends, for programs without an optimizer.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from remat_compiler import torch_compat
 logger = logging.getLogger(__name__)
 
 SHOWN = 3
-"""Reasons that are named at most."""
+"""Largest number of reasons that the warning names."""
 
 
 class FirstStep:
-    """Looks at the first training step of a process.
+    """Checks after the first training step of a process whether the backend was given a graph.
 
     Args:
         backend: The backend's function.
@@ -35,11 +35,12 @@ class FirstStep:
         atexit.register(self._look)
 
     def graph_given(self) -> None:
-        """Dynamo gave the backend a graph, so that there is nothing to say."""
+        """Note that Dynamo gave the backend a graph: there is nothing to warn of."""
         self.given = True
         self._done()
 
     def _look(self, *_: object) -> None:
+        # Not before Dynamo looked at a function: optimizers of other models may step first.
         tried = torch_compat.frames_tried()
         if self.given or not tried or not torch_compat.is_asked_for(self._backend):
             return
@@ -54,6 +55,7 @@ class FirstStep:
         )
 
     def _done(self) -> None:
+        # The hook would run after every step of every optimizer in the process.
         if self._hook is not None:
             self._hook.remove()
             self._hook = None

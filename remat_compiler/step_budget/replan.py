@@ -1,16 +1,16 @@
-"""One budget for all graphs of a step: where Dynamo breaks the graph, or several compiled modules stand in a row.
+"""One budget for all graphs of a step: after graph breaks, or if several compiled modules run in a row.
 
-Nothing is known of later graphs when the first one is compiled.  So a graph at whose end the step goes on gets a part
-of the budget at first, and graphs behind it what is left.  Once a step is complete, its graphs and their
-order are known: where together they exceed the budget, or could do with less recomputation, the budget is shared among
-them anew and they are compiled again, before the next step.
+Nothing is known of later graphs when the first one is compiled.  So a graph after which the step goes on gets only a
+part of the budget at first, and the graphs after it what it leaves free.  Once a step is complete, its graphs and their
+order are known.  If together they exceed the budget, or need less recomputation than they do, the budget is shared
+among them and they are compiled again, before the next step:
 
     first step    A: a quarter │ B: what A leaves        compiled one by one, as Dynamo comes to them
     next step     A and B planned together               compiled under what Dynamo knew of them, then kept
 
-A graph that was taken to be alone, and is not, may exceed the budget together with the others in the first step.
+A graph that was compiled as if it were alone, and is not, may exceed the budget together with others in the first step.
 
-Where sizes change, graphs get limits of their own for all sizes, see `share_sizes`; then the first step keeps to the
+If sizes change, graphs get limits of their own for all sizes, see `share_sizes`; then the first step keeps to the
 budget, too, or is refused.
 """
 
@@ -29,7 +29,7 @@ from remat_compiler.report.plan_report import StepFigures
 from remat_compiler.simulate.allowance import Allowance
 from remat_compiler.simulate.step_peak import GraphMemory, Turn, handed_on, whole_step_peak
 from remat_compiler.step_budget.beside_the_plan import BesideThePlan, Outside
-from remat_compiler.step_budget.compiled_graph import PlannedGraph
+from remat_compiler.step_budget.compiled_graph import CompiledGraph
 from remat_compiler.step_budget.coordinator import share_budget
 from remat_compiler.step_budget.graph_levels import (
     compiled_at,
@@ -40,61 +40,66 @@ from remat_compiler.step_budget.graph_levels import (
 )
 from remat_compiler.step_budget.joint_steps import JointSteps
 from remat_compiler.step_budget.known_steps import learn, refuse
-from remat_compiler.step_budget.share import Level, share, smallest
-from remat_compiler.step_budget.share_sizes import Division, Member, SharedSizes, SizeShares
+from remat_compiler.step_budget.share import PlanLevel, share, smallest
+from remat_compiler.step_budget.share_sizes import BudgetSplit, GraphChoices, SharedBudget, SizeShares
 from remat_compiler.step_budget.step_watch import WatchedStep
 
 logger = logging.getLogger(__name__)
 
 MAX_ROUNDS = 4
-"""How often the budget is shared at most until what is emitted fits together."""
+"""Largest number of attempts to share the budget until the emitted graphs fit together."""
 _LIMITED = (BudgetKind.BYTES, BudgetKind.FRACTION)
 GRAPH_BREAKS = 'TORCH_LOGS="graph_breaks" shows where the step is cut'
 
 
-def decide(step: WatchedStep[PlannedGraph]) -> None:
+def decide(step: WatchedStep[CompiledGraph]) -> None:
     """Keep the graphs of a complete step as they are, or share the budget among them and compile them again.
 
-    Where anything else goes wrong than that nothing fits, all is as before, and the next call tries it again.
+    After any exception but `InfeasibleBudget` everything is as before, and the next call tries again.
 
     Raises:
-        InfeasibleBudget: They do not fit together, and the options do not say to take the smallest peak; all calls that
-            only such a step makes are refused from now on, too.
+        InfeasibleBudget: The graphs do not fit together, and the options do not say to take the smallest peak.  Calls
+            that only such a step makes are refused from then on, too.
     """
     together = _Replan(step)
     try:
+        # Even a single call may need a decision: a graph kept for another backward, calls of earlier steps that are
+        # still open, or other steps that run the graph make it take more than it does alone.
         kept = any(turn is Turn.KEPT for turn, _ in step.turns)
         if len(step.calls) > 1 or step.aside or kept or together.joint.steps[1:]:
             together.decide()
         elif step.graphs[0].has_part:
             _decide_alone(step.graphs[0])
     except InfeasibleBudget as error:
+        # Decided, too: without `finalise` the next call, which may be of another step, would decide it once more.
         refuse(step, error)
         for graph in step.graphs:
-            graph.settle()
+            graph.finalise()
         raise
     together.look_beside()
     for graph in step.graphs:
         graph.belongs_to(step)
         graph.aside_bytes = together.joint.aside_bytes
+    # Only once everything is decided and compiled may calls of this step count as known.
     learn(step)
     for graph in together.graphs:
-        graph.settle()
+        graph.finalise()
 
 
-def _decide_alone(graph: PlannedGraph) -> None:
-    """A graph that got a part of the budget gets all of it."""
+def _decide_alone(graph: CompiledGraph) -> None:
+    """Give all of the budget to a graph that got a part of it."""
     own_budget = graph.budget_bytes
     if graph.changing is not None:
         assert own_budget is not None, "only a budget in bytes holds for all sizes"
         graph.changing.take_all(own_budget)
         graph.keep(own_budget)
         return
-    assert graph.recipe is not None
-    # A fraction that the first step could not be held to is one of this graph's own peak, now that it is alone.
+    assert graph.recompile is not None
+    # A fraction could not be decided before: it is one of this graph's own peak, which is known to be alone only here.
+    # Under bytes, a plan that adds nothing in a part of the budget cannot get better with all of it.
     if graph.options.memory_budget.kind is BudgetKind.FRACTION or (graph.added_ns and own_budget is not None):
-        with graph.recipe.context():
-            attempt, own_budget = graph.recipe.search()
+        with graph.recompile.dynamo_context():
+            attempt, own_budget = graph.recompile.search.run(graph.recompile.alone)
         graph.exchange(attempt)
     graph.keep(own_budget)
 
@@ -102,15 +107,16 @@ def _decide_alone(graph: PlannedGraph) -> None:
 class _Replan:
     """The decision about the graphs of one step."""
 
-    def __init__(self, step: WatchedStep[PlannedGraph]) -> None:
+    def __init__(self, step: WatchedStep[CompiledGraph]) -> None:
         self.joint = JointSteps(step)
         self.step, self.graphs, self.options = step, self.joint.graphs, self.joint.options
 
     def decide(self) -> None:
-        """See `decide`."""
+        """See the function `decide`."""
         memories = [graph.memory for graph in self.graphs]
         known = [memory for memory in memories if memory is not None]
         if len(known) < len(memories):
+            # Under "min" and "auto" there is nothing to warn of: the user named no number.
             if any(graph.options.memory_budget.kind in _LIMITED for graph in self.graphs):
                 self._warn("together they take more than each alone", "what one of them takes is not known")
             return
@@ -118,11 +124,13 @@ class _Replan:
         peak = self.joint.peak(known)
         change = any(graph.changing is not None for graph in self.graphs)
         if not all(share_budget(graph.options, self.options) for graph in self.graphs):
+            # Nobody said how to split different budgets.  Within the smallest of them, no budget is exceeded.
             limit = min((g.budget_bytes for g in self.graphs if g.budget_bytes is not None), default=None)
             if limit is not None and (peak > limit or change):
                 self._warn(f"together they peak at {format_bytes(peak)}", "their options differ")
                 return
         if limit is not None:
+            # Before anything changes: it is about the step that ran.
             self._say_exceeded(known, limit)
             limit = self._beside_kept(peak, limit)
         if limit is not None and change:
@@ -134,7 +142,7 @@ class _Replan:
         if limit is None or (peak <= limit and not any(graph.has_part for graph in self.graphs)):
             self._keep_all(peak, limit)
             return
-        fixed = [graph for graph in self.graphs if graph.recipe is None]
+        fixed = [graph for graph in self.graphs if graph.recompile is None]
         if peak > limit and len(fixed) == len(self.graphs):
             self._warn(
                 f"together they peak at {format_bytes(peak)}, over {format_bytes(limit)}",
@@ -144,12 +152,13 @@ class _Replan:
         self._share(peak, limit)
 
     def look_beside(self) -> None:
-        """Say what takes memory beside the plan, and have the graphs look for gradients from before the step."""
+        """Warn of memory that no graph plans, and have the graphs look for gradients from before the step."""
         memories = [memory for graph in self.graphs if (memory := graph.memory) is not None]
         if len(memories) < len(self.graphs):
             return
         limit = self.joint.limit_bytes() if self.options.memory_budget.kind is BudgetKind.BYTES else None
         before = [graph.beside for graph in self.graphs if graph.beside is not None]
+        # What a graph told already is not told again of the step.
         told = {what for one in before for what in one.told}
         beside = BesideThePlan(self.joint.peak(memories), limit, len(self.graphs), told)
         outside = [graph.outside for graph in self.graphs]
@@ -163,13 +172,14 @@ class _Replan:
             graph.beside = beside
 
     def _share_sizes(self, limit: int) -> None:
-        """Limits for the graphs whose sizes change; the others are compiled again for what is left to them."""
+        """Limit the graphs whose sizes change; compile the others again at their levels."""
         for graph in self.graphs:
             graph.plan_again()
         changing = [graph.changing for graph in self.graphs]
         passed = handed_on(self.joint.calls, self.joint.turns)
         members = [member_of(graph, passed.get(i, ())) for i, graph in enumerate(self.graphs)]
         shares, division = self._division(members, limit)
+        # Graphs of fixed sizes first: what they are measured to take once compiled is all that is left to decide on.
         for i, graph in enumerate(self.graphs):
             if graph.changing is None:
                 attempt = compiled_at(graph, division.levels[i], real=True)
@@ -177,11 +187,12 @@ class _Replan:
                     graph.exchange(attempt)
                 memory = graph.memory
                 if memory is not None:
-                    members[i] = Member((passing(replace(division.levels[i], memory=memory), passed.get(i, ())),))
+                    members[i] = GraphChoices((passing(replace(division.levels[i], memory=memory), passed.get(i, ())),))
+        # The others share what those really leave, which differs a little from what the simulator foresaw.
         if any(graph.changing is None for graph in self.graphs):
             shares, division = self._division(members, limit)
         coordinator = self.graphs[0].coordinator
-        shared = SharedSizes(
+        shared = SharedBudget(
             shares, changing, self.joint.calls[0].graph, lambda: not coordinator.open_calls_sharing(self.options)
         )
         shared.apply(division)
@@ -191,10 +202,11 @@ class _Replan:
             own = allowance.limit_bytes if fixed is None else fixed.peak_bytes
             graph.keep(own, "the limits of the step's graphs hold at all sizes", step)
 
-    def _division(self, members: Sequence[Member], limit: int) -> tuple[SizeShares, Division]:
-        """The budget shared out; where nothing fits, more than the budget, where the options allow that.
+    def _division(self, members: Sequence[GraphChoices], limit: int) -> tuple[SizeShares, BudgetSplit]:
+        """The shared budget; if nothing fits, a larger budget that does, if the options allow that.
 
-        Where the first sizes do not fit, it is shared for the largest that do: the others are refused when they come.
+        If the first sizes do not fit, the budget is shared for the largest sizes that do: larger ones are refused when
+        they come.
         """
         shares = SizeShares(members, self.joint.calls, self.joint.turns, limit)
         division = shares.divide(needed=0)
@@ -204,6 +216,7 @@ class _Replan:
             return shares, division
         least = shares.least_peak()
         if self.options.on_infeasible != "min":
+            # Limits of 0 bytes refuse all later calls, too: a call cannot tell which kind of step it will be in.
             for graph in self.graphs:
                 if graph.changing is not None:
                     graph.changing.share(Allowance.whole(0), self)
@@ -215,11 +228,11 @@ class _Replan:
         return shares, division
 
     def _share(self, peak: int, limit: int) -> None:
-        """Compile again under a shared budget, where that is needed or worth it."""
+        """Compile again under a shared budget, if that is needed or worth it."""
         for graph in self.graphs:
             graph.plan_again()
-        # Planning takes its time: it waits until the graphs do not fit as they are without a budget.
-        levels: list[tuple[Level, ...]] = [(level_without_budget(graph),) for graph in self.graphs]
+        # Planning at all levels takes long: it waits until the graphs turn out not to fit without any recomputation.
+        levels: list[tuple[PlanLevel, ...]] = [(level_without_budget(graph),) for graph in self.graphs]
         planned, target = False, limit
         for _ in range(MAX_ROUNDS):
             found = share(levels, self.joint.runs, self.joint.peak, target)
@@ -231,11 +244,13 @@ class _Replan:
             if peak <= limit and not self._worth_it(found):
                 self._keep_all(peak, limit)
                 return
+            # Only code is generated: enough for the dry run, and most rounds are thrown away.
             chosen = [compiled_at(graph, level, real=False) for graph, level in zip(self.graphs, found)]
             together = self.joint.peak_of(chosen)
             if together is None or together <= limit:
                 self._exchange(chosen, found, together, limit)
                 return
+            # Emitted code peaks above the simulation by about as much in the next round.
             target -= together - limit
         if peak <= limit:
             self._keep_all(peak, limit)
@@ -243,7 +258,7 @@ class _Replan:
         self._take_smallest(limit)
 
     def _take_smallest(self, limit: int) -> None:
-        """The smallest peak with a warning, where the options allow that; else the error."""
+        """Take the smallest peak: silently if it fits, else with a warning or the error, as the options say."""
         lowest = smallest(
             [levels_of_graph(graph, extremes=True) for graph in self.graphs], self.joint.runs, self.joint.peak
         )
@@ -255,13 +270,13 @@ class _Replan:
             self._warn_of_smallest(limit, together)
         self._exchange(attempts, lowest, together, limit)
 
-    def _lowest(self, *, extremes: bool) -> Sequence[Level]:
-        """What the graphs take where all together take least."""
+    def _lowest(self, *, extremes: bool) -> Sequence[PlanLevel]:
+        """The levels of the graphs with the smallest peak together."""
         levels = [levels_of_graph(graph, extremes=extremes) for graph in self.graphs]
         return smallest(levels, self.joint.runs, self.joint.peak)
 
     def _minimise(self, peak: int) -> None:
-        """The smallest peak of all together, where that is below the one of the graphs' own smallest peaks."""
+        """Take the smallest joint peak if it is below that of the graphs' own smallest peaks."""
         for graph in self.graphs:
             graph.plan_again()
         lowest = smallest(
@@ -275,7 +290,8 @@ class _Replan:
             self._keep_all(peak, None)
 
     def _say_exceeded(self, memories: Sequence[GraphMemory], limit: int) -> None:
-        """The step that made this known ran before it was: say so where it may have exceeded its budget."""
+        """Warn if the step just watched, which ran before its graphs were known, may have exceeded the budget."""
+        # `limit` is that of the largest of the joined steps; this step's own is `more` below it.
         more = self.joint.more_bytes
         peak = whole_step_peak(memories, self.joint.calls, self.joint.turns)
         if peak + more > limit and not any(graph.warned for graph in self.graphs):
@@ -289,9 +305,11 @@ class _Replan:
             )
 
     def _beside_kept(self, peak: int, limit: int) -> int:
-        """What is left beside calls of earlier steps whose outputs are still held, where that is enough."""
+        """The limit less what open calls of earlier steps hold, if the graphs can keep to it; else `limit`."""
         left = limit - self.joint.aside_bytes
         if peak <= left or not self.joint.aside_bytes or self.options.memory_budget.kind is not BudgetKind.BYTES:
+            # Only bytes that the user named are for all there is: "auto" was measured with these calls' bytes taken,
+            # and a fraction is one of the step alone.
             return min(limit, left) if peak <= left else limit
         for graph in self.graphs:
             graph.plan_again()
@@ -316,7 +334,7 @@ class _Replan:
         raise InfeasibleBudget(limit, smallest, reason=f"{reason}{self._what()} together", facts=facts)
 
     def _what(self) -> str:
-        """What of a step shares the budget."""
+        """The parts of the step that share the budget, for messages."""
         graphs, calls = len(self.step.graphs), len(self.step.calls)
         return f"{graphs} graphs of the step" if graphs > 1 else f"{calls} calls of a graph in a step"
 
@@ -328,8 +346,8 @@ class _Replan:
             format_bytes(smallest),
         )
 
-    def _worth_it(self, found: Sequence[Level]) -> bool:
-        """Whether the graphs would recompute less by more than a little, or nothing any more."""
+    def _worth_it(self, found: Sequence[PlanLevel]) -> bool:
+        """Whether the graphs would recompute clearly less than now, or nothing any more."""
         now_ns = sum(n * graph.added_ns for n, graph in zip(self.joint.runs, self.graphs))
         then_ns = sum(n * level.added_ns for n, level in zip(self.joint.runs, found))
         partitions = [(n, graph.partition) for n, graph in zip(self.joint.runs, self.graphs)]
@@ -337,18 +355,20 @@ class _Replan:
         return now_ns - then_ns > WORTH_IT * step_ns or (now_ns > 0 and then_ns == 0)
 
     def _exchange(
-        self, attempts: Sequence[Attempt | None], levels: Sequence[Level], peak: int | None, limit: int | None
+        self, attempts: Sequence[Attempt | None], levels: Sequence[PlanLevel], peak: int | None, limit: int | None
     ) -> None:
         step = self._figures(peak, limit)
         for graph, attempt, level in zip(self.graphs, attempts, levels):
             final = attempt if attempt is None or attempt.real else compiled_at(graph, level, real=True)
             if final is not None and final is not graph.attempt:
                 graph.exchange(final)
+            # The largest of the three: the next process must find that what is stored fits its own budget.
             own = graph.memory
             graph.keep(max(level.budget_bytes, level.memory.peak_bytes, 0 if own is None else own.peak_bytes), "", step)
 
     def _keep_all(self, peak: int, limit: int | None) -> None:
         for graph in self.graphs:
+            # A part that turned out to be enough is the graph's own budget from now on.
             part = graph.attempt if graph.has_part else None
             own = graph.budget_bytes if part is None else part.request.budget_bytes
             graph.keep(own, "", self._figures(peak, limit))
@@ -357,7 +377,7 @@ class _Replan:
         return StepFigures(len(self.step.graphs), peak, limit)
 
     def _warn(self, found: str, why: str) -> None:
-        """The budget holds for each graph alone: say so once."""
+        """Warn that the budget holds for each graph alone, and give each graph all of it."""
         logger.warning(
             "the step runs %d planned graphs, and memory_budget was kept for each of them only: %s, but %s; name a "
             "smaller budget, or let the step be one graph (%s)",

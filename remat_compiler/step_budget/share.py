@@ -1,9 +1,8 @@
-"""Share one budget among the graphs of a step: what each may hold, so that together they stay within it.
+"""Share one budget among the graphs of a step: a plan for each graph, so that together they stay within it.
 
-Every graph is planned at several levels, from the least that it may need to the peak that saves everything: as others
-run between its forward and its backward, what it holds there counts as much as its peak.  From saving everything, one
-graph at a time goes a level down: the one that takes most bytes off the step's peak for the time that
-it adds.
+Every graph is planned at several levels, from its least memory up to saving everything.  Since other graphs run between
+its forward and its backward, the bytes that it holds there count as much as its peak.  Beginning with all graphs at the
+top, one graph at a time goes a level down: the one that takes most bytes off the step's peak for the time that it adds.
 """
 
 from __future__ import annotations
@@ -18,17 +17,17 @@ from remat_compiler.simulate.step_peak import GraphMemory, memory_of
 from remat_compiler.simulate.timeline import simulate
 
 LEVELS = (0.0, 0.1, 0.25, 0.5, 0.75)
-"""Budgets that each graph is planned at, from its smallest peak (0) toward the peak without a budget (1)."""
+"""Budgets at which each graph is planned, between its smallest peak (0) and its peak without a budget (1)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Level:
+class PlanLevel:
     """One way to plan a graph.
 
     Attributes:
-        budget_bytes: The budget that the planner gets for it.
-        between_bytes: What it is to leave free of that between forward and backward.
-        memory: What the simulator says of the plan.
+        budget_bytes: The budget that the planner gets.
+        between_bytes: Bytes of the budget to leave free between forward and backward.
+        memory: The memory of the plan, by the simulator.
         added_ns: Time that recomputation adds to one run of the graph.
     """
 
@@ -44,18 +43,21 @@ def levels_of(
     plan_with: Callable[[RematProblem], PlanResult],
     *,
     extremes: bool = False,
-) -> tuple[Level, ...]:
+) -> tuple[PlanLevel, ...]:
     """The levels of a graph, the least memory first; the last one recomputes nothing.
 
-    Both the peak and what is held between forward and backward go from their smallest to those without a budget.
+    From level to level, both the peak and the bytes held between forward and backward grow from their smallest to those
+    without a budget.
 
     Args:
-        problem: The graph and its costs; the budget is not heeded.
+        problem: The graph and its costs; its budget is ignored.
         unbudgeted: Its memory without a budget.
         plan_with: The planner.
-        extremes: Also, in front, the least held and the least peak, each whatever the other one is then.
+        extremes: Whether two levels come first: the least held bytes at any peak, and the least peak at any held bytes.
     """
-    top = Level(unbudgeted.peak_bytes, 0, unbudgeted, 0)
+    top = PlanLevel(unbudgeted.peak_bytes, 0, unbudgeted, 0)
+    # No plan fits 1 byte: planners answer with their smallest peak.  With all of the peak to be left free in between,
+    # what is held is all that counts.
     least_peak = _planned(problem, 1, 0, plan_with)
     least_held = _planned(problem, 1, unbudgeted.peak_bytes, plan_with)
     if least_peak is None or least_held is None:
@@ -66,6 +68,7 @@ def levels_of(
         budget = peak_bytes + int(fraction * max(unbudgeted.peak_bytes - peak_bytes, 0))
         held = held_bytes + int(fraction * max(unbudgeted.held_bytes - held_bytes, 0))
         level = _planned(problem, budget, max(budget - held, 0), plan_with)
+        # `share` needs levels that take more time the lower they are.
         if level is not None and level.added_ns > found[0].added_ns:
             found.insert(0, level)
     return (least_held, least_peak, *found) if extremes else tuple(found)
@@ -73,22 +76,22 @@ def levels_of(
 
 def _planned(
     problem: RematProblem, budget_bytes: int, between_bytes: int, plan_with: Callable[[RematProblem], PlanResult]
-) -> Level | None:
-    """The level of one budget; that of the smallest peak found where nothing fits."""
+) -> PlanLevel | None:
+    """The level of one budget; if nothing fits it, the level of the smallest peak found."""
     result = planned_around(replace(problem, budget_bytes=budget_bytes), between_bytes, plan_with)
     if result.plan is None:
         return None
     timeline = simulate(problem.graph, problem.costs, result.plan)
-    return Level(budget_bytes, between_bytes, memory_of(problem.graph, timeline), timeline.added_ns)
+    return PlanLevel(budget_bytes, between_bytes, memory_of(problem.graph, timeline), timeline.added_ns)
 
 
 def share(
-    levels: Sequence[Sequence[Level]],
+    levels: Sequence[Sequence[PlanLevel]],
     runs: Sequence[int],
     peak_of: Callable[[Sequence[GraphMemory]], int],
     limit_bytes: int,
-) -> tuple[Level, ...] | None:
-    """A level for each graph, with which the step stays within the limit; `None` where the lowest do not.
+) -> tuple[PlanLevel, ...] | None:
+    """A level for each graph with which the step stays within the limit; `None` if it exceeds that at the lowest.
 
     Args:
         levels: The levels of each graph, the least memory first.
@@ -102,6 +105,8 @@ def share(
         return peak_of([of_graph[i].memory for of_graph, i in zip(levels, at)])
 
     now = peak()
+    # Greedy: bytes saved for each nanosecond added (`+ 1` for levels that add none), the first graph among equals.  A
+    # move that saves nothing is made, too, if there is no better one: several graphs may have to go down together.
     while now > limit_bytes:
         tries = []
         for graph, of_graph in enumerate(levels):
@@ -118,8 +123,8 @@ def share(
     return tuple(of_graph[i] for of_graph, i in zip(levels, at))
 
 
-def _raise_what_fits(levels: Sequence[Sequence[Level]], at: list[int], fits: Callable[[], bool]) -> None:
-    """Take back what proved needless once others had gone down, the most time first."""
+def _raise_what_fits(levels: Sequence[Sequence[PlanLevel]], at: list[int], fits: Callable[[], bool]) -> None:
+    """Undo the moves that later ones made needless, first for the graphs that add most time."""
     for graph in sorted(range(len(at)), key=lambda graph: (-levels[graph][at[graph]].added_ns, graph)):
         while at[graph] + 1 < len(levels[graph]):
             at[graph] += 1
@@ -129,11 +134,12 @@ def _raise_what_fits(levels: Sequence[Sequence[Level]], at: list[int], fits: Cal
 
 
 def smallest(
-    levels: Sequence[Sequence[Level]], runs: Sequence[int], peak_of: Callable[[Sequence[GraphMemory]], int]
-) -> tuple[Level, ...]:
-    """A level for each graph with the least peak of the step that is found, and of those the least added time.
+    levels: Sequence[Sequence[PlanLevel]], runs: Sequence[int], peak_of: Callable[[Sequence[GraphMemory]], int]
+) -> tuple[PlanLevel, ...]:
+    """A level for each graph with the least peak of the step that is found; among equal peaks, the least added time.
 
-    What one graph holds counts while the others run, so the least peak of each need not be the least of all.
+    The bytes that one graph holds count while the others run, so the least peaks of all graphs need not make up the
+    least peak of the step.
 
     Args:
         levels: The levels of each graph.
@@ -145,6 +151,8 @@ def smallest(
         chosen = [of_graph[i] for of_graph, i in zip(levels, at)]
         return peak_of([level.memory for level in chosen]), sum(n * level.added_ns for n, level in zip(runs, chosen))
 
+    # All combinations are too many: from the best of those with all graphs at the same level, one graph at a time
+    # moves to any other level that is better, until none is.  Every move lowers the rank, so this ends.
     starts = [[min(k, len(of_graph) - 1) for of_graph in levels] for k in range(max(map(len, levels)))]
     at = min(starts, key=rank)
     best = rank(at)

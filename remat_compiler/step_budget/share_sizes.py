@@ -1,15 +1,15 @@
-"""Share one budget among the graphs of a step, some of whose sizes change: what each may take at any sizes.
+"""Share one budget among the graphs of a step if sizes change: a limit for each graph that holds at all sizes.
 
-No graph knows at which sizes the graphs behind it will run.  So each gets a limit of its own (`Allowance`) for what it
-takes while it runs, holds until its backward, and leaves behind; a step whose graphs all take their limits stays within
-the budget, so every step does, whatever sizes come together:
+No graph knows at which sizes the graphs after it will run.  So each gets its own limits (`Allowance`) on the bytes that
+it takes while it runs, holds until its backward, and leaves behind.  A step in which every graph takes all of its
+limits stays within the budget, so every step does, whatever sizes come together:
 
     budget  ├──────── A runs: limit A ────────┤
             ├─ held A ─┤── B runs: limit B ───┤
 
-How the limits compare decides what is recomputed, and where.  They are those of a plan of the whole step, half-way
-between the largest sizes that need no recomputation and the largest for which there is a plan; `share` makes it from
-what is known at the first sizes, grown with them.  Larger sizes than those have the budget shared anew.
+The ratio of the limits decides how much each graph recomputes.  It is taken from a plan of the whole step at sizes
+half-way between the largest that need no recomputation and the largest that have a plan; `share` makes that plan from
+the plans at the first sizes, with their memory scaled.  If larger sizes come, the budget is shared again for them.
 """
 
 from __future__ import annotations
@@ -22,35 +22,35 @@ from typing import Protocol
 from remat_compiler.dynamic_shapes.dispatch import Dispatch
 from remat_compiler.simulate.allowance import Allowance
 from remat_compiler.simulate.step_peak import Call, GraphMemory, Turn, beside_bytes, whole_step_peak
-from remat_compiler.step_budget.share import Level, share
+from remat_compiler.step_budget.share import PlanLevel, share
 
 logger = logging.getLogger(__name__)
 
 GROWTH = 1.1
-"""Factor between the multiples of the first sizes that are looked at."""
+"""Ratio of one size step to the next: step `s` stands for `GROWTH ** s` times the first sizes."""
 SMALLEST, LARGEST = -48, 72
-"""The first and the last of them, as exponents: a hundredth, and a thousand times the first sizes."""
+"""The smallest and the largest size step: a hundredth of the first sizes, and a thousand times them."""
 STRETCH = 64
-"""How many times the plan's memory limits may be at most, where the budget leaves that much."""
+"""Limits are at most this many times the planned memory, even if the budget leaves more."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Member:
+class GraphChoices:
     """One graph of a step.
 
     Attributes:
         levels: The ways to plan it at its first sizes, the least memory first.
-        grown: What its memory at other sizes is of that at the first ones, and what it leaves behind there in bytes;
-            takes the multiple of the first sizes.  `None` for a graph of fixed sizes.
-        passed: See `Allowance`; what levels leave behind is without these.
+        grown: Maps a multiple of the first sizes to the ratio of its memory there to that at the first sizes, and to
+            the bytes that it leaves behind there.  `None` for a graph of fixed sizes.
+        passed: See `Allowance`; the left bytes of `levels` do not include these gradients.
     """
 
-    levels: tuple[Level, ...]
+    levels: tuple[PlanLevel, ...]
     grown: Callable[[float], tuple[float, int]] | None = None
     passed: tuple[int, ...] = ()
 
-    def at(self, step: int) -> tuple[Level, ...]:
-        """The levels at other sizes."""
+    def at(self, step: int) -> tuple[PlanLevel, ...]:
+        """The levels at a size step, see `GROWTH`."""
         if self.grown is None:
             return self.levels
         factor, left = self.grown(GROWTH**step)
@@ -58,16 +58,16 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
-class Division:
+class BudgetSplit:
     """How a budget is shared.
 
     Attributes:
         levels: For each graph the level that was chosen, at the first sizes.
-        allowances: What each may take.
-        step: The power of `GROWTH` times the first sizes that it was made for.
+        allowances: For each graph its limits.
+        step: The size step that it was made for, see `GROWTH`.
     """
 
-    levels: tuple[Level, ...]
+    levels: tuple[PlanLevel, ...]
     allowances: tuple[Allowance, ...]
     step: int
 
@@ -78,22 +78,27 @@ class SizeShares:
     Args:
         members: The graphs.
         calls: Their calls in order.
-        turns: What happens, in order.
+        turns: The forwards and backwards of the calls, in order.
         limit_bytes: The budget.
     """
 
     def __init__(
-        self, members: Sequence[Member], calls: Sequence[Call], turns: Sequence[tuple[Turn, int]], limit_bytes: int
+        self,
+        members: Sequence[GraphChoices],
+        calls: Sequence[Call],
+        turns: Sequence[tuple[Turn, int]],
+        limit_bytes: int,
     ) -> None:
         self.members = tuple(members)
         self.limit_bytes = limit_bytes
         self._runs = [sum(call.graph == i for call in calls) for i in range(len(members))]
         self._graphs = tuple(call.graph for call in calls)
-        # Gradients that wait for another graph count as left behind, and with what that one takes; so what each call
-        # passes on is left out here.
-        # Calls of one graph may be for different parameters, so that each leaves gradients of its own.
+        # Each call is a graph of its own here, since calls of one graph may be for different parameters: then each of
+        # them leaves gradients behind.  Gradients that a call passes on are not followed: those that wait for another
+        # graph count as left behind, and again among that graph's tangents, which is never too little.
         self._calls = tuple(Call(i) for i in range(len(calls)))
         self._turns = tuple(turns)
+        # `or None`: the slice for -1 would end at 0, and be empty.
         lowest, highest = ([of.levels[i : i + 1 or None] for of in members] for i in (0, -1))
         self.most = self._last_step(lowest)
         self._free = self._last_step(highest)
@@ -102,25 +107,27 @@ class SizeShares:
         """Peak of the step."""
         return whole_step_peak([memories[graph] for graph in self._graphs], self._calls, self._turns)
 
-    def divide(self, needed: int) -> Division | None:
-        """The budget shared out for sizes of at least the `needed` step; `None` where there is no plan for those."""
+    def divide(self, needed: int) -> BudgetSplit | None:
+        """The budget shared for sizes of at least the size step `needed`; `None` if there is no plan for those."""
         if self.most is None or needed > self.most:
             return None
+        # Without recomputation even the smallest sizes may not fit.
         free = SMALLEST if self._free is None else self._free
         step = max(needed, (free + self.most) // 2)
         at_step = [member.at(step) for member in self.members]
         found = share(at_step, self._runs, self.peak, self.limit_bytes)
         if found is None:
             return None
+        # `found` has levels scaled to the step: their positions name the levels at the first sizes.
         chosen = tuple(of.levels[levels.index(level)] for of, levels, level in zip(self.members, at_step, found))
-        return Division(chosen, self._allowances([level.memory for level in found]), step)
+        return BudgetSplit(chosen, self._allowances([level.memory for level in found]), step)
 
     def least_peak(self) -> int:
-        """The smallest peak at the first sizes, as far as is foreseen."""
+        """The smallest predicted peak at the first sizes."""
         return self.peak([member.at(0)[0].memory for member in self.members])
 
-    def _last_step(self, levels: Sequence[Sequence[Level]]) -> int | None:
-        """The largest step at which the step fits with these levels; `None` where none does."""
+    def _last_step(self, levels: Sequence[Sequence[PlanLevel]]) -> int | None:
+        """The largest size step at which the training step fits with these levels; `None` if it fits at none."""
 
         def fits(step: int) -> bool:
             members = [replace(member, levels=tuple(of)) for member, of in zip(self.members, levels)]
@@ -128,6 +135,7 @@ class SizeShares:
 
         if not fits(SMALLEST):
             return None
+        # Memory grows with the sizes, so bisect: `low` fits, `high` does not or lies beyond the last step.
         low, high = SMALLEST, LARGEST + 1
         while high - low > 1:
             middle = (low + high) // 2
@@ -135,18 +143,20 @@ class SizeShares:
         return low
 
     def _allowances(self, planned: Sequence[GraphMemory]) -> tuple[Allowance, ...]:
-        """Limits in proportion to what was planned, as large as the budget allows; a fixed graph's are its memory."""
+        """Limits in proportion to the planned memory, as large as the budget allows; a fixed graph gets its memory."""
         memories = self._stretched(planned)
         for i in range(len(memories)):
-            # What nobody runs beside may be as much as the graph takes anyway.
+            # If no other graph runs while this one is held, its held bytes need no limit; likewise its left bytes.
+            # That is so if even more than the whole budget leaves the peak within it.
             for name in ("held_bytes", "left_bytes"):
                 tried = [*memories[:i], replace(memories[i], **{name: self.limit_bytes + 1}), *memories[i + 1 :]]
                 if self.members[i].grown is not None and self.peak(tried) <= self.limit_bytes:
                     memories[i] = tried[i]
+        # A graph may take while it runs what the others leave free at their limits, at worst over its calls.
         beside = beside_bytes([memories[graph] for graph in self._graphs], self._calls, self._turns)
         found = []
         for i, memory in enumerate(memories):
-            # A graph of other steps has no call in this one.
+            # No call: the graph belongs to a joined step, and this step does not limit it.
             others = max((beside[call] for call, graph in enumerate(self._graphs) if graph == i), default=0)
             limit = self.limit_bytes - others
             held, left = min(memory.held_bytes, limit), min(memory.left_bytes, limit)
@@ -154,12 +164,15 @@ class SizeShares:
         return tuple(found)
 
     def _stretched(self, planned: Sequence[GraphMemory]) -> list[GraphMemory]:
+        """The planned memory of all graphs whose sizes change, times the largest common factor that fits."""
+
         def stretched(factor: float) -> list[GraphMemory]:
             return [
                 memory if member.grown is None else _scaled(memory, factor, int(factor * memory.left_bytes))
                 for member, memory in zip(self.members, planned)
             ]
 
+        # The plan itself fits, so `low` always does.
         low, high = 1.0, float(STRETCH)
         while high - low > 1e-4:
             middle = (low + high) / 2
@@ -168,7 +181,7 @@ class SizeShares:
 
 
 class Limited(Protocol):
-    """A graph of changing sizes that keeps to what it is allowed."""
+    """A graph of changing sizes that keeps to an allowance."""
 
     dispatch: Dispatch
 
@@ -177,18 +190,18 @@ class Limited(Protocol):
         ...
 
     def factor_at(self, sizes: Sequence[int]) -> float:
-        """Its memory at given sizes, as a part of that at the first ones."""
+        """The ratio of its memory at given sizes to that at the first sizes."""
         ...
 
 
-class SharedSizes:
-    """Keeps the graphs of a step to their allowances, and shares anew where larger sizes come.
+class SharedBudget:
+    """Keeps the graphs of a step to their allowances, and shares the budget again when larger sizes come.
 
     Args:
-        shares: What there is to share.
+        shares: The budget and the graphs.
         graphs: The graphs in the order of the shares; `None` for those of fixed sizes.
-        first: The graph that runs first, before which nothing is held.
-        between_steps: Whether nothing is held now; the first graph may run again later in a step.
+        first: The graph that begins the step: nothing is held before it.
+        between_steps: Whether nothing is held now, since the first graph may run again later in a step.
     """
 
     def __init__(
@@ -203,17 +216,19 @@ class SharedSizes:
         self._step: int | None = None
         opening = graphs[first]
         if opening is not None:
+            # The graph may begin other kinds of steps, too, whose hooks must still run.
             before = opening.dispatch.before_new_sizes
 
             def look_at(sizes: tuple[int, ...]) -> None:
                 if before is not None:
                     before(sizes)
+                # Amid a step, calls hold memory under the old limits: new ones would not add up with it.
                 if between_steps():
                     self.look_at(first, opening.factor_at(sizes))
 
             opening.dispatch.before_new_sizes = look_at
 
-    def apply(self, division: Division) -> None:
+    def apply(self, division: BudgetSplit) -> None:
         """Keep to this division from now on."""
         self._step = division.step
         for graph, allowance in zip(self._graphs, division.allowances):
@@ -221,16 +236,17 @@ class SharedSizes:
                 graph.share(allowance, self)
 
     def look_at(self, graph: int, factor: float) -> None:
-        """Sizes with which a step begins: where they are beyond those that the budget was shared for, share it anew.
+        """Share the budget again if a step begins with sizes beyond those that it was shared for.
 
         Args:
             graph: The graph that is called.
-            factor: Its memory at these sizes, as a part of that at the first ones.
+            factor: The ratio of its memory at these sizes to that at the first sizes.
         """
         step, grown = self._step, self._shares.members[graph].grown
         if step is None or grown is None or self._shares.most is None or factor <= grown(GROWTH**step)[0]:
             return
         needed = next((s for s in range(step + 1, LARGEST) if grown(GROWTH**s)[0] >= factor), LARGEST)
+        # Beyond the largest sizes with a plan, the limits for those are the best there is.
         division = self._shares.divide(min(needed, self._shares.most))
         if division is not None and division.step > step:
             logger.info("larger sizes than before: the budget is shared anew among %d graphs", len(self._graphs))
@@ -238,6 +254,7 @@ class SharedSizes:
 
 
 def _scaled(memory: GraphMemory, factor: float, left_bytes: int) -> GraphMemory:
-    """Memory at other sizes, where forward and backward have one limit."""
+    """Memory at other sizes, with one limit for forward and backward."""
+    # The left bytes may come from a formula of their own, and grow otherwise than the factor.
     peak_bytes = max(int(factor * memory.peak_bytes), left_bytes)
     return GraphMemory(peak_bytes, int(factor * memory.held_bytes), peak_bytes, left_bytes)

@@ -1,11 +1,11 @@
 """Which compiled graphs one training step runs, learnt from the calls themselves.
 
-A step begins with a forward call while no other is open, and is complete when each of its calls has run backward or
-was let go of.  Calls are followed by autograd's own node behind their outputs: it lives as long as what the forward
+A step begins with a forward call while no other call is open, and is complete when each of its calls has run backward
+or was dropped.  A call is followed by autograd's own node of its outputs: the node lives as long as what the forward
 saved, and tells when the backward has run.
 
-A call that stays open, since the caller keeps its output, does not keep the steps behind it from being complete: it is
-set aside once it has outlived a step that made the same call again, or `PATIENCE` steps:
+A call that stays open because the caller keeps its output does not keep later steps from being complete: it is set
+aside once it has outlived a step that made the same call again, or `PATIENCE` steps:
 
     f ───────────────────────────────────────────► kept
        f   g   backward g   backward f │ f   g   …
@@ -31,9 +31,9 @@ from remat_compiler.simulate.step_peak import Call, Passed, Turn
 G = TypeVar("G")
 
 PATIENCE = 3
-"""Steps that a call may outlive before it is taken to be kept, where the same call is not made again."""
+"""Steps that an open call may outlive before it counts as kept, if the same call is not made again."""
 COLLECTIONS = 3
-"""Times that what a step left open is given to the garbage collector, which takes as long as many small steps."""
+"""Garbage collections for one step with open calls; more are not tried, since each takes as long as many steps."""
 
 
 @dataclass(slots=True, eq=False)
@@ -43,9 +43,9 @@ class WatchedStep(Generic[G]):
     Attributes:
         graphs: The distinct graphs, in the order of their first calls.
         calls: The calls in order; each names its graph by its position in `graphs`.
-        turns: What happened, in order.
-        notes: What `forward` was told of each call.
-        aside: Calls of earlier steps that were open when this one ended, and what was noted of them.
+        turns: The forwards, backwards and drops of the calls, in order.
+        notes: For each call the note that `forward` was given.
+        aside: Calls of earlier steps that were open when this one ended: their graphs and notes.
     """
 
     graphs: list[G] = field(default_factory=list)
@@ -65,17 +65,19 @@ class WatchedStep(Generic[G]):
 
     @property
     def open_calls(self) -> list[tuple[G, Any]]:
-        """The graph of each call that holds what its forward saved, with what was noted of the call."""
+        """The graph and the note of each call that still holds what its forward saved."""
+        # A copy of the keys: autograd's thread may close a call meanwhile.
         return [(self.graphs[self.calls[call].graph], self.notes[call]) for call in tuple(self._open)]
 
     def _add(
         self, graph: G, passed: tuple[Passed, ...], note: Any, addresses: frozenset[int], leaves: frozenset[int]
     ) -> int:
-        """One more call, which is open; its number."""
+        """Add an open call; return its number."""
         call = len(self.calls)
         position = next((i for i, known in enumerate(self.graphs) if known is graph), len(self.graphs))
         if position == len(self.graphs):
             self.graphs.append(graph)
+        # Sets of parameters are numbered for each graph apart, in the order in which it is called with them.
         others = sum(of_graph == position for of_graph, _ in self._leaves)
         self.calls.append(Call(position, passed, self._leaves.setdefault((position, leaves), others)))
         self.turns.append((Turn.FORWARD, call))
@@ -84,60 +86,66 @@ class WatchedStep(Generic[G]):
         return call
 
     def add(self, graph: G, note: Any) -> None:
-        """One more call, of which nothing else is known."""
+        """Add a call of which nothing else is known."""
+        # Its leaves are not known either: a number that is no object's identity makes them equal to no others.
         self._add(graph, (), note, frozenset(), frozenset({-1 - len(self.calls)}))
 
     def _completed(self) -> WatchedStep[G] | None:
-        """The step that ran since all calls were made that are open now; `None` where none did, or these belong to it.
+        """The step that ran after the open calls were made; `None` if none did, or if they may belong to it.
 
-        To be asked before a forward.
+        Called before a forward.
         """
         kept = frozenset(self._open)
         if not kept:
-            return None
+            return None  # then `_end` told of the step
+        # Only what came after the last turn of an open call, and after the step found last time, can be a new step.
         first = 1 + max(i for i, (_, call) in enumerate(self.turns) if call in kept)
         first = max(first, self._base[1] if kept == self._base[0] else 0)
         turns = self.turns[first:]
         inside = {call for _, call in turns}
         trained = {self._key(call) for turn, call in turns if turn is Turn.BACKWARD}
         if not trained:
+            # No backward since.  With graphs that are all kept for another backward, the step may still be over.
             return self if all((Turn.KEPT, call) in self.turns for call in kept) else None
         self._survived = self._survived + 1 if kept == self._base[0] else 1
         self._base = (kept, len(self.turns))
+        # Open while the same call is made again: the caller keeps its output.  Otherwise it may belong to the step, as
+        # that of a generator which waits for its critic, until it has outlived several.
         again = all(self._key(call) in trained or (Turn.KEPT, call) in self.turns for call in kept)
         if not again and self._survived < PATIENCE:
             return None
         return self._part([turn for turn in turns if turn[1] in inside and turn[1] not in kept])
 
     def _key(self, call: int) -> tuple[int, int]:
-        """What makes two calls equal: the graph, which may serve several modules, and the parameters."""
+        """The identity of a call: its graph, and its parameters, since one graph may serve several modules."""
         return self.calls[call].graph, self.calls[call].leaves
 
     def _part(self, turns: list[tuple[Turn, int]]) -> WatchedStep[G]:
-        """A step of its own of some turns, each call with its forward."""
+        """A new step from some turns; turns of calls whose forward is not among them are left out."""
         found: WatchedStep[G] = WatchedStep()
         numbers: dict[int, int] = {}
         for turn, call in turns:
             if turn is Turn.FORWARD:
                 old, graph = self.calls[call], self.graphs[self.calls[call].graph]
+                # Calls outside of the part have no number in it: gradients go to them as to eager operators.
                 passed = tuple(replace(one, to=None if one.to is None else numbers.get(one.to)) for one in old.passed)
                 leaves = frozenset({old.leaves})
                 numbers[call] = found._add(graph, passed, self.notes[call], frozenset(), leaves)
             elif call in numbers:
                 found.turns.append((turn, numbers[call]))
-        found._open.clear()
+        found._open.clear()  # it is over
         return found
 
 
 class Here(threading.local):
-    """What a thread is in the middle of.
+    """The state of one thread.
 
     Attributes:
-        open: By the identity of its node, each call whose backward has not run: the node, the graph, a note, and where
-            the call is watched in full its step and number.
-        known: The place within a known step that the latest call came to, see `known_steps`.
+        open: Each call whose backward has not run, by the identity of its node: a weak reference to the node, the
+            graph, a note, the call's step (`None` if the call is not watched in full), and its number in the step.
+        known: The place of the latest call in a known step, see `known_steps`.
         step: The step that is watched.
-        left: Steps that are over, of which calls are open still.
+        left: Steps that are over, but have open calls.
     """
 
     def __init__(self) -> None:
@@ -147,7 +155,8 @@ class Here(threading.local):
         self.left: list[WatchedStep[Any]] = []
 
     def forget_dropped(self) -> None:
-        """Let go of calls whose outputs nobody has any more."""
+        """Remove calls whose outputs are gone."""
+        # A copy, and `pop` with a default: autograd's thread removes entries at the same time.
         for key, (node, *_) in tuple(self.open.items()):
             if node() is None:
                 self.open.pop(key, None)
@@ -157,11 +166,12 @@ class StepWatch(Generic[G]):
     """Follows the steps of each thread.
 
     Args:
-        complete: Is told of each complete step, on the thread that ended it (autograd's own, perhaps).
+        complete: Called with each complete step, on the thread that ended it, which may be autograd's own.
     """
 
     def __init__(self, complete: Callable[[WatchedStep[G]], None]) -> None:
         self._complete = complete
+        # Reentrant: within it, memory may be collected, and the finalizer of a node then comes to `_end`.
         self._lock = threading.RLock()
         self.here = Here()
 
@@ -175,26 +185,28 @@ class StepWatch(Generic[G]):
         return here.step
 
     def begin(self) -> None:
-        """A forward is about to run: what is behind it may be a step, though calls before that are open."""
+        """A forward is about to run: the calls so far may make up a complete step, though older calls are open."""
         with self._lock:
             step = self.current
             done = step._completed()
             if done is None:
                 return
+            # Its open calls are set aside: the next step begins without them.
             step._over = True
             self.here.left.append(step)
             if done is not step:
                 done._left = self.here.left
             for key in step._nodes.values():
                 self.here.open.pop(key, None)
+        # Without the lock: whoever is told may take other locks.
         self._tell(done)
 
     def go_on_with(self, step: WatchedStep[G], nodes: Iterable[tuple[int, Any]]) -> None:
         """Watch a step from its middle on.
 
         Args:
-            step: What has run of it.
-            nodes: Its open calls, and their nodes.
+            step: The step so far.
+            nodes: The numbers and nodes of its open calls.
         """
         step._left = self.here.left
         self.here.step = step
@@ -203,13 +215,14 @@ class StepWatch(Generic[G]):
             self._follow(step, call, node)
 
     def forward(self, graph: G, arguments: Iterable[Any], outputs: Any, note: Any = None) -> None:
-        """`graph` was called; nothing is noted of a call that autograd does not follow."""
+        """Note a call of `graph`; without a node of autograd, as in an evaluation, there is nothing to note."""
         node = torch_compat.compiled_backward(outputs)
         if node is None:
             return
         arguments = tuple(arguments)
         with self._lock:
             step = self.current
+            # An output that is an argument of a later call is recognised by its address, since views share that.
             made = frozenset(chain.from_iterable(map(_addresses, tensors_in(outputs))))
             passed = _passed(arguments, dict(step._open), step._values)
             call = step._add(graph, passed, note, made, _leaves(arguments))
@@ -220,10 +233,11 @@ class StepWatch(Generic[G]):
         step._nodes[call] = id(node)
         self.here.open[id(node)] = (weakref.ref(node), graph, note, step, call)
         torch_compat.follow_backward(node, self.here.open, self.ran_backward)
+        # The node also dies after a backward; `_end` takes the first of both.  Not at exit: nothing is learnt there.
         weakref.finalize(node, self._end, step, call, Turn.DROPPED).atexit = False
 
     def ran_backward(self, entry: tuple[Any, Any, Any, Any, int], kept: bool) -> None:
-        """The backward of a watched call has run; its graph is perhaps kept for another one."""
+        """The backward of a watched call has run; if `kept`, its graph is kept for another one."""
         _, _, _, step, call = entry
         if not kept:
             self._end(step, call, Turn.BACKWARD)
@@ -245,7 +259,7 @@ class StepWatch(Generic[G]):
     def _tell(self, step: WatchedStep[G]) -> None:
         before = [one for one in step._left if one._open]
         if any(one._collections < COLLECTIONS for one in before):
-            gc.collect()  # what is left of a step that was given up may only wait for that
+            gc.collect()  # calls of an abandoned step may be open only because of reference cycles
             for one in before:
                 one._collections += 1
         step.aside = tuple(call for one in before for call in one.open_calls)
@@ -259,14 +273,16 @@ def _passed(
 
     Args:
         arguments: The arguments.
-        makers: Where in memory each open call left its outputs.
-        values: The number of each value that no graph made, by where it is in memory; grows.
+        makers: For each open call the addresses of its outputs.
+        values: The number of each value that no graph made, by its addresses; new values are added.
     """
     found: dict[frozenset[int], Passed] = {}
     for argument, tensor in enumerate(arguments):
         if isinstance(tensor, torch.Tensor) and tensor.requires_grad and not tensor.is_leaf:
+            # No address, as of some subclasses: a negative number is none either, and keeps the argument apart.
             addresses = _addresses(tensor) or frozenset({-1 - argument})
             maker = next((call for call, made in makers.items() if made & addresses), None)
+            # Autograd adds up the gradients of a value that is passed twice.
             if addresses not in found:
                 value = values.setdefault(addresses, len(values)) if maker is None else -1
                 found[addresses] = Passed(torch_compat.num_bytes(tensor), maker, argument, value)
@@ -274,11 +290,11 @@ def _passed(
 
 
 def _leaves(arguments: Iterable[Any]) -> frozenset[int]:
-    """Which parameters and other leaves a call gives gradients to."""
+    """The identities of the parameters and other leaves that a call gives gradients to."""
     tensors = (x for x in arguments if isinstance(x, torch.Tensor))
     return frozenset(id(tensor) for tensor in tensors if tensor.requires_grad and tensor.is_leaf)
 
 
 def _addresses(tensor: torch.Tensor) -> frozenset[int]:
-    """Addresses of the tensor's memory, which views share; none where it has no memory of its own."""
+    """Addresses of the tensor's memory, which views share; none if it has no memory of its own."""
     return frozenset(part.untyped_storage().data_ptr() for part in torch_compat.dense_parts(tensor))

@@ -1,40 +1,44 @@
 """The only package that touches torch's private partitioner, Inductor and AOTAutograd API.
 
-Every function here behaves the same for torch 2.11 to 2.15; where the versions differ, the difference ends
-here, so that a new torch breaks one package.  What is changed of torch stands in one table, `patches`.
+Every function here behaves the same for torch 2.11 to 2.15; differences between the versions end here, so that a new
+torch breaks one package.  One table, `patches`, lists every change of torch.
 """
 
 from remat_compiler.torch_compat.allocators import device_allocator
-from remat_compiler.torch_compat.backends import (
-    DEVICE_RESERVE,
-    DynamoRestart,
-    StepInterpreter,
-    compile_with_interpreter,
-    cpp_compiler,
-    free_device_bytes,
-    inductor_fingerprint,
-    needs_gradients,
-    partitioner_always_runs,
-    shown_to_user,
-    total_device_bytes,
+from remat_compiler.torch_compat.backward_nodes import compiled_backward, follow_backward
+from remat_compiler.torch_compat.compiled_graphs import (
+    add_post_compile_listener,
+    callable_replaced,
+    compile_backward_at_once,
+    remove_post_compile_listener,
+    symbolic_kernels,
 )
-from remat_compiler.torch_compat.compile_again import (
-    any_fake,
+from remat_compiler.torch_compat.compiler_cache import (
+    cpp_compiler,
+    inductor_fingerprint,
+    partitioner_always_runs,
+)
+from remat_compiler.torch_compat.devices import DEVICE_RESERVE, free_device_bytes, total_device_bytes
+from remat_compiler.torch_compat.dynamo_context import (
     compile_lock,
-    compiled_backward,
     compiling,
-    dense_parts,
-    ends_at_graph_break,
     fake_outputs,
     fake_twins,
-    follow_backward,
-    num_bytes,
-    returns_scalar,
     saved_compilation,
-    storages_of,
 )
-from remat_compiler.torch_compat.forward_arguments import beside_the_step, forward_arguments
+from remat_compiler.torch_compat.dynamo_errors import DynamoRestart, pass_through_dynamo
+from remat_compiler.torch_compat.fake_tensors import (
+    FAKE_RUN_ERRORS,
+    FakeTensor,
+    FakeTensorMode,
+    corrected_fake_result,
+    fake_call,
+    fake_view,
+    new_fake,
+)
+from remat_compiler.torch_compat.forward_arguments import detached_run, forward_arguments
 from remat_compiler.torch_compat.frames import frames_tried, is_asked_for, reasons_to_skip
+from remat_compiler.torch_compat.graph_ends import ends_at_graph_break, returns_scalar
 from remat_compiler.torch_compat.inductor import (
     STORE,
     CustomPartitionerFn,
@@ -42,10 +46,11 @@ from remat_compiler.torch_compat.inductor import (
     compile_with_inductor,
     has_convolutions,
     keep_planned_memory,
-    stored,
+    materialise,
 )
 from remat_compiler.torch_compat.inductor_settings import is_inductor_setting, settings_of_mode, with_settings
 from remat_compiler.torch_compat.input_names import input_sources, joint_input_source
+from remat_compiler.torch_compat.interpreter import StepInterpreter, compile_with_interpreter
 from remat_compiler.torch_compat.joint import (
     MUST_SAVE,
     RECOMPUTE_SUFFIX,
@@ -62,6 +67,7 @@ from remat_compiler.torch_compat.joint import (
     prepare_joint,
     stock_partition,
 )
+from remat_compiler.torch_compat.modes import grad_mode_kept, outside_tracing
 from remat_compiler.torch_compat.modules import copy_module, copying_nodes, new_module
 from remat_compiler.torch_compat.operators import (
     COLLECTIVE_NAMESPACES,
@@ -77,13 +83,10 @@ from remat_compiler.torch_compat.operators import (
     save_policy,
 )
 from remat_compiler.torch_compat.outline import Halves, finished_modules
-from remat_compiler.torch_compat.patches import PATCHES, Patch, Purpose, untested
-from remat_compiler.torch_compat.recompilations import (
-    forget_dynamic,
-    frame_compilation,
-    input_shapes,
-    make_dynamic,
-)
+from remat_compiler.torch_compat.patch import Patch, Purpose, untested
+from remat_compiler.torch_compat.patches import PATCHES
+from remat_compiler.torch_compat.profiler import memory_deltas, profiler_is_running
+from remat_compiler.torch_compat.recompilations import forget_dynamic, frame_compilation, input_shapes, make_dynamic
 from remat_compiler.torch_compat.retained import graphs_may_be_retained
 from remat_compiler.torch_compat.saved_by_eager import gradients_by_eager, gradients_of_views, saved_by_eager
 from remat_compiler.torch_compat.sizes import (
@@ -103,137 +106,4 @@ from remat_compiler.torch_compat.symbols import (
     input_symbols,
     symbolic_inputs,
 )
-from remat_compiler.torch_compat.tracing import (
-    FAKE_RUN_ERRORS,
-    FakeTensor,
-    FakeTensorMode,
-    add_post_compile_listener,
-    callable_replaced,
-    compile_backward_at_once,
-    corrected_fake_result,
-    fake_call,
-    fake_view,
-    grad_mode_kept,
-    memory_deltas,
-    new_fake,
-    outside_tracing,
-    profiler_is_running,
-    remove_post_compile_listener,
-    symbolic_kernels,
-)
-
-__all__ = [
-    "COLLECTIVE_NAMESPACES",
-    "CPU_ALIGNMENT_BYTES",
-    "CUDA_ALIGNMENT_BYTES",
-    "CustomPartitionerFn",
-    "DEVICE_RESERVE",
-    "DynamoRestart",
-    "FAKE_RUN_ERRORS",
-    "FakeTensor",
-    "FakeTensorMode",
-    "Halves",
-    "InputSymbol",
-    "LaterAssumptions",
-    "MUST_SAVE",
-    "OwnSymbols",
-    "PATCHES",
-    "Patch",
-    "Purpose",
-    "RECOMPUTE_SUFFIX",
-    "STORE",
-    "StepInterpreter",
-    "UNBACKED_FALLBACK",
-    "add_post_compile_listener",
-    "allocated_bytes",
-    "any_fake",
-    "allocation_alignment",
-    "beside_the_step",
-    "callable_builtin",
-    "callable_replaced",
-    "can_replay",
-    "code_generation_only",
-    "compile_backward_at_once",
-    "compile_lock",
-    "compile_with_inductor",
-    "compiled_backward",
-    "compiling",
-    "compile_with_interpreter",
-    "copy_module",
-    "copying_nodes",
-    "corrected_fake_result",
-    "cpp_compiler",
-    "dense_parts",
-    "num_bytes",
-    "device_allocator",
-    "ends_at_graph_break",
-    "fake_call",
-    "fake_outputs",
-    "fake_twins",
-    "fake_view",
-    "finished_modules",
-    "follow_backward",
-    "forget_dynamic",
-    "forward_arguments",
-    "frame_compilation",
-    "frames_tried",
-    "free_device_bytes",
-    "partitioner_always_runs",
-    "fusible_ops",
-    "grad_mode_kept",
-    "graphs_may_be_retained",
-    "has_unbacked_shape",
-    "has_convolutions",
-    "inductor_fingerprint",
-    "input_shapes",
-    "input_sources",
-    "input_symbols",
-    "is_asked_for",
-    "is_backward_seed_offset",
-    "is_effectful_hop",
-    "is_inductor_setting",
-    "is_tangent",
-    "joint_input_source",
-    "joint_outputs",
-    "made_by_backward",
-    "keep_planned_memory",
-    "make_dynamic",
-    "memory_deltas",
-    "must_be_in_backward",
-    "must_be_in_forward",
-    "mutated_inputs",
-    "native_partition",
-    "needs_gradients",
-    "never_repeatable",
-    "new_fake",
-    "new_module",
-    "outside_tracing",
-    "overload_name",
-    "overloads_of",
-    "prepare_joint",
-    "profiler_is_running",
-    "reasons_to_skip",
-    "remove_post_compile_listener",
-    "returns_scalar",
-    "rng_state_value",
-    "run_and_save_rng_state",
-    "run_with_rng_state",
-    "save_policy",
-    "gradients_by_eager",
-    "gradients_of_views",
-    "saved_by_eager",
-    "saved_compilation",
-    "storages_of",
-    "settings_of_mode",
-    "shown_to_user",
-    "size_hint",
-    "sizes_at",
-    "stock_partition",
-    "stored",
-    "symbol_hint",
-    "symbolic_inputs",
-    "symbolic_kernels",
-    "total_device_bytes",
-    "untested",
-    "with_settings",
-]
+from remat_compiler.torch_compat.tensors import any_fake, dense_parts, needs_gradients, num_bytes, storages_of

@@ -1,4 +1,4 @@
-"""What the allocators of devices tell of themselves."""
+"""Statistics of device allocators."""
 
 from __future__ import annotations
 
@@ -27,18 +27,19 @@ class CudaAllocator:
         return self._stat("peak")
 
     def _stat(self, name: str) -> int:
-        # The flat form of the same takes ten times as long.
+        # The flat form of the same takes ten times as long; either is empty before the first use of the device.
         stats = torch.cuda.memory_stats_as_nested_dict(self.index)
         return int(stats["allocated_bytes"]["all"][name]) if stats else 0
 
 
 def device_allocator(values: Iterable[Any]) -> CudaAllocator | None:
-    """The allocator of the accelerator that tensors lie on; `None` for those of a CPU, whose allocator counts nothing.
+    """The allocator of the accelerator that tensors lie on; `None` on a CPU, whose allocator counts nothing.
 
-    Also where they lie on several, since the peaks of one tell nothing of a step on all.
+    Also `None` if they lie on several accelerators: the peak on one says nothing about a step on all.
     """
     devices = {value.device for value in values if isinstance(value, torch.Tensor) and value.device.type == "cuda"}
     if len(devices) != 1 or not torch.cuda.is_available():
         return None
+    # ``torch.device("cuda")`` has no index and means the current device.
     index: int | None = devices.pop().index
     return CudaAllocator(torch.cuda.current_device() if index is None else index)

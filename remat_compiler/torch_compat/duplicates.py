@@ -1,12 +1,15 @@
 """Common subexpressions of a joint graph, merged as torch's partitioner merges them, but in place.
 
 `torch._functorch.compile_utils.fx_graph_cse` copies the whole graph for the few nodes that it merges.  The rules are
-its: two nodes of one operator with equal arguments are one, unless they draw random numbers or have effects, an
-argument may have been changed between them, a custom operator is handed their memory to write to, or the memory of an
-output is at stake, which the caller must not find shared.
+the same: two nodes of one operator with equal arguments are merged, unless
 
-Since 2.14 torch merges nothing that only the forward needs with what the backward needs, too.  Some of its rules are
-younger than the oldest version here, and hold in all: they keep results right.
+- they draw random numbers or have effects,
+- an argument may have been changed between them,
+- a custom operator is handed their memory to write to,
+- or an output shares their memory: the caller must not find two outputs in one memory.
+
+Since 2.14 torch keeps apart nodes that only the forward needs from those that the backward needs as well.  Some of its
+rules are younger than the oldest version supported here.  They keep results right, so they hold for all versions.
 """
 
 from __future__ import annotations
@@ -24,18 +27,20 @@ from torch._inductor.pattern_matcher import compute_mutation_region_ids, same_mu
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import _pytree as pytree
 
+# They compute nothing.
 _ASIDE = ("placeholder", "get_attr", "output")
 _KEEPS_HALVES_APART = "extra_node_key" in signature(compile_utils.fx_graph_cse).parameters
-"""Whether torch's partitioner tells apart what the backward needs (2.14 and later)."""
+"""Whether torch's partitioner keeps apart nodes that the backward needs (2.14 and later)."""
 
 
 def merge_duplicates(graph: fx.Graph, backward_outputs: Iterable[Any] = ()) -> None:
-    """Erase each node that computes what an earlier one has; afterwards users stand in the order of the graph.
+    """Erase each node that computes the same as an earlier one; afterwards users are in the order of the graph.
 
     Args:
         graph: A joint graph.
-        backward_outputs: What its backward returns: nodes, or constants.
+        backward_outputs: Outputs of its backward: nodes, or constants.
     """
+    # Numbers the stretches between in-place changes, which `same_mutation_regions` compares.
     compute_mutation_region_ids(graph)
     apart, written = _never_merged(graph), _handed_over_to_write(graph)
     of_outputs = {_storage(n) for n in graph.output_node().all_input_nodes} - {None}
@@ -44,26 +49,31 @@ def merge_duplicates(graph: fx.Graph, backward_outputs: Iterable[Any] = ()) -> N
     for node in list(graph.nodes):
         if node.op in _ASIDE or _packet(node.target) in apart or node in written or node.is_impure():
             continue
+        # Arguments that were merged are replaced already, so equal chains of operators merge as a whole.
         token = _token(node)
+        # As in torch the hash leaves out the nesting, and has the types in it: 1, 1.0 and True are equal in Python.
         key = (node.target, node in of_backward, hash((token[0], token[1])))
         known = seen.get(key)
         if known is None:
             seen[key] = (token, node)
             continue
+        # Storages are looked up only now: most nodes have no duplicate.
         if _storage(known[1]) in of_outputs:
-            # Torch never lets it stand for others, so it did not take the place of what comes now.
+            # Torch never merges others into an alias of an output, so this node is the first that counts.
             seen[key] = (token, node)
+        # Only the hash may be equal; then the first node keeps its place, as in torch.
         elif known[0] == token and _storage(node) not in of_outputs:
             if same_mutation_regions(node, known[1]):
                 node.replace_all_uses_with(known[1])
                 graph.erase_node(node)
             else:
+                # An argument may have changed in between: later duplicates can only equal this node.
                 seen[key] = (token, node)
     _order_users(graph)
 
 
 def _leading_to(outputs: Iterable[Any]) -> frozenset[fx.Node]:
-    """The nodes that `outputs` are computed from, themselves included."""
+    """The nodes that `outputs` are computed from, including `outputs` themselves."""
     found: set[fx.Node] = set()
     stack = [output for output in outputs if isinstance(output, fx.Node)]
     while stack:
@@ -75,7 +85,11 @@ def _leading_to(outputs: Iterable[Any]) -> frozenset[fx.Node]:
 
 
 def _handed_over_to_write(graph: fx.Graph) -> frozenset[fx.Node]:
-    """What functional forms of operators that write to their arguments may write to in its place."""
+    """Arguments that functional forms of writing operators may write to in place.
+
+    Two equal ones must stay apart, since Inductor may have each operator write to its own.
+    """
+    # Each form lists the arguments in another way.
     functional = torch.ops.higher_order
     listing = graph.find_nodes(op="call_function", target=functional.auto_functionalized_v2)
     handed: list[Any] = [node.kwargs.get("_all_bases", ()) for node in listing]
@@ -96,18 +110,20 @@ def _packet(target: Any) -> Any:
 def _never_merged(graph: fx.Graph) -> frozenset[Any]:
     """Operators that give other values each time.
 
-    torch's own list of them lacks many, attention with dropout and ``randn_like`` among them.
+    torch's own list lacks many of them, such as attention with dropout and ``randn_like``.
     """
     targets = {n.target for n in graph.nodes if isinstance(n.target, torch._ops.OpOverload)}
     random = {t.overloadpacket for t in targets if torch.Tag.nondeterministic_seeded in t.tags}
+    # `empty` gives other values each time, too: those that its memory happens to hold.
     return frozenset({*compile_utils.rand_ops, *random, torch.ops.aten.empty})
 
 
 def _storage(node: fx.Node) -> StorageWeakRef | None:
-    """The memory of the node's value; `None` where it is no tensor with memory of its own."""
+    """The storage of the node's value; `None` if it is no tensor with a storage."""
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor):
         return None
+    # Of a sparse tensor, for example, torch gives no storage but an error.
     try:
         return StorageWeakRef(value.untyped_storage())  # type: ignore[no-untyped-call]
     except NotImplementedError:
@@ -115,26 +131,28 @@ def _storage(node: fx.Node) -> StorageWeakRef | None:
 
 
 def _token(node: fx.Node) -> tuple[tuple[Any, ...], tuple[type, ...], tuple[Any, ...]]:
-    """Values, their types, and how they are nested: all that decides what the operator computes, and where."""
+    """Values, their types, and their nesting: everything that decides what the operator computes, and where."""
     leaves: list[Any] = []
     shape: list[Any] = []
     _flatten(node.args, leaves, shape)
     if node.kwargs:
         shape.append(tuple(node.kwargs))
         _flatten(tuple(node.kwargs.values()), leaves, shape)
+    # Operators on other streams or in other pools have results of their own, equal or not.
     place: dict[str, Any] = node.meta.get("custom") or {}
     shape.append(tuple(place.get(name) for name in ("stream", "mempool", "mempool_device")))
     return tuple(map(_told_apart, leaves)), tuple(map(type, leaves)), tuple(shape)
 
 
 def _told_apart(leaf: Any) -> Any:
-    """A float as its digits, for 0.0 and -0.0 are equal to Python."""
+    """A float as its digits, since 0.0 and -0.0 are equal in Python."""
     if isinstance(leaf, float):
         return leaf.hex()
     return (leaf.real.hex(), leaf.imag.hex()) if isinstance(leaf, complex) else leaf
 
 
 def _flatten(values: Iterable[Any], leaves: list[Any], shape: list[Any]) -> None:
+    # Positions of the leaves at both ends stand for the brackets.
     shape.append(len(leaves))
     for value in values:
         if isinstance(value, (list, tuple)):
@@ -145,6 +163,7 @@ def _flatten(values: Iterable[Any], leaves: list[Any], shape: list[Any]) -> None
             leaves.extend(inner)
             shape.append(str(spec))
         else:
+            # The node, since comparing symbolic numbers themselves would put a guard on them.
             leaves.append(value.node if isinstance(value, (torch.SymBool, torch.SymInt, torch.SymFloat)) else value)
     shape.append(len(leaves))
 
@@ -155,6 +174,7 @@ def _order_users(graph: fx.Graph) -> None:
     for node in graph.nodes:
         if len(node.users) > 1:
             users = sorted(node.users, key=place.__getitem__)
+            # Most are in order already.
             if users != list(node.users):
                 node.users.clear()
                 node.users.update(dict.fromkeys(users))

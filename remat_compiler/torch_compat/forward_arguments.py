@@ -1,4 +1,4 @@
-"""What AOTAutograd hands to a compiled forward, and how to run such a graph beside the step."""
+"""The arguments that AOTAutograd hands to a compiled forward, and how to run such a graph apart from the step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from remat_compiler.torch_compat.patching import replaced_in
 
 
 class _Reached(Exception):
-    """The compiled forward was called: everything of AOTAutograd's that comes before it has run."""
+    """The compiled forward was called: AOTAutograd's wrappers before it have run."""
 
     def __init__(self, arguments: Sequence[Any]) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ _stopping = threading.local()
 
 
 def stop_at_forward(arguments: Sequence[Any]) -> None:
-    """To be called by interpreters with their arguments, before they run anything."""
+    """Raise if this thread wants only the arguments; interpreters call it before they run anything."""
     if getattr(_stopping, "on", False):
         raise _Reached(arguments)
 
@@ -34,15 +34,15 @@ def stop_at_forward(arguments: Sequence[Any]) -> None:
 def forward_arguments(
     compiled: Callable[..., Any], arguments: Sequence[Any], graphs: Iterable[CompiledFxGraph]
 ) -> list[Any]:
-    """What the forward graph within `compiled` is called with where `compiled` is called with `arguments`.
+    """The arguments of the forward graph within `compiled` in the call ``compiled(*arguments)``.
 
-    AOTAutograd flattens them, drops duplicates and makes views; then the call is broken off, so that neither the
-    forward runs nor what comes behind it (buffers that are changed).  Other threads may run the graph meanwhile.
+    AOTAutograd flattens `arguments`, drops duplicates and makes views; then the call is broken off, so that neither
+    the forward runs nor what comes after it (changes of buffers).  Other threads may run the graph meanwhile.
 
     Args:
-        compiled: What `compile_fx` (or `aot_autograd`) returned.
-        arguments: Real ones.
-        graphs: What Inductor made of it, forward and backward; none where interpreters run.
+        compiled: The callable that `compile_fx` (or `aot_autograd`) returned.
+        arguments: Real arguments.
+        graphs: Inductor's graphs within it, forward and backward; none for interpreters.
 
     Raises:
         RuntimeError: The call ended without reaching a forward.
@@ -61,9 +61,10 @@ def forward_arguments(
 
 
 def _stopping_first(call: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
-    """`call`, broken off where this thread makes it."""
+    """`call`, broken off if a thread makes it that wants only the arguments."""
 
     def stopped(inputs: list[Any]) -> Any:
+        # The field is that of the graph, which other threads call, too.
         stop_at_forward(inputs)
         return call(inputs)
 
@@ -71,8 +72,9 @@ def _stopping_first(call: Callable[[list[Any]], Any]) -> Callable[[list[Any]], A
 
 
 @contextmanager
-def beside_the_step() -> Iterator[None]:
-    """What runs within the block is unknown to autograd, is not cast, and leaves the random state as it was."""
+def detached_run() -> Iterator[None]:
+    """Operators within the block are not recorded by autograd nor cast, and the random state is put back."""
+    # Saving the state of a device would initialise it, which takes memory, so devices must be in use already.
     in_use = torch.cuda.is_available() and torch.cuda.memory_stats_as_nested_dict()
     devices = range(torch.cuda.device_count()) if in_use else ()
     with torch.random.fork_rng(devices), torch.no_grad(), torch._C._DisableAutocast():

@@ -1,4 +1,4 @@
-"""Inductor: compile a planned graph so that what is emitted keeps to the plan."""
+"""Inductor: compile a planned graph so that the emitted code keeps to the plan."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from torch._inductor.custom_graph_pass import CustomPartitionerFn as CustomParti
 from torch._inductor.fx_passes import post_grad
 from torch._inductor.virtualized import V
 
+from remat_compiler.torch_compat.patch import Patch
 from remat_compiler.torch_compat.patches import (
     BUFFER_REUSE,
     CPU_KERNELS,
@@ -30,16 +31,16 @@ from remat_compiler.torch_compat.patches import (
     PRODUCT_FUSION,
     REORDERING,
     TRITON_KERNELS,
-    Patch,
 )
 from remat_compiler.torch_compat.patching import change_setting, named, original, replace, settings
 from remat_compiler.torch_compat.store import STORE as STORE
-from remat_compiler.torch_compat.store import stored as stored
+from remat_compiler.torch_compat.store import materialise as materialise
 
 _KEEP_PLANNED_MEMORY: dict[Patch, Any] = {BUFFER_REUSE: False, REORDERING: False}
-"""Inductor's settings under which what it emits allocates and frees as the planned graphs say."""
+"""Inductor's settings under which emitted code allocates and frees as the planned graphs say."""
 _PLAIN_LAYOUT: dict[Patch, Any] = {LAYOUT: False}
-"""The same where convolutions must run without copies of their weights in channels-last order."""
+"""The setting under which convolutions run without copies of their weights in channels-last order."""
+# By thread: torch's functions are changed for the whole process, where other threads compile unplanned graphs.
 _planned = threading.local()
 _outlining = threading.local()
 
@@ -48,7 +49,7 @@ def keep_planned_memory(free_layout: bool) -> None:
     """Let the rest of `compile_with_inductor` keep to the planned memory.
 
     Args:
-        free_layout: Whether Inductor may choose how convolutions lie in memory.
+        free_layout: Whether Inductor may choose the memory layout of convolutions.
     """
     _planned.active = True
     for setting, value in {**_KEEP_PLANNED_MEMORY, **({} if free_layout else _PLAIN_LAYOUT)}.items():
@@ -57,6 +58,7 @@ def keep_planned_memory(free_layout: bool) -> None:
 
 def has_convolutions(gm: fx.GraphModule) -> bool:
     """Whether Dynamo's graph has a convolution, whose layout Inductor would choose."""
+    # Dynamo's graph has the functions that the user calls, `conv2d` and its like, in several forms.
     names = (getattr(n.target, "__name__", "") for n in gm.graph.nodes if n.op == "call_function")
     return any(name.startswith("conv") for name in names)
 
@@ -71,6 +73,7 @@ def compile_with_inductor(gm: fx.GraphModule, example_inputs: Any, partitioner: 
             with V.set_choices_handler(_planned_choices(cast("Hashable", type(V.choices)))()):
                 return compile_fx(gm, example_inputs, config_patches=named({PARTITIONER: partitioner}))
         finally:
+            # The partitioner sets it, and this thread may compile an unplanned graph next.
             _planned.active = False
 
 
@@ -78,10 +81,11 @@ def compile_with_inductor(gm: fx.GraphModule, example_inputs: Any, partitioner: 
 def _planned_choices(base: Any) -> type[InductorChoices]:
     """The user's choices of how to fuse, but no loop of a planned graph spans a kernel.
 
-    A loop fused over a kernel runs at one of its ends, and so holds there what the plan frees at the other.
+    A loop that is fused across a kernel runs before or after it, and holds there what the plan frees on the other
+    side.
     """
 
-    original(LOOP_FUSION)  # there, and called as below
+    original(LOOP_FUSION)  # raises unless it takes the arguments below
 
     class PlannedChoices(base):  # type: ignore[misc]
         @staticmethod
@@ -94,21 +98,25 @@ def _planned_choices(base: Any) -> type[InductorChoices]:
 
 
 def _kernel_between(scheduler: Any, node1: Any, node2: Any) -> bool:
-    """Whether a kernel stands, in the planned order, between the first and the last loop of the two."""
+    """Whether there is a kernel, in the planned order, between the first and the last loop of the two."""
+    # Kept on the scheduler: Inductor asks for every pair of loops, and kernels do not move.
     orders = getattr(scheduler, "_remat_kernel_orders", None)
     if orders is None:
         orders = scheduler._remat_kernel_orders = sorted(n.min_order for n in scheduler.nodes if n.is_extern())
+    # Fused nodes span the orders of their loops.
     first, last = min(node1.min_order, node2.min_order), max(node1.max_order, node2.max_order)
     return bisect.bisect_left(orders, first) != bisect.bisect_right(orders, last)
 
 
 @contextmanager
 def code_generation_only() -> Iterator[None]:
-    """Let Inductor emit wrappers without compiling kernels; what is made serves dry runs and is in no cache."""
+    """Let Inductor emit wrappers without compiling kernels; the code serves dry runs and is in no cache."""
     _guard_kernel_compilers()
+    # The former value comes back, for blocks nest.
     before = _compiling_no_kernels()
     _outlining.active = True
     try:
+        # Caches would hand the code without kernels to whoever compiles the same graph.
         with settings({KERNEL_CACHES: True}):
             yield
     finally:
@@ -121,7 +129,7 @@ def _compiling_no_kernels() -> bool:
 
 @cache
 def _guard_kernel_compilers() -> None:
-    """Let a thread leave out the kernels of what it compiles; others may compile a backward meanwhile."""
+    """Let a thread leave out the kernels of the graphs that it compiles; other threads may compile meanwhile."""
     for kernels in (CPU_KERNELS, PLAIN_CPU_KERNELS, TRITON_KERNELS):
         replace(kernels, _unless_left_out)
 
@@ -139,7 +147,7 @@ def _no_kernel(*_: object, **__: object) -> None:
 
 @cache
 def _guard_kernel_groups() -> None:
-    """Let a planned graph free on a CPU what dies in a loop before the next loop allocates.
+    """Let a planned graph on a CPU free values that die in a loop before the next loop allocates.
 
     Inductor puts all loops between two kernels into one C++ function, allocates all their results before it and
     frees what they read after it.
@@ -149,6 +157,7 @@ def _guard_kernel_groups() -> None:
 
 def _where_memory_is_freed(ready: Callable[[Any], bool]) -> Callable[[Any], bool]:
     def ready_to_flush(self: Any) -> bool:
+        # A flush ends the C++ function, before which nothing is freed.  Loops that free nothing stay in one.
         frees = getattr(_planned, "active", False) and bool(self.scheduler.buffer_names_to_free)
         return frees or ready(self)
 
@@ -157,14 +166,16 @@ def _where_memory_is_freed(ready: Callable[[Any], bool]) -> Callable[[Any], bool
 
 @cache
 def _guard_product_fusion() -> None:
-    """Keep Inductor from fusing ``mm + x`` in planned graphs where that takes memory that was not planned.
+    """Keep Inductor from fusing ``mm + x`` in planned graphs if that takes memory that was not planned.
 
-    The fused product runs where the sum stands; until then its arguments, freed by the plan, would be held.  And it
-    reads ``x`` from memory, where a loop would compute it on the way.
+    The fused product runs at the place of the sum; until then its arguments, freed by the plan, would be held.  And it
+    reads ``x`` from memory, whereas the loop of the sum could compute ``x`` without storing it.
     """
+    # Patterns hold the function itself, so replacing the module's attribute would not reach them.
     check = original(PRODUCT_FUSION)
     every = [entry for stage in post_grad.pass_patterns for entries in stage.patterns.values() for entry in entries]
     asking = [entry for entry in every if entry.extra_check is check]
+    # Patterns of another torch may ask another function: better an error than unplanned memory.
     if not asking:
         raise PRODUCT_FUSION.unsupported(f"no pattern asks {PRODUCT_FUSION.target}")
     for entry in asking:
@@ -179,6 +190,7 @@ def _fuses_as_planned(match: Any) -> bool:
     product = next(n for n in match.nodes if n.target is torch.ops.aten.mm.default)
     if _is_computed_on_the_way(match.kwargs["inp"]):
         return False
+    # The fused product would hold its arguments while a kernel between it and the sum runs.
     node = product.next
     while node is not match.output_node() and node.op != "output":
         if node.op == "call_function" and _is_product(node):
@@ -188,8 +200,9 @@ def _fuses_as_planned(match: Any) -> bool:
 
 
 def _is_computed_on_the_way(node: fx.Node) -> bool:
-    """Whether a loop that reads the node would compute it, so that it needs no memory."""
+    """Whether the loop that reads the node would compute it, so that it needs no memory."""
     views = partitioners.get_default_op_list().view_ops
+    # Views are part of the loop; a value with several readers is taken to be stored.
     while len(node.users) == 1 and getattr(node.target, "overloadpacket", None) in views:
         node = node.all_input_nodes[0]
     return len(node.users) == 1 and torch.Tag.pointwise in getattr(node.target, "tags", ())

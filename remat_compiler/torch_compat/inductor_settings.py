@@ -17,18 +17,21 @@ _DECIDED: Mapping[str, str] = {
     "cpp_wrapper": "the emitted step is checked in Python, and could not be otherwise",
     "triton.cudagraphs": "CUDA graphs hold memory in pools of their own, which no budget counts",
 }
-"""Settings that keep remat from its promise, and why."""
+"""Settings under which remat cannot keep a budget, and why."""
 _PLAIN = (type(None), bool, int, float, str)
 
 
 def is_inductor_setting(name: str, value: object) -> bool:
-    """Whether Inductor has a setting `name`; OptionError where it may not have that value here."""
+    """Whether Inductor has a setting `name`; OptionError if it may not have that value here."""
+    # `torch.compile` takes both spellings.
     own = name.replace("-", "_")
     if own not in config.get_config_copy():
         return False
     why = _DECIDED.get(own)
+    # Of the switches, False is what remat sets, or torch's default.
     if why is not None and value is not False:
         raise OptionError(f"{name}={value!r}, a setting of Inductor, is not possible with remat: {why}; leave it out")
+    # Only plain classes can be checked; a `list[str]` or a union is left to Inductor.
     expected = config.get_type(own)  # type: ignore[attr-defined]
     if get_origin(expected) is None and isinstance(expected, type) and not isinstance(value, expected):
         raise OptionError(f"{name}, a setting of Inductor, must be of type {expected.__name__}, got {value!r}")
@@ -49,7 +52,7 @@ def _is_plain(value: object) -> bool:
 
 
 def settings_of_mode(mode: object) -> dict[str, Any]:
-    """What a mode of `torch.compile` sets in Inductor; OptionError where there is no such mode, or not with remat."""
+    """Settings of Inductor in a mode of `torch.compile`; OptionError for an unknown mode, or one that remat refuses."""
     modes: dict[str, dict[str, Any]] = list_mode_options()
     if not isinstance(mode, str) or mode not in modes:
         raise OptionError(f"unknown mode {mode!r}{suggestion(str(mode), tuple(modes))}")

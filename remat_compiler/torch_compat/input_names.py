@@ -1,4 +1,4 @@
-"""Where the inputs of Dynamo's graph come from, and which of them an input of a joint graph is."""
+"""Sources of the inputs of Dynamo's graph, and of the inputs of a joint graph."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch._functorch._aot_autograd.descriptors import AOTInput, PlainAOTInput, 
 
 
 def input_sources(gm: fx.GraphModule) -> tuple[str, ...]:
-    """For each input of Dynamo's graph the expression that its guards name it by, or empty where there is none."""
+    """For each input of Dynamo's graph the expression that its guards name it by; empty if there is none."""
     found = []
     for node in gm.graph.find_nodes(op="placeholder"):
         source = getattr(node.meta.get("grapharg"), "source", None)
@@ -20,9 +20,10 @@ def input_sources(gm: fx.GraphModule) -> tuple[str, ...]:
 
 
 def joint_input_source(node: fx.Node, sources: Sequence[str]) -> str:
-    """What an input of the joint graph is, in the words of `sources` where it is one of Dynamo's; empty if unknown."""
+    """Description of an input of the joint graph: its entry in `sources` if it is one of Dynamo's; empty if unknown."""
     origin = node.meta.get("desc")
     if isinstance(origin, PlainAOTInput):
+        # AOTAutograd may be called with a graph that is not Dynamo's, which has no sources.
         return sources[origin.idx] if origin.idx < len(sources) else ""
     if isinstance(origin, TangentAOTInput) and isinstance(origin.output, PlainAOTOutput):
         return f"gradient of output {origin.output.idx}"

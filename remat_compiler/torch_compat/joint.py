@@ -28,12 +28,12 @@ from remat_compiler.torch_compat.size_nodes import sizes_from_inputs
 
 MUST_SAVE = CheckpointPolicy.MUST_SAVE
 RECOMPUTE_SUFFIX = "_recompute"
-"""What the name of a node that is executed again ends in (a number may follow)."""
+"""Suffix of the name of a node that is executed again (a number may follow)."""
 
 
 @cache
 def fusible_ops() -> frozenset[Any]:
-    """Operator packets that torch's own partitioner takes for fusible."""
+    """Operator packets that torch's own partitioner considers fusible."""
     return frozenset(op for op in partitioners.get_default_op_list().fusible_ops if not callable_builtin(op))
 
 
@@ -50,10 +50,12 @@ def prepare_joint(joint: fx.GraphModule, num_fwd_outputs: int, static_input_indi
         num_fwd_outputs: How many of its outputs belong to the forward.
         static_input_indices: Positions of the primals that are parameters or buffers.
     """
+    # The steps of `min_cut_rematerialization_partition` in its order, but for the sizes.
     erase_dead_code(joint.graph)
     sizes_from_inputs(joint.graph)
     if functorch_config.cse:
         merge_duplicates(joint.graph, joint_outputs(joint, num_fwd_outputs)[1])
+    # Saves the value between two checkpointed regions, which would else be recomputed with both.
     if partitioners.has_recomputable_ops(joint):
         partitioners.cleanup_recompute_tags(joint, is_default_partition=False)
     if not functorch_config.unsafe_allow_optimization_of_collectives:
@@ -65,9 +67,9 @@ def prepare_joint(joint: fx.GraphModule, num_fwd_outputs: int, static_input_indi
 
 
 def _note_static_inputs(graph: fx.Graph, static: frozenset[int]) -> None:
-    """Note on each primal whether it stays where it is from call to call.
+    """Note on each primal whether it has the same address in every call.
 
-    Inductor reads it from what the backward is handed since 2.15; before, it takes all saved primals for such.
+    Since 2.15 Inductor reads the note from the backward's inputs; before, it takes all saved primals for static.
     """
     primals = [node for node in graph.find_nodes(op="placeholder") if _is_primal(node)]
     for position, node in enumerate(primals):
@@ -76,6 +78,7 @@ def _note_static_inputs(graph: fx.Graph, static: frozenset[int]) -> None:
 
 def joint_outputs(joint: fx.GraphModule, num_fwd_outputs: int) -> tuple[list[Any], list[Any]]:
     """Outputs of the forward and of the backward (nodes, or constants such as `None`)."""
+    # The last two are descriptions of the outputs.
     fwd, bwd, _, _ = partitioners._extract_fwd_bwd_outputs(joint, num_fwd_outputs=num_fwd_outputs)
     return list(fwd), list(bwd)
 
@@ -112,6 +115,7 @@ def mutated_inputs(joint_graph: fx.Graph) -> set[fx.Node]:
     together.
     """
     output = next(n for n in reversed(joint_graph.nodes) if n.op == "output")
+    # By description, since neither names nor positions link an output to the input that it replaces.
     described = (_of_whole_tensor(d) for d in output.meta.get("desc", ()))
     changed = {d.mutated_input for d in described if isinstance(d, InputMutationAOTOutput)}
     placeholders = [n for n in joint_graph.nodes if n.op == "placeholder"]
@@ -120,6 +124,7 @@ def mutated_inputs(joint_graph: fx.Graph) -> set[fx.Node]:
 
 def _of_whole_tensor(description: Any) -> Any:
     """The description of the tensor subclass that a described tensor is a piece of, else the description itself."""
+    # Subclasses nest.
     while isinstance(description, (SubclassGetAttrAOTInput, SubclassGetAttrAOTOutput)):
         description = description.base
     return description
@@ -129,7 +134,7 @@ def native_partition(
     joint: fx.GraphModule, *, num_fwd_outputs: int, static_input_indices: tuple[int, ...]
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Cut a prepared joint graph as Inductor does without a budget; `joint` stays as it is."""
-    as_prepared = settings({OWN_BUDGET: 1.0, MERGING: False})  # what is prepared has no duplicates
+    as_prepared = settings({OWN_BUDGET: 1.0, MERGING: False})  # a prepared graph has no duplicates
     with as_prepared, _tags_kept(joint.graph), without_code(), quick_partitioning():
         modules = partitioners.min_cut_rematerialization_partition(
             joint,
@@ -143,6 +148,7 @@ def native_partition(
 
 def stock_partition(joint: fx.GraphModule, joint_inputs: Any, **keywords: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Cut a joint graph exactly as Inductor does by default, with torch's own code alone; arguments as torch gives."""
+    # The argument that Inductor's own partition function adds.
     asked = {**keywords, "compiler": "inductor"}
     halves: tuple[fx.GraphModule, fx.GraphModule] = partitioners.min_cut_rematerialization_partition(
         joint, joint_inputs, **asked
@@ -152,7 +158,7 @@ def stock_partition(joint: fx.GraphModule, joint_inputs: Any, **keywords: Any) -
 
 @contextmanager
 def _tags_kept(graph: fx.Graph) -> Iterator[None]:
-    """Put back the checkpoint tags that torch's partitioner changes: doing so twice would demand more."""
+    """Put back the checkpoint tags that torch's partitioner changes, since changing them twice would save more."""
     before = [(node, node.meta["recompute"]) for node in graph.nodes if "recompute" in node.meta]
     try:
         yield
@@ -164,7 +170,8 @@ def _tags_kept(graph: fx.Graph) -> Iterator[None]:
 
 
 def _separated(modules: tuple[fx.GraphModule, fx.GraphModule]) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """The modules made callable; their placeholders no longer share their notes with those of the joint graph."""
+    """The modules made callable, with `meta` of their own on the placeholders."""
+    # torch gives them the dictionaries of the joint graph's placeholders.
     for module in modules:
         for node in module.graph.find_nodes(op="placeholder"):
             node.meta = dict(node.meta)

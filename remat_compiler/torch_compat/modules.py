@@ -1,8 +1,8 @@
 """Graph modules without Python code, and graphs without dead code.
 
 A `fx.GraphModule` writes and compiles Python code each time that it gets a graph, which takes longer than making the
-graph.  Nobody runs that code here: Inductor and the interpreter read the graph.  So modules are made that write
-their code when it is first asked for.
+graph.  That code is not run here: Inductor and the interpreter read the graph.  So the modules made here write their
+code only when it is first needed.
 """
 
 from __future__ import annotations
@@ -24,15 +24,17 @@ from remat_compiler.torch_compat.patches import GRAPH_CODE, NODE_ARGUMENTS
 from remat_compiler.torch_compat.patching import replace
 
 _patch_lock = threading.RLock()
+# Blocks nest and threads overlap, so each patch is put in by the first block and taken out by the last.
 _quiet_threads: Counter[int] = Counter()
 _write_code_again: Callable[[], None] | None = None
 _copying = 0
 _search_again: Callable[[], None] | None = None
+# torch's own, from before `mincut` replaces it by a function that calls `erase_dead_code`.
 _eliminate_dead_code = fx.Graph.eliminate_dead_code
 
 
 def new_module(root: fx.GraphModule | dict[str, Any], graph: fx.Graph) -> fx.GraphModule:
-    """A module of `graph` with the attributes of `root`, by name, that it names; it writes Python code on demand."""
+    """A module of `graph`, with those attributes of `root` that the graph names; it writes Python code on demand."""
     return _LazyGraphModule(root, graph)
 
 
@@ -42,10 +44,10 @@ def copy_module(module: fx.GraphModule) -> fx.GraphModule:
 
 
 def erase_dead_code(graph: fx.Graph, outputs: Iterable[fx.Node] = ()) -> bool:
-    """Erase what neither the graph's output nor `outputs` need, with torch's notion of side effects.
+    """Erase the nodes that neither the graph's output nor `outputs` need, with torch's notion of side effects.
 
-    torch's own pass looks at every node rather than at those without users; it is left the bodies of higher-order
-    operators.
+    torch's own pass looks for effects of every node rather than of those without users; it is used only if the graph
+    has higher-order operators, since it also cleans up their bodies.
 
     Returns:
         Whether there was anything to erase.
@@ -57,6 +59,7 @@ def erase_dead_code(graph: fx.Graph, outputs: Iterable[fx.Node] = ()) -> bool:
     needed = set(outputs)
     # Random operators change the generator; Inductor does not draw from it unless told to.
     impure_random = torch._guards.TracingContext.try_get() is None or inductor_config.fallback_random
+    # Backwards, so that a node loses its dead users before its turn.
     for node in reversed(graph.nodes):
         if not node.users and node not in needed and not node.is_impure(impure_random):
             graph.erase_node(node)
@@ -67,8 +70,8 @@ def erase_dead_code(graph: fx.Graph, outputs: Iterable[fx.Node] = ()) -> bool:
 def without_code() -> Iterator[None]:
     """Within the block, modules that this thread makes or changes write no Python code.
 
-    torch's helpers write it for each module in between.  What leaves the block goes through `new_module`, or it could
-    not be called.
+    torch's helpers write code for each intermediate module.  A module that leaves the block must go through
+    `new_module`, or it could not be called.
     """
     thread = threading.get_ident()
     _enter(thread)
@@ -97,6 +100,7 @@ def _leave(thread: int) -> None:
     global _write_code_again
     with _patch_lock:
         _quiet_threads[thread] -= 1
+        # `recompile` asks for the key, which a count of 0 would keep; and numbers of threads are used again.
         if not _quiet_threads[thread]:
             del _quiet_threads[thread]
         if not _quiet_threads and _write_code_again is not None:
@@ -105,7 +109,7 @@ def _leave(thread: int) -> None:
 
 
 class _Unsearched:
-    """`torch.utils._pytree` that finds no leaves when asked to go through them one by one."""
+    """`torch.utils._pytree`, except that `tree_iter` yields no leaves."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(pytree, name)
@@ -119,8 +123,8 @@ class _Unsearched:
 def copying_nodes() -> Iterator[None]:
     """Within the block, arguments of new nodes are not searched for symbolic numbers.
 
-    Since 2.13 torch warns of those whenever a node is made, which is half of the time of making one.  Where nodes are
-    copied, it warned of the originals.
+    Since 2.13 torch searches them to warn whenever a node is made, which is half of the time of making one.  For
+    copied nodes it has warned of the originals.
     """
     global _copying, _search_again
     with _patch_lock:

@@ -1,4 +1,4 @@
-"""What torch knows of single operators: effects, checkpoint tags, random state."""
+"""Properties of single operators, as torch knows them: effects, checkpoint tags, random state."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ def is_effectful_hop(node: fx.Node) -> bool:
 
 
 def overloads_of(op: object) -> tuple[OpOverload, ...]:
-    """The overloads that `op` means: an overload, a packet, what `torch.library.custom_op` made, or a name of these."""
+    """The overloads that `op` means: an overload, a packet, a `torch.library.custom_op`, or a name of one of these."""
     if isinstance(op, CustomOpDef):
         return (op._opoverload,)
     if isinstance(op, str):
+        # "ns::name" means all overloads, "ns::name.overload" the one; an unknown name has none.
         namespace, _, rest = op.partition("::")
         name, _, overload = rest.partition(".")
         packet = getattr(getattr(torch.ops, namespace, None), name, None) if namespace and name else None
@@ -48,7 +49,8 @@ def overload_name(op: OpOverload) -> str:
 
 
 def never_repeatable(op: OpOverload) -> str:
-    """Why no user may declare the operator repeatable; empty where one may."""
+    """Why users may not declare the operator repeatable; empty if they may."""
+    # What torch itself knows of the operator, a declaration cannot change.
     if op._schema.is_mutable:
         return "changes an argument in place"
     if torch.Tag.nondeterministic_seeded in op.tags:
@@ -61,6 +63,7 @@ def never_repeatable(op: OpOverload) -> str:
 def can_replay(node: fx.Node) -> bool:
     """Whether the random state of the node's device can be saved and restored around it."""
     value = node.meta.get("val")
+    # The first result tells the device of the operator, whose generator it draws from.
     first = value[0] if isinstance(value, (list, tuple)) and value else value
     return isinstance(first, torch.Tensor) and first.device.type in ("cpu", "cuda")
 
@@ -71,12 +74,13 @@ def has_unbacked_shape(node: fx.Node) -> bool:
 
     value = node.meta.get("val")
     leaves = value if isinstance(value, (list, tuple)) else [value]
+    # Finding symbols is slow, and most values have none.
     symbolic = [v for v in leaves if isinstance(v, torch.Tensor) and v._has_symbolic_sizes_strides]
     return any(bool(free_unbacked_symbols(v)) for v in symbolic)
 
 
 def save_policy(node: fx.Node) -> SavePolicy:
-    """Demand of checkpoint tags; MUST_RECOMPUTE and PREFER_RECOMPUTE count alike, as in torch."""
+    """Save policy that the node's checkpoint tag demands; MUST_ and PREFER_RECOMPUTE count alike, as in torch."""
     tag = node.meta.get("recompute")
     if tag in (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE):
         return SavePolicy.MUST_NOT_SAVE
@@ -96,10 +100,10 @@ def run_with_rng_state() -> Any:
 
 
 def rng_state_value(node: fx.Node) -> torch.Tensor:
-    """Fake tensor of the random state that executing `node` starts from."""
+    """Fake tensor of the random state before `node` is executed."""
     value = node.meta["val"]
     first = value[0] if isinstance(value, (list, tuple)) else value
-    # Generators hand out real tensors even under a fake mode, all of them in the memory of the CPU.
+    # Generators return real tensors even under a fake mode; their states are always in the memory of the CPU.
     length = CUDA_RNG_STATE_LENGTH if first.device.type == "cuda" else torch.get_rng_state().numel()
     with first.fake_mode:
         return torch.empty(length, dtype=torch.uint8, device="cpu")

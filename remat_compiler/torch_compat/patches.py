@@ -1,173 +1,21 @@
-"""Every place where this project changes torch, in one table: what is changed, why, and what happens without it.
+"""Every place at which this project changes torch, in one table: the target, the reason, and what happens without it.
 
-A *correctness* row keeps a result right or a budget kept; where its target is missing, what needs it raises
-`UnsupportedTorch`.  A *speed* row only saves time; where its target is missing, or takes other arguments than is known
-here, it switches itself off, with one line at level INFO.  Nothing is looked up before it is needed.
+A *correctness* row keeps a result right or a budget kept; if its target is missing, code that needs it raises
+`UnsupportedTorch`.  A *speed* row only saves time; if its target is missing, or takes other arguments than those known
+here, it switches itself off, with one line at level INFO.  No target is looked up before it is needed.
 
-What changes torch goes through `patching`, which takes rows of this table and nothing else.
+All changes of torch go through `patching`, which takes rows of this table and nothing else.
 """
 
 from __future__ import annotations
 
-import enum
-import importlib
-import inspect
-import logging
-from dataclasses import dataclass
-from functools import cache
-from typing import Any
-
-from remat_compiler.errors import UnsupportedTorch
-from remat_compiler.version import TESTED_TORCH
-
-logger = logging.getLogger(__name__)
-
-
-class Purpose(enum.Enum):
-    """What a change of torch is for."""
-
-    CORRECTNESS = "correctness"
-    SPEED = "speed"
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a target was found.
-
-    Attributes:
-        owner: Module, class or configuration that has it.
-        attribute: Its name there.
-        value: What is there now; `None` for a field that only instances have.
-    """
-
-    owner: Any
-    attribute: str
-    value: Any
-
-
-@dataclass(frozen=True, slots=True)
-class Patch:
-    """One change of torch.
-
-    Attributes:
-        name: Short name, for people.
-        target: What is changed, as ``module:attribute``; attributes may follow one another.
-        purpose: What it is for.
-        gives: What it does, in half a sentence.
-        without: What happens where the target is missing, in half a sentence.
-        takes: Names that the target's parameters must begin with, for each form that is known; empty where any will do.
-        since: Oldest version of torch that needs it.
-        before: First version that needs it no more; `None` where all later ones do.
-    """
-
-    name: str
-    target: str
-    purpose: Purpose
-    gives: str
-    without: str
-    takes: tuple[tuple[str, ...], ...] = ()
-    since: tuple[int, int] = (0, 0)
-    before: tuple[int, int] | None = None
-
-    @property
-    def needed(self) -> bool:
-        """Whether the torch at hand needs it."""
-        version = torch_version()
-        return self.since <= version and (self.before is None or version < self.before)
-
-    def place(self) -> Place:
-        """Where the target is.
-
-        Raises:
-            LookupError: It is not there, or takes other arguments than is known here; the message says which.
-        """
-        module, _, path = self.target.partition(":")
-        *owners, attribute = path.split(".")
-        try:
-            owner: Any = importlib.import_module(module)
-            for name in owners:
-                owner = getattr(owner, name)
-            value = _attribute(owner, attribute)
-        except (ImportError, AttributeError) as error:
-            raise LookupError(f"{module}.{path} is missing") from error
-        if self.takes:
-            self._check_parameters(f"{module}.{path}", value)
-        return Place(owner, attribute, value)
-
-    def _check_parameters(self, target: str, value: Any) -> None:
-        try:
-            parameters = inspect.signature(value).parameters.values()
-        except (TypeError, ValueError) as error:
-            raise LookupError(f"{target} is no function whose parameters can be read") from error
-        if any(p.kind is p.VAR_POSITIONAL for p in parameters):
-            return  # another library stands before it, and hands over what it gets
-        names = tuple(p.name for p in parameters)
-        if not any(names[: len(known)] == known for known in self.takes):
-            allowed = " or ".join(f"({', '.join(known)})" for known in self.takes)
-            raise LookupError(f"{target} takes ({', '.join(names)}) rather than {allowed}")
-
-    def usable(self) -> Place | None:
-        """Where the target is; `None` where a speed row stays off.
-
-        Raises:
-            UnsupportedTorch: The target of a correctness row cannot be changed.
-        """
-        if not self.needed:
-            return None
-        try:
-            return self.place()
-        except LookupError as error:
-            if self.purpose is Purpose.CORRECTNESS:
-                raise self.unsupported(str(error)) from error
-            _say_once(self, str(error))
-            return None
-
-    def unsupported(self, problem: str) -> UnsupportedTorch:
-        """The error that says why this torch cannot be worked with."""
-        import torch
-
-        return UnsupportedTorch(torch.__version__, problem, self.without)
-
-
-def torch_version() -> tuple[int, int]:
-    """Major and minor number of the torch at hand."""
-    import torch
-
-    major, minor = torch.__version__.split(".")[:2]
-    return int(major), int(minor)
-
-
-def untested() -> str:
-    """Why the torch at hand may not work; empty for a version that was tested."""
-    import torch
-
-    oldest, newest = TESTED_TORCH
-    if oldest <= torch_version() <= newest:
-        return ""
-    return f"got torch {torch.__version__}, tested are {shown(oldest)} to {shown(newest)}"
-
-
-def shown(version: tuple[int, int]) -> str:
-    """A version as people write it."""
-    return ".".join(map(str, version))
-
-
-def _attribute(owner: Any, name: str) -> Any:
-    """An attribute; `None` for a field of a data class without a default."""
-    if name in getattr(owner, "__dataclass_fields__", ()) and not hasattr(owner, name):
-        return None
-    return getattr(owner, name)
-
-
-@cache
-def _say_once(patch: Patch, problem: str) -> None:
-    logger.info("%s is off: %s; %s", patch.name, problem, patch.without)
-
+from remat_compiler.torch_compat.patch import Patch, Purpose
 
 _CORRECTNESS, _SPEED = Purpose.CORRECTNESS, Purpose.SPEED
 _INDUCTOR = "torch._inductor.config"
 _FUNCTORCH = "torch._functorch.config"
 
+# Emitted code: seen, checked and followed.
 EMITTED_GRAPHS = Patch(
     "emitted graphs",
     "torch._inductor.output_code:CompiledFxGraph.post_compile",
@@ -197,8 +45,9 @@ RETAINED_GRAPHS = Patch(
     _CORRECTNESS,
     "gives a backward that keeps its graph copies of what it writes over",
     "backward(retain_graph=True) would be refused, or find its values overwritten",
-    (("spec",), ("compiled_fw_func", "compiled_bw_func")),
+    (("spec",), ("compiled_fw_func", "compiled_bw_func")),  # the second form is that of 2.11
 )
+# Planned graphs: Inductor frees memory where the plan does, and takes none that is not planned.
 KERNEL_GROUPS = Patch(
     "kernel groups",
     "torch._inductor.codegen.cpp:CppScheduling.ready_to_flush",
@@ -223,6 +72,7 @@ LOOP_FUSION = Patch(
     "fused loops would hold memory that the plan frees",
     (("scheduler", "node1", "node2", "shared_data_score"),),
 )
+# Sizes that change from call to call.
 CHANGING_SIZES = Patch(
     "changing sizes",
     "torch._dynamo.variables.builder:is_dynamic_source",
@@ -231,6 +81,7 @@ CHANGING_SIZES = Patch(
     "sizes after the last compilation would run in eager, without a budget",
     (("source_name",),),
 )
+# The time of a partition: work of torch's that is done in vain, or slowly.
 GRAPH_CODE = Patch(
     "code of graphs",
     "torch.fx.graph_module:GraphModule.recompile",
@@ -272,6 +123,7 @@ EXTRACTION = Patch(
     "torch extracts the backward twice",
     (("joint_graph", "inputs", "outputs", "outputs_descs"),),
 )
+# Tries of a search, which need the emitted wrappers but no kernels.
 CPU_KERNELS = Patch(
     "C++ kernels",
     "torch._inductor.async_compile:AsyncCompile.cpp_pybinding",
@@ -293,6 +145,7 @@ TRITON_KERNELS = Patch(
     CPU_KERNELS.gives,
     CPU_KERNELS.without,
 )
+# Settings: torch has them to be changed, but may drop or rename them.
 BUFFER_REUSE = Patch(
     "setting: reuse of buffers",
     f"{_INDUCTOR}:allow_buffer_reuse",
@@ -392,4 +245,4 @@ PATCHES: tuple[Patch, ...] = (
     STEP_CACHE,
     BACKWARD_AT_ONCE,
 )
-"""The table."""
+"""All rows, in the order of their definitions."""

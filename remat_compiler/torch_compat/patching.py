@@ -1,4 +1,4 @@
-"""How torch is changed: through a row of the table of patches, and back to what it was."""
+"""Changes torch by a row of the table of patches, and changes it back."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import Any
 
 from torch._inductor import config as inductor_config
 
-from remat_compiler.torch_compat.patches import Patch
+from remat_compiler.torch_compat.patch import Patch
 
 _ABSENT = object()
 
 
 def replace(patch: Patch, made: Callable[[Any], Any]) -> Callable[[], None]:
-    """Let the target be what `made` makes of it, from now on; where a speed row stays off, nothing happens.
+    """Replace the target by what `made` makes of it; if a speed row stays off, nothing happens.
 
     Args:
         patch: A row of the table.
-        made: Takes what is there, gives what shall be there.
+        made: Takes the present value of the target, gives the new one.
 
     Returns:
-        What puts back what was there.
+        A function that puts back the former value.
 
     Raises:
         UnsupportedTorch: The target of a correctness row cannot be changed.
@@ -32,13 +32,16 @@ def replace(patch: Patch, made: Callable[[Any], Any]) -> Callable[[], None]:
     if place is None:
         return lambda: None
     owner, attribute = place.owner, place.attribute
+    # From the owner's own dictionary: `getattr` would unwrap a static method, and find what a class inherits.
     before = vars(owner).get(attribute, _ABSENT)
     new = made(place.value)
+    # With the original's signature, which `Patch.place` checks again if the target is replaced twice.
     if isinstance(new, FunctionType) and callable(place.value):
         functools.update_wrapper(new, place.value, updated=())
     setattr(owner, attribute, staticmethod(new) if isinstance(before, staticmethod) else new)
 
     def undo() -> None:
+        # It was inherited, and is again.
         if before is _ABSENT:
             delattr(owner, attribute)
         else:
@@ -73,10 +76,10 @@ def replaced_in(patch: Patch, instance: Any, made: Callable[[Any], Any]) -> Iter
 
 
 def original(patch: Patch) -> Any:
-    """What is at the target of a correctness row now.
+    """The present value at the target of a correctness row.
 
     Raises:
-        UnsupportedTorch: It is not there, or otherwise than known.
+        UnsupportedTorch: It is not there, or differs from the known form.
     """
     place = patch.usable()
     if place is None:
@@ -86,11 +89,12 @@ def original(patch: Patch) -> Any:
 
 @contextmanager
 def settings(values: Mapping[Patch, Any]) -> Iterator[None]:
-    """Within the block, these settings of torch have these values; what changes them meanwhile is undone, too.
+    """Within the block, these settings of torch have these values; changes of them within the block are undone, too.
 
     Raises:
         UnsupportedTorch: torch has no such setting, and a result depends on it.
     """
+    # By configuration: each has its own `patch`, which takes all of its settings at once.
     changed: dict[int, tuple[Any, dict[str, Any]]] = {}
     for patch, value in values.items():
         place = patch.usable()
@@ -110,12 +114,12 @@ def change_setting(patch: Patch, value: Any) -> None:
 
 
 def named(values: Mapping[Patch, Any]) -> dict[str, Any]:
-    """Settings by their names, for a function of torch that takes them so."""
+    """Settings by their names, for a function of torch that takes them by name."""
     places = [(patch.usable(), value) for patch, value in values.items()]
     return {place.attribute: value for place, value in places if place is not None}
 
 
 def inductor_settings_of_user(values: Mapping[str, Any]) -> AbstractContextManager[Any]:
-    """Within the block Inductor has the settings that the user asked for, by name; they are no rows of the table."""
+    """Within the block Inductor has the user's settings, given by name; they are no rows of the table."""
     patched: AbstractContextManager[Any] = inductor_config.patch(dict(values))
     return patched

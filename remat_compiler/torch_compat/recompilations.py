@@ -1,4 +1,4 @@
-"""Which of Dynamo's compilations of a function is under way, and how to have an input's sizes changing in the next."""
+"""Dynamo's compilation of a function that is under way, and how to make an input's sizes dynamic in the next one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class FrameCompilation(NamedTuple):
     Attributes:
         frame: Number of the function, as Dynamo counts them.
         earlier: How often it was compiled before.
-        limit: How often Dynamo compiles it at most; what needs more runs in eager.
+        limit: How often Dynamo compiles it at most; calls that need another compilation run in eager.
     """
 
     frame: int
@@ -37,29 +37,30 @@ def frame_compilation() -> FrameCompilation | None:
 
 
 def input_shapes(gm: fx.GraphModule) -> dict[str, tuple[Any, ...]]:
-    """Shape of each tensor that Dynamo's graph is called with, but parameters, by the source that guards name it by."""
+    """Shape of each tensor input of Dynamo's graph except parameters, by the source that guards name it by."""
     shapes: dict[str, tuple[Any, ...]] = {}
     for node in gm.graph.find_nodes(op="placeholder"):
         value, argument = node.meta.get("example_value"), node.meta.get("grapharg")
         source = getattr(argument, "source", None)
+        # Tensors that a module holds keep their sizes.
         if (
             isinstance(value, torch.Tensor)
             and source is not None
             and not source.guard_source.is_unspecialized_nn_module()
         ):
-            name = source.name() if callable(source.name) else source.name
+            name = source.name() if callable(source.name) else source.name  # a property from torch 2.12 on
             shapes[name] = tuple(value.shape)
     return shapes
 
 
 _declared: dict[int, tuple[int, frozenset[str]]] = {}
-"""By function, the number of the compilation that declared inputs to be changing, and their sources."""
+"""By function, the number of the compilation that declared inputs to be dynamic, and their sources."""
 
 
 def make_dynamic(compilation: FrameCompilation, sources: Iterable[str]) -> None:
-    """Let Dynamo take the sizes of these inputs of the function as changing from its next compilation on.
+    """Make the sizes of these inputs of the function dynamic from its next compilation on.
 
-    torch's own list, ``torch.compiler.config.dynamic_sources``, goes by the input's name in every function.
+    torch's own list, ``torch.compiler.config.dynamic_sources``, applies to inputs of that name in every function.
     """
     _declared[compilation.frame] = (compilation.earlier, frozenset(sources))
     _ask_for_declared()
@@ -67,7 +68,8 @@ def make_dynamic(compilation: FrameCompilation, sources: Iterable[str]) -> None:
 
 @cache
 def _ask_for_declared() -> None:
-    """Let Dynamo ask for what was declared, too, wherever it asks whether a size changes."""
+    """Let Dynamo heed the declared inputs, too, whenever it asks whether a size is dynamic."""
+    # Never undone: without declarations it answers as torch does.
     replace(CHANGING_SIZES, _or_declared)
 
 
@@ -79,14 +81,15 @@ def _or_declared(asked: Callable[..., bool]) -> Callable[..., bool]:
 
 
 def forget_dynamic(frame: int) -> None:
-    """The number stands for another function from now on."""
+    """Drop the declarations of a frame number, which Dynamo now uses for another function."""
     _declared.pop(frame, None)
 
 
 def _is_declared(source: str) -> bool:
-    """Whether the function that Dynamo traces now had this input declared to be changing in an earlier compilation."""
+    """Whether an earlier compilation of the function that Dynamo traces declared this input to be dynamic."""
     now = frame_compilation()
     if now is None or now.frame not in _declared:
         return False
     since, sources = _declared[now.frame]
+    # Later compilations only, even if Dynamo traces the declaring one over again.
     return now.earlier > since and source in sources

@@ -1,8 +1,8 @@
 """Backward passes that may run again: ``backward(retain_graph=True)`` and ``create_graph=True``.
 
-A backward that is compiled together with its forward is compiled as if it ran once: it may write over what the forward
-saved ("donated buffers"), and torch refuses to keep the graph.  Stock backends compile the backward when it first runs,
-and so know better.  Here a backward that keeps its graph is given copies of what it writes over.
+A backward that is compiled together with its forward is compiled as if it ran once: it may write over saved values
+("donated buffers"), and torch refuses to keep the graph.  Stock backends compile the backward when it first runs, and
+see then whether the graph is kept.  Here a backward that keeps its graph is given copies of what it writes over.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from torch._prims_common import clone_preserve_strides
 from remat_compiler.torch_compat.patches import RETAINED_GRAPHS
 from remat_compiler.torch_compat.patching import replace
 
+# By thread, since the patch is process-wide and other backends compile, too.
 _compiling = threading.local()
 
 
 @contextmanager
 def graphs_may_be_retained() -> Iterator[None]:
-    """What this thread compiles within the block, or takes from AOTAutograd's cache, may keep its graph."""
+    """Steps that this thread compiles within the block, or takes from AOTAutograd's cache, may keep their graph."""
     _watch_compiled_steps()
     before = getattr(_compiling, "active", False)
     _compiling.active = True
@@ -36,7 +37,7 @@ def graphs_may_be_retained() -> Iterator[None]:
 
 @cache
 def _watch_compiled_steps() -> None:
-    """Let each compiled step pass `_retainable` on its way into autograd, whether it is new or comes from the cache."""
+    """Pass each backward through `_retainable` on its way into autograd, whether it is new or comes from the cache."""
     replace(RETAINED_GRAPHS, _through_retainable)
 
 
@@ -55,18 +56,20 @@ def _through_retainable(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _retainable(backward: Any, metadata: Any) -> Any:
-    """`backward`, which may keep its graph; `metadata` no longer forbids it."""
+    """`backward` that may keep its graph; `metadata` no longer forbids it."""
     if not getattr(backward, "_boxed_call", False):
-        return backward  # compiled later, or called otherwise than known here: torch's own check stays
+        return backward  # compiled later, or called in a way unknown here: torch's own check stays
     donated = tuple(metadata.bw_donated_idxs or ())
+    # torch refuses to keep the graph of a step with donated buffers; its check reads this list.
     metadata.bw_donated_idxs = []
     return _with_copies(backward, donated) if donated else backward
 
 
 def _with_copies(backward: Callable[[list[Any]], Any], donated: Sequence[int]) -> Callable[[list[Any]], Any]:
-    """`backward` that is given copies of the arguments at these positions where it runs again."""
+    """`backward` that is given copies of the arguments at these positions if it may run again."""
 
     def run(arguments: list[Any]) -> Any:
+        # Copies only then: the last backward may write over the saved values, as planned.
         if torch._C._autograd._get_current_graph_task_keep_graph():
             for position in donated:
                 arguments[position] = clone_preserve_strides(arguments[position])  # type: ignore[no-untyped-call]

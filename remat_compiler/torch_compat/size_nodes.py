@@ -1,7 +1,7 @@
 """Sizes that a joint graph reads from tensors it computes, computed from its inputs instead.
 
-A size is a number that both halves of the step need, at no cost; read from a tensor it would tie that tensor to every
-place that needs the number.
+A size is a number that forward and backward both need, at no cost.  Read from a tensor, it would keep that tensor alive
+for every operator that needs the number.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ _READ = (
     torch.ops.aten.sym_stride.int,
     torch.ops.aten.sym_storage_offset.default,
 )
+# Sympy's functions with the same meaning in Python.  `CleanDiv` is a division that is known to leave no remainder.
 _BINARY: dict[Any, Callable[..., Any]] = {
     sympy.Add: operator.add,
     sympy.Mul: operator.mul,
@@ -35,13 +36,15 @@ _BINARY: dict[Any, Callable[..., Any]] = {
 
 
 def sizes_from_inputs(graph: fx.Graph) -> None:
-    """Replace the nodes that read a size of a computed tensor, where that size follows from symbolic inputs."""
+    """Replace the nodes that read a size of a computed tensor, if that size follows from symbolic inputs."""
     placeholders = graph.find_nodes(op="placeholder")
+    # Only plain symbols: an input that is an expression of them does not give its parts.
     symbols = {node.meta["val"].node.expr: node for node in placeholders if _is_symbol(node.meta.get("val"))}
     reading = [node for target in _READ for node in graph.find_nodes(op="call_function", target=target)]
     maker = _Maker(graph, symbols)
     for node in reading:
         size = node.meta.get("val")
+        # An input is alive anyway, and reading its size ties nothing.
         if isinstance(size, torch.SymInt) and node.args[0] not in placeholders:
             made = maker.node_of(size.node.expr)
             if made is not None:
@@ -54,15 +57,16 @@ def _is_symbol(value: Any) -> bool:
 
 
 class _Maker:
-    """Makes nodes of expressions, each once, behind the inputs of a graph."""
+    """Makes nodes of expressions, each once, right after the inputs of a graph."""
 
     def __init__(self, graph: fx.Graph, symbols: dict[Any, fx.Node]) -> None:
         self.graph = graph
         self.made: dict[Any, fx.Node] = dict(symbols)
+        # All are made before this node, in order: each after its parts, and before every reader.
         self.place = next(node for node in graph.nodes if node.op != "placeholder")
 
     def node_of(self, expression: Any) -> fx.Node | None:
-        """The node of `expression`; `None` where something in it is not known, or it is a number."""
+        """The node of `expression`; `None` if a part of it is unknown, or it is a number."""
         found = self._value_of(expression)
         return found if isinstance(found, fx.Node) else None
 
@@ -71,6 +75,7 @@ class _Maker:
             return self.made[expression]
         if expression.is_Integer:
             return int(expression)
+        # Divisions are functions of torch's own; a negative power is no whole number.
         if isinstance(expression, sympy.Pow) and expression.exp.is_Integer and expression.exp > 0:
             target, parts = operator.mul, [self._value_of(expression.base)] * int(expression.exp)
         elif expression.func in _BINARY:
@@ -79,6 +84,7 @@ class _Maker:
             return None
         if any(part is None for part in parts):
             return None
+        # Sympy's sums and products have any number of parts.
         value = reduce(lambda one, two: self._call(target, one, two), parts)
         if isinstance(value, fx.Node):
             self.made[expression] = value
@@ -86,6 +92,7 @@ class _Maker:
 
     def _call(self, target: Callable[..., Any], one: Any, two: Any) -> Any:
         numbers = [part.meta["val"] if isinstance(part, fx.Node) else part for part in (one, two)]
+        # Two numbers need no node.
         if not isinstance(one, fx.Node) and not isinstance(two, fx.Node):
             return target(*numbers)
         with self.graph.inserting_before(self.place):

@@ -12,20 +12,21 @@ import torch
 
 CPU_ALIGNMENT_BYTES = 1
 CUDA_ALIGNMENT_BYTES = 512
-"""Granularity of the caching allocator on CUDA devices; the CPU allocator counts what is asked for."""
+"""Granularity of the caching allocator on CUDA devices; the CPU allocator counts the bytes as requested."""
 UNBACKED_FALLBACK = 4096
-"""What torch's partitioner takes for a size that only the data decide."""
+"""Number that torch's partitioner assumes for a data-dependent size."""
 
 
 def allocated_bytes(value: torch.Tensor) -> int:
-    """Bytes that the device's allocator hands out for the storage behind `value`; symbols take their hints."""
+    """Bytes that the device's allocator hands out for the storage of `value`; symbols take their hints."""
+    # The storage may be larger than the value that is a view of it; sparse tensors have none.
     try:
         nbytes = value.untyped_storage().nbytes()
     except NotImplementedError:
         nbytes = value.numel() * value.element_size()
     size = size_hint(nbytes)
     alignment = CUDA_ALIGNMENT_BYTES if value.device.type == "cuda" else CPU_ALIGNMENT_BYTES
-    return -(-size // alignment) * alignment
+    return -(-size // alignment) * alignment  # rounded up
 
 
 _sizes: ContextVar[tuple[tuple[str, int], ...]] = ContextVar("remat_sizes", default=())
@@ -38,6 +39,7 @@ def sizes_at(sizes: Mapping[str, int]) -> Iterator[None]:
     Args:
         sizes: Number of each symbol by its name; symbols without one keep their hints.
     """
+    # A sorted tuple, which `_number_at` can be cached by.
     token = _sizes.set(tuple(sorted(sizes.items())))
     try:
         yield
@@ -46,7 +48,7 @@ def sizes_at(sizes: Mapping[str, int]) -> Iterator[None]:
 
 
 def size_hint(size: int | torch.SymInt) -> int:
-    """The size in the inputs that are looked at (see `sizes_at`); what only the data decide counts as torch's fallback.
+    """The size as a number (see `sizes_at`); a data-dependent one is torch's fallback.
 
     Never puts a guard on a size.
     """
@@ -57,28 +59,30 @@ def size_hint(size: int | torch.SymInt) -> int:
 
 
 def allocation_alignment(device_type: str) -> int:
-    """Bytes to a multiple of which the device's allocator rounds what it is asked for."""
+    """Bytes to a multiple of which the device's allocator rounds each request up."""
     return CUDA_ALIGNMENT_BYTES if device_type == "cuda" else CPU_ALIGNMENT_BYTES
 
 
 def symbol_hint(value: torch.SymInt | torch.SymFloat | torch.SymBool) -> int | float | bool | None:
-    """The number that a symbol stands for in the inputs that are looked at; None when only the data decide it.
+    """The number that a symbol stands for (see `sizes_at`); None if it is data-dependent.
 
     The length of a jagged dimension has none: it stands for as many numbers as the batch has rows.
     """
     node = value.node
     sizes = _sizes.get()
+    # Floats and truth values of sizes keep their hints: the expressions that are evaluated here are whole numbers.
     if sizes and isinstance(value, torch.SymInt):
         number = _number_at(node.expr, sizes)
         if number is not None:
             return number
+    # The hint of a jagged dimension is a symbol again.
     hint: Any = node.hint if node.has_hint() else None
     return hint if isinstance(hint, (int, float, bool)) else None
 
 
 @lru_cache(maxsize=65_536)
 def _number_at(expression: Any, sizes: tuple[tuple[str, int], ...]) -> int | None:
-    """An expression over symbols as a number; `None` where a symbol in it has none."""
+    """An expression over symbols as a number; `None` if a symbol in it has none."""
     numbers = dict(sizes)
     symbols = expression.free_symbols
     if not all(symbol.name in numbers for symbol in symbols):

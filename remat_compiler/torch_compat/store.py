@@ -1,6 +1,6 @@
-"""An operator of our own, ``remat::store``: its argument, which Inductor writes to memory where the operator stands.
+"""An operator of our own, ``remat::store``: it returns its argument, which Inductor writes to memory at that place.
 
-Inductor's operators that come near it also say how the value lies in memory; under a layout that Inductor chose for
+Inductor's nearest operators also fix the layout of the value in memory; under a layout that Inductor chose for
 convolutions that costs a copy of nearly every activation.
 """
 
@@ -26,8 +26,8 @@ STORE = torch.ops.remat.store
 @register_lowering(STORE, type_promotion_kind=None)
 def _lowered(value: Any) -> Any:
     """The value itself, in memory that is its own."""
-    # A copy that the graph had may be gone, since Inductor takes copies out that it need not make for its own sake.
-    # Then others hold the memory, too: a second output, say, which the user may change in place.
+    # Inductor drops copies that it does not need itself.  Then the memory belongs to others as well, such as a second
+    # output, which the user may change in place.
     shared = len(V.graph.current_node.all_input_nodes[0].users) > 1
     if shared or isinstance(value.data, ir.BaseView) or isinstance(value.data.data, ir.InputBuffer):
         value = lowerings[torch.ops.aten.clone.default](value)
@@ -35,10 +35,10 @@ def _lowered(value: Any) -> Any:
     return value
 
 
-def stored(node: fx.Node) -> tuple[Any, tuple[Any, ...]]:
-    """Target and arguments of a node that makes Inductor write `node` to memory where it stands.
+def materialise(node: fx.Node) -> tuple[Any, tuple[Any, ...]]:
+    """Target and arguments of a node that makes Inductor write the value of `node` to memory at that place.
 
-    It would inline it into its readers otherwise.  No target where it writes it anyway.
+    Otherwise Inductor would inline the computation into its readers.  No target if Inductor writes the value anyway.
     """
     if size_hint(node.meta["val"].numel()) == 1:
         return None, ()

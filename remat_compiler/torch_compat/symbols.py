@@ -1,7 +1,7 @@
 """Symbolic sizes: those of a graph's inputs, a copy of them that nobody else knows, and byte counts as polynomials.
 
-Whatever runs with a copy (`OwnSymbols`) can put no guard on a size that Dynamo watches: it assumes nothing but what is
-found in `OwnSymbols.assumptions` afterwards.
+Code that runs with a copy (`OwnSymbols`) cannot put a guard on a size that Dynamo watches: all its assumptions are in
+`OwnSymbols.assumptions` afterwards.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 from torch.utils._sympy import functions
 from torch.utils._sympy.printers import PythonPrinter
 
-from remat_compiler.torch_compat.compile_again import take_over_mark
+from remat_compiler.torch_compat.dynamo_context import take_over_mark
 from remat_compiler.torch_compat.sizes import sizes_at, symbol_hint
 
 ONE = "1"
@@ -30,15 +30,15 @@ ONE = "1"
 
 @dataclass(frozen=True, slots=True)
 class InputSymbol:
-    """A symbol that a graph's inputs bring.
+    """A symbol among a graph's inputs.
 
     Attributes:
         name: Its name.
-        source: Where it comes from, as Dynamo's guards write it, such as ``L['x'].size()[1]``.
+        source: Its source, as Dynamo's guards write it, such as ``L['x'].size()[1]``.
         position: Position of the argument that is the symbol itself.
         hint: Its number in the traced inputs.
-        signed: Whether it may be below 0: no size, but a number that the user hands over.
-        upper: Largest one; `None` where there is no limit.
+        signed: Whether it may be below 0: not a size, but a number that the user passes.
+        upper: Its largest value; `None` if there is no limit.
     """
 
     name: str
@@ -50,7 +50,8 @@ class InputSymbol:
 
 
 def input_symbols(example_inputs: Sequence[Any]) -> tuple[InputSymbol, ...]:
-    """The symbols among the inputs of Dynamo's graph, which hands over as an argument each symbol that it uses."""
+    """The symbols among the inputs of Dynamo's graph, which takes each symbol that it uses as an argument."""
+    # The first argument of each symbol, in order of the arguments.
     found: dict[str, InputSymbol] = {}
     for position, value in enumerate(example_inputs):
         if isinstance(value, torch.SymInt) and isinstance(value.node.expr, sympy.Symbol):
@@ -65,18 +66,18 @@ def input_symbols(example_inputs: Sequence[Any]) -> tuple[InputSymbol, ...]:
 
 
 def _source_of(symbol: torch.SymInt) -> str:
-    """Where a symbol comes from; its name where that is not known."""
+    """The source of a symbol; its name if the source is unknown."""
     sources = symbol.node.shape_env.var_to_sources.get(symbol.node.expr) or [symbol.node.expr]
     name = sources[0].name
-    return str(name() if callable(name) else name)
+    return str(name() if callable(name) else name)  # a property from torch 2.12 on
 
 
 def symbolic_inputs(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> list[Any]:
-    """The inputs as Dynamo traced them: fake tensors whose changing sizes are symbols.
+    """The inputs as Dynamo traced them: fake tensors whose dynamic sizes are symbols.
 
     Args:
         gm: Dynamo's graph.
-        example_inputs: The inputs that Dynamo gave with it, whose sizes are those of one call.
+        example_inputs: The inputs that Dynamo passed with it, which have the sizes of one call.
     """
     placeholders = gm.graph.find_nodes(op="placeholder")
     inputs = []
@@ -102,8 +103,9 @@ class OwnSymbols:
         self._copies: dict[str, sympy.Symbol] = {}
 
     def copy(self, value: torch.SymInt) -> int | torch.SymInt | None:
-        """A size in copied symbols; `None` where a symbol in it has no number, or only data decide it."""
+        """A size in copied symbols; `None` if it is data-dependent, or a symbol in it has no number."""
         symbols = value.node.expr.free_symbols
+        # The copy has its own hint: branches that ask for a number go the way of `sizes`, as in a run on numbers.
         with sizes_at(self._sizes):
             hint = symbol_hint(value)
         if hint is None or not all(symbol.name in self._sizes for symbol in symbols):
@@ -117,9 +119,11 @@ class OwnSymbols:
             self._copies[name] = self.shape_env.create_symbol(
                 self._sizes[name],
                 ConstantSource(name),
+                # Not `DUCK`, which would give symbols of equal numbers one copy.
                 dynamic_dim=DimDynamic.DYNAMIC,
                 constraint_dim=None,
                 positive=None if name in self._signed else True,
+                # A size that is 0 or 1 here must stay a symbol, too.
                 do_not_specialize_zero_one=True,
             )
         return self._copies[name]
@@ -131,14 +135,15 @@ class OwnSymbols:
 
     @contextmanager
     def at(self, sizes: Mapping[str, int]) -> Iterator[None]:
-        """Within the block copies, like the symbols that they are of, stand for these numbers (see `sizes_at`)."""
+        """Within the block the copies and their originals stand for these numbers (see `sizes_at`)."""
         copied = {copy: sizes[name] for copy, name in self.names.items()}
         with sizes_at({**sizes, **copied}):
             yield
 
     @property
     def assumptions(self) -> tuple[str, ...]:
-        """What was assumed of the sizes meanwhile, as Python conditions over the names of the original symbols."""
+        """The assumptions made of the sizes so far, as Python conditions over the names of the original symbols."""
+        # A guard that cannot be written as a condition must not be forgotten: it holds nowhere.
         return tuple(_condition(guard.expr, self.names) or NOWHERE for guard in self.shape_env.guards)
 
     def polynomial(self, size: int | torch.SymInt) -> Mapping[str, int]:
@@ -149,27 +154,31 @@ class OwnSymbols:
 
 
 NOWHERE = "False"
-"""The condition that holds at no sizes, in place of one that cannot be written down."""
+"""The condition that holds at no sizes, in place of one that cannot be written in Python."""
+# Names that conditions may call: those that `peak_formula` evaluates them with.
 _PLAIN = ("math", "float", "int", "max", "min", "abs", "round")
 
 
 class LaterAssumptions:
-    """What is assumed of symbolic sizes once Dynamo has its guards: it checks none of that, so whoever compiles must.
+    """Assumptions about symbolic sizes made after Dynamo has its guards: Dynamo does not check them, the caller must.
 
-    Made at the end of the compilation under way.  What one later compilation assumes, all that follow build on.
+    Made at the end of the compilation under way.  Later compilations share one record: each builds on the assumptions
+    of those before it.
     """
 
     def __init__(self) -> None:
         mode = torch._guards.TracingContext.get().fake_mode
         self._env = None if mode is None else mode.shape_env
+        # Guards up to here are Dynamo's, which checks them with each call.
         self._known = 0 if self._env is None else len(self._env.guards)
 
     @contextmanager
     def recorded(self) -> Iterator[None]:
-        """Within the block assumptions are recorded, where torch would warn of them and forget them."""
+        """Within the block assumptions are recorded; otherwise torch would warn of them and forget them."""
         if self._env is None:
             yield
             return
+        # Dynamo freezes the environment once it has written its guards.
         frozen, self._env.frozen = self._env.frozen, False
         try:
             yield
@@ -177,9 +186,10 @@ class LaterAssumptions:
             self._env.frozen = frozen
 
     def conditions(self, symbols: Iterable[str]) -> tuple[str, ...] | None:
-        """All that was assumed, as Python conditions over `symbols`; `None` where something else is in them."""
+        """All assumptions, as Python conditions over `symbols`; `None` if other symbols or functions are in them."""
         guards = [] if self._env is None else self._env.guards[self._known :]
         names = {symbol.name: symbol.name for guard in guards for symbol in guard.expr.free_symbols}
+        # A symbol that is no input, such as a data-dependent size, is unknown when a call comes.
         if not set(names) <= set(symbols):
             return None
         found = [condition for guard in guards if (condition := _condition(guard.expr, names)) is not None]
@@ -190,24 +200,28 @@ class LaterAssumptions:
 def _polynomial(expression: Any, names: tuple[tuple[str, str], ...]) -> Mapping[str, int]:
     terms = sympy.expand(expression).as_coefficients_dict()
     whole = all(coefficient.is_Integer for coefficient in terms.values())
+    # Else one monomial of the whole: bytes are whole and at least 0, whatever their terms are.
     if not whole or not all(map(_is_never_negative, terms)):
         return {_source(expression, dict(names)): 1}
     return {_source(monomial, dict(names)): int(coefficient) for monomial, coefficient in terms.items()}
 
 
 def _is_never_negative(expression: Any) -> bool:
-    """Whether an expression is surely at least 0 at any sizes."""
+    """Whether an expression is certainly at least 0 at any sizes."""
     if expression.is_Symbol or expression.is_number:
         return bool(expression.is_nonnegative)
+    # A remainder has the sign of the divisor.
     if isinstance(expression, (functions.Mod, functions.PythonMod)):
         return bool(expression.args[1].is_positive)
+    # These are at least 0 if their parts are.
     if isinstance(expression, (sympy.Add, sympy.Mul, sympy.Pow, functions.FloorDiv, functions.CleanDiv)):
         return all(map(_is_never_negative, expression.args))
     return False
 
 
 def _condition(expression: Any, names: Mapping[str, str]) -> str | None:
-    """Python source of a condition that plain Python evaluates; `None` where it has functions of torch's own in it."""
+    """Python source of a condition that plain Python evaluates; `None` if torch's own functions are in it."""
+    # Compiled only to see which names it needs: the printer writes unknown functions by their names.
     try:
         source = _source(expression, names)
         code = compile(source, "<condition>", "eval")
@@ -223,7 +237,7 @@ def _source(expression: Any, names: Mapping[str, str]) -> str:
 
 
 class _PlainPrinter(PythonPrinter):
-    """Python of numbers alone; torch's own asks torch for floats, since its source is evaluated with symbols, too."""
+    """Prints Python for plain numbers; torch's own printer calls torch for floats, as symbols may be put in, too."""
 
     def _print_ToFloat(self, expr: sympy.Expr) -> str:  # noqa: N802
         return f"float({self._print(expr.args[0])})"

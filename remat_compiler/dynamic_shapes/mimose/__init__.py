@@ -1,1 +1,1 @@
-"""Mimose's collector: layers measured beside the first steps, and curves through what they took."""
+"""Mimose's collector: layers measured during the first steps, and curves fitted to their bytes."""

@@ -1,14 +1,14 @@
-"""Sheltered execution: what the layers of a graph save, and how long they take, measured at the first sizes.
+"""Sheltered execution: the bytes that the layers of a graph save, and their times, measured at the first sizes.
 
     sheltered     call ─► sizes new? ─► forward run once more, layer by layer ─► sample      step by the smallest plan
     responsive    call                                                                       step by the cheapest plan
 
 Source: Liao, Li, Sun et al., *Mimose: An Input-Aware Checkpointing Planner for Efficient Training on GPU*, sections
-4.1, 4.2 and 5 (Figure 12 has the filter).  About ten sizes are collected; then nothing more is, and what was collected
-tells the bytes of the layers at other sizes (`polynomial`).
+4.1, 4.2 and 5 (Figure 12 has the filter).  About ten sizes are collected, and no more; from these samples the bytes of
+the layers at other sizes are predicted (`polynomial`).
 
-Deviations: a run that would not stay within the budget is left out, which is known beforehand; and the phase ends after
-`MOST_CALLS` calls where fewer sizes than that come.
+Deviations: a run that would exceed the budget is left out, which is known beforehand; and the phase ends after
+`MOST_CALLS` calls even if fewer sizes came.
 """
 
 from __future__ import annotations
@@ -22,18 +22,19 @@ from statistics import median
 from typing import Any
 
 from remat_compiler import torch_compat
-from remat_compiler.dynamic_shapes.mimose.layered_forward import BlockedForward, Measured, Meter
-from remat_compiler.dynamic_shapes.mimose.polynomial import PolynomialEstimator, Sample
-from remat_compiler.dynamic_shapes.variant import PeakBySize
+from remat_compiler.dynamic_shapes.mimose.layered_forward import LayeredForward, Measured, Meter
+from remat_compiler.dynamic_shapes.mimose.polynomial import LayerSample, PolynomialEstimator
 from remat_compiler.options import format_bytes
 from remat_compiler.stats import count, stats
 
 logger = logging.getLogger(__name__)
 
+PeakBySize = Callable[[Sequence[int]], "int | None"]
+"""The peak at given sizes in bytes; `None` if it is not known."""
 MOST_CALLS = 30
-"""Calls after which nothing more is collected; the paper's phase takes 10 to 30."""
+"""Calls after which the phase ends; the paper's takes 10 to 30."""
 LEAST_SAMPLES = 3
-"""Sizes collected from which on layers are predicted: a parabola has three coefficients."""
+"""Least number of sampled sizes to predict layers from: a parabola has three coefficients."""
 
 
 class Dropped(Enum):
@@ -47,21 +48,21 @@ class Dropped(Enum):
 
 
 class Collector:
-    """Collects at the first sizes of one graph.
+    """Collects samples at the first sizes of one graph.
 
     Args:
         forward: The graph's forward.
-        peak_bytes: Peak of its run at given sizes.
-        limit_bytes: The budget as it is now.
-        take: What the forward is called with where the graph is called with these arguments.
-        meter: Measures.
-        most_samples: Sizes to collect.
-        most_calls: Calls after which nothing more is collected.
+        peak_bytes: Peak of a run of it at given sizes.
+        limit_bytes: Gives the present budget.
+        take: Maps the arguments of a call of the graph to those of the forward.
+        meter: Measures bytes and times.
+        most_samples: Number of sizes to collect.
+        most_calls: Calls after which the phase ends.
     """
 
     def __init__(
         self,
-        forward: BlockedForward,
+        forward: LayeredForward,
         peak_bytes: PeakBySize,
         limit_bytes: Callable[[], int],
         take: Callable[[Sequence[Any]], list[Any]],
@@ -74,7 +75,7 @@ class Collector:
         self.seconds = 0.0
         self.calls = 0
         self.active = True
-        self._forward: BlockedForward | None = forward
+        self._forward: LayeredForward | None = forward
         self._blocks = forward.blocks
         self._kept = [k for k, block in enumerate(forward.blocks) if not block.checkpointed]
         self._peak_bytes = peak_bytes
@@ -82,19 +83,21 @@ class Collector:
         self._take = take
         self._meter = meter
         self._most_calls = most_calls
-        self._compilations = -1
+        self._compilations = -1  # no count: before the first call everything was compiled
         self._left_at = 0.0
         self._steps_s: list[float] = []
 
     def before_step(self, sizes: tuple[int, ...], arguments: Sequence[Any]) -> bool:
-        """Collect at the sizes of a call, where that is still wanted; whether the phase goes on."""
+        """Collect at the sizes of a call unless they are known; whether the phase goes on."""
         start = time.perf_counter()
         compilations = stats().compilations
         compiled = compilations != self._compilations
+        # Only plain steps are compared with the time of collecting, see `_report`.
         if self.calls and not compiled:
             self._steps_s.append(start - self._left_at)
         self.calls += 1
         known = any(sample.sizes == sizes for sample in self.estimator.samples)
+        # Samples are of sizes of at least 1.
         if self._kept and not known and min(sizes) >= 1:
             self._collect(sizes, arguments, compiled=compiled)
         self._compilations = stats().compilations
@@ -108,13 +111,14 @@ class Collector:
         return self.active
 
     def stop(self) -> None:
-        """Collect nothing more; what was needed for it is let go."""
+        """End the phase, and release the forward with its graph."""
         self.active = False
         self._forward = None
-        self._take = _nothing_to_take
+        self._take = _nothing_to_take  # the former one refers to the compiled graphs
 
     def layer_bytes(self, sizes: Sequence[int]) -> tuple[int, ...]:
-        """Bytes of each layer at sizes, as predicted; empty where too little was collected to tell all of them."""
+        """Predicted bytes of each layer at given sizes; empty if too little was collected to tell all of them."""
+        # A checkpointed layer that saves something has no samples.
         whole = all(not block.checkpointed or not block.saved for block in self._blocks)
         if len(self.estimator.samples) < LEAST_SAMPLES or not whole or min(sizes) < 1:
             return ()
@@ -124,11 +128,13 @@ class Collector:
         return tuple(found)
 
     def _collect(self, sizes: tuple[int, ...], arguments: Sequence[Any], *, compiled: bool) -> None:
-        """One run; whether its sample is kept depends on what else happened."""
+        """Run the forward once, and keep the sample unless something else disturbed it (the paper's filter)."""
+        # The first run warms up kernels and libraries: it is made, and dropped, even while things are compiled.
         first = not self.dropped[Dropped.FIRST]
         if compiled and not first:
             self._drop(Dropped.COMPILED)
             return
+        # Before the run, so that the phase itself keeps to the budget.
         peak = self._peak_bytes(sizes)
         if peak is None or peak > self._limit_bytes():
             logger.info("nothing is collected at sizes %s: it would take %s", sizes, _named_bytes(peak))
@@ -143,24 +149,26 @@ class Collector:
             self._add(sizes, measured)
 
     def _measured(self, arguments: Sequence[Any]) -> Measured | None:
-        """What the forward's layers show; `None`, and no further run, where it cannot run so."""
+        """The measurement of one run; `None` if the forward cannot run outside the step, which also ends the phase."""
         assert self._forward is not None
         try:
             inner = self._take(arguments)
-            with torch_compat.beside_the_step():
+            # Autograd must not follow this run, and the step must draw the same random numbers as without it.
+            with torch_compat.detached_run():
                 return self._forward.run(inner, self._meter)
         except (RuntimeError, NotImplementedError) as error:
             logger.warning("nothing more is collected: the forward cannot be run beside the step (%s)", error)
-            self._most_calls = 0
+            self._most_calls = 0  # ends the phase with this call
             return None
 
     def _add(self, sizes: tuple[int, ...], measured: Measured) -> None:
+        # Layers with a checkpoint of the user's have no sample, and count as dropped in each run.
         checkpointed = len(self._blocks) - len(self._kept)
         if checkpointed:
             self._drop(Dropped.CHECKPOINTED, checkpointed)
         block_bytes = tuple(measured.block_bytes[k] for k in self._kept)
         block_ns = tuple(measured.block_ns[k] for k in self._kept)
-        self.estimator.add(Sample(sizes, block_bytes, block_ns))
+        self.estimator.add(LayerSample(sizes, block_bytes, block_ns))
         count("collections")
 
     def _drop(self, why: Dropped, by: int = 1) -> None:
@@ -168,7 +176,7 @@ class Collector:
         count("collections_dropped", by)
 
     def _report(self) -> None:
-        """The phase in one line; the samples at level DEBUG."""
+        """Log the phase in one line, and the samples at level DEBUG."""
         samples = self.estimator.samples
         dropped = ", ".join(f"{self.dropped[why]} {why.value}" for why in Dropped if self.dropped[why])
         error = f"{self.estimator.fitted().left_out_error:.2%}" if len(samples) > 1 else "unknown"
@@ -187,7 +195,7 @@ class Collector:
             logger.debug("layers by size:\n%s", "\n".join(self.table()))
 
     def table(self) -> Iterator[str]:
-        """A line for each layer: bytes and milliseconds at each size collected."""
+        """A line for each layer: bytes and milliseconds at each sampled size."""
         samples = self.estimator.samples
         yield " | ".join(["layer", *(" ".join(map(str, sample.sizes)) for sample in samples)])
         for position, k in enumerate(self._kept):

@@ -1,24 +1,23 @@
-"""Sizes that a model pads to a multiple before it works on them: which multiples, found from samples.
+"""Find from samples the multiples to which a model pads its input sizes.
 
     image size   90    100   112   113   130        padded to a multiple of 28
     works on     112   112   112   140   140        bytes: a polynomial of this, a staircase of the image size
 
-A block of such a model (Swin's windows) works partly on padded values and partly on the values as they are, which were
-themselves cut from the input in patches.  So what is looked for is a pair: a *grain* c and a multiple of it, the *pad*
-m,
+A block of such a model (Swin's windows) works partly on padded values, and partly on values that are not padded but
+were cut from the input in patches.  So the search is for a pair: a *grain* c and a multiple of it, the *pad* m,
 
     bytes(x) = constant + p(c * ceil(x / c)) + q(m * ceil(x / m))        c = m: one of them alone
     bytes(x) = constant + p(c * ceil(x / c)) + (q(c * ceil(x / c)), if x is no multiple of c)
 
-since ``ceil(ceil(x / a) / b) = ceil(x / (a b))`` makes one such rounding of any number of nested ones.  The second form
-is that of a block which copies its input only where there is something to pad.
+since ``ceil(ceil(x / a) / b) = ceil(x / (a b))`` turns any number of nested roundings into one.  The second form is
+that of a block which copies its input only if there is something to pad.
 
-What is assumed, and cannot be seen from a few samples.  All dimensions are rounded alike.  `p` and `q` have monomials
-of the same degrees, of one degree alone where that explains the samples: an area is quadratic in both, though of its
-padded part perhaps two values were seen.  Among pairs that explain the samples equally well, as pads of 192 and 224 do
-where no sample lies between, the window m / c is the same in as many blocks as possible, and then the grain divides
-those of the other blocks or is a multiple of them, as where each stage halves the image.  A pad of which the samples
-show one multiple alone cannot be found at all: it looks like a constant.
+Assumptions, which a few samples cannot show: All dimensions are rounded alike.  `p` and `q` have monomials of the same
+degrees, of one degree alone if that explains the samples: an area is quadratic in both, though perhaps only two values
+of its padded part were seen.  Some pairs explain the samples equally well, as pads of 192 and 224 do if no sample lies
+between.  Among these, the choice is the one whose window m / c is the same in as many blocks as possible, and then
+whose grain divides those of the other blocks or is a multiple of them, as if each stage halves the image.  A pad of
+which the samples show only one multiple cannot be found at all: it looks like a constant.
 """
 
 from __future__ import annotations
@@ -35,15 +34,15 @@ IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 
 MOST_PAD = 512
-"""The largest pad that is looked for."""
+"""The largest pad in the search."""
 SPARE = 2
-"""Samples beyond the coefficients that a pair must explain."""
+"""A pair must explain at least so many samples more than it has coefficients."""
 SAME = 1e-9
-"""Relative errors below this are those of arithmetic."""
+"""Relative errors below this are rounding of the arithmetic, and count as 0."""
 CLOSE = 1e-3
-"""Steps whose error is no more than this go before others of fewer coefficients."""
+"""Steps with an error of at most this are preferred, even to steps with fewer coefficients and a larger error."""
 NEARLY = 3.0
-"""Steps of so many times the least error of a family may still be the right ones."""
+"""Steps with up to so many times the least error of their family may still be the right ones."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -52,7 +51,7 @@ class Rounding:
 
     Attributes:
         multiple: To a multiple of this.
-        copied: Whether it counts only where a size is no multiple.
+        copied: Whether it counts only if a size is no multiple.
     """
 
     multiple: int
@@ -61,13 +60,13 @@ class Rounding:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Steps:
-    """What sizes are rounded up to.
+    """The multiples to which sizes are rounded up.
 
     Attributes:
-        grain: A multiple of this, for one part of the bytes.
-        pad: A multiple of this, itself one of `grain`, for the other part.
+        grain: The multiple for the part `p` of the bytes.
+        pad: The multiple for the part `q`; itself a multiple of `grain`.
         degrees: Total degrees of the monomials of both parts.
-        copied: Whether the other part is there only where a size is no multiple of `grain`, the same as `pad` then.
+        copied: Whether `q` counts only if a size is no multiple of `grain`, which then equals `pad`.
     """
 
     grain: int
@@ -77,7 +76,7 @@ class Steps:
 
     @property
     def roundings(self) -> tuple[Rounding, ...]:
-        """One for each part."""
+        """The rounding of each part of the bytes; one if both are the same."""
         if self.grain == self.pad and not self.copied:
             return (Rounding(self.grain),)
         return (Rounding(self.grain), Rounding(self.pad, self.copied))
@@ -93,10 +92,10 @@ class Basis:
     """Monomials of scaled sizes.
 
     Attributes:
-        middle: What is 0 in each dimension.
-        unit: What is 1 beyond that.
-        varies: Whether the sizes of each dimension differ; those of the others are always 0.
-        exponents: A row a monomial, of total degree 1 or more.
+        middle: In each dimension the size that is scaled to 0.
+        unit: In each dimension the distance from there that is scaled to 1.
+        varies: Whether the sizes of each dimension differ; in the other dimensions all are scaled to 0.
+        exponents: A row for each monomial, of total degree 1 or more.
         degrees: Total degree of each monomial.
     """
 
@@ -111,11 +110,12 @@ class Basis:
         """From -1 to 1 over `sizes`, a row each: well conditioned, in ranges far from 0 too."""
         low, high = sizes.min(axis=0), sizes.max(axis=0)
         rows = _exponents(sizes.shape[1], degree)
+        # The least unit is for dimensions that do not vary, which would divide by 0.
         return Basis((low + high) / 2, np.maximum((high - low) / 2, 0.5), high > low, rows, rows.sum(axis=1))
 
     @staticmethod
     def from_zero(sizes: FloatArray, degree: int) -> Basis:
-        """From 0 to 1 at the largest of `sizes`, so that each degree can do without those below."""
+        """From 0 to 1 at the largest of `sizes`: without an offset, a monomial of one degree needs no lower ones."""
         rows = _exponents(sizes.shape[1], degree)
         varies = sizes.max(axis=0) > sizes.min(axis=0)
         return Basis(np.zeros(sizes.shape[1]), sizes.max(axis=0), varies, rows, rows.sum(axis=1))
@@ -131,6 +131,7 @@ class Basis:
         multiple = np.array([rounding.multiple for rounding in roundings], np.float64).reshape(shape)
         copied = np.array([rounding.copied for rounding in roundings], np.bool_).reshape(shape)
         up = multiple * np.ceil(sizes / multiple)
+        # A part that is only copied is there if at least one dimension has something to pad.
         there = ~copied[..., 0] | ((up != sizes) & self.varies).any(axis=-1)
         return np.asarray(self.monomials(up) * there[..., None], np.float64)
 
@@ -139,7 +140,7 @@ class Basis:
         return np.flatnonzero(np.isin(self.degrees, degrees))
 
     def design(self, sizes: FloatArray, steps: Steps | None) -> FloatArray:
-        """``[sample, column]``: a constant, then the monomials of each rounding; of the sizes themselves for `None`."""
+        """``[sample, column]``: a constant, then the monomials of each rounding; for `None`, those of the sizes."""
         parts = [np.ones((len(sizes), 1))]
         if steps is None:
             parts.append(self.monomials(sizes))
@@ -148,15 +149,15 @@ class Basis:
         return np.concatenate(parts, axis=1)
 
     def solve(self, sizes: FloatArray, values: FloatArray, steps: Steps | None) -> FloatArray:
-        """Coefficients ``[column, block]`` of the least squares fit of ``values[sample, block]``, the shortest ones."""
+        """Coefficients ``[column, block]`` of the least squares fit of ``values[sample, block]``, of least norm."""
         return np.asarray(np.linalg.pinv(self.design(sizes, steps)) @ values, np.float64)
 
 
 def find_steps(sizes: FloatArray, block_bytes: FloatArray, basis: Basis, tolerance: float) -> tuple[Steps | None, ...]:
-    """For each block, the steps that explain its bytes; `None` where there are none, or too few samples.
+    """For each block, the steps that explain its bytes; `None` if there are none, or too few samples.
 
-    Steps that explain them closely go before those that do so to `tolerance` alone, since allocators round the bytes of
-    each tensor, and then those of fewer coefficients; what decides between others is in the module docstring.
+    Steps that explain the bytes closely are preferred to those that do so only to `tolerance` (allocators round the
+    bytes of each tensor), then steps with fewer coefficients; the module docstring says what decides between the rest.
 
     Args:
         sizes: ``[sample, dimension]``, all different.
@@ -166,6 +167,7 @@ def find_steps(sizes: FloatArray, block_bytes: FloatArray, basis: Basis, toleran
     """
     found: list[Steps | None] = [None] * block_bytes.shape[1]
     tried: list[tuple[list[Steps], list[int], FloatArray]] = []
+    # From few coefficients to many, each family only for blocks that no smaller one explains closely.
     for candidates in _families(sizes, basis):
         left = [block for block, steps in enumerate(found) if steps is None]
         if not left:
@@ -174,6 +176,7 @@ def find_steps(sizes: FloatArray, block_bytes: FloatArray, basis: Basis, toleran
         tried.append((candidates, left, errors))
         for block, steps in zip(left, _elect(candidates, errors, tolerance, min(CLOSE, tolerance))):
             found[block] = steps
+    # Then, again from few to many, what explains the remaining blocks to `tolerance`; the errors are known already.
     for candidates, blocks, errors in tried:
         for block, steps in zip(blocks, _elect(candidates, errors, tolerance, tolerance)):
             found[block] = found[block] or steps
@@ -183,7 +186,7 @@ def find_steps(sizes: FloatArray, block_bytes: FloatArray, basis: Basis, toleran
 def relative_errors(values: FloatArray, rest: FloatArray) -> FloatArray:
     """``[..., block]``: the largest of ``rest[..., sample, block]``, relative to ``values[sample, block]``.
 
-    Small samples count as a quarter of the block's largest: their last bytes decide nothing.
+    Samples below a quarter of the block's largest count as that quarter: their last bytes decide nothing.
     """
     scale = np.maximum(np.maximum(values, values.max(axis=0) / 4), 1.0)
     return np.asarray(np.abs(rest / scale).max(axis=-2), np.float64)
@@ -198,7 +201,8 @@ def _exponents(dimensions: int, degree: int) -> IntArray:
 
 
 def _families(sizes: FloatArray, basis: Basis) -> Iterator[list[Steps]]:
-    """Steps of as many coefficients each, the fewest first, as far as there are samples enough, and different ones."""
+    """Families of steps, from few coefficients to many, for which there are enough samples that differ."""
+    # A pad of the largest size or more has one multiple only, and looks like a constant.
     most = min(MOST_PAD, int(sizes.max()) - 1)
     levels = _levels(sizes, most)
     degree = int(basis.degrees.max())
@@ -210,6 +214,7 @@ def _families(sizes: FloatArray, basis: Basis) -> Iterator[list[Steps]]:
             for degrees in choices:
                 columns = 1 + parts * len(basis.columns(degrees))
                 if columns + SPARE <= len(sizes):
+                    # With no more levels than coefficients, any grain would explain the samples.
                     for grain in np.flatnonzero(levels > columns).tolist():
                         pads = range(2 * grain, most + 1, grain) if paired else (grain,)
                         family += [Steps(grain, pad, degrees, copied) for pad in pads if pad > 1]
@@ -218,11 +223,12 @@ def _families(sizes: FloatArray, basis: Basis) -> Iterator[list[Steps]]:
 
 
 def _levels(sizes: FloatArray, most: int) -> IntArray:
-    """``[grain]`` for grains up to `most`: how many samples differ in their multiples of it, 0 at 0.
+    """``[grain]`` for grains up to `most`: the number of samples that differ once rounded to it; 0 for the grain 0.
 
-    Samples with the same multiples of the grain have the same multiples of its pad, too: they are as good as one.
+    Samples that a grain rounds alike are rounded alike by its pads, too: they count as one.
     """
     multiples = np.ceil(sizes / np.arange(1, most + 1)[:, None, None])
+    # Multiples are below the base, so each row of them is one number: rows can be counted by sorting.
     keys = np.sort(multiples @ (sizes.max() + 1) ** np.arange(sizes.shape[1]), axis=1)
     return np.concatenate([[0], 1 + np.count_nonzero(np.diff(keys, axis=1), axis=1)])
 
@@ -230,7 +236,8 @@ def _levels(sizes: FloatArray, most: int) -> IntArray:
 def _errors(sizes: FloatArray, values: FloatArray, basis: Basis, candidates: Sequence[Steps]) -> FloatArray:
     """Error ``[candidate, block]`` of each least squares fit, see `relative_errors`.
 
-    All fits of the same number of columns at once: Gram-Schmidt in two passes, which is as good as Householder's.
+    All fits with the same number of columns are made at once, by Gram-Schmidt in two passes, which is as accurate as
+    Householder's method.
     """
     roundings = sorted({rounding for steps in candidates for rounding in steps.roundings})
     at = {rounding: k for k, rounding in enumerate(roundings)}
@@ -243,20 +250,22 @@ def _errors(sizes: FloatArray, values: FloatArray, basis: Basis, candidates: Seq
         ones = np.ones((len(own), len(sizes), 1))
         design = np.concatenate([ones, *(columns[part] for part in parts.T)], axis=2)
         errors[own] = relative_errors(values, _residuals(design, values))
+    # Candidates that are exact must be equally good, or rounding would choose among them.
     return np.where(errors < SAME, 0.0, errors)
 
 
 def _residuals(design: FloatArray, values: FloatArray) -> FloatArray:
-    """``[fit, sample, block]``: what the columns ``design[fit, sample, column]`` leave of ``values[sample, block]``."""
+    """``[fit, sample, block]``: residuals of ``values[sample, block]`` after ``design[fit, sample, column]``."""
     rest: FloatArray = np.repeat(values[None], len(design), axis=0)
     done: list[FloatArray] = []
     for k in range(design.shape[2]):
         column = design[:, :, k]
         length = np.linalg.norm(column, axis=1)
+        # Twice: after one pass, nearly dependent columns are not orthogonal enough.
         for other in chain(done, done):
             column = column - other * np.einsum("fs,fs->f", other, column)[:, None]
         left = np.linalg.norm(column, axis=1)
-        # A column that depends on those before adds nothing but noise.
+        # A column that depends on those before it has only rounding left, which must not be scaled up.
         independent = left > SAME * np.maximum(length, SAME)
         column = np.where(independent[:, None], column / np.where(independent, left, 1.0)[:, None], 0.0)
         done.append(column)
@@ -267,7 +276,7 @@ def _residuals(design: FloatArray, values: FloatArray) -> FloatArray:
 def _elect(candidates: Sequence[Steps], errors: FloatArray, tolerance: float, most: float) -> list[Steps | None]:
     """The best candidate of each block with an error of at most `most`, see the module docstring.
 
-    All blocks have a say, with the candidates that explain them to `tolerance` and nearly as well as any.
+    All blocks vote: each for the candidates that explain it to `tolerance`, and nearly as well as any other does.
     """
     fitting: dict[Steps, set[int]] = {}
     allowed: list[list[int]] = [[] for _ in range(errors.shape[1])]
@@ -281,6 +290,7 @@ def _elect(candidates: Sequence[Steps], errors: FloatArray, tolerance: float, mo
         of_window.setdefault(steps.window, set()).update(blocks)
     related = {one: _related(one, fitting) for one in fitting}
 
+    # Most blocks of the same window, then most related grains, then the least error; the steps themselves decide ties.
     def rank(block: int, k: int) -> tuple[int, int, float, Steps]:
         steps = candidates[k]
         return (-len(of_window[steps.window]), -related[steps], float(errors[k, block]), steps)
@@ -290,7 +300,7 @@ def _elect(candidates: Sequence[Steps], errors: FloatArray, tolerance: float, mo
 
 
 def _related(one: Steps, fitting: dict[Steps, set[int]]) -> int:
-    """Blocks that steps of the same window explain whose grain divides that of `one`, or is a multiple of it."""
+    """Number of blocks explained by steps of `one`'s window whose grain divides that of `one`, or is a multiple."""
     blocks: set[int] = set()
     for other, own in fitting.items():
         if other.window == one.window and (other.grain % one.grain == 0 or one.grain % other.grain == 0):

@@ -1,18 +1,18 @@
-"""Bytes and times of the blocks of a model at sizes that were not seen yet, from a few that were.
+"""Bytes and times of the blocks of a model at sizes not seen yet, predicted from a few samples.
 
     sizes (35,) (80,) (141,) ...  ──►  fit, a polynomial for each block  ──►  (97,): 12 blocks, 310 MB, ± 0.1
 
 Source: Liao, Li, Sun et al., *Mimose: An Input-Aware Checkpointing Planner for Efficient Training on GPU*, section 4.3:
-what operators make is at most quadratic in the size of the input, so a polynomial of degree 2 in the input size, fitted
-to about ten steps, tells the bytes of all blocks; section 6.5 has what the alternatives cost.
+the results of operators are at most quadratic in the size of the input, so a polynomial of degree 2 in the input size,
+fitted to about ten steps, gives the bytes of all blocks; section 6.5 compares the cost of the alternatives.
 
-Where we go further: there may be several sizes (all monomials up to the degree in all together; batch times length
-squared is of degree 3); blocks that pad their input, which the paper leaves at an error of up to 5 %, are polynomials
-of the padded size, see `padding`; and each prediction comes with a margin.
+Extensions: there may be several sizes (all monomials up to the total degree; batch times length squared is of degree
+3); blocks that pad their input, which the paper leaves at an error of up to 5 %, are polynomials of the padded size,
+see `padding`; and each prediction comes with a margin.
 
-How few samples are dealt with: the degree is the largest whose monomials are no more than the samples, in those
-dimensions that were seen to vary.  In one dimension one sample gives a constant, two a line, three a parabola.  What
-the samples leave open (sizes that always rise together) is decided by the least coefficients of the scaled monomials.
+Few samples lower the degree: it is the largest with no more monomials than samples, in the dimensions that were seen to
+vary.  In one dimension, one sample gives a constant, two a line, three a parabola.  If the samples leave coefficients
+open (sizes that always rise together), those of least norm are taken, over the scaled monomials.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from remat_compiler.dynamic_shapes.mimose.padding import Basis, FloatArray, Roun
 from remat_compiler.errors import RematError
 
 TOLERANCE = 0.005
-"""Relative error of a sample above which padding is looked for, and to which it must explain the samples."""
+"""Relative error of a sample above which padding is searched for, and which padding may have at most."""
 
 
 class BadSample(RematError, ValueError):
@@ -36,13 +36,13 @@ class BadSample(RematError, ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
-    """What one step showed.
+class LayerSample:
+    """The measurement of one step.
 
     Attributes:
         sizes: Values of the symbolic sizes, at least 1.
         block_bytes: Bytes of each block, in the order of the model.
-        block_ns: Time of each block in nanoseconds; empty where it was not measured.
+        block_ns: Time of each block in nanoseconds; empty if it was not measured.
     """
 
     sizes: tuple[int, ...]
@@ -64,13 +64,13 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What blocks are predicted to take.
+    """The prediction for all blocks.
 
     Attributes:
         block_bytes: Bytes of each block, at least 0.
-        block_ns: Time of each block; empty where no sample has times.
-        margin_bytes: What the sum of `block_bytes` may be too low by, see `Fit.margin_bytes`.
-        extrapolated: Whether a size lies outside of those seen.
+        block_ns: Time of each block in nanoseconds; empty if no sample has times.
+        margin_bytes: Bytes by which the sum of `block_bytes` may be too low, see `Fit.margin_bytes`.
+        extrapolated: Whether a size lies outside the range of the samples.
     """
 
     block_bytes: tuple[int, ...]
@@ -90,18 +90,18 @@ class Fit:
 
     Attributes:
         degree: Total degree of the polynomials.
-        steps: What sizes are rounded up to for each block; `None` for not at all.
-        margin_bytes: The largest underestimate of a sample's sum when the fit is made without it, which is the whole
-            sum where there is no other.  Roundings are not looked for again.
+        steps: For each block the multiples to which sizes are rounded up; `None` for no rounding.
+        margin_bytes: The largest underestimate of a sample's sum by a fit to the other samples; the whole sum if there
+            are no others.  Roundings are not searched for again.
         block_margins: The same for each block.
         basis: Monomials of the sizes as they are.
         padded_basis: Monomials of rounded sizes.
-        roundings: How sizes are rounded up for one block or another.
+        roundings: All roundings that some block needs.
         coefficients: ``[column, block]`` of the constant, the monomials of the sizes, and those of each rounding.
         time_coefficients: ``[column, block]`` of the constant and the monomials of the sizes; `None` without times.
-        left_out_error: Relative error of a sample's sum when the fit is made without it, the mean over the samples.
-        low: Least seen size of each dimension.
-        high: Largest seen size of each dimension.
+        left_out_error: Relative error of a sample's sum by a fit to the other samples, the mean over the samples.
+        low: Least size of the samples in each dimension.
+        high: Largest size of the samples in each dimension.
     """
 
     degree: int
@@ -118,13 +118,15 @@ class Fit:
     high: FloatArray
 
     def predict(self, sizes: Sequence[int]) -> Estimate:
-        """All blocks at `sizes`."""
+        """The prediction for all blocks at `sizes`."""
+        # One row for all blocks, in the order of `coefficients`: a block has zeros for the roundings of others.
         point = np.array(sizes, np.float64)
         row = np.concatenate([np.ones(1), self.basis.monomials(point)])
         if len(self.roundings):
             row = np.concatenate([row, self.padded_basis.rounded(point, self.roundings).ravel()])
         times: list[int] = []
         if self.time_coefficients is not None:
+            # Times are not fitted to rounded sizes: theirs are the leading columns.
             times = _counts(row[: len(self.time_coefficients)] @ self.time_coefficients)
         return Estimate(
             block_bytes=tuple(_counts(row @ self.coefficients)),
@@ -138,16 +140,16 @@ class Fit:
 class PolynomialEstimator:
     """Learns from samples as they come, and predicts all blocks at once.
 
-    At most `most_samples` different sizes are kept; further ones are not taken, as the paper's collector stops after
-    ten steps.  Of repeated sizes the larger bytes and the shorter times count.  The order of the samples does not
+    At most `most_samples` different sizes are kept and further ones ignored, as the paper's collector stops after ten
+    steps.  If sizes are repeated, the larger bytes and the shorter times count.  The order of the samples does not
     matter to the fit.
 
     Attributes:
-        degree: Total degree of the polynomials where there are samples enough.
-        most_samples: Different sizes kept.
-        pads: Whether to look for padding where polynomials alone do not explain the samples.
-        fits: Fits made so far.
-        fit_ns: Time that they took.
+        degree: Total degree of the polynomials, if there are enough samples for it.
+        most_samples: Largest number of different sizes.
+        pads: Whether to search for padding if polynomials alone do not explain the samples.
+        fits: Number of fits so far.
+        fit_ns: Nanoseconds that they took.
     """
 
     degree: int = 2
@@ -155,7 +157,7 @@ class PolynomialEstimator:
     pads: bool = True
     fits: int = field(default=0, init=False)
     fit_ns: int = field(default=0, init=False)
-    _samples: dict[tuple[int, ...], Sample] = field(default_factory=dict, init=False)
+    _samples: dict[tuple[int, ...], LayerSample] = field(default_factory=dict, init=False)
     _fit: Fit | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -165,8 +167,9 @@ class PolynomialEstimator:
             )
 
     @property
-    def samples(self) -> tuple[Sample, ...]:
-        """The samples kept, by size."""
+    def samples(self) -> tuple[LayerSample, ...]:
+        """The samples, sorted by size."""
+        # Sorted, so that sums in floating point do not depend on the order of arrival.
         return tuple(self._samples[sizes] for sizes in sorted(self._samples))
 
     @property
@@ -174,20 +177,21 @@ class PolynomialEstimator:
         """Whether no further size is taken."""
         return len(self._samples) >= self.most_samples
 
-    def add(self, sample: Sample) -> bool:
-        """Take `sample` and fit again; false where it tells nothing new, or no further size is taken.
+    def add(self, sample: LayerSample) -> bool:
+        """Take `sample` and fit again; false if it changes nothing, or no further size is taken.
 
         Raises:
             BadSample: It has another number of sizes, of blocks or of times than those before it.
         """
         return self.add_all([sample])
 
-    def add_all(self, samples: Iterable[Sample]) -> bool:
+    def add_all(self, samples: Iterable[LayerSample]) -> bool:
         """Take several samples and fit once, see `add`."""
         changed = False
         for sample in samples:
             self._check(sample)
             known = self._samples.get(sample.sizes)
+            # Known sizes may still be corrected when no further ones are taken.
             if known is None and self.full:
                 continue
             merged = sample if known is None else _merged(known, sample)
@@ -211,10 +215,10 @@ class PolynomialEstimator:
         return self._fit
 
     def predict(self, sizes: Sequence[int]) -> Estimate:
-        """All blocks at `sizes`.
+        """The prediction for all blocks at `sizes`.
 
         Raises:
-            BadSample: There is no sample yet, or they have another number of sizes.
+            BadSample: There is no sample yet, or the samples have another number of sizes.
         """
         fitted = self.fitted()
         _check_sizes(sizes)
@@ -222,8 +226,9 @@ class PolynomialEstimator:
             raise BadSample(f"got {len(sizes)} sizes; the samples have {len(fitted.low)}")
         return fitted.predict(sizes)
 
-    def _check(self, sample: Sample) -> None:
-        """Refuse what does not go with the samples before."""
+    def _check(self, sample: LayerSample) -> None:
+        """Refuse a sample of another form than those before it."""
+        # The first one stands for all: each was checked against it.
         for before in self._samples.values():
             for what in ("sizes", "block_bytes", "block_ns"):
                 got, expected = len(getattr(sample, what)), len(getattr(before, what))
@@ -232,35 +237,39 @@ class PolynomialEstimator:
             return
 
 
-def fit(samples: Sequence[Sample], degree: int = 2, pads: bool = True) -> Fit:
+def fit(samples: Sequence[LayerSample], degree: int = 2, pads: bool = True) -> Fit:
     """Least squares polynomials for all blocks.
 
     Args:
         samples: One or more, of different sizes, with as many blocks each.
-        degree: Total degree, where there are samples enough.
-        pads: Whether to look for padding where that does not explain the samples.
+        degree: Total degree, if there are enough samples for it.
+        pads: Whether to search for padding if polynomials of the sizes do not explain the samples.
     """
     sizes = np.array([sample.sizes for sample in samples], np.float64)
     values = np.array([sample.block_bytes for sample in samples], np.float64)
     degree = affordable_degree(sizes, degree)
     basis, padded_basis = Basis.centred(sizes, degree), Basis.from_zero(sizes, degree)
+    # Padding is a matter of sizes that vary; a constant has no steps.
     steps: list[Steps | None] = [None] * values.shape[1]
     if pads and degree:
         steps = _steps(sizes, values, basis, padded_basis)
+    # Columns of the result: a constant, the monomials of the sizes, then those of each rounding that any block needs.
     roundings = sorted({rounding for own in steps if own for rounding in own.roundings})
     width = len(basis.exponents)
     coefficients = np.zeros((1 + width * (1 + len(roundings)), values.shape[1]))
     left_out = np.zeros_like(values)
+    # Blocks with the same steps have the same design, and are solved together; elsewhere their coefficients stay 0.
     for own in dict.fromkeys(steps):
         blocks = np.array([block for block, other in enumerate(steps) if other == own])
         rows = [np.arange(1 + width)]
         if own:
             starts = (1 + width * (1 + roundings.index(rounding)) for rounding in own.roundings)
+            # Row 0 is the constant, which all designs share.
             rows = [np.zeros(1, np.int64), *(start + padded_basis.columns(own.degrees) for start in starts)]
         solved = (padded_basis if own else basis).solve(sizes, values[:, blocks], own)
         coefficients[np.concatenate(rows)[:, None], blocks] = solved
         left_out[:, blocks] = _left_out(sizes, values[:, blocks], own, degree)
-    short = values - left_out
+    short = values - left_out  # above 0 where the prediction was too low
     times: FloatArray | None = None
     if samples[0].block_ns:
         spent = np.array([sample.block_ns for sample in samples], np.float64)
@@ -282,13 +291,14 @@ def fit(samples: Sequence[Sample], degree: int = 2, pads: bool = True) -> Fit:
 
 
 def affordable_degree(sizes: FloatArray, degree: int) -> int:
-    """The largest degree up to `degree` whose monomials, in the dimensions that vary, are no more than the samples."""
+    """The largest degree up to `degree` with no more monomials, in the dimensions that vary, than samples."""
+    # `v` variables have `comb(v + p, p)` monomials of total degree up to `p`, the constant included.
     varying = int((sizes.max(axis=0) > sizes.min(axis=0)).sum())
     return max(p for p in range(degree + 1 if varying else 1) if p == 0 or comb(varying + p, p) <= len(sizes))
 
 
 def _steps(sizes: FloatArray, values: FloatArray, basis: Basis, padded_basis: Basis) -> list[Steps | None]:
-    """Roundings for the blocks that the polynomial of the sizes themselves does not explain."""
+    """Steps for the blocks that the polynomial of the sizes themselves does not explain; `None` for the others."""
     rest = values - basis.design(sizes, None) @ basis.solve(sizes, values, None)
     steps: list[Steps | None] = [None] * values.shape[1]
     rough = np.flatnonzero(relative_errors(values, rest) > TOLERANCE).tolist()
@@ -299,22 +309,25 @@ def _steps(sizes: FloatArray, values: FloatArray, basis: Basis, padded_basis: Ba
 
 
 def _left_out(sizes: FloatArray, values: FloatArray, steps: Steps | None, degree: int) -> FloatArray:
-    """The prediction for each sample from all others; 0 where there are none."""
+    """The prediction for each sample from all others; 0 if there are none."""
     count = len(sizes)
     if count == 1:
         return np.zeros_like(values)
     others = np.array([[k for k in range(count) if k != i] for i in range(count)])
     if steps is None:
+        # One sample fewer may afford only a lower degree; the lowest serves all, so that one design is enough.
         lower = min(affordable_degree(sizes[rows], degree) for rows in others)
         design = Basis.centred(sizes, lower).design(sizes, None)
     else:
         design = Basis.from_zero(sizes, degree).design(sizes, steps)
+    # All fits at once: the pseudo-inverse of a stack of matrices.
     solved = np.linalg.pinv(design[others]) @ values[others]
     return np.asarray(np.einsum("ic,icb->ib", design, solved))
 
 
 def _margin(short: FloatArray) -> int:
-    """The largest underestimate in whole bytes; arithmetic is not exact to the last digit."""
+    """The largest underestimate in whole bytes."""
+    # Arithmetic is not exact to the last digit: without the slack, exact samples had a margin of 1 byte.
     return max(int(np.ceil(short.max() - 1e-3)), 0)
 
 
@@ -323,9 +336,10 @@ def _counts(values: FloatArray) -> list[int]:
     return [max(round(value), 0) for value in values.tolist()]
 
 
-def _merged(first: Sample, second: Sample) -> Sample:
-    """Of the same sizes, the larger bytes and the shorter times."""
-    return Sample(
+def _merged(first: LayerSample, second: LayerSample) -> LayerSample:
+    """One sample of two at the same sizes: the larger bytes and the shorter times."""
+    # More bytes are the safe side; longer times are disturbed ones.
+    return LayerSample(
         first.sizes,
         tuple(map(max, first.block_bytes, second.block_bytes)),
         tuple(map(min, first.block_ns, second.block_ns)),

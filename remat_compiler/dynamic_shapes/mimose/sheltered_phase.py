@@ -1,6 +1,6 @@
-"""The collector of one compiled graph: its captured forward as layers, what a run of it takes, and its arguments.
+"""The collector of one compiled graph: its captured forward as layers, the peak of a run of it, and its arguments.
 
-`collector` has the phase itself; here is what of the compiler it takes.
+`collector` has the phase itself; this module connects it to the compiler.
 """
 
 from __future__ import annotations
@@ -19,28 +19,29 @@ from remat_compiler.compilation.attempt import Attempt
 from remat_compiler.costs.workspace import WorkspaceTable
 from remat_compiler.dry_run.fake_inputs import counted_device_type
 from remat_compiler.dynamic_shapes.dispatch import Dispatch
-from remat_compiler.dynamic_shapes.mimose.collector import Collector
-from remat_compiler.dynamic_shapes.mimose.layered_forward import Block, BlockedForward, meter_for, written_nodes
-from remat_compiler.dynamic_shapes.variant import PeakBySize, Use
+from remat_compiler.dynamic_shapes.mimose.collector import Collector, PeakBySize
+from remat_compiler.dynamic_shapes.mimose.layered_forward import Layer, LayeredForward, meter_for, written_nodes
+from remat_compiler.dynamic_shapes.variant import Use
 from remat_compiler.ir.graph import Op, Phase, Trait
 from remat_compiler.ir.saved_layers import SavedLayers
+from remat_compiler.observer import observers
 from remat_compiler.partition.result import Partition
 from remat_passes.registry import saved_layers
 
 logger = logging.getLogger(__name__)
 
 Predict = Callable[[Sequence[int]], "tuple[int, ...]"]
-"""Bytes of each layer at given sizes; empty where nothing is known of them."""
+"""Bytes of each layer at given sizes; empty if they are not known."""
 NOT_TWICE = frozenset({Trait.COLLECTIVE, Trait.EFFECTFUL, Trait.UNKNOWN})
-"""What an operator that is run beside the step must not be."""
+"""Traits of operators that must not run once more outside the step."""
 
 
-class Shelter:
-    """The phase in which a graph's calls are collected from; see `dynamic_shapes.variant.Watcher`.
+class ShelteredPhase:
+    """The phase in which a graph's calls give samples; see `dynamic_shapes.variant.Watcher`.
 
     Args:
         dispatch: Runs the calls, by the smallest variant until the phase is over.
-        collector: Collects.
+        collector: Collects the samples.
     """
 
     def __init__(self, dispatch: Dispatch, collector: Collector) -> None:
@@ -48,17 +49,19 @@ class Shelter:
         self.collector = collector
         self._lock = threading.Lock()
         dispatch.sheltered = True
+        # In front: others read the allocator, which must not show what a run of the collector takes.
         dispatch.watchers = (self, *dispatch.watchers)
 
     def before(self, use: Use, arguments: Sequence[Any]) -> None:
-        """Collect; the phase may end with it."""
+        """Collect; the phase may end with this call."""
+        # Two threads would measure each other's memory.
         with self._lock:
             if self.collector.active and not self.collector.before_step(use.sizes, arguments):
                 self.dispatch.watchers = tuple(one for one in self.dispatch.watchers if one is not self)
-                self.dispatch.leave_shelter()
+                self.dispatch.end_sheltered_phase()
 
     def after(self, use: Use, outputs: Any) -> None:
-        """Nothing is learnt from the step itself."""
+        """Do nothing: samples come from a run of the collector's own, not from the step."""
 
 
 def shelter(dispatch: Dispatch, attempt: Attempt, workspace: WorkspaceTable) -> Predict:
@@ -66,25 +69,28 @@ def shelter(dispatch: Dispatch, attempt: Attempt, workspace: WorkspaceTable) -> 
 
     Args:
         dispatch: Runs it.
-        attempt: What was compiled first.
+        attempt: The compilation for the first call.
         workspace: Measured workspaces.
 
     Returns:
-        What planners may be told of the layers: those of modules alone, since segments depend on the sizes.
+        The layers' bytes for planners; always empty if layers are segments, since these depend on the sizes.
     """
+    # A function, since the limit changes once the budget is shared.
     collector = collector_for(attempt, lambda: dispatch.limit_bytes, workspace)
     if collector is None:
         return lambda sizes: ()
-    Shelter(dispatch, collector)
+    for observer in observers():
+        observer.collector_made(attempt, collector)
+    ShelteredPhase(dispatch, collector)
     return collector.layer_bytes if layers_of(attempt.partitions[0]).of_modules else lambda sizes: ()
 
 
 def collector_for(attempt: Attempt, limit_bytes: Callable[[], int], workspace: WorkspaceTable) -> Collector | None:
-    """The collector of a compiled graph; `None`, logged, where its forward must not run but once.
+    """The collector of a compiled graph; `None`, logged, if its forward must not run twice in a step.
 
     Args:
-        attempt: What was compiled.
-        limit_bytes: The budget as it is now.
+        attempt: The compilation.
+        limit_bytes: Gives the present budget.
         workspace: Measured workspaces.
     """
     one = attempt.partition
@@ -94,7 +100,8 @@ def collector_for(attempt: Attempt, limit_bytes: Callable[[], int], workspace: W
     if refused:
         logger.info("nothing is collected: %s is not to run twice in a step", refused)
         return None
-    forward = blocked_forward(one)
+    forward = layered_forward(one)
+    # AOTAutograd flattens arguments and drops some: the graph is called, and stopped when it calls its forward.
     owners = [graph.owner for graph in attempt.graphs]
 
     def take(arguments: Sequence[Any]) -> list[Any]:
@@ -109,19 +116,20 @@ def layers_of(one: Partition) -> SavedLayers:
     return saved_layers(one.problem)
 
 
-def blocked_forward(one: Partition) -> BlockedForward:
+def layered_forward(one: Partition) -> LayeredForward:
     """The forward of a partition as layers."""
     graph, found = one.problem.graph, layers_of(one)
     nodes: dict[str, int] = {}
+    # A pointwise node may be inlined into several operators; it runs once, in the layer of the first of them.
     for op in _forward_ops(one):
         for name in op.nodes:
             nodes.setdefault(name, found.place[op.id])
     blocks = [
-        Block(layer.name, tuple(graph.storages[s].name for s in layer.storages), layer.checkpointed)
+        Layer(layer.name, tuple(graph.storages[s].name for s in layer.storages), layer.checkpointed)
         for layer in found.layers
     ]
     inputs = [node.name for node in one.graphs.forward.graph.find_nodes(op="placeholder")]
-    return BlockedForward(one.joint, nodes, inputs, blocks)
+    return LayeredForward(one.joint, nodes, inputs, blocks)
 
 
 def _forward_ops(one: Partition) -> list[Op]:
@@ -129,7 +137,7 @@ def _forward_ops(one: Partition) -> list[Op]:
 
 
 def _not_twice(one: Partition) -> str:
-    """An operator of the forward that writes, communicates or is unknown; empty where there is none."""
+    """An operator of the forward that writes, communicates or is unknown; empty if there is none."""
     ops = _forward_ops(one)
     for op in ops:
         if op.traits & NOT_TWICE:
@@ -138,11 +146,11 @@ def _not_twice(one: Partition) -> str:
     return str(written[0].target) if written else ""
 
 
-def _peak_of_run(forward: BlockedForward, attempt: Attempt, workspace: WorkspaceTable) -> PeakBySize:
-    """The peak of a run of the forward beside the step."""
+def _peak_of_run(forward: LayeredForward, attempt: Attempt, workspace: WorkspaceTable) -> PeakBySize:
+    """The peak by size of a run of the forward outside the step."""
     names = [name for name, _ in attempt.request.sizes]
     roots = find_roots(attempt.partitions[0].joint.graph)
-    # The random state is kept aside meanwhile, in the memory of the CPU.
+    # `detached_run` keeps a copy of the random state in the memory of the CPU.
     beside = CPU_RNG_STATE_BYTES if counted_device_type(forward.input_values) == "cpu" else 0
 
     def inside(node: fx.Node) -> int:

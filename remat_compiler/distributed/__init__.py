@@ -1,0 +1,1 @@
+"""Values on which the ranks of a distributed job must agree."""

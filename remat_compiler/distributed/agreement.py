@@ -1,0 +1,68 @@
+"""The points at which ranks could come to different plans, and the interface by which they agree on one value.
+
+Planning is deterministic, so ranks with the same problem get the same plan.  Values that could differ between ranks go
+through one of the points below: each rank proposes its value, and continues with the one that is agreed on.  A point
+stands where the value enters the compilation, so that everything that follows from it is the same on all ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from enum import Enum
+from typing import Protocol, TypeVar
+
+Value = TypeVar("Value")
+
+
+class Point(Enum):
+    """A value to agree on, and why it could differ."""
+
+    OUTCOME = "what an earlier compilation of the graph came to: the caches of ranks differ"
+    REQUEST = "budget and sizes of one compilation: devices leave different bytes free, and ranks see different sizes"
+    COSTS = "times and workspaces of the operators: each rank measures its own"
+    PLAN = "the plan: a cache may have another one than the planner finds"
+    VARIANT = "the sizes to compile a better variant for: ranks take different times for their steps"
+
+
+class Agreement(Protocol):
+    """The way in which the ranks of a job find one value."""
+
+    def agree(self, point: Point, value: Value) -> Value:
+        """The value with which all ranks continue.
+
+        Every rank must reach the same points in the same order.
+
+        Args:
+            point: The meaning of the value.
+            value: The proposal of this rank.
+        """
+        ...
+
+
+class Alone:
+    """One process: its own value is the one."""
+
+    def agree(self, point: Point, value: Value) -> Value:
+        """`value`."""
+        return value
+
+
+@contextmanager
+def agreeing_by(agreement: Agreement) -> Iterator[None]:
+    """Let graphs compiled within the block use `agreement`, also for what is compiled for them later."""
+    # A context variable, so that compilations in other threads keep their own.
+    token = _current.set(agreement)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def current_agreement() -> Agreement:
+    """The agreement that a compilation beginning now uses."""
+    return _current.get() or Alone()
+
+
+_current: ContextVar[Agreement | None] = ContextVar("remat_agreement", default=None)

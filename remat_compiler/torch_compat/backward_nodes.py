@@ -1,0 +1,78 @@
+"""Autograd's nodes of compiled graphs: found from their outputs, and followed until their backward has run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch._dynamo.convert_frame
+
+
+def compiled_backward(outputs: Any) -> Any:
+    """Autograd's node of the compiled graph that made `outputs`; `None` if autograd does not follow it.
+
+    The node holds the saved values.  Outputs that are views have one or two nodes of their own before it.
+    """
+    values = outputs if isinstance(outputs, (list, tuple)) else [outputs]
+    nodes = [value.grad_fn for value in values if isinstance(value, torch.Tensor) and value.grad_fn is not None]
+    # The outputs' own nodes, and past the up to two nodes of views.
+    for _ in range(3):
+        # AOTAutograd's node is a custom function; those of views are operators of torch.
+        kind: Any = torch.autograd.function.BackwardCFunction
+        found = next((node for node in nodes if isinstance(node, kind)), None)
+        if found is not None:
+            return found
+        nodes = [before for node in nodes for before, _ in node.next_functions if before is not None]
+    return None
+
+
+def follow_backward(node: Any, calls: dict[int, Any], told: Callable[[Any, bool], None]) -> None:
+    """Remove the entry of a call from `calls` once its backward has run.
+
+    A hook after the node would do the same, but autograd keeps the incoming gradients alive for a hook.
+
+    Args:
+        node: Autograd's node of a compiled graph.
+        calls: Calls by the identity of their node.  `told` is called only for entries whose fourth item is not `None`.
+        told: Gets the entry, and whether the graph is kept for another backward; if so, the entry stays in `calls`.
+    """
+    # The class is one for all calls of a compiled graph, so its backward is wrapped once.
+    function = type(node)._forward_cls
+    if _FOLLOWED not in vars(function):
+        original = function.backward
+
+        def backward(ctx: Any, *gradients: Any) -> Any:
+            try:
+                result = original(ctx, *gradients)
+            except RuntimeError as error:
+                # Eager would have kept what the operator needs; the recomputation reads the input itself.
+                if _CHANGED in str(error):
+                    raise RuntimeError(f"{error} {_CHANGED_INPUT}") from error
+                raise
+            # The listener may compile or measure: what came in is not needed any more.
+            del gradients
+            found = getattr(ctx, _CALLS, None)
+            # Calls that nobody follows have no table.
+            if found is not None:
+                kept = torch._C._autograd._get_current_graph_task_keep_graph()
+                entry = found.get(id(ctx)) if kept else found.pop(id(ctx), None)
+                if entry is not None and entry[3] is not None:
+                    told(entry, kept)
+            return result
+
+        function.backward = staticmethod(backward)
+        setattr(function, _FOLLOWED, True)
+    setattr(node, _CALLS, calls)
+
+
+_CHANGED = "modified by an inplace operation"
+
+_CHANGED_INPUT = (
+    "Compiled graphs recompute values from their inputs, as torch.utils.checkpoint does: if the program changes an "
+    "input of one in place behind it, before its backward, give it a clone of that input."
+)
+
+_CALLS = "_remat_calls"
+
+_FOLLOWED = "_remat_follows"

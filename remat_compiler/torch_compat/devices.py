@@ -1,0 +1,47 @@
+"""Total and free memory of devices."""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import Any
+
+import torch
+
+
+def free_device_bytes(example_inputs: Any) -> int | None:
+    """Bytes that the accelerator of the inputs has left for a step; `None` on a CPU, which has no such limit.
+
+    Rounded down by less than 2 %, so that processes with about the same free memory make the same plan.
+    """
+    devices = {x.device for x in example_inputs if isinstance(x, torch.Tensor) and x.device.type == "cuda"}
+    if not devices:
+        return None
+    free = []
+    for device in sorted(devices, key=str):
+        unused, total = torch.cuda.mem_get_info(device)
+        # The driver counts as used what torch's allocator holds in reserve; a step can have it.
+        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        free.append(int(unused + cached - DEVICE_RESERVE * total))
+    # The same budget holds on each device, so the fullest one decides.
+    return _rounded_down(max(min(free), 1))
+
+
+def total_device_bytes(example_inputs: Any) -> int | None:
+    """Total memory of the device that the inputs lie on: of the smallest accelerator, else of the machine."""
+    devices = {x.device for x in example_inputs if isinstance(x, torch.Tensor) and x.device.type == "cuda"}
+    if devices:
+        return min(int(torch.cuda.mem_get_info(device)[1]) for device in devices)
+    # Not every system has both numbers.
+    names = ("SC_PAGE_SIZE", "SC_PHYS_PAGES")
+    return math.prod(map(os.sysconf, names)) if all(name in os.sysconf_names for name in names) else None
+
+
+def _rounded_down(count: int) -> int:
+    """`count` with all but its seven leading binary digits set to 0."""
+    dropped = max(count.bit_length() - 7, 0)  # less than 1 part in 2**6
+    return count >> dropped << dropped
+
+
+DEVICE_RESERVE = 0.05
+"""Part of an accelerator's memory left to the driver, libraries and fragmentation."""

@@ -1,0 +1,86 @@
+"""Fake tensors: made, viewed, and corrected if torch gives them other bytes than real ones have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+from torch._prims_common import suggest_memory_format
+from torch._subclasses import fake_tensor
+
+from remat_compiler.torch_compat.sizes import size_hint
+
+FakeTensor = fake_tensor.FakeTensor
+
+FakeTensorMode = fake_tensor.FakeTensorMode
+
+FAKE_RUN_ERRORS: tuple[type[Exception], ...] = (
+    fake_tensor.DataDependentOutputException,
+    fake_tensor.DynamicOutputShapeException,
+    fake_tensor.UnsupportedFakeTensorException,
+    fake_tensor.UnsupportedOperatorException,
+    fake_tensor.UnsupportedMutationAliasingException,
+    NotImplementedError,
+)
+"""Errors of operators on fake tensors if the result depends on data, or no shape function is registered."""
+
+
+def corrected_fake_result(func: Any, args: tuple[Any, ...], result: Any) -> Any:
+    """`result` of an operator on fake tensors with the types, the layout and the storage that the real operator gives.
+
+    On a CPU torch's shape functions differ from its operators in three cases:
+
+    - Batch norm of half-precision inputs with float32 parameters keeps its statistics in float32
+      (``at::native::is_mixed_type``); the shape function gives them the type of the input.
+    - Batch norm of a transposed input has a contiguous or channels-last result; the shape function gives it the
+      strides of the input.
+    - Unfolding and folding allocate a result like their input and shrink it, which leaves its storage as large as it
+      was.
+    """
+    name = func._schema.name if getattr(func, "_schema", None) else ""
+    if name in _RESIZED and result.device.type == "cpu" and size_hint(args[0].numel()) > size_hint(result.numel()):
+        return result.new_empty(args[0].numel()).as_strided(result.shape, result.stride())
+    if not name.startswith(_BATCH_NORMS):
+        return result
+    # Tensors first: input, weight, bias and running statistics; a backward has the gradient before the input.
+    inputs = [arg for arg in args[:5] if isinstance(arg, torch.Tensor)]
+    if inputs[0].device.type != "cpu":
+        return result
+    backward = "backward" in func._schema.name
+    normalised, *rest = result
+    like = inputs[1 if backward else 0]
+    # A backward gives no gradient of the input if nobody needs one.
+    if normalised is not None:
+        normalised = torch.empty_like(normalised, memory_format=suggest_memory_format(like))
+    # The first two of the rest are the statistics.
+    if not backward and any(arg.dtype is torch.float32 for arg in inputs):
+        rest[:2] = [torch.empty_like(item, dtype=torch.float32) for item in rest[:2]]
+    return (normalised, *rest)
+
+
+_RESIZED = ("aten::col2im", "aten::im2col")
+
+_BATCH_NORMS = ("aten::native_batch_norm", "aten::_native_batch_norm_legit", "aten::_batch_norm_with_update")
+
+
+def new_fake(mode: Any, size: Any, stride: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """An empty fake tensor, at a tenth of the cost of the factory function, and not seen by dispatch modes."""
+    # Within it torch runs operators on meta tensors directly, past all dispatch modes.
+    with fake_tensor.in_kernel_invocation_manager(mode):
+        meta = torch.empty_strided(size, stride, dtype=dtype, device="meta")
+    return FakeTensor(mode, meta, device)
+
+
+def fake_view(mode: Any, base: torch.Tensor, size: Any, stride: Any, offset: int) -> torch.Tensor:
+    """`base.as_strided(size, stride, offset)` of a fake tensor, at a tenth of the cost; see `new_fake`."""
+    # Not recorded by autograd: the view stands for an allocation or an input, as in emitted code.
+    with fake_tensor.in_kernel_invocation_manager(mode), torch.no_grad():
+        meta = torch.as_strided(base, size, stride, offset)
+    return FakeTensor(mode, meta, base.device)
+
+
+def fake_call(node: fx.Node) -> tuple[Any, tuple[Any, ...], dict[str, Any], Any]:
+    """The call that `node` makes, with fake tensors for its arguments and its result."""
+    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta.get("val"))
+    return node.target, args, kwargs, node.meta.get("val")

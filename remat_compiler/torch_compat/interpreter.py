@@ -1,0 +1,61 @@
+"""The inner compiler that executes FX graphs node by node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+from torch._dynamo.backends.common import aot_autograd
+from torch._inductor.custom_graph_pass import CustomPartitionerFn
+
+from remat_compiler.torch_compat.forward_arguments import stop_at_forward
+
+
+def compile_with_interpreter(gm: fx.GraphModule, example_inputs: Any, partitioner: CustomPartitionerFn) -> Any:
+    """Compile Dynamo's graph with an FX interpreter that frees every value at its last use.
+
+    Buffers are changed within the graph: changes by the wrapper around it are not planned, so not predicted.
+    """
+    backend = aot_autograd(
+        fw_compiler=_interpret, bw_compiler=_interpret, partition_fn=partitioner, keep_inference_input_mutations=True
+    )
+    return backend(gm, example_inputs)
+
+
+def _interpret(gm: fx.GraphModule, example_inputs: Any) -> Callable[[list[Any]], Any]:
+    def run(arguments: list[Any]) -> Any:
+        stop_at_forward(arguments)
+        # An interpreter of its own for each call: it holds the values, and calls may overlap.
+        return StepInterpreter(gm).boxed_run(arguments)
+
+    # AOTAutograd hands over a list that is emptied, so that arguments can be freed at their last use.
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run
+
+
+class StepInterpreter(fx.Interpreter):
+    """An interpreter for steps: it takes no part in tracing, and copies if a traced view cannot be made.
+
+    Some operators give results another layout than torch traced, batch norm of a transposed input for example.
+    """
+
+    def run_node(self, n: fx.Node) -> Any:
+        """The value of one node.
+
+        torch's own method records the node as the one that is being traced, in a record that all threads share:
+        another thread that traces at the same time would attach it to its own nodes.
+        """
+        args, kwargs = self.fetch_args_kwargs_from_env(n)
+        return getattr(self, n.op)(n.target, args, kwargs)
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """The value of one call."""
+        if target is not torch.ops.aten.view.default:
+            return super().call_function(target, args, kwargs)
+        value, shape = args
+        try:
+            return value.view(shape)
+        except RuntimeError:
+            return value.reshape(shape)

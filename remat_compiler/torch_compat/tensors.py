@@ -1,0 +1,50 @@
+"""Tensors and their storages, whatever subclass wraps them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import torch._dynamo.convert_frame
+from torch._subclasses.fake_tensor import is_fake
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+
+def any_fake(arguments: Iterable[Any]) -> bool:
+    """Whether a call has fake tensors: it is made to learn the shapes of its results, not to compute them."""
+    return any(isinstance(value, torch.Tensor) and is_fake(value) for value in arguments)
+
+
+def dense_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """The tensors with memory of their own that make up a tensor: those within a subclass, or within a sparse tensor.
+
+    None if there is no memory (fake tensors), or its address cannot be known.
+    """
+    wrapper: Any = tensor
+    # Subclasses nest, so their parts are taken apart in turn.
+    if is_traceable_wrapper_subclass(wrapper):
+        names, _ = wrapper.__tensor_flatten__()
+        inner = [getattr(wrapper, name) for name in names]
+        return [part for one in inner if isinstance(one, torch.Tensor) for part in dense_parts(one)]
+    if tensor.layout is torch.sparse_coo:
+        return [*dense_parts(tensor._indices()), *dense_parts(tensor._values())]
+    # Other layouts hide their memory, and some wrappers have no storage at all.
+    opaque = tensor.layout is not torch.strided or tensor.device.type == "meta" or is_fake(tensor)
+    return [] if opaque or not torch._C._has_storage(tensor) else [tensor]
+
+
+def storages_of(values: Iterable[Any]) -> set[int]:
+    """Addresses of the storages of the tensors among `values`."""
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    return {part.untyped_storage().data_ptr() for tensor in tensors for part in dense_parts(tensor)}
+
+
+def num_bytes(tensor: torch.Tensor) -> int:
+    """Bytes of a tensor's elements; of a subclass, those of its parts."""
+    return sum(part.numel() * part.element_size() for part in dense_parts(tensor))
+
+
+def needs_gradients(example_inputs: Any) -> bool:
+    """Whether AOTAutograd compiles a backward for these inputs, as far as the inputs show."""
+    return torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in example_inputs)
