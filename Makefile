@@ -21,13 +21,13 @@ $(STAMP): pyproject.toml constraints.txt
 install: $(STAMP) ## Make the virtual environment .venv with everything that is tested
 
 test: $(STAMP) ## Run the tests but the slow ones, a process for each core (ARGS="-k budget" chooses)
-	$(BIN)/python -m pytest -n auto --dist loadfile -m "not slow" $(ARGS)
+	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder -m "not slow" $(ARGS)
 
 test-fast: $(STAMP) ## Run the tests that need no torch, in about a minute
 	$(BIN)/python -m pytest -n auto --dist worksteal -m "planning and not slow" $(ARGS)
 
 test-all: $(STAMP) ## Run all tests
-	$(BIN)/python -m pytest -n auto --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder $(ARGS)
 
 demo: $(STAMP) ## Train a BERT-like model under byte budgets (ARGS=--short for a quick look)
 	$(BIN)/python examples/demo.py $(ARGS)

@@ -36,6 +36,7 @@ from remat_compiler.options import COST_MODELS
 from remat_compiler.partition.partition import partition
 from remat_compiler.partition.request import PartitionRequest
 from remat_compiler.partition.result import SplitGraphs
+from remat_compiler.partition.session import Session
 from remat_passes.sequences.sequence import Order, Placement, StepIndex, baseline_order, recompute
 from zoo import ZooModel, build, names
 
@@ -70,7 +71,7 @@ class _Probe(torch_compat.CustomPartitionerFn):
             "num_fwd_outputs": keywords["num_fwd_outputs"],
             "static_input_indices": tuple(keywords.get("static_lifetime_input_indices") or ()),
             "plan_with": _keep,
-            "workspace": self.workspace,
+            "session": Session(workspace=self.workspace),
         }
         if not self.reference:
             return partition(gm, self.request, **arguments)

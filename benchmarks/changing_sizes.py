@@ -36,10 +36,10 @@ from transformers import BertConfig, BertForSequenceClassification
 
 from lengths import DATASETS
 from measure import measure_step
-from remat_compiler import pipeline
 from remat_compiler.backend import remat
 from remat_compiler.dynamic_shapes.dispatch import Dispatch
 from remat_compiler.errors import InfeasibleBudget
+from remat_compiler.observer import Observer, observed_by
 
 REMAT = "remat"
 """What the systems that it is about are called, at the beginning of their names."""
@@ -155,7 +155,7 @@ class Setting:
 
         def counted(gm: Any, inputs: Any) -> Any:
             system.compilations += 1
-            with functorch_config.patch(dict(patch or {})), _dispatches_kept(system):
+            with functorch_config.patch(dict(patch or {})), observed_by(_Noted(system)):
                 return backend(gm, inputs)
 
         system.compiled = torch.compile(model, backend=counted)
@@ -182,24 +182,15 @@ class Setting:
         return measure_step(lambda: system.step(*batch), warmup=0).peak_bytes
 
 
-class _dispatches_kept:  # noqa: N801
-    """Context in which what picks variants is noted with the system that is compiled."""
+class _Noted(Observer):
+    """Notes what picks variants with the system that is compiled."""
 
     def __init__(self, system: System) -> None:
         self.system = system
 
-    def __enter__(self) -> None:
-        self.original = pipeline.dispatched
-
-        def dispatched(*arguments: Any) -> Dispatch:
-            made = self.original(*arguments)
-            self.system.dispatches.append(made)
-            return made
-
-        pipeline.dispatched = dispatched
-
-    def __exit__(self, *_: object) -> None:
-        pipeline.dispatched = self.original
+    def dispatch_made(self, dispatch: Dispatch) -> None:
+        """Keep it."""
+        self.system.dispatches.append(dispatch)
 
 
 def systems_of(setting: Setting) -> tuple[int, list[System]]:

@@ -38,8 +38,8 @@ import remat_compiler
 from estimators import TASKS
 from measure import measure_step
 from remat_compiler.backend import remat
-from remat_compiler.dynamic_shapes.mimose import sheltered_phase
 from remat_compiler.dynamic_shapes.mimose.collector import Collector
+from remat_compiler.observer import Observer, observed_by
 from remat_passes.planning.mimose import choose_layers
 from varying_models import VaryingModel
 
@@ -95,12 +95,11 @@ class Watched:
 
     def install(self, stack: ExitStack) -> None:
         """Watch until the stack is left."""
-        make, before = sheltered_phase.collector_for, Collector.before_step
+        collectors, before = self.collectors, Collector.before_step
 
-        def collector_for(*arguments: Any) -> Collector | None:
-            made = make(*arguments)
-            self.collectors += [] if made is None else [made]
-            return made
+        class Watcher(Observer):
+            def collector_made(self, attempt: Any, collector: Collector) -> None:
+                collectors.append(collector)
 
         def before_step(collector: Collector, *arguments: Any) -> bool:
             known, start = len(collector.estimator.samples), time.perf_counter()
@@ -109,7 +108,7 @@ class Watched:
             self.calls_ms.append((kept, 1e3 * (time.perf_counter() - start)))
             return goes_on
 
-        stack.enter_context(patch.object(sheltered_phase, "collector_for", collector_for))
+        stack.enter_context(observed_by(Watcher()))
         stack.enter_context(patch.object(Collector, "before_step", before_step))
 
 

@@ -35,12 +35,12 @@ from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from remat_compiler import torch_compat
 from remat_compiler.capture.graph import capture
 from remat_compiler.costs.table import cost_table
-from remat_compiler.costs.workspace import WorkspaceTable
 from remat_compiler.ir.graph import Phase
 from remat_compiler.ir.plan import Plan
 from remat_compiler.partition.partition import partition
 from remat_compiler.partition.request import PartitionRequest
 from remat_compiler.partition.result import Partition
+from remat_compiler.partition.session import Session
 from remat_compiler.simulate.timeline import simulate
 from remat_passes.planning.auto import Auto
 from remat_passes.registry import make_planner
@@ -149,7 +149,7 @@ def run(layers: int, inner: str, fraction: float, repeats: int, time_limit: floa
 
     def plan(copy: fx.GraphModule) -> Partition:
         with mock.patch("time.perf_counter", time.process_time):
-            return partition(copy, request, plan_with=planner.plan, workspace=WorkspaceTable(), **size)
+            return partition(copy, request, plan_with=planner.plan, session=Session(), **size)
 
     def partition_by_torch(copy: fx.GraphModule) -> object:
         with functorch_config.patch(activation_memory_budget=0.5), _use_lazy_graph_module(True):

@@ -38,7 +38,7 @@ from sklearn.svm import SVR
 from sklearn.tree import DecisionTreeRegressor
 
 from estimator_tables import Row, groups, plot, table
-from remat_compiler.dynamic_shapes.mimose.polynomial import PolynomialEstimator, Sample
+from remat_compiler.dynamic_shapes.mimose.polynomial import LayerSample, PolynomialEstimator
 from remat_passes.planning.mimose import choose_layers
 from varying_models import VaryingModel, bert, roberta, swin, swin_of_transformers, xlnet
 
@@ -113,7 +113,7 @@ class OfScikit:
     def __init__(self, regressor: RegressorMixin) -> None:
         self.regressor = regressor
 
-    def train(self, samples: Sequence[Sample]) -> None:
+    def train(self, samples: Sequence[LayerSample]) -> None:
         """Fit all layers."""
         sizes = np.array([sample.sizes for sample in samples], np.float64)
         self.regressor.fit(sizes, np.array([sample.block_bytes for sample in samples], np.float64))
@@ -129,7 +129,7 @@ class OfSizes:
     def __init__(self, degree: int, pads: bool = False) -> None:
         self.estimator = PolynomialEstimator(degree, most_samples=max(COUNTS), pads=pads)
 
-    def train(self, samples: Sequence[Sample]) -> None:
+    def train(self, samples: Sequence[LayerSample]) -> None:
         """Fit all layers, and their times."""
         self.estimator.add_all(samples)
 
@@ -157,7 +157,7 @@ SLOW = frozenset({"gradient boosting"})
 """Estimators that get a quarter of the trials."""
 
 
-def measured(name: str, path: Path | None, round_to: int = 1) -> dict[tuple[int, ...], Sample]:
+def measured(name: str, path: Path | None, round_to: int = 1) -> dict[tuple[int, ...], LayerSample]:
     """A sample for every size of task `name`; kept in the file `path`, if any."""
     task, key = TASKS[name], f"{name}, {round_to}"
     kept: dict[str, list[list[list[int]]]] = json.loads(path.read_text()) if path and path.exists() else {}
@@ -168,11 +168,11 @@ def measured(name: str, path: Path | None, round_to: int = 1) -> dict[tuple[int,
         kept[key] = [[list(one.sizes), list(one.block_bytes), list(one.block_ns)] for one in samples]
         if path:
             path.write_text(json.dumps(kept))
-    rows = (Sample(*map(tuple, row)) for row in kept[key])
+    rows = (LayerSample(*map(tuple, row)) for row in kept[key])
     return {sample.sizes: sample for sample in rows}
 
 
-def trial(name: str, kind: str, count: int, seed: int, samples: dict[tuple[int, ...], Sample]) -> Row:
+def trial(name: str, kind: str, count: int, seed: int, samples: dict[tuple[int, ...], LayerSample]) -> Row:
     """One estimator, fitted to `count` samples."""
     seen = TASKS[name].draw(np.random.default_rng(seed), count)
     estimator = ESTIMATORS[kind]()
@@ -192,7 +192,7 @@ def trial(name: str, kind: str, count: int, seed: int, samples: dict[tuple[int, 
     return Row(name, kind, count, seed, train_ns, int(median(spent)), fmean(errors), fmean(inside), max(errors))
 
 
-def scheduling_ns(name: str, samples: dict[tuple[int, ...], Sample]) -> tuple[int, int]:
+def scheduling_ns(name: str, samples: dict[tuple[int, ...], LayerSample]) -> tuple[int, int]:
     """Median time of a prediction and of Algorithm 1 on it, over all sizes."""
     estimator = OfSizes(2, pads=True)
     estimator.train([samples[size] for size in TASKS[name].draw(np.random.default_rng(0), COUNTS[0])])

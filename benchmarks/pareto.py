@@ -113,8 +113,17 @@ def run(name: str, arguments: argparse.Namespace) -> list[Row]:
     return [Row(name, way, budgets[way], peaks[way], times[way].wall_ratio, times[way].cpu_ratio) for way in steps]
 
 
+KINDS = {
+    "remat": ("remat, a budget in bytes", "o", "-"),
+    "knob": ("PyTorch's activation_memory_budget", "s", "-"),
+    "checkpointed": ("each block checkpointed by hand", "^", ""),
+    "inductor": ("no budget", "D", ""),
+}
+"""How each kind of row is drawn: its name, marker and line."""
+
+
 def plot(rows: list[Row], path: Path) -> None:
-    """Peak against time of every way."""
+    """Peak against time of every way; the values of the knob stand at its points."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -123,23 +132,25 @@ def plot(rows: list[Row], path: Path) -> None:
     models = list(dict.fromkeys(r.model for r in rows))
     columns = min(len(models), 5)
     lines = -(-len(models) // columns)
-    figure, axes = pyplot.subplots(lines, columns, figsize=(4.2 * columns, 3.6 * lines), squeeze=False)
+    width, height = (7.2, 3.8) if len(models) == 1 else (4.2, 3.6)
+    figure, axes = pyplot.subplots(lines, columns, figsize=(width * columns, height * lines), squeeze=False)
     for axis in axes.flat[len(models) :]:
         axis.set_visible(False)
     for axis, model in zip(axes.flat, models):
-        for kind, marker in (("remat", "o"), ("knob", "s"), ("checkpointed", "^"), ("inductor", "D")):
+        for kind, (label, marker, line) in KINDS.items():
             chosen = sorted(
                 (r for r in rows if r.model == model and r.way.startswith(kind)), key=lambda r: r.peak_bytes
             )
-            line = "-" if kind in ("remat", "knob") else ""
-            axis.plot(
-                [r.peak_bytes / 1e6 for r in chosen], [r.cpu_ratio for r in chosen], line, marker=marker, label=kind
-            )
-        axis.set(title=model, xlabel="measured peak (MB)", ylabel="CPU time of a step (Inductor = 1)")
+            peaks, times = [r.peak_bytes / 1e6 for r in chosen], [r.cpu_ratio for r in chosen]
+            axis.plot(peaks, times, line, marker=marker, label=label)
+            if kind == "knob":
+                for row, peak, time in zip(chosen, peaks, times):
+                    axis.annotate(row.way.removeprefix("knob "), (peak, time), (6, 2), textcoords="offset points")
+        axis.set(title=model, xlabel="measured peak of a step (MB)", ylabel="time of a step (no budget = 1)")
         axis.grid(alpha=0.3)
     axes.flat[0].legend()
     figure.tight_layout()
-    figure.savefig(path, dpi=70)
+    figure.savefig(path, dpi=100 if len(models) == 1 else 70)
 
 
 def main() -> None:

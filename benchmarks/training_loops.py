@@ -18,7 +18,8 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 
-from end_to_end.training_loops import LOOPS, outcome_of, process_group
+from end_to_end.judged_loops import outcome_of, process_group
+from end_to_end.training_loops import LOOPS
 from end_to_end.two_ranks import LOOPS_OF_TWO, outcomes_of_two
 
 SECONDS = 400

@@ -26,7 +26,7 @@ from transformers import (
     XLNetForQuestionAnsweringSimple,
 )
 
-from remat_compiler.dynamic_shapes.mimose.polynomial import Sample
+from remat_compiler.dynamic_shapes.mimose.polynomial import LayerSample
 
 LAYERS, WIDTH, HEADS, VOCABULARY, LONGEST = 6, 96, 4, 500, 512
 
@@ -46,7 +46,7 @@ class VaryingModel:
     layers: Sequence[nn.Module]
     inputs: Callable[..., dict[str, Tensor]]
 
-    def measure(self, *sizes: int, round_to: int = 1) -> Sample:
+    def measure(self, *sizes: int, round_to: int = 1) -> LayerSample:
         """Bytes that one forward saves in each block, each storage once, and the time of each layer.
 
         Parameters, buffers and inputs are not counted: they are there before.
@@ -91,7 +91,7 @@ class VaryingModel:
             self.module(**inputs)
         for hook in hooks:
             hook.remove()
-        return Sample(sizes, tuple(saved), tuple(spent))
+        return LayerSample(sizes, tuple(saved), tuple(spent))
 
 
 class WindowAttention(nn.Module):

@@ -24,7 +24,7 @@ import torch
 
 from remat_compiler import torch_compat
 from remat_compiler.pipeline import COORDINATOR
-from remat_compiler.step_budget.compiled_graph import PlannedGraph
+from remat_compiler.step_budget.compiled_graph import CompiledGraph
 
 OPTIONS = {"memory_budget": "1GiB", "inner": "eager"}
 
@@ -86,8 +86,8 @@ def measured(count: int, settled: bool, steps: int) -> tuple[float, float]:
     with ExitStack() as stack:
         stack.enter_context(torch._dynamo.config.patch(recompile_limit=2 * count + 4))
         stack.enter_context(mock.patch.object(torch_compat, "follow_backward", timing_follower(backwards)))
-        watched = timed(PlannedGraph.__call__, forwards.outer)
-        stack.enter_context(mock.patch.object(PlannedGraph, "__call__", lambda graph, *x: watched(graph, *x)))
+        watched = timed(CompiledGraph.__call__, forwards.outer)
+        stack.enter_context(mock.patch.object(CompiledGraph, "__call__", lambda graph, *x: watched(graph, *x)))
         if not settled:
             stack.enter_context(mock.patch.object(COORDINATOR, "_leave_out_idle"))
         losses, x = [tiny(8 + i) for i in range(count)], torch.ones(1)
@@ -96,7 +96,7 @@ def measured(count: int, settled: bool, steps: int) -> tuple[float, float]:
             step()
         beside = None if settled else tiny(8 + count)(x)
         step()
-        for graph in [one for one in gc.get_objects() if type(one) is PlannedGraph]:
+        for graph in [one for one in gc.get_objects() if type(one) is CompiledGraph]:
             graph.compiled = timed(graph.compiled, forwards.inner)
         forwards.clear()
         backwards.clear()

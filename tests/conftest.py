@@ -7,20 +7,30 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 # Before torch is imported.  Vectorized kernels allocate the same and take twice as long to compile; what a test is to
 # see with them runs with TORCHINDUCTOR_VEC_ISA_OK=1.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "0")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# How long an example takes says how busy the machine is.
+settings.register_profile("any_machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any_machine")
+
 TESTS = Path(__file__).parent
 WITHOUT_TORCH = {
-    *("blocks", "bounds", "chains", "exact", "ir", "layers", "moves", "orders", "planning", "report", "search"),
-    *("sequences", "simulate", "test_ahead_of_time", "test_layering", "test_options", "test_progress", "test_stats"),
+    *("blocks", "bounds", "chains", "exact", "ir", "layers", "layout", "moves", "orders", "planning", "report"),
+    *("search", "sequences", "simulate"),
+    *("test_ahead_of_time", "test_layering", "test_options", "test_progress", "test_stats"),
 }
-TRAINING = {"benchmarks", "end_to_end", "step_budget", "test_backend", "test_demo", "test_unusual_input"}
+TRAINING = {
+    *("benchmarks", "distributed", "end_to_end", "step_budget", "test_backend", "test_backend_files", "test_demo"),
+    "test_unusual_input",
+}
 """Folders and files of these tests; those of neither set use torch and train next to nothing."""
 USES_TORCH = {"test_json_folder"}
+LONGEST_FIRST = ("end_to_end", "torch", "planning")
 
 
 def tier(path: Path) -> str:
@@ -43,9 +53,10 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark each test with its tier."""
+    """Mark each test with its tier, and begin with what takes long: at the end, short files fill both cores."""
     for item in items:
         item.add_marker(tier(item.path))
+    items.sort(key=lambda item: LONGEST_FIRST.index(tier(item.path)))
     if wants_no_torch(config) and "torch" in sys.modules:
         raise pytest.UsageError("a file of the tier `planning` imports torch: move it, or name it in USES_TORCH")
 

@@ -85,7 +85,7 @@ def test_a_search_for_the_batch_size_takes_an_infeasible_budget_for_lack_of_memo
     """By what `accelerate.utils.memory.should_reduce_batch_size` and Lightning's `is_oom_error` look at."""
     error: Exception = InfeasibleBudget(5, 10)
     if shown:
-        error = torch_compat.shown_to_user(error)
+        error = torch_compat.pass_through_dynamo(error)
     assert isinstance(error, RuntimeError)
     (text,) = error.args
     assert "CUDA out of memory." in text
@@ -95,7 +95,7 @@ def test_a_search_for_the_batch_size_takes_an_infeasible_budget_for_lack_of_memo
 
 def test_what_a_user_is_shown_is_pickled_as_the_error_itself() -> None:
     error = InfeasibleBudget(5, 10, "mm", "model.py:12", "max_slowdown=2.0", FACTS)
-    shown = torch_compat.shown_to_user(error)
+    shown = torch_compat.pass_through_dynamo(error)
     for other in (pickle.loads(pickle.dumps(shown)), copy.copy(shown)):
         assert type(other) is InfeasibleBudget
         assert (str(other), other.facts, other.budget_bytes) == (str(error), error.facts, 5)

@@ -19,12 +19,12 @@ PACKAGES = {"remat_compiler": ROOT / "remat_compiler", "remat_passes": ROOT / "p
 
 COMPILER = (
     *("backend", "cli", "pipeline", "step_budget", "dynamic_shapes", "compilation", "partition", "rewrite", "dry_run"),
-    *("plan_cache", "capture", "report", "costs", "torch_compat", "stats", "simulate", "ir", "progress", "files"),
-    *("options", "option_values", "errors", "units", "version"),
+    *("plan_cache", "capture", "report", "costs", "torch_compat", "distributed", "observer", "stats", "simulate", "ir"),
+    *("progress", "files", "options", "option_values", "errors", "units", "version"),
 )
 PASSES = (
     *("ahead_of_time", "planning", "layers", "search", "blocks", "chains", "moves", "orders", "bounds", "exact"),
-    *("sequences", "apart"),
+    *("sequences", "apart", "tables"),
 )
 """Each room of both packages, from the top."""
 REGISTRY = "remat_passes.registry"
@@ -85,7 +85,7 @@ def may_import(module: str, target: str) -> bool:
     if target == REGISTRY:
         return module.startswith("remat_compiler.")
     if module == REGISTRY:
-        return target.startswith("remat_compiler.") and unit(target) in DATA
+        return unit(target) in (DATA if target.startswith("remat_compiler.") else {"tables"})
     (own, height), (other, lower) = place(module), place(target)
     if own != other:
         return own == "remat_passes" and unit(target) in DATA

@@ -12,39 +12,40 @@ from hypothesis import strategies as st
 
 from builders import LIBRARY, TRAINING, encoder_decoder, problems, residual, with_budget
 from remat_compiler.ir.problem import RematProblem
-from remat_compiler.simulate.verify import Rule, verify
-from remat_passes.blocks.chain import BlockChain, Cutting, Library
+from remat_compiler.simulate.rules import Rule
+from remat_compiler.simulate.verify import verify
+from remat_passes.blocks.chain import BlockChain, BlockOptionCache, Segmentation
 from remat_passes.blocks.options import BlockOption, options_of_block
-from remat_passes.blocks.repeats import Run, aligned_cuts, runs_of
-from remat_passes.search.sequence_search import Search
-from remat_passes.sequences.candidate import Entry
+from remat_passes.blocks.repeats import Repeat, aligned_cuts, find_repeats
+from remat_passes.search.sequence_search import SequenceSearch
+from remat_passes.sequences.candidate import SequenceCandidate
 from remat_passes.sequences.profile import KEPT, SIZE, TIME
 from remat_passes.sequences.sequence import Placement, baseline_order
 
 NO_LIMIT = 1 << 62
 
 
-def cuttings_of(problem: RematProblem, *counts: int) -> list[Cutting]:
+def cuttings_of(problem: RematProblem, *counts: int) -> list[Segmentation]:
     """The blocks of a problem."""
-    search = Search.of(problem, 100, 1)
+    search = SequenceSearch.of(problem, 100, 1)
     order = baseline_order(search.index, Placement.LAZY)
     return search.cuttings(order, search.base(order), counts)
 
 
 def chains_of(problem: RematProblem, *counts: int) -> list[BlockChain]:
     """The chains of a problem, options from a short search."""
-    library = Library(2)
+    library = BlockOptionCache(2)
     return [cutting.chain(library) for cutting in cuttings_of(problem, *counts)]
 
 
 def test_runs_find_copies_between_other_operators() -> None:
     labels = np.array([9, 8, *[1, 2, 3, 4, 5] * 4, 7, 7, 6])
-    assert runs_of(labels) == [Run(0, 2, 0), Run(2, 22, 5), Run(22, 25, 0)]
+    assert find_repeats(labels) == [Repeat(0, 2, 0), Repeat(2, 22, 5), Repeat(22, 25, 0)]
 
 
 @given(st.lists(st.integers(0, 3), max_size=40))
 def test_runs_cover_all_and_repeat(labels: list[int]) -> None:
-    runs = runs_of(np.array(labels, np.int64))
+    runs = find_repeats(np.array(labels, np.int64))
     assert [run.start for run in runs[1:]] == [run.stop for run in runs[:-1]]
     assert not labels or (runs[0].start, runs[-1].stop) == (0, len(labels))
     for run in runs:
@@ -59,7 +60,7 @@ def test_copies_are_cut_alike(before: int, copies: int, period: int, count: int)
     """Every copy but the first and the last has its cuts at the same places, or is part of a block of several."""
     sizes = np.array([100] * before + [3 + k for k in range(period)] * copies)
     crossing = np.array([50] * before + [10 if k == 1 else 20 for k in range(period)] * copies + [0])
-    cuts = aligned_cuts(sizes, crossing, [Run(0, before, 0), Run(before, len(sizes), period)], count)
+    cuts = aligned_cuts(sizes, crossing, [Repeat(0, before, 0), Repeat(before, len(sizes), period)], count)
     assert (np.diff(cuts) > 0).all()
     assert (cuts[0], cuts[-1]) == (0, len(sizes))
     inside = [int(cut) for cut in cuts if before + period <= cut < len(sizes) - period]
@@ -122,12 +123,12 @@ def assert_runs_everything(forward: int, count: int, option: BlockOption) -> Non
 @pytest.mark.parametrize("fraction", [0.4, 0.7])
 def test_sequences_of_a_chain_are_valid_plans(family: str, fraction: float) -> None:
     problem = LIBRARY[family]
-    search = Search.of(problem, 100, 1)
+    search = SequenceSearch.of(problem, 100, 1)
     base = search.base(baseline_order(search.index, Placement.LAZY))
     seen = 0
     for chain in chains_of(problem, 3, 6, 12):
         for steps, boundary in chain.sequences(int(fraction * base.peak), base.peak):
-            entry = Entry.of(search.g, steps, boundary, NO_LIMIT)
+            entry = SequenceCandidate.of(search.g, steps, boundary, NO_LIMIT)
             found = verify(with_budget(problem, entry.peak), entry.plan(), entry.peak)
             assert {violation.rule for violation in found} <= {Rule.SAVED}
             seen += 1
@@ -136,11 +137,11 @@ def test_sequences_of_a_chain_are_valid_plans(family: str, fraction: float) -> N
 
 @given(problem=problems(), budget=st.sampled_from([0.3, 0.6, 0.9]))
 def test_random_graphs_in_blocks_are_valid_plans(problem: RematProblem, budget: float) -> None:
-    search = Search.of(problem, 100, 1)
+    search = SequenceSearch.of(problem, 100, 1)
     base = search.base(baseline_order(search.index, Placement.LAZY))
     for chain in chains_of(problem, 2, 4):
         for steps, boundary in chain.sequences(int(budget * base.peak), base.peak):
-            entry = Entry.of(search.g, steps, boundary, NO_LIMIT)
+            entry = SequenceCandidate.of(search.g, steps, boundary, NO_LIMIT)
             found = verify(with_budget(problem, entry.peak), entry.plan(), entry.peak)
             assert {violation.rule for violation in found} <= {Rule.SAVED}
 
@@ -148,7 +149,7 @@ def test_random_graphs_in_blocks_are_valid_plans(problem: RematProblem, budget: 
 def test_options_serve_every_budget() -> None:
     """A library that has served one budget does no more work for another."""
     (cutting,) = cuttings_of(encoder_decoder(layers=12), 8)
-    library = Library(3)
+    library = BlockOptionCache(3)
     first = cutting.chain(library)
     work = library.work
     second = cutting.chain(library)

@@ -83,7 +83,7 @@ def check_bounds(problem: RematProblem, plan: Plan, added_ns: int) -> None:
         assert bounds == sorted(bounds, reverse=True)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=SLOW)
+@settings(max_examples=150, suppress_health_check=SLOW)
 @given(rng=generators(), reorder=st.booleans())
 def test_random_plans(rng: Random, reorder: bool) -> None:
     """At its own peak as the budget, a plan of random repeats, those of the backward included."""
@@ -96,7 +96,7 @@ def test_random_plans(rng: Random, reorder: bool) -> None:
 
 
 @pytest.mark.parametrize("name", planner_names())
-@settings(max_examples=25, deadline=None, suppress_health_check=SLOW)
+@settings(max_examples=25, suppress_health_check=SLOW)
 @given(problem=problems(), fraction=st.sampled_from(FRACTIONS))
 def test_planners(name: str, problem: RematProblem, fraction: float) -> None:
     asked = with_budget(problem, int(fraction * SaveAll().plan(problem).peak_bytes))
@@ -137,7 +137,7 @@ def test_integer_programs_do_not_pass_the_cheapest_plan(seed: int) -> None:
             assert lower_bound_ns(asked, EVERY_INSTANT, order).bound_ns <= bound.bound_ns + 1 <= cheapest + 1
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=SLOW)
+@settings(max_examples=40, suppress_health_check=SLOW)
 @given(problem=problems(), order=st.sampled_from(OrderClass))
 def test_less_memory_never_bounds_lower(problem: RematProblem, order: OrderClass) -> None:
     peak = SaveAll().plan(problem).peak_bytes

@@ -51,7 +51,7 @@ def small_networks(rng: Random) -> list[Network]:
     return [network for network in made if 2 < network.nodes <= LARGEST]
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=SLOW)
+@settings(max_examples=120, suppress_health_check=SLOW)
 @given(rng=generators())
 def test_pricing_lies_below_the_best_point_that_fits(rng: Random) -> None:
     for network in small_networks(rng)[:3]:
@@ -77,7 +77,7 @@ def _best_mixture(every: list[Point], room: int) -> float:
     return best - 1e-9 if best > 0 else 0.0
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=SLOW)
+@settings(max_examples=120, suppress_health_check=SLOW)
 @given(rng=generators())
 def test_counting_lies_between_pricing_and_the_best_point(rng: Random) -> None:
     for network in small_networks(rng)[:3]:

@@ -7,8 +7,9 @@ from random import Random
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
+from remat_compiler.capture.changes import changed_by_forward
 from remat_compiler.capture.mutation import _overlaps_itself
 from remat_compiler.ir.graph import Phase, SavePolicy
 from rewrite.planned_step import PlannedStep, joint_order, run_step
@@ -139,6 +140,14 @@ def test_the_copy_is_saved_and_made_in_the_forward() -> None:
     assert [op.save_policy for op in copies] == [SavePolicy.MUST_SAVE]
     assert [op.phase for op in copies] == [Phase.FORWARD]
     assert "changes in place" in copies[0].no_recompute
+
+
+def test_what_is_written_by_keyword_counts_as_changed() -> None:
+    graph = fx.Graph()
+    x, y = graph.placeholder("x"), graph.placeholder("y")
+    total = graph.call_function(torch.ops.aten.add.out, (x, x), {"out": y})
+    graph.output((total,))
+    assert changed_by_forward(graph) == {y}
 
 
 def test_an_unchanged_buffer_is_not_copied() -> None:

@@ -14,8 +14,9 @@ from remat_compiler import torch_compat
 from remat_compiler.costs.workspace import WorkspaceTable
 from remat_compiler.dry_run.dry_run import dry_run
 from remat_compiler.dry_run.emitted_wrapper import GraphRecorder
-from remat_compiler.partition.partitioner import RematPartitioner, collect
+from remat_compiler.partition.partitioner import RematPartitioner
 from remat_compiler.partition.request import PartitionRequest
+from remat_compiler.partition.session import Session
 
 TABLE = WorkspaceTable()
 SMALL_BYTES = 4096
@@ -112,7 +113,11 @@ def estimated_and_emitted(model: nn.Module, inputs: Sequence[Tensor], request: P
     found: list[tuple[int, int]] = []
 
     def backend(gm: fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
-        with torch_compat.code_generation_only(), collect(TABLE) as partitions, GraphRecorder() as recorder:
+        with (
+            torch_compat.code_generation_only(),
+            Session(workspace=TABLE).compiling() as partitions,
+            GraphRecorder() as recorder,
+        ):
             compiled = torch_compat.compile_with_inductor(gm, example_inputs, RematPartitioner(request, ""))
         check = dry_run(compiled, example_inputs, recorder.graphs, TABLE)
         assert not check.unknown

@@ -16,7 +16,8 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from remat_compiler.ir.graph import Op, Phase, SavePolicy
 from remat_compiler.ir.problem import RematProblem
-from remat_compiler.simulate.verify import Rule, verify
+from remat_compiler.simulate.rules import Rule
+from remat_compiler.simulate.verify import verify
 from rewrite.planned_step import UNLIMITED, PlannedStep, joint_order, run_step
 from rewrite.random_plans import random_plan
 

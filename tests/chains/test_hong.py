@@ -40,7 +40,7 @@ def chains(longest: int = 8) -> st.SearchStrategy[Chain]:
     )
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=600)
 @given(chains())
 def test_dynamic_selection_equals_brute_force(chain: Chain) -> None:
     best = min(dynamic_objective(chain, c) for c in all_checkpoint_sets(chain.last))
@@ -51,7 +51,7 @@ def test_dynamic_selection_equals_brute_force(chain: Chain) -> None:
         assert found.checkpoints[-1:] == ((chain.last,) if chain.last else ())
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=600)
 @given(chains())
 def test_static_selection_equals_brute_force(chain: Chain) -> None:
     best = min(static_objective(chain, c) for c in all_checkpoint_sets(chain.last))

@@ -75,7 +75,7 @@ def test_where_the_backward_reads_results_too_less_memory_costs_more(layers: int
     assert max(map(result.plan.steps.count, range(layers))) >= 3
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(generators())
 def test_plans_of_any_graph_are_valid_and_no_slower_than_with_one_repetition(rng: Random) -> None:
     problem = random_problem(rng)

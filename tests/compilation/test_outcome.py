@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from remat_compiler.compilation.graph_key import PlanKey
-from remat_compiler.compilation.outcome import DECIDED, Earlier, Outcome, kept_outcomes
+from remat_compiler.compilation.outcome import DECIDED, Outcome, StoredOutcome, kept_outcomes
 from remat_compiler.options import RematOptions
 from remat_compiler.partition.request import PartitionRequest
 
@@ -42,7 +42,7 @@ def anew() -> None:
     kept_outcomes.cache_clear()
 
 
-def put(directory: Path, earlier: Earlier) -> None:
+def put(directory: Path, earlier: StoredOutcome) -> None:
     """Store `earlier` where the outcome of `KEY` is looked for."""
     kept_outcomes(directory).write(KEY.digest, earlier)
 
@@ -51,10 +51,10 @@ def put(directory: Path, earlier: Earlier) -> None:
 def test_the_outcome_of_another_key_is_a_warned_miss(
     name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    put(tmp_path, Earlier(KEY, FIRST, 7, ()))
-    assert asked(tmp_path).earlier(FIRST) == Earlier(KEY, FIRST, 7, ())
+    put(tmp_path, StoredOutcome(KEY, FIRST, 7, ()))
+    assert asked(tmp_path).earlier(FIRST) == StoredOutcome(KEY, FIRST, 7, ())
     assert not caplog.records
-    put(tmp_path, Earlier(replace(KEY, **{name: "other"}), FIRST, 7, ()))
+    put(tmp_path, StoredOutcome(replace(KEY, **{name: "other"}), FIRST, 7, ()))
     assert asked(tmp_path).earlier(FIRST) is None
     assert "answers another question; it is planned anew" in caplog.text
 
@@ -64,14 +64,14 @@ def test_of_its_request_only_that_is_taken_which_a_search_decides(
     name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert OTHERS[name] != getattr(FIRST, name)
-    put(tmp_path, Earlier(KEY, replace(FIRST, **{name: OTHERS[name]}), 7, ()))  # type: ignore[arg-type]
+    put(tmp_path, StoredOutcome(KEY, replace(FIRST, **{name: OTHERS[name]}), 7, ()))  # type: ignore[arg-type]
     taken = asked(tmp_path).earlier(FIRST) is not None
     assert taken == (name in DECIDED) == (not caplog.records)
 
 
 @pytest.mark.parametrize(("claimed", "limit"), [(5, 5), (7, 7), (10**12, 7), (None, 7)])
 def test_its_limit_is_no_more_than_the_budget(claimed: int | None, limit: int, tmp_path: Path) -> None:
-    put(tmp_path, Earlier(KEY, FIRST, claimed, ()))
+    put(tmp_path, StoredOutcome(KEY, FIRST, claimed, ()))
     earlier = asked(tmp_path).earlier(FIRST)
     assert earlier is not None
     assert earlier.limit_bytes == limit

@@ -11,8 +11,8 @@ import pytest
 from builders import chain, with_budget
 from remat_compiler.compilation.attempt import Attempt
 from remat_compiler.compilation.feedback import next_request
-from remat_compiler.compilation.search import MAX_TRIES, Search
-from remat_compiler.dry_run.dry_run import DryRun, Sample
+from remat_compiler.compilation.search import MAX_TRIES, BudgetSearch, SearchGoal
+from remat_compiler.dry_run.dry_run import DryRun, MemorySample
 from remat_compiler.errors import InfeasibleBudget
 from remat_compiler.ir.graph import Phase
 from remat_compiler.ir.plan import Plan, PlanResult, PlanStatus
@@ -68,7 +68,7 @@ class MadeUpCompiler:
         )
         emitted = request.budget_bytes + self.other_bytes + (self.layout_bytes if request.free_layout else 0)
         emitted += self.early_bytes if early else 0
-        check = DryRun(emitted, (Sample("forward", "aten.convolution", 0, "x = conv(y)", emitted, 0),))
+        check = DryRun(emitted, (MemorySample("forward", "aten.convolution", 0, "x = conv(y)", emitted, 0),))
         return Attempt(request, lambda: None, real, True, (cast("Partition", partition),), check)
 
 
@@ -87,8 +87,8 @@ def options_of(**options: Any) -> RematOptions:
 
 def searched(compiler: MadeUpCompiler, budget: int, *, convolutions: bool = True, **options: Any) -> Attempt:
     """The kept try under a budget in bytes."""
-    search = Search(compiler, options_of(memory_budget=budget, **options), chooses_layout=convolutions)
-    kept, limit = search.run(PartitionRequest(budget), None, None)
+    search = BudgetSearch(compiler, options_of(memory_budget=budget, **options), chooses_layout=convolutions)
+    kept, limit = search.run(SearchGoal(PartitionRequest(budget)))
     assert limit == budget
     return kept
 
@@ -146,26 +146,26 @@ def test_the_error_names_the_users_budget_and_the_smallest_peak_of_both_layouts(
 
 def test_a_fraction_is_one_of_what_the_step_takes_without_a_budget() -> None:
     compiler = MadeUpCompiler(layout_bytes=0, other_bytes=200)
-    search = Search(compiler, options_of(memory_budget=0.5), chooses_layout=False)
-    kept, limit = search.run(PartitionRequest(None, fraction=0.5), None, None)
+    search = BudgetSearch(compiler, options_of(memory_budget=0.5), chooses_layout=False)
+    kept, limit = search.run(SearchGoal(PartitionRequest(None, fraction=0.5)))
     assert limit == 600
     assert kept.check.peak_bytes <= 600
 
 
 def test_the_whole_peak_is_the_step_without_a_budget() -> None:
     compiler = MadeUpCompiler(layout_bytes=0, other_bytes=200)
-    search = Search(compiler, options_of(memory_budget=1.0), chooses_layout=False)
-    kept, limit = search.run(PartitionRequest(None, fraction=1.0), None, None)
+    search = BudgetSearch(compiler, options_of(memory_budget=1.0), chooses_layout=False)
+    kept, limit = search.run(SearchGoal(PartitionRequest(None, fraction=1.0)))
     assert [request.budget_bytes for request, _ in compiler.requests] == [None, None]
     assert kept.check.peak_bytes == limit == 1200
 
 
 def test_a_refused_fraction_is_not_kept_by_raising_it() -> None:
-    search = Search(
+    search = BudgetSearch(
         MadeUpCompiler(layout_bytes=0, floor_bytes=880), options_of(memory_budget=0.5), chooses_layout=False
     )
     with pytest.raises(InfeasibleBudget) as error:
-        search.run(PartitionRequest(None, fraction=0.5), None, None)
+        search.run(SearchGoal(PartitionRequest(None, fraction=0.5)))
     assert error.value.budget_bytes == 500
     assert error.value.smallest_peak_bytes == 880
 
@@ -178,8 +178,45 @@ def test_on_request_the_smallest_peak_is_kept_though_it_is_over_the_budget() -> 
         return replace(made, check=replace(made.check, peak_bytes=950))
 
     options = options_of(memory_budget=900, on_infeasible="min")
-    kept, _ = Search(stubborn, options, chooses_layout=False).run(PartitionRequest(900), None, None)
+    kept, _ = BudgetSearch(stubborn, options, chooses_layout=False).run(SearchGoal(PartitionRequest(900)))
     assert kept.check.peak_bytes == 950
+
+
+def test_a_refusal_of_a_share_is_worded_in_bytes_of_the_whole_budget() -> None:
+    search = BudgetSearch(MadeUpCompiler(layout_bytes=0, floor_bytes=300), options_of(memory_budget=900), False)
+    with pytest.raises(InfeasibleBudget, match="where other graphs of the step take all but 200 bytes") as error:
+        search.run(SearchGoal(PartitionRequest(200), limit_bytes=200, whole_bytes=900))
+    assert (error.value.budget_bytes, error.value.smallest_peak_bytes) == (900, 1000)
+
+
+def test_a_refusal_of_the_whole_budget_is_worded_as_it_is() -> None:
+    search = BudgetSearch(MadeUpCompiler(layout_bytes=0, floor_bytes=300), options_of(memory_budget=200), False)
+    with pytest.raises(InfeasibleBudget) as error:
+        search.run(SearchGoal(PartitionRequest(200), limit_bytes=200, whole_bytes=200))
+    assert (error.value.budget_bytes, error.value.smallest_peak_bytes) == (200, 300)
+    assert "other graphs" not in str(error.value)
+
+
+def test_what_is_held_beside_others_makes_the_whole_budget_a_share() -> None:
+    search = BudgetSearch(MadeUpCompiler(layout_bytes=0, floor_bytes=300), options_of(memory_budget=200), False)
+    with pytest.raises(InfeasibleBudget, match="other graphs"):
+        search.run(SearchGoal(PartitionRequest(200, between_bytes=10), limit_bytes=200, whole_bytes=200))
+
+
+@pytest.mark.parametrize("on_infeasible", ["error", "min"])
+def test_a_goal_may_take_the_smallest_peak_without_a_word(on_infeasible: str, caplog: pytest.LogCaptureFixture) -> None:
+    compiler = MadeUpCompiler(layout_bytes=0, floor_bytes=300)
+
+    def takes_smallest(request: PartitionRequest, real: bool = True) -> Attempt:
+        if request.take_smallest:
+            request = replace(request, budget_bytes=300)
+        return compiler(request, real)
+
+    options = options_of(memory_budget=900, on_infeasible=on_infeasible)
+    goal = SearchGoal(PartitionRequest(200), limit_bytes=200, whole_bytes=900, takes_smallest=True)
+    kept, limit = BudgetSearch(takes_smallest, options, False).run(goal)
+    assert (kept.check.peak_bytes, kept.real, limit) == (300, True, 200)
+    assert not caplog.records
 
 
 @pytest.mark.parametrize(("origin", "tries"), [("", 3), (FROM_CACHE, 3), (FROM_SIMILAR, 1)])
@@ -199,7 +236,7 @@ def test_a_plan_of_another_size_that_does_not_fit_is_solved_anew() -> None:
 def test_what_is_held_beside_other_graphs_is_aimed_at_again() -> None:
     """The peak fits, but not what the emitted code holds while others run."""
     one = SimpleNamespace(peak_bytes=80, saved_bytes=50, added_ns=5, budget_bytes=100, result=SimpleNamespace(stats=()))
-    check = DryRun(80, (Sample("forward", "op", 0, "", 80, 0),), boundary_bytes=53, between_bytes=50)
+    check = DryRun(80, (MemorySample("forward", "op", 0, "", 80, 0),), boundary_bytes=53, between_bytes=50)
     request = PartitionRequest(100, between_bytes=50)
     attempt = Attempt(request, lambda: None, True, True, (cast("Partition", one),), check)
     following = next_request(request, attempt, 100)

@@ -14,7 +14,7 @@ from remat_compiler import torch_compat
 from remat_compiler.costs.workspace import WorkspaceTable
 from remat_compiler.dry_run.dry_run import DryRun, dry_run
 from remat_compiler.dry_run.emitted_wrapper import GraphRecorder
-from remat_compiler.dry_run.peak_formula import NO_WORKSPACE, Row, peak_form
+from remat_compiler.dry_run.peak_formula import NO_WORKSPACE, Row, peak_formula_of
 from remat_compiler.dry_run.symbolic_run import symbolic_run
 from remat_compiler.dynamic_shapes.peak_guard import PeakGuard
 from versions import ASSUMES_ODD_SIZES
@@ -115,21 +115,25 @@ def test_equals_dry_runs_at_every_size(case: str, inner: str, caplog: pytest.Log
         torch._dynamo.mark_dynamic(x, dim)
     torch.compile(kind(), backend=backend)(x).backward()
     hints = {symbol.name: symbol.hint for symbol in backend.symbols}
-    form = symbolic_run(backend.compiled, backend.inputs, backend.graphs, hints)
-    assert form is not None
-    guard = PeakGuard(form, TABLE, [hints[name] for name in form.symbols])
+    formula = symbolic_run(backend.compiled, backend.inputs, backend.graphs, hints)
+    assert formula is not None
+    guard = PeakGuard(formula, TABLE, [hints[name] for name in formula.symbols])
     for other in others:
         sizes = dict(zip(_names(backend, shape), other))
-        values = [sizes[name] for name in form.symbols]
-        if ASSUMES_ODD_SIZES and case == "convolutions" and not form.holds(values):
+        values = [sizes[name] for name in formula.symbols]
+        if ASSUMES_ODD_SIZES and case == "convolutions" and not formula.holds(values):
             continue
-        assert form.holds(values), (form.conditions, sizes)
-        calls = form.calls_at(values, range(len(form.calls)))
+        assert formula.holds(values), (formula.conditions, sizes)
+        calls = formula.calls_at(values, range(len(formula.calls)))
         taken = TABLE.resolve(calls)
-        exact = form.peak_bytes(values, lambda i, calls=calls, taken=taken: taken.get(calls[i].key, 0))
+        exact = formula.peak_bytes(values, lambda i, calls=calls, taken=taken: taken.get(calls[i].key, 0))
         check = backend.check_at(sizes)
-        assert (exact, *form.resting_bytes(values)) == (check.peak_bytes, check.boundary_bytes, check.final_bytes)
-        assert guard.peak_bytes(values) == exact
+        assert (exact, *formula.boundary_and_final_bytes(values)) == (
+            check.peak_bytes,
+            check.boundary_bytes,
+            check.final_bytes,
+        )
+        assert guard.peak_bytes(values, 0) == exact
     assert "the workspace of" not in caplog.text
 
 
@@ -142,14 +146,18 @@ def test_sizes_that_the_allocator_rounds(inner: str, monkeypatch: pytest.MonkeyP
     torch._dynamo.mark_dynamic(x, 1)
     torch.compile(Attention(), backend=backend)(x).backward()
     (symbol,) = backend.symbols
-    form = symbolic_run(backend.compiled, backend.inputs, backend.graphs, {symbol.name: symbol.hint})
-    assert form is not None
+    formula = symbolic_run(backend.compiled, backend.inputs, backend.graphs, {symbol.name: symbol.hint})
+    assert formula is not None
     for length in (5, 20, 33, 128, 201):
-        calls = form.calls_at([length], range(len(form.calls)))
+        calls = formula.calls_at([length], range(len(formula.calls)))
         taken = TABLE.resolve(calls)
-        exact = form.peak_bytes([length], lambda i, calls=calls, taken=taken: taken.get(calls[i].key, 0))
+        exact = formula.peak_bytes([length], lambda i, calls=calls, taken=taken: taken.get(calls[i].key, 0))
         check = backend.check_at({symbol.name: length})
-        assert (exact, *form.resting_bytes([length])) == (check.peak_bytes, check.boundary_bytes, check.final_bytes)
+        assert (exact, *formula.boundary_and_final_bytes([length])) == (
+            check.peak_bytes,
+            check.boundary_bytes,
+            check.final_bytes,
+        )
 
 
 def _names(backend: Compiled, shape: Sequence[int]) -> list[str]:
@@ -165,19 +173,19 @@ def _at(sizes: Mapping[str, int]) -> Iterator[None]:
 
 def test_rows_that_are_never_the_peak_are_dropped() -> None:
     lives = [(0, 2, {"s": 4}), (1, None, {"1": 10}), (2, 3, {"s": 2}), (3, None, {"s*s": 1})]
-    form = peak_form(["s"], lives, [NO_WORKSPACE] * 4, (), (), _at)
-    assert form.monomials == ("1", "s", "s*s")
-    assert set(form.rows) == {Row((10, 4, 0), -1), Row((10, 0, 1), -1)}
-    assert [form.live_bytes([s]) for s in (1, 4, 5)] == [14, 26, 35]
+    formula = peak_formula_of(["s"], lives, [NO_WORKSPACE] * 4, (), (), _at)
+    assert formula.monomials == ("1", "s", "s*s")
+    assert set(formula.rows) == {Row((10, 4, 0), -1), Row((10, 0, 1), -1)}
+    assert [formula.live_bytes([s]) for s in (1, 4, 5)] == [14, 26, 35]
 
 
 def test_conditions_are_asked() -> None:
-    form = peak_form(["a", "b"], [(0, None, {"a*b": 3})], [NO_WORKSPACE], ("a > 2", "b % 7 == 0"), (), _at)
-    assert [form.holds(sizes) for sizes in ([3, 7], [2, 7], [3, 8])] == [True, False, False]
-    guard = PeakGuard(form, TABLE, [3, 7])
-    assert (guard.peak_bytes([3, 14]), guard.peak_bytes([3, 13])) == (126, None)
+    formula = peak_formula_of(["a", "b"], [(0, None, {"a*b": 3})], [NO_WORKSPACE], ("a > 2", "b % 7 == 0"), (), _at)
+    assert [formula.holds(sizes) for sizes in ([3, 7], [2, 7], [3, 8])] == [True, False, False]
+    guard = PeakGuard(formula, TABLE, [3, 7])
+    assert (guard.peak_bytes([3, 14], 0), guard.peak_bytes([3, 13], 0)) == (126, None)
 
 
 def test_nothing_alive_is_no_peak() -> None:
-    form = peak_form(["s"], [], [], (), (), _at)
-    assert form.live_bytes([5]) == 0
+    formula = peak_formula_of(["s"], [], [], (), (), _at)
+    assert formula.live_bytes([5]) == 0

@@ -12,11 +12,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from dynamic_shapes.test_dispatch import LIMIT, Prepared
+from dynamic_shapes.made_up_variants import LIMIT, WHOLE, Prepared, Proportional
 from remat_compiler import torch_compat
 from remat_compiler.dynamic_shapes.allocator_watch import AllocatorWatch
 from remat_compiler.dynamic_shapes.dispatch import Dispatch
-from remat_compiler.dynamic_shapes.margin import Correction
+from remat_compiler.dynamic_shapes.margin import Margin
 from remat_compiler.dynamic_shapes.variant import Variant
 from remat_compiler.errors import InfeasibleBudget
 
@@ -65,7 +65,7 @@ class Watched:
 
     allocator: FakeAllocator
     dispatch: Dispatch
-    correction: Correction
+    margin: Margin
 
     def forward(self, size: int) -> Tensor:
         """A call at one size."""
@@ -85,17 +85,17 @@ def variant(allocator: FakeAllocator, label: str, bytes_per_unit: int, added: fl
     def run(size: int, x: Tensor) -> Any:
         return Step.apply(x, allocator)
 
-    return Variant(run, lambda sizes: bytes_per_unit * sizes[0], added, (1,), label)
+    return Variant(run, Proportional(bytes_per_unit), added, (1,), label)
 
 
 def watched(*needed: tuple[str, int, float], provider: Prepared | None = None) -> Watched:
     """Variants of 10 bytes a unit, and of others as they are needed."""
     allocator = FakeAllocator()
     provider = provider or Prepared(needed=[variant(allocator, *one) for one in needed])
-    dispatch = Dispatch([0], LIMIT, variant(allocator, "native", 10), provider, 6)
-    correction = Correction()
-    dispatch.watchers = (AllocatorWatch(dispatch, allocator, correction),)
-    made = Watched(allocator, dispatch, correction)
+    dispatch = Dispatch([0], WHOLE, variant(allocator, "native", 10), provider, 6)
+    margin = Margin()
+    dispatch.watchers = (AllocatorWatch(dispatch, allocator, margin),)
+    made = Watched(allocator, dispatch, margin)
     made.step(1, 5)  # the first call of a variant is not counted
     return made
 
@@ -104,20 +104,20 @@ def test_what_was_predicted_too_low_becomes_a_margin(caplog: pytest.LogCaptureFi
     """Known at the next call; sizes that no longer fit are decided anew, the others go on."""
     made = watched(("small", 2, 0.5))
     assert [made.step(size, 10 * size) for size in (80, 96)] == ["native", "native"]
-    assert made.correction == Correction()
+    assert made.margin == Margin()
     made.step(97, 970 + 60)
-    assert made.dispatch.variants[0].correction == Correction()
+    assert made.dispatch.variants[0].margin == Margin()
     with caplog.at_level(logging.INFO, logger="remat_compiler"):
         assert made.step(80, 800) == "native"
         assert made.step(97, 200) == "small"
         assert made.step(93, 900) == "native"
         assert made.step(95, 200) == "small"
     native = made.dispatch.variants[0]
-    assert native.peak_bytes((97,)) == 970 + 60
-    assert native.peak_bytes((50,)) == 500 + 60
-    assert native.peak_bytes((194,)) == 1940 + 120
+    assert native.needed_bytes((97,), WHOLE) == 970 + 60
+    assert native.needed_bytes((50,), WHOLE) == 500 + 60
+    assert native.needed_bytes((194,), WHOLE) == 1940 + 120
     assert [record.levelname for record in caplog.records if "more than predicted" in record.message] == ["WARNING"]
-    assert made.correction == native.correction
+    assert made.margin == native.margin
 
 
 def test_nothing_is_learnt_where_no_maximum_was_set() -> None:
@@ -125,11 +125,11 @@ def test_nothing_is_learnt_where_no_maximum_was_set() -> None:
     made.allocator.peak = 5_000
     for size in (80, 90, 80):
         made.step(size, 2_000)
-    assert made.correction == Correction()
+    assert made.margin == Margin()
     made.allocator.peak = 0  # the user resets the statistics
     made.step(80, 850)
     made.step(10, 0)
-    assert made.correction.excess_bytes == 50
+    assert made.margin.excess_bytes == 50
 
 
 def test_what_was_there_before_the_step_does_not_count() -> None:
@@ -138,7 +138,7 @@ def test_what_was_there_before_the_step_does_not_count() -> None:
     made.step(90, 900)
     made.step(90, 901)
     made.step(10, 0)
-    assert made.correction.excess_bytes == 1
+    assert made.margin.excess_bytes == 1
 
 
 def test_first_calls_and_those_that_overlap_do_not_count() -> None:
@@ -150,13 +150,13 @@ def test_first_calls_and_those_that_overlap_do_not_count() -> None:
     first.backward()
     second.backward()
     made.step(10, 0)
-    assert made.correction == Correction()
+    assert made.margin == Margin()
     made.allocator.peak = 0
     dropped = made.forward(80)
     del dropped
     made.step(80, 820)
     made.step(10, 0)
-    assert made.correction.excess_bytes == 20
+    assert made.margin.excess_bytes == 20
 
 
 def test_a_second_excess_is_learnt_by_more_than_the_first() -> None:
@@ -165,15 +165,15 @@ def test_a_second_excess_is_learnt_by_more_than_the_first() -> None:
     made.step(60, 605)
     made.step(60, 640)
     made.step(10, 0)
-    assert made.correction.excess_bytes == 40
-    assert made.correction.excess_ratio == 40 / 600
+    assert made.margin.excess_bytes == 40
+    assert made.margin.excess_ratio == 40 / 600
 
 
 def test_where_no_plan_fits_by_what_was_measured_training_goes_on(caplog: pytest.LogCaptureFixture) -> None:
     """Sizes that ran already are not refused; sizes never seen are."""
 
     class Refusing(Prepared):
-        def provide(self, sizes: Any, variants: Any) -> Any:
+        def variants_for(self, sizes: Any, variants: Any, allowance: Any) -> Any:
             raise InfeasibleBudget(LIMIT, 2 * LIMIT, "op", "model.py:1", "")
 
     made = watched(provider=Refusing())
@@ -191,19 +191,19 @@ def test_where_no_plan_fits_by_what_was_measured_training_goes_on(caplog: pytest
 @example([(2, 43_080_834), (1, 21_540_438)], 1)
 def test_margins_cover_all_that_was_seen(seen: list[tuple[int, int]], budget: int) -> None:
     """Each excess at its own peak, in proportion at larger ones; and the limit is the largest that stays within."""
-    correction = Correction()
+    margin = Margin()
     for predicted, measured in seen:
-        correction.learn(predicted, measured)
+        margin.learn(predicted, measured)
     for predicted, measured in seen:
-        assert predicted + correction.margin_bytes(predicted) >= measured
-        assert not correction.learn(predicted, measured)
+        assert predicted + margin.bytes_on(predicted) >= measured
+        assert not margin.learn(predicted, measured)
         if measured > predicted:
-            assert correction.margin_bytes(3 * predicted) >= 3 * (measured - predicted)
-    limit = correction.limit_bytes(budget)
+            assert margin.bytes_on(3 * predicted) >= 3 * (measured - predicted)
+    limit = margin.limit_bytes(budget)
     if limit > 1:
-        assert limit + correction.margin_bytes(limit) <= budget
-        assert limit + 2 + correction.margin_bytes(limit + 2) > budget
-    assert Correction().limit_bytes(budget) == budget
+        assert limit + margin.bytes_on(limit) <= budget
+        assert limit + 2 + margin.bytes_on(limit + 2) > budget
+    assert Margin().limit_bytes(budget) == budget
 
 
 def test_cpu_tensors_have_no_allocator_to_ask() -> None:

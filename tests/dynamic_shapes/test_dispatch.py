@@ -3,51 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dynamic_shapes.made_up_variants import WHOLE, Prepared, Proportional, variant
 from remat_compiler.dynamic_shapes import dispatch
 from remat_compiler.dynamic_shapes.dispatch import Dispatch
-from remat_compiler.dynamic_shapes.variant import PAUSE, Use, Variant
-
-LIMIT = 1_000
-
-
-def variant(label: str, bytes_per_unit: int, added: float = 0.0) -> Variant:
-    """A variant whose peak is proportional to the product of the sizes."""
-
-    def peak(sizes: Sequence[int]) -> int:
-        total = bytes_per_unit
-        for size in sizes:
-            total *= size
-        return total
-
-    return Variant(lambda *arguments: (label, arguments), peak, added, (1,), label)
-
-
-@dataclass
-class Prepared:
-    """Hands out variants that were made beforehand."""
-
-    needed: list[Variant] = field(default_factory=list)
-    better: list[Variant] = field(default_factory=list)
-    threshold_s: float = float("inf")
-    asked: list[tuple[int, ...]] = field(default_factory=list)
-    lost_s: list[float | None] = field(default_factory=list)
-
-    def provide(self, sizes: tuple[int, ...], variants: Sequence[Variant]) -> Sequence[Variant]:
-        self.asked.append(sizes)
-        made = [self.needed.pop(0)]
-        while self.needed and (made[-1].peak_bytes(sizes) or 0) > LIMIT:
-            made.append(self.needed.pop(0))
-        return made
-
-    def improve(self, uses: Sequence[Use], variants: Sequence[Variant], lost_s: float | None) -> Variant | None:
-        self.lost_s.append(lost_s)
-        return self.better.pop(0) if self.better and lost_s != float("inf") else None
+from remat_compiler.dynamic_shapes.variant import PAUSE, Variant
+from remat_compiler.simulate.allowance import Allowance
 
 
 class Endless(Prepared):
@@ -57,7 +22,9 @@ class Endless(Prepared):
         super().__init__(better=better, threshold_s=threshold_s)
         self.last = last
 
-    def provide(self, sizes: tuple[int, ...], variants: Sequence[Variant]) -> Sequence[Variant]:
+    def variants_for(
+        self, sizes: tuple[int, ...], variants: Sequence[Variant], allowance: Allowance
+    ) -> Sequence[Variant]:
         return [self.last]
 
 
@@ -78,35 +45,35 @@ def labels(made: Dispatch, sizes: Sequence[int]) -> list[str]:
 
 def test_the_cheapest_that_fits_runs() -> None:
     provider = Prepared(needed=[variant("small", 2, 0.5)])
-    made = Dispatch([0], LIMIT, variant("native", 10), provider, 6)
+    made = Dispatch([0], WHOLE, variant("native", 10), provider, 6)
     assert labels(made, [50, 100, 101, 500, 100]) == ["native", "native", "small", "small", "native"]
     assert provider.asked == [(101,)]
     assert made(7, "x") == ("native", (7, "x"))
 
 
 def test_several_sizes_are_one_key() -> None:
-    made = Dispatch([1, 0], LIMIT, variant("native", 1), Prepared(needed=[variant("small", 0, 0.1)]), 6)
+    made = Dispatch([1, 0], WHOLE, variant("native", 1), Prepared(needed=[variant("small", 0, 0.1)]), 6)
     assert made(10, 100)[0] == "native"
     assert made(11, 100)[0] == "small"
     assert {use.sizes for use in made.uses} == {(100, 10), (100, 11)}
 
 
 def test_unknown_peaks_do_not_fit() -> None:
-    unknown = Variant(lambda *_: ("unknown", ()), lambda sizes: None, 0.0, (1,), "unknown")
-    made = Dispatch([0], LIMIT, unknown, Prepared(needed=[variant("known", 1, 0.9)]), 6)
+    unknown = Variant(lambda *_: ("unknown", ()), Proportional(None), 0.0, (1,), "unknown")
+    made = Dispatch([0], WHOLE, unknown, Prepared(needed=[variant("known", 1, 0.9)]), 6)
     assert labels(made, [3]) == ["known"]
 
 
 def test_what_fits_nowhere_still_runs_and_is_asked_for_once_a_size() -> None:
     provider = Prepared(needed=[variant("least", 20, 0.5)])
-    made = Dispatch([0], LIMIT, variant("native", 100), provider, 6)
+    made = Dispatch([0], WHOLE, variant("native", 100), provider, 6)
     assert labels(made, [60, 60, 60]) == ["least"] * 3
     assert provider.asked == [(60,)]
 
 
 def test_the_least_used_gives_way() -> None:
     provider = Prepared(needed=[variant("b", 5, 0.2), variant("c", 1, 0.3)])
-    made = Dispatch([0], LIMIT, variant("a", 10), provider, 2)
+    made = Dispatch([0], WHOLE, variant("a", 10), provider, 2)
     labels(made, [10, 10, 150])
     assert labels(made, [900, 10]) == ["c", "a"]
     assert [v.label for v in made.variants] == ["a", "c"]
@@ -117,7 +84,7 @@ def test_improves_when_recomputation_took_long(monkeypatch: pytest.MonkeyPatch) 
     clock = Clock()
     monkeypatch.setattr(dispatch, "time", clock)
     provider = Prepared(better=[variant("better", 6, 0.1)], threshold_s=1.9)
-    made = Dispatch([0], LIMIT, variant("slow", 1, 0.5), provider, 6)
+    made = Dispatch([0], WHOLE, variant("slow", 1, 0.5), provider, 6)
     ran = []
     for _ in range(9):
         ran.append(made(100, "x")[0])
@@ -130,7 +97,7 @@ def full_of_variants(monkeypatch: pytest.MonkeyPatch, better: Variant) -> tuple[
     clock = Clock()
     monkeypatch.setattr(dispatch, "time", clock)
     provider = Prepared(needed=[variant("b", 5, 1.0), variant("c", 2, 3.0)], better=[better])
-    made = Dispatch([0], LIMIT, variant("a", 100), provider, 3)
+    made = Dispatch([0], WHOLE, variant("a", 100), provider, 3)
     for length in [10, 50, 500]:
         made(length, "x")
         clock.now += 1.0
@@ -151,7 +118,7 @@ def test_nothing_that_is_needed_gives_way(monkeypatch: pytest.MonkeyPatch) -> No
     clock = Clock()
     monkeypatch.setattr(dispatch, "time", clock)
     provider = Prepared(needed=[variant("b", 5, 1.0)], better=[variant("c", 4, 0.5)])
-    made = Dispatch([0], LIMIT, variant("a", 100), provider, 2)
+    made = Dispatch([0], WHOLE, variant("a", 100), provider, 2)
     provider.threshold_s = 0.0
     for length in [10, 150, 150, 10, 150]:
         made(length, "x")
@@ -162,7 +129,7 @@ def test_nothing_that_is_needed_gives_way(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_one_variant_may_be_all_there_is() -> None:
     provider = Prepared(needed=[variant("b", 5, 1.0), variant("c", 1, 2.0)])
-    made = Dispatch([0], LIMIT, variant("a", 100), provider, 1)
+    made = Dispatch([0], WHOLE, variant("a", 100), provider, 1)
     assert labels(made, [50, 500, 50]) == ["b", "c", "c"]
     assert len(made.variants) == 1
 
@@ -170,7 +137,7 @@ def test_one_variant_may_be_all_there_is() -> None:
 def test_pauses_are_no_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     monkeypatch.setattr(dispatch, "time", clock)
-    made = Dispatch([0], LIMIT, variant("slow", 1, 1.0), Prepared(threshold_s=100.0), 6)
+    made = Dispatch([0], WHOLE, variant("slow", 1, 1.0), Prepared(threshold_s=100.0), 6)
     for pause in [1.0, 1.0, 1_000.0, 1.0, 1.0]:
         made(10, "x")
         clock.now += pause
@@ -181,7 +148,7 @@ def test_pauses_are_no_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_variants_that_add_nothing_are_not_improved(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     monkeypatch.setattr(dispatch, "time", clock)
-    made = Dispatch([0], LIMIT, variant("native", 1), Prepared(better=[variant("no", 1)], threshold_s=0.0), 6)
+    made = Dispatch([0], WHOLE, variant("native", 1), Prepared(better=[variant("no", 1)], threshold_s=0.0), 6)
     for _ in range(5):
         clock.now += 10.0
         assert made(10, "x")[0] == "native"
@@ -189,9 +156,38 @@ def test_variants_that_add_nothing_are_not_improved(monkeypatch: pytest.MonkeyPa
 
 def test_sizes_are_forgotten_when_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch, "MOST_SIZES", 10)
-    made = Dispatch([0], LIMIT, variant("native", 1), Prepared(), 6)
+    made = Dispatch([0], WHOLE, variant("native", 1), Prepared(), 6)
     labels(made, range(1, 100))
     assert len(made.uses) <= 10
+
+
+def test_under_a_smaller_allowance_the_sizes_that_no_longer_fit_are_decided_when_they_come_again() -> None:
+    provider = Prepared(needed=[variant("small", 2, 0.5)])
+    made = Dispatch([0], WHOLE, variant("native", 10), provider, 6)
+    labels(made, [40, 90])
+    made.allow(Allowance.whole(500))
+    assert provider.changed == [Allowance.whole(500)]
+    assert {use.sizes for use in made.uses} == {(40,)}
+    assert labels(made, [40, 90]) == ["native", "small"]
+    assert provider.asked == [(90,)]
+
+
+def test_under_a_larger_allowance_what_is_better_runs_from_then_on() -> None:
+    provider = Prepared(better=[variant("better", 20, 0.1)])
+    made = Dispatch([0], Allowance.whole(500), variant("small", 2, 0.5), provider, 6)
+    assert labels(made, [40]) == ["small"]
+    made.allow(WHOLE)
+    assert labels(made, [40]) == ["better"]
+
+
+def test_what_is_held_while_other_graphs_run_counts_under_a_share() -> None:
+    """Of 900 bytes the share allows 100 to be held: 600 that peak and hold 120 exceed it, 400 that hold 80 do not."""
+    native = Variant(lambda *_: ("native", ()), Proportional(10, held=0.2), 0.0, (1,), "native")
+    provider = Prepared(needed=[variant("small", 2, 0.5)])
+    made = Dispatch([0], Allowance(900, 100, 900), native, provider, 6)
+    assert labels(made, [40, 60]) == ["native", "small"]
+    assert native.needed_bytes((60,), made.allowance) == 920
+    assert native.needed_bytes((60,), WHOLE) == 600
 
 
 @given(
@@ -203,12 +199,12 @@ def test_what_runs_fits_and_nothing_cheaper_does(kinds: list[tuple[int, float]],
     variants = [variant(str(i), unit, added) for i, (unit, added) in enumerate(kinds)]
     last = variant("least", 0, 9.0)
     provider = Prepared(needed=[*variants[1:], last])
-    made = Dispatch([0], LIMIT, variants[0], provider, 99)
+    made = Dispatch([0], WHOLE, variants[0], provider, 99)
     for size in sizes:
         label = made(size)[0]
         chosen = next(v for v in [*variants, last] if v.label == label)
-        assert chosen.peak_bytes((size,)) <= LIMIT
-        assert not [v for v in made.variants if v.peak_bytes((size,)) <= LIMIT and v.added < chosen.added]
+        assert chosen.fits((size,), WHOLE)
+        assert not [v for v in made.variants if v.fits((size,), WHOLE) and v.added < chosen.added]
 
 
 @given(
@@ -223,7 +219,7 @@ def test_whatever_gives_way_each_call_fits(
     variants = [variant(str(i), unit, added) for i, (unit, added) in enumerate(kinds)]
     last = variant("least", 0, 9.0)
     provider = Endless(last, better=variants[2:], threshold_s=0.0)
-    made = Dispatch([0], LIMIT, variants[0], provider, most)
+    made = Dispatch([0], WHOLE, variants[0], provider, most)
     clock = Clock()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dispatch, "time", clock)
@@ -232,6 +228,6 @@ def test_whatever_gives_way_each_call_fits(
             clock.now += seconds
             assert len(made.variants) <= most
             chosen = next(v for v in [*variants, last] if v.label == label)
-            assert chosen.fits((size,), LIMIT)
+            assert chosen.fits((size,), WHOLE)
             assert chosen in made.variants
     assert len(made.variants) == len(set(made.variants))

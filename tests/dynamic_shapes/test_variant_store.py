@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from remat_compiler.dynamic_shapes import variant_store
-from remat_compiler.dynamic_shapes.variant_store import AHEAD, VariantStore
+from remat_compiler.dynamic_shapes.variant_store import LARGER_SIZES, VariantStore
 
 NO_LIMIT = [None, None]
 
@@ -15,7 +15,7 @@ NO_LIMIT = [None, None]
 def stored(folder: Path) -> VariantStore:
     """The store of a process that made four variants."""
     store = VariantStore(folder, "graph")
-    for label, sizes in [("first", (4, 60)), (AHEAD, (4, 300)), ("worth it", (4, 200)), ("needed", (4, 500))]:
+    for label, sizes in [("first", (4, 60)), (LARGER_SIZES, (4, 300)), ("better", (4, 200)), ("needed", (4, 500))]:
         store.add(label, sizes, free=label == "first")
     return VariantStore(folder, "graph")
 
@@ -57,7 +57,7 @@ def test_what_earlier_processes_made_stays_behind_what_is_new(tmp_path: Path) ->
     earlier = [one.sizes for one in VariantStore(tmp_path, "graph").earlier]
     assert earlier == [(4, 70), (4, 500), (4, 60), (4, 300), (4, 200)]
     for number in range(variant_store.MOST_VARIANTS):
-        again.add("worth it", (5, number), free=False)
+        again.add("better", (5, number), free=False)
     assert len(VariantStore(tmp_path, "graph").earlier) == variant_store.MOST_VARIANTS
 
 

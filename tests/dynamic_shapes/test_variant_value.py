@@ -9,9 +9,9 @@ from typing import Any, cast
 import pytest
 
 from builders import chain
-from remat_compiler.dry_run.peak_formula import PeakForm
+from remat_compiler.dry_run.peak_formula import PeakFormula
 from remat_compiler.dynamic_shapes.variant import Use, Variant
-from remat_compiler.dynamic_shapes.variant_value import CANDIDATES, REACH, ROOM, WORTH_IT, TradeOff
+from remat_compiler.dynamic_shapes.variant_value import CANDIDATES, REACH, ROOM, WORTH_IT, SizeCostModel
 from remat_compiler.partition.result import Partition
 from remat_compiler.simulate.timeline import simulate
 from remat_compiler.torch_compat import InputSymbol
@@ -27,7 +27,7 @@ class Proportional:
         return 1_000 * sizes[0]
 
 
-def trade_off(budget_part: float, upper: int | None = None) -> TradeOff:
+def trade_off(budget_part: float, upper: int | None = None) -> SizeCostModel:
     """Of a chain planned at size 100, under a part of its peak without a budget."""
     problem = chain(24)
     plan = SaveAll().plan(problem).plan
@@ -36,7 +36,7 @@ def trade_off(budget_part: float, upper: int | None = None) -> TradeOff:
     one = SimpleNamespace(before=SimpleNamespace(timeline=before), problem=problem)
     symbol = InputSymbol("s0", "L['x'].size()[0]", 0, hint=7, signed=False, upper=upper)
     limit = int(budget_part * before.peak_bytes)
-    return TradeOff(cast(Partition, one), cast(PeakForm, Proportional()), [symbol], HERE, limit, "auto")
+    return SizeCostModel(cast(Partition, one), cast(PeakFormula, Proportional()), [symbol], HERE, limit, "auto")
 
 
 def use(size: int, added: float, calls: int = 10, step_s: float = 1.0) -> Use:
@@ -58,9 +58,9 @@ def test_sizes_for_which_no_plan_fits_are_infinitely_dear() -> None:
 
 
 def test_looks_ahead_as_far_as_costs_little_more() -> None:
-    assert trade_off(1.0).beyond((40,)) == (int(40 * REACH[0]),)
-    assert trade_off(0.3).beyond((100,))[0] < int(100 * REACH[0])
-    assert trade_off(1.0, upper=50).beyond((40,)) == (50,)
+    assert trade_off(1.0).sizes_ahead((40,)) == (int(40 * REACH[0]),)
+    assert trade_off(0.3).sizes_ahead((100,))[0] < int(100 * REACH[0])
+    assert trade_off(1.0, upper=50).sizes_ahead((40,)) == (50,)
 
 
 def test_saves_what_the_uses_that_it_serves_would_not_have_recomputed() -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 import torch
 
 import remat_compiler
-from remat_compiler import pipeline
 from remat_compiler.dynamic_shapes.dispatch import Dispatch
+from remat_compiler.observer import Observer, observed_by
 
 
 @pytest.fixture(autouse=True)
@@ -18,18 +18,17 @@ def _steps_of_its_own(steps_of_its_own: None) -> None:
 
 
 @pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> list[Dispatch]:
+def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Dispatch]]:
     """What runs the graphs of changing sizes, in the order of their compilations; nothing is taken from caches."""
     found: list[Dispatch] = []
-    original = pipeline.dispatched
 
-    def dispatched(*arguments: Any) -> Dispatch:
-        found.append(original(*arguments))
-        return found[-1]
+    class Watcher(Observer):
+        def dispatch_made(self, dispatch: Dispatch) -> None:
+            found.append(dispatch)
 
-    monkeypatch.setattr(pipeline, "dispatched", dispatched)
     monkeypatch.setenv("REMAT_DISABLE_CACHE", "1")
     torch._dynamo.reset()
     remat_compiler.clear_reports()
     torch.manual_seed(0)
-    return found
+    with observed_by(Watcher()):
+        yield found

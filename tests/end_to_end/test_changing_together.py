@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
@@ -14,9 +14,9 @@ from measure import measure_step, train_step
 from remat_compiler import pipeline
 from remat_compiler.dynamic_shapes.dispatch import Dispatch
 from remat_compiler.errors import InfeasibleBudget
+from remat_compiler.observer import Observer, observed_by
 from remat_compiler.simulate.step_peak import whole_step_peak
-from remat_compiler.step_budget import replan
-from remat_compiler.step_budget.compiled_graph import PlannedGraph
+from remat_compiler.step_budget.compiled_graph import CompiledGraph
 from remat_compiler.step_budget.step_watch import WatchedStep
 from step_budget.test_one_budget import WIDTH, Blocks, Broken, BrokenTwice, Tower, compile_model, equal, gradients
 
@@ -67,18 +67,18 @@ class BreakAtTheEnd(Tower):
 
 
 @pytest.fixture(autouse=True)
-def first_peaks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def first_peaks() -> Iterator[list[int]]:
     """For each step after which the budget was shared out, its own peak as predicted."""
     found: list[int] = []
 
-    def decide(step: WatchedStep[PlannedGraph]) -> None:
-        memories = [memory for memory in (graph.memory_now for graph in step.graphs) if memory is not None]
-        assert len(memories) == len(step.graphs)
-        found.append(whole_step_peak(memories, step.calls, step.turns))
-        replan.decide(step)
+    class Watcher(Observer):
+        def step_completes(self, step: WatchedStep[CompiledGraph]) -> None:
+            memories = [memory for memory in (graph.memory_now for graph in step.graphs) if memory is not None]
+            assert len(memories) == len(step.graphs)
+            found.append(whole_step_peak(memories, step.calls, step.turns))
 
-    monkeypatch.setattr(pipeline.COORDINATOR, "decide", decide)
-    return found
+    with observed_by(Watcher()):
+        yield found
 
 
 def batch(length: int) -> Tensor:

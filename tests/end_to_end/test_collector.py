@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -17,14 +17,14 @@ from torch.utils.checkpoint import checkpoint
 import remat_compiler
 from dry_run.steps import peak_of
 from end_to_end.compiling import compile_with
-from remat_compiler import pipeline, torch_compat
+from remat_compiler import torch_compat
 from remat_compiler.capture.graph import capture
 from remat_compiler.compilation.attempt import Attempt
 from remat_compiler.dynamic_shapes.dispatch import Dispatch
-from remat_compiler.dynamic_shapes.mimose import sheltered_phase
 from remat_compiler.dynamic_shapes.mimose.collector import Collector, Dropped
 from remat_compiler.ir.problem import CostTable, RematProblem
 from remat_compiler.ir.saved_layers import SavedLayers
+from remat_compiler.observer import Observer, observed_by
 from remat_compiler.partition import partitioner
 from remat_compiler.partition.request import PartitionRequest
 from remat_compiler.partition.result import Partition
@@ -110,34 +110,26 @@ class Seen:
 
 
 @pytest.fixture
-def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
+def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Seen]:
     """Everything that is compiled and collected in the test."""
     found = Seen()
-    originals = pipeline.dispatched, sheltered_phase.collector_for, partitioner.partition
 
-    def dispatched(*arguments: Any) -> Dispatch:
-        found.dispatches.append(originals[0](*arguments))
-        return found.dispatches[-1]
+    class Watcher(Observer):
+        def dispatch_made(self, dispatch: Dispatch) -> None:
+            found.dispatches.append(dispatch)
 
-    def collector_for(attempt: Attempt, *arguments: Any) -> Collector | None:
-        made = originals[1](attempt, *arguments)
-        found.collected += attempt.partitions
-        found.collectors += [] if made is None else [made]
-        return made
+        def collector_made(self, attempt: Attempt, collector: Collector) -> None:
+            found.collected += attempt.partitions
+            found.collectors.append(collector)
 
-    def partition(joint: Any, request: PartitionRequest, **keywords: Any) -> Partition:
-        made = originals[2](joint, request, **keywords)
-        found.requests.append(request)
-        same = {name: keywords[name] for name in ("num_fwd_outputs", "static_input_indices")}
-        found.partitions.append((made, {**same, "fused": request.inner == "inductor"}))
-        return made
+        def partition_made(self, partition: Partition, request: PartitionRequest, **convention: Any) -> None:
+            found.requests.append(request)
+            found.partitions.append((partition, {**convention, "fused": request.inner == "inductor"}))
 
-    monkeypatch.setattr(pipeline, "dispatched", dispatched)
-    monkeypatch.setattr(sheltered_phase, "collector_for", collector_for)
-    monkeypatch.setattr(partitioner, "partition", partition)
     monkeypatch.setenv("REMAT_DISABLE_CACHE", "1")
     remat_compiler.reset_stats()
-    return found
+    with observed_by(Watcher()):
+        yield found
 
 
 def batch(length: int, width: int = 2) -> Tensor:
@@ -234,7 +226,7 @@ def test_the_run_stays_within_what_it_is_predicted_to_take(seen: Seen) -> None:
 def _collect(collector: Collector, inner: list[Any]) -> None:
     """One run of the forward beside the step."""
     assert collector._forward is not None
-    with torch_compat.beside_the_step():
+    with torch_compat.detached_run():
         collector._forward.run(inner, collector._meter)
 
 

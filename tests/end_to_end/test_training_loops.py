@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from end_to_end.training_loops import LOOPS, outcome_of, process_group
+from end_to_end.judged_loops import outcome_of, process_group
+from end_to_end.training_loops import LOOPS
 from end_to_end.two_ranks import LOOPS_OF_TWO, outcomes_of_two
 
 KNOWN: dict[str, str] = {}

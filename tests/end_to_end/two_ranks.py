@@ -13,8 +13,10 @@ import torch.distributed as dist
 from torch import multiprocessing, nn
 from torch.distributed.fsdp import fully_shard
 
-from end_to_end import training_loops as loops
-from end_to_end.training_loops import Loop, Net, Outcome
+from end_to_end.judged_loops import Outcome, outcome_of
+from end_to_end.loop_models import BATCH, WIDTH, Net, batch
+from end_to_end.loop_steps import by_block
+from end_to_end.training_loops import GRADIENT_BYTES, LOOPS, Loop
 
 RANKS = 2
 SECONDS = 300
@@ -31,16 +33,14 @@ def _sharded() -> nn.Module:
 
 def _sharded_step(call: Any, model: nn.Module, number: int) -> None:
     model.zero_grad(set_to_none=True)
-    call(loops.batch(number + dist.get_rank())).backward()
+    call(batch(number + dist.get_rank())).backward()
 
 
 LOOPS_OF_TWO: dict[str, Loop] = {
-    "FSDP2, block by block": Loop(_sharded, _sharded_step, loops._by_block, slack_bytes=4 * loops._GRADIENTS),
-    "FSDP2, whole model": Loop(_sharded, _sharded_step, slack_bytes=4 * loops._GRADIENTS),
-    "DDP on two ranks": loops.LOOPS["DDP"],
-    "tensor parallelism on two ranks": replace(
-        loops.LOOPS["tensor parallelism"], slack_bytes=loops.BATCH * loops.WIDTH * 4
-    ),
+    "FSDP2, block by block": Loop(_sharded, _sharded_step, by_block, slack_bytes=4 * GRADIENT_BYTES),
+    "FSDP2, whole model": Loop(_sharded, _sharded_step, slack_bytes=4 * GRADIENT_BYTES),
+    "DDP on two ranks": LOOPS["DDP"],
+    "tensor parallelism on two ranks": replace(LOOPS["tensor parallelism"], slack_bytes=BATCH * WIDTH * 4),
 }
 """The slack is for what FSDP gathers and scatters in eager, and for what gloo's thread lets go of late."""
 
@@ -72,8 +72,8 @@ def _rank(rank: int, name: str, port: int, folder: str) -> None:
     """One process."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"tcp://localhost:{port}", rank=rank, world_size=RANKS)
-    loops.LOOPS.update(LOOPS_OF_TWO)
-    outcome = loops.outcome_of(name)
+    LOOPS.update(LOOPS_OF_TWO)
+    outcome = outcome_of(name)
     torch.save(outcome, f"{folder}/{rank}")
     dist.barrier()
     dist.destroy_process_group()

@@ -15,8 +15,8 @@ from remat_passes.exact import prove as prove_module
 from remat_passes.exact.backends import SolverOptions
 from remat_passes.exact.program import Cuts
 from remat_passes.exact.prove import Effort, prove
+from remat_passes.exact.small_storages import zero_small_storages
 from remat_passes.exact.space import Reductions
-from remat_passes.exact.weightless import weightless
 
 SOLVER = SolverOptions("highs" if importlib.util.find_spec("highspy") else "cbc", time_limit_s=None)
 
@@ -25,7 +25,7 @@ SOLVER = SolverOptions("highs" if importlib.util.find_spec("highspy") else "cbc"
 @pytest.mark.parametrize("states", [0, 1, 50, 2_000])
 def test_ends_at_the_optimum(states: int, negligible: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """With half the storages weighing nothing most relaxed plans do not fit, and the original has the last word."""
-    monkeypatch.setattr(prove_module, "weightless", partial(weightless, negligible=negligible))
+    monkeypatch.setattr(prove_module, "zero_small_storages", partial(zero_small_storages, negligible=negligible))
     for seed in range(states % 7, 120, 10):
         problem = tight(seed)
         expected = optimum_ns(problem, once_per_gap=True)
@@ -48,7 +48,7 @@ def test_relaxed_plans_that_do_not_fit_come_up() -> None:
     missed = 0
     for seed in range(60):
         problem = tight(seed)
-        light = weightless(problem, negligible=2)
+        light = zero_small_storages(problem, negligible=2)
         proof = prove(light, None, Effort(SOLVER, 2_000, Reductions(), Cuts(), relaxes=False, passes_per_gap=1))
         if proof.plan is not None:
             missed += simulate(problem.graph, problem.costs, proof.plan).peak_bytes > problem.budget_bytes

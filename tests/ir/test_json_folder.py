@@ -178,6 +178,16 @@ def test_bytes_are_bounded_and_the_last_document_stays(tmp_path: Path) -> None:
     assert folder.names() == ["large"]
 
 
+def test_folders_within_it_neither_count_nor_stop_it_from_being_trimmed(tmp_path: Path) -> None:
+    folder = folder_at(tmp_path, max_files=2)
+    (tmp_path / "aside.json").mkdir()
+    for number in range(3):
+        folder.write(str(number), Note(number, ()))
+        os.utime(tmp_path / f"{number}.json", (1_000 + number, 1_000 + number))
+    assert [file.name for file in folder.files()] == ["2", "1"]
+    assert (tmp_path / "aside.json").is_dir()
+
+
 def test_only_old_temporary_files_are_taken_away(tmp_path: Path) -> None:
     folder = folder_at(tmp_path)
     for name, seconds in (("killed.tmp", ABANDONED_S + 60), ("busy.tmp", 60)):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,9 +13,9 @@ from hypothesis import strategies as st
 
 from drawn_graphs import chain, cost_tables, joint_plan, problems, training_graphs
 from remat_compiler.errors import FormatError
-from remat_compiler.ir.graph import TrainingGraph
+from remat_compiler.ir.graph import StorageId, TrainingGraph
 from remat_compiler.ir.json_form import dumps, loads
-from remat_compiler.ir.plan import Plan, PlanResult, PlanStatus
+from remat_compiler.ir.plan import Plan, PlanResult, PlanStatus, Tier, Transfer
 from remat_compiler.ir.problem import CostTable, RematProblem
 
 GRAPH = chain([8, 16, 32])
@@ -47,6 +49,35 @@ def test_plans_and_results_survive_the_round_trip(
     for made in (plan, None):
         result = PlanResult(status, "auto", made, peak, 7, 3, 1, ((words, "1"),))
         assert loads(PlanResult, dumps(result)) == result
+
+
+def test_transfers_survive_the_round_trip_and_a_plan_without_any_reads_as_before() -> None:
+    plan = joint_plan(GRAPH)
+    assert "transfers" not in dumps(plan)
+    moved = replace(plan, transfers=(Transfer(StorageId(2), 1, 4, Tier.DISK),))
+    assert loads(Plan, dumps(moved)) == moved
+    asked = replace(PROBLEM, reference=moved)
+    assert loads(RematProblem, dumps(asked)) == asked
+
+
+@pytest.mark.parametrize(
+    ("transfer", "place"),
+    [
+        (Transfer(StorageId(-1), 1, 4), "$.data.transfers[0].storage: expected at least 0, got -1"),
+        (Transfer(StorageId(2), 0, 4), "$.data.transfers[0]: expected 0 < out_after < back_before < 6"),
+        (Transfer(StorageId(2), 4, 4), "$.data.transfers[0]: expected 0 < out_after < back_before < 6"),
+        (Transfer(StorageId(2), 1, 6), "$.data.transfers[0]: expected 0 < out_after < back_before < 6"),
+    ],
+)
+def test_a_transfer_out_of_place_is_named(transfer: Transfer, place: str) -> None:
+    with pytest.raises(FormatError, match=re.escape(place)):
+        loads(Plan, dumps(replace(joint_plan(GRAPH), transfers=(transfer,))))
+
+
+def test_a_transfer_of_a_storage_that_the_graph_has_not_is_named() -> None:
+    moved = replace(joint_plan(GRAPH), transfers=(Transfer(StorageId(99), 1, 4),))
+    with pytest.raises(FormatError, match=r"reference\.transfers\[0\]\.storage: expected at least 0 and below"):
+        loads(RematProblem, dumps(replace(PROBLEM, reference=moved)))
 
 
 def test_the_text_is_canonical() -> None:

@@ -35,7 +35,7 @@ def test_a_file_gives_the_problem_back_and_equal_problems_equal_bytes(name: str,
     assert first.read_bytes() == second.read_bytes()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(problems())
 def test_without_sources_changes_nothing_that_a_planner_reads(problem: RematProblem) -> None:
     bare = without_sources(problem)
@@ -198,7 +198,7 @@ def test_what_is_no_file_is_the_systems_error(tmp_path: Path) -> None:
         read_problem(tmp_path)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(problems(), st.data())
 def test_one_changed_value_is_refused_or_simulated(problem: RematProblem, data: st.DataObject) -> None:
     """Whatever is read can be simulated; whatever cannot is a `FormatError`."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from drawn_graphs import chain, joint_plan
-from remat_compiler.ir.graph import OpId
-from remat_compiler.ir.plan import Plan
+from remat_compiler.ir.graph import OpId, StorageId
+from remat_compiler.ir.plan import Plan, Transfer
 from remat_compiler.ir.problem import CostTable
 from remat_compiler.ir.text_form import format_time, graph_text, plan_text, table
 
@@ -49,6 +49,19 @@ step 3         op2 op_2  3.9 KiB  layer.1  model.py:12
 step 4         op3 op_3      9 B  layer.1  model.py:13
 """
     )
+
+
+def test_a_plan_as_text_says_where_values_leave_and_come_back() -> None:
+    plan = Plan((OpId(0), OpId(1), OpId(2), OpId(3)), 2, (Transfer(StorageId(2), 1, 2),))
+    assert plan_text(chain([2048, 16]), plan).splitlines()[1:] == [
+        "step 0  op0 op_0  layer.0  model.py:10",
+        "-- s2 f0, 2.0 KiB, goes to the host --",
+        "step 1  op1 op_1  layer.0  model.py:11",
+        "-- backward --",
+        "-- s2 f0, 2.0 KiB, comes back --",
+        "step 2  op2 op_2  layer.1  model.py:12",
+        "step 3  op3 op_3  layer.1  model.py:13",
+    ]
 
 
 def test_a_plan_without_live_bytes_has_no_such_column() -> None:

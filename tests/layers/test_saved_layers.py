@@ -18,7 +18,7 @@ from remat_passes.sequences.sequence import Placement, StepIndex, baseline_order
 
 
 @given(problems())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_storages_have_the_bytes_of_their_layer(problem: RematProblem) -> None:
     """And are made in it, by an operator of the forward; no storage is of two layers."""
     index = StepIndex.of(problem.graph)

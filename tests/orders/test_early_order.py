@@ -6,8 +6,9 @@ from hypothesis import strategies as st
 from builders import KB, ProblemBuilder, problems, with_budget
 from remat_compiler.ir.graph import Phase, StorageKind
 from remat_compiler.ir.problem import RematProblem
+from remat_compiler.simulate.rules import Rule
 from remat_compiler.simulate.timeline import simulate
-from remat_compiler.simulate.verify import Rule, verify
+from remat_compiler.simulate.verify import verify
 from remat_passes.orders.early_order import early_orders
 from remat_passes.planning.auto import Auto
 from remat_passes.planning.save_all import SaveAll
@@ -40,7 +41,7 @@ def test_a_derivative_is_saved_in_place_of_what_it_is_made_of() -> None:
     assert result.added_ns == 0
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(problem=problems(), fraction=st.sampled_from((0.4, 0.7, 0.9)))
 def test_early_orders_are_valid_and_run_the_same_operators(problem: RematProblem, fraction: float) -> None:
     asked = with_budget(problem, int(fraction * SaveAll().plan(problem).peak_bytes))

@@ -18,8 +18,8 @@ from remat_compiler.plan_cache.key import (
     CLASS_RATIO,
     CachedPlan,
     CacheMiss,
+    CacheQuery,
     PlanCacheKey,
-    PlanQuestion,
     size_class,
 )
 from remat_compiler.plan_cache.misses import Difference, differences, explain
@@ -55,11 +55,11 @@ def digest(number: int) -> str:
     return hashlib.sha256(str(number).encode()).hexdigest()
 
 
-def question(size: int = SIZE, exact: str = "e" * 64, key: PlanCacheKey = KEY) -> PlanQuestion:
-    return PlanQuestion(replace(key, size_class=size_class(size)), exact, size)
+def question(size: int = SIZE, exact: str = "e" * 64, key: PlanCacheKey = KEY) -> CacheQuery:
+    return CacheQuery(replace(key, size_class=size_class(size)), exact, size)
 
 
-def entry(asked: PlanQuestion | None = None, seed: str = "", made_at_ns: int = 1) -> CachedPlan:
+def entry(asked: CacheQuery | None = None, seed: str = "", made_at_ns: int = 1) -> CachedPlan:
     return CachedPlan(asked or question(), seed, 20, made_at_ns, RESULT)
 
 

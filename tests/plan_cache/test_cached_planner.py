@@ -19,7 +19,7 @@ from remat_compiler.ir.problem import RematProblem
 from remat_compiler.plan_cache import cached_planner
 from remat_compiler.plan_cache.cache import PlanCache, miss_folder, plan_folder
 from remat_compiler.plan_cache.cached_planner import CachedPlanner, code_digest, may_take_similar
-from remat_compiler.plan_cache.key import PlanCacheKey, PlanQuestion
+from remat_compiler.plan_cache.key import CacheQuery, PlanCacheKey
 from remat_compiler.plan_cache.origin import is_of_another_size, where_in_cache
 from remat_compiler.simulate.verify import verify
 from remat_compiler.stats import Stats, reset_stats, stats
@@ -143,11 +143,11 @@ class Other(Auto):
     name: ClassVar[str] = "other"
 
 
-def asked(problem: RematProblem, planner: Any = QUICK, **changes: Any) -> PlanQuestion:
+def asked(problem: RematProblem, planner: Any = QUICK, **changes: Any) -> CacheQuery:
     return planner_with(PlanCache(None), planner, **changes).question(problem)
 
 
-CHANGES: dict[str, Callable[[RematProblem, pytest.MonkeyPatch], PlanQuestion]] = {
+CHANGES: dict[str, Callable[[RematProblem, pytest.MonkeyPatch], CacheQuery]] = {
     "structure": lambda problem, _: asked(changed_target(problem)),
     "parameters": lambda problem, _: asked(changed_width(problem)),
     "size_class": lambda problem, _: asked(step(50)),

@@ -10,7 +10,7 @@ import pytest
 from remat_compiler.ir.graph import OpId
 from remat_compiler.ir.plan import Plan, PlanResult, PlanStatus
 from remat_compiler.ir.problem import RematProblem
-from remat_compiler.plan_cache.key import CachedPlan, PlanCacheKey, PlanQuestion
+from remat_compiler.plan_cache.key import CachedPlan, CacheQuery, PlanCacheKey
 from remat_compiler.plan_cache.reuse import TOLERANCE, judge_same, judge_similar, wasted_ns
 from remat_compiler.simulate.timeline import simulate
 from remat_compiler.simulate.verify import verify
@@ -22,7 +22,7 @@ KEY = PlanCacheKey("", "", 0, 0, None, "auto", "", "", "")
 
 
 def entry(problem: RematProblem, result: PlanResult) -> CachedPlan:
-    return CachedPlan(PlanQuestion(KEY, "", 0), "", problem.costs.step_ns, 0, result)
+    return CachedPlan(CacheQuery(KEY, "", 0), "", problem.costs.step_ns, 0, result)
 
 
 def solved(problem: RematProblem) -> CachedPlan:

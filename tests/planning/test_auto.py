@@ -26,7 +26,8 @@ from remat_compiler.ir.graph import Phase, StorageId, StorageKind
 from remat_compiler.ir.json_form import dumps
 from remat_compiler.ir.plan import PlanStatus
 from remat_compiler.ir.problem import RematProblem
-from remat_compiler.simulate.verify import Rule, verify
+from remat_compiler.simulate.rules import Rule
+from remat_compiler.simulate.verify import verify
 from remat_passes.planning.auto import Auto
 from remat_passes.planning.chen_sqrt import ChenSqrt
 from remat_passes.planning.save_all import SaveAll

@@ -18,13 +18,13 @@ from remat_compiler.ir.plan import Plan
 from remat_compiler.ir.problem import RematProblem
 from remat_compiler.simulate.timeline import simulate
 from remat_compiler.simulate.verify import verify
-from remat_passes.moves.local_search import forget
+from remat_passes.moves.local_search import drop_repeats
 from remat_passes.planning.auto import Auto
-from remat_passes.search.sequence_search import Search
+from remat_passes.search.sequence_search import SequenceSearch
 from remat_passes.sequences.profile import arrays_of, measure
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(problem=problems(), rng=generators())
 def test_measure_equals_the_simulator(problem: RematProblem, rng: Random) -> None:
     plan = random_steps(rng, problem)
@@ -33,12 +33,12 @@ def test_measure_equals_the_simulator(problem: RematProblem, rng: Random) -> Non
     assert (peak, time) == (timeline.peak_bytes, timeline.time_ns)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(problem=problems(), rng=generators())
 def test_dropping_dead_repeats_keeps_plans_valid_and_never_raises_the_peak(problem: RematProblem, rng: Random) -> None:
     plan = random_steps(rng, problem)
     before = {v.rule for v in verify(problem, plan)}
-    steps, boundary = forget(arrays_of(problem), np.array(plan.steps, np.int64), plan.boundary, 0, 0, 0, 1)
+    steps, boundary = drop_repeats(arrays_of(problem), np.array(plan.steps, np.int64), plan.boundary, 0, 0, 0, 1)
     left = Plan(tuple(map(OpId, steps.tolist())), int(boundary))
     assert {v.rule for v in verify(problem, left)} <= before
     assert simulate(problem.graph, problem.costs, left).time_ns <= simulate(problem.graph, problem.costs, plan).time_ns
@@ -46,10 +46,10 @@ def test_dropping_dead_repeats_keeps_plans_valid_and_never_raises_the_peak(probl
     assert first <= set(left.steps)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(problem=problems(), fraction=st.sampled_from([0.5, 0.8]))
 def test_every_sequence_of_the_pool_is_a_valid_plan(problem: RematProblem, fraction: float) -> None:
-    search = Search.of(with_budget(problem, 0), 200, 1)
+    search = SequenceSearch.of(with_budget(problem, 0), 200, 1)
     search.run()
     asked = with_budget(problem, int(fraction * search.pool[-1].peak))
     for entry in search.pool:

@@ -87,7 +87,7 @@ def test_budgets_between_are_met_and_cost_something(planner: Planner, make: Call
     assert planner.plan(with_budget(problem, all_saved.peak_bytes)).added_ns <= all_saved.added_ns
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(problem=problems(), fraction=st.sampled_from((0.5, 0.8)))
 def test_a_larger_budget_never_makes_the_knapsack_dearer(problem: RematProblem, fraction: float) -> None:
     """Its plans do not depend on the budget, which only chooses among them."""
@@ -96,7 +96,7 @@ def test_a_larger_budget_never_makes_the_knapsack_dearer(problem: RematProblem, 
     assert small.status is PlanStatus.INFEASIBLE or large.added_ns <= small.added_ns
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     arcs=st.lists(st.tuples(st.integers(0, 7), st.integers(0, 7), st.integers(0, 20)), max_size=24).map(
         lambda arcs: [(a, b, c) for a, b, c in arcs if a != b]
@@ -118,7 +118,7 @@ def test_the_cut_is_minimal_in_capacity_and_smallest_on_the_sinks_side(arcs: lis
     assert set(np.flatnonzero(behind).tolist()) <= set(smallest)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(rng=generators())
 def test_what_is_saved_is_the_fewest_bytes_that_need_no_chosen_operator(rng: Random) -> None:
     problem = random_problem(rng, forwards=rng.randint(1, 6), backwards=rng.randint(1, 4))
@@ -141,7 +141,7 @@ def test_what_is_saved_is_the_fewest_bytes_that_need_no_chosen_operator(rng: Ran
     assert bytes_saved(found) == min(sizes)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(rng=generators())
 def test_the_knapsack_is_filled_best(rng: Random) -> None:
     problem = random_problem(rng, forwards=rng.randint(1, 8), backwards=rng.randint(1, 8))
@@ -170,7 +170,7 @@ def test_the_reference_is_what_a_ratio_of_one_means() -> None:
     assert result.added_ns <= reference.added_ns
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(problem=problems())
 def test_dtr_evicts_nothing_where_all_fits(problem: RematProblem) -> None:
     result = Dtr().plan(problem)
@@ -178,7 +178,7 @@ def test_dtr_evicts_nothing_where_all_fits(problem: RematProblem) -> None:
     assert result.added_ns <= SaveAll().plan(problem).added_ns
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(problem=problems(), fraction=st.sampled_from((0.0, 0.4, 0.6, 0.8, 1.0)), placement=st.sampled_from(Placement))
 def test_what_dtr_takes_to_be_live_is_no_less_than_the_peak(
     problem: RematProblem, fraction: float, placement: Placement

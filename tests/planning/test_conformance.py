@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from builders import LIBRARY, problems, with_budget
 from remat_compiler.ir.plan import PlanResult, PlanStatus
 from remat_compiler.ir.planner import Planner
 from remat_compiler.ir.problem import RematProblem
+from remat_compiler.simulate.rules import Rule
 from remat_compiler.simulate.timeline import simulate
-from remat_compiler.simulate.verify import Rule, verify
+from remat_compiler.simulate.verify import verify
 from remat_passes.planning.save_all import SaveAll
 from remat_passes.registry import planner_class, planner_names
 
@@ -56,7 +57,7 @@ def test_library(name: str, instance: str, fraction: float) -> None:
 
 
 @pytest.mark.parametrize("name", planner_names())
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60)
 @given(problem=problems(), fraction=st.sampled_from(BUDGETS))
 def test_random_problems(name: str, problem: RematProblem, fraction: float) -> None:
     problem = referenced(problem)

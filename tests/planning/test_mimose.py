@@ -196,7 +196,7 @@ def _boundary(problem: RematProblem, step: LayeredStep, layer: int) -> int:
     return sum(problem.graph.storages[s].size_bytes for s in reads if step.layer_of[s] != layer)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(problem=problems())
 def test_where_all_fits_nothing_is_chosen(problem: RematProblem) -> None:
     result = Mimose().plan(problem)

@@ -16,7 +16,7 @@ from remat_passes.planning.greedy import Greedy
 from remat_passes.planning.hierarchical import Hierarchical
 from remat_passes.planning.portfolio import WORK_PER_SECOND, improve, usual_work
 from remat_passes.planning.save_all import SaveAll
-from remat_passes.search.sequence_search import Search
+from remat_passes.search.sequence_search import SequenceSearch
 
 
 def asked_of(problem: RematProblem, fraction: float) -> RematProblem:
@@ -45,7 +45,7 @@ def test_auto_is_as_good_as_what_it_contains(family: str, fraction: float) -> No
 
 def test_nothing_is_tried_where_the_bound_is_met() -> None:
     asked = asked_of(residual(), 0.95)
-    search = Search.of(asked, 5_000, 1)
+    search = SequenceSearch.of(asked, 5_000, 1)
     best = search.run()
     assert best.time - search.once == lower_bound_ns(asked).bound_ns
     search.work_left = 7

@@ -6,9 +6,10 @@ import pytest
 
 from remat_compiler.errors import UnknownName
 from remat_compiler.ir.planner import Planner
-from remat_passes import registry
+from remat_passes import registry, tables
 from remat_passes.planning.save_all import SaveAll
 from remat_passes.sequences.sequence import Placement
+from remat_passes.tables import BrokenEntry, DuplicateName, Table, merge_tables
 
 
 @pytest.mark.parametrize("name", sorted(registry.PLANNERS))
@@ -29,8 +30,8 @@ def test_unknown_name_lists_near_matches() -> None:
 
 
 def test_duplicate_names_both_owners() -> None:
-    with pytest.raises(registry.DuplicateName, match="'ours' and by 'theirs'") as caught:
-        registry.merge_tables([("ours", {"x": "a:B"}), ("theirs", {"x": "c:D"})])
+    with pytest.raises(DuplicateName, match="'ours' and by 'theirs'") as caught:
+        merge_tables("planner", [("ours", {"x": "a:B"}), ("theirs", {"x": "c:D"})])
     assert caught.value.owners == ("ours", "theirs")
     assert pickle.loads(pickle.dumps(caught.value)).owners == ("ours", "theirs")
 
@@ -44,10 +45,9 @@ def test_duplicate_names_both_owners() -> None:
         ("no colon", "cannot import"),
     ],
 )
-def test_broken_entries_are_told(target: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_table", lambda: {"other": target})
-    with pytest.raises(registry.BrokenEntry, match=reason):
-        registry.planner_class("other")
+def test_broken_entries_are_told(target: str, reason: str) -> None:
+    with pytest.raises(BrokenEntry, match=reason):
+        table(other=target).find("other")
 
 
 class FakeEntry:
@@ -65,26 +65,30 @@ class FakeEntry:
 
 
 def install(monkeypatch: pytest.MonkeyPatch, *entries: FakeEntry) -> None:
-    monkeypatch.setattr(registry, "entry_points", lambda group: list(entries))
-    monkeypatch.setattr(registry, "_table", registry._table.__wrapped__)
+    monkeypatch.setattr(tables, "entry_points", lambda group: list(entries) if group == "a group" else [])
+
+
+def table(**own: str) -> Table:
+    """A table of planners that packages add to."""
+    return Table("planner", "plan", "a group", own)
 
 
 def test_other_packages_add_planners(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, FakeEntry("theirs", {"mine": "their.module:Mine"}))
-    assert "mine" in registry.planner_names()
+    assert table(save_all="our.module:Ours").names == ("mine", "save_all")
 
 
 def test_other_packages_cannot_replace_planners(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, FakeEntry("theirs", {"save_all": "their.module:Mine"}))
-    with pytest.raises(registry.DuplicateName, match="'remat_passes' and by 'theirs'"):
-        registry.planner_names()
+    with pytest.raises(DuplicateName, match="'remat_passes' and by 'theirs'"):
+        print(table(save_all="our.module:Ours").names)
 
 
-@pytest.mark.parametrize(("table", "reason"), [(["save_all"], "is a list"), (ImportError("gone"), "gone")])
-def test_broken_tables_are_told(table: object, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    install(monkeypatch, FakeEntry("theirs", table))
-    with pytest.raises(registry.BrokenEntry, match=reason):
-        registry.planner_names()
+@pytest.mark.parametrize(("theirs", "reason"), [(["save_all"], "is a list"), (ImportError("gone"), "gone")])
+def test_broken_tables_are_told(theirs: object, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, FakeEntry("theirs", theirs))
+    with pytest.raises(BrokenEntry, match=reason):
+        print(table().names)
 
 
 def test_planners_take_the_options_that_they_have() -> None:

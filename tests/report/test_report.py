@@ -50,6 +50,12 @@ def test_the_checked_peak_is_the_one_that_counts() -> None:
     assert "100.0 % of the budget" in summary_text(made)
 
 
+def test_a_report_prints_as_its_summary() -> None:
+    made = report()
+    assert str(made) == f"{made}" == summary_text(made)
+    assert repr(made).startswith("PlanReport(graph_name=")
+
+
 def test_a_step_of_several_graphs_has_a_row_of_its_own() -> None:
     made = replace(report(), step=StepFigures(3, 9 * 1024, 10 * 1024))
     (row,) = [line for line in summary_text(made).splitlines() if line.startswith("peak of the step")]

@@ -41,7 +41,6 @@ def shuffled(problem: RematProblem, plan: Plan, random: Random) -> Plan:
 
 @settings(
     max_examples=40,
-    deadline=None,
     derandomize=True,
     database=None,
     phases=[Phase.generate, Phase.shrink],

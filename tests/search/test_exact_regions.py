@@ -15,14 +15,14 @@ from remat_compiler.simulate.verify import verify
 from remat_passes.moves.zoom import region, zoom
 from remat_passes.planning.save_all import SaveAll
 from remat_passes.search.exact_regions import closed, solve_region, zoomed_problem
-from remat_passes.search.sequence_search import Search
-from remat_passes.sequences.candidate import Entry
+from remat_passes.search.sequence_search import SequenceSearch
+from remat_passes.sequences.candidate import SequenceCandidate
 from remat_passes.sequences.profile import measure
 
 
-def found_by_search(problem: RematProblem, fraction: float, effort: int) -> tuple[Search, Entry]:
+def found_by_search(problem: RematProblem, fraction: float, effort: int) -> tuple[SequenceSearch, SequenceCandidate]:
     """A search for a fraction of the peak, and the sequence that it ended with."""
-    search = Search.of(with_budget(problem, int(fraction * SaveAll().plan(problem).peak_bytes)), effort, 1)
+    search = SequenceSearch.of(with_budget(problem, int(fraction * SaveAll().plan(problem).peak_bytes)), effort, 1)
     return search, search.run()
 
 
@@ -64,7 +64,9 @@ def test_a_needless_repetition_is_found() -> None:
     steps = entry.steps.tolist()
     op = next(op for op in steps[entry.boundary :] if steps[: entry.boundary].count(op))
     place = entry.boundary + steps[entry.boundary :].index(op)
-    worse = Entry.of(search.g, np.array([*steps[:place], op, *steps[place:]]), entry.boundary, search.limit_ns)
+    worse = SequenceCandidate.of(
+        search.g, np.array([*steps[:place], op, *steps[place:]]), entry.boundary, search.limit_ns
+    )
     assert worse.time > entry.time
     assert worse.peak <= search.budget
     found = [solve_region(search.g, worse, search.budget, search.limit_ns, Random(seed)).time for seed in range(6)]

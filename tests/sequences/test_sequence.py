@@ -4,14 +4,15 @@ from collections.abc import Sequence
 from random import Random
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 
 from builders import ProblemBuilder, generators, problems, random_steps
 from remat_compiler.ir.graph import OpId, Phase, SavePolicy, StorageKind
 from remat_compiler.ir.plan import Plan
 from remat_compiler.ir.problem import RematProblem
+from remat_compiler.simulate.rules import Rule
 from remat_compiler.simulate.timeline import simulate
-from remat_compiler.simulate.verify import Rule, verify
+from remat_compiler.simulate.verify import verify
 from remat_passes.sequences.sequence import (
     Order,
     Placement,
@@ -111,7 +112,7 @@ def test_dead_repeats_are_dropped() -> None:
     assert drop_dead_repeats(index, sloppy) == plan([0, 1, 3, 0, 1, 3, 5, 1, 2, 6, 4], 3)
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=200)
 @given(problem=problems(), rng=generators())
 def test_dropping_dead_repeats_keeps_a_plan_valid_and_costs_nothing(problem: RematProblem, rng: Random) -> None:
     sloppy = random_steps(rng, problem)

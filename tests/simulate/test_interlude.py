@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from builders import LIBRARY, problems
@@ -30,7 +30,7 @@ def everything(problem: RematProblem) -> tuple[int, int]:
     return timeline.peak_bytes, timeline.saved_bytes
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60)
 @given(problem=problems(), fraction=st.sampled_from((0.0, 0.5, 1.0)), between_bytes=st.integers(0, 500))
 @pytest.mark.parametrize("name", PLANNERS)
 def test_any_planner_leaves_the_room_or_says_that_it_cannot(
@@ -64,7 +64,7 @@ def test_less_is_held_for_the_sake_of_what_runs_between(instance: str) -> None:
     assert simulate(problem.graph, problem.costs, tight.plan).saved_bytes <= held // 2
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60)
 @given(problem=problems())
 def test_the_problem_with_an_interlude_is_well_formed(problem: RematProblem) -> None:
     position = next((op.id for op in problem.graph.ops if op.phase is Phase.BACKWARD), OpId(len(problem.graph.ops)))

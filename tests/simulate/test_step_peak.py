@@ -60,6 +60,12 @@ def test_gradients_of_one_value_wait_for_each_other(value: int, peak: int) -> No
     assert whole_step_peak([memory], calls, [(F, 0), (F, 1)]) == peak
 
 
+def test_outputs_are_among_what_is_left_behind_and_count_once() -> None:
+    """Of 100 bytes that the first graph leaves, 40 are its output; the second one takes 7."""
+    memories = [GraphMemory(10, 5, 20, 100, output_bytes=40), GraphMemory(7, 7, 7, 0)]
+    assert whole_step_peak(memories, [Call(0), Call(1)], [(F, 0), (Turn.BACKWARD, 0), (F, 1)]) == 100 + 7
+
+
 def chain(sizes: list[int], *, first: int, last: int) -> TrainingGraph:
     """Layers `first` to `last` of a chain as one graph; the backward of each reads its input.
 

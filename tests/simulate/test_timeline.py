@@ -6,15 +6,16 @@ from collections.abc import Sequence
 from random import Random
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from builders import ProblemBuilder, generators, problems, random_steps, with_budget
 from remat_compiler.ir.graph import OpId, Phase, SavePolicy, StorageKind
 from remat_compiler.ir.plan import Plan
 from remat_compiler.ir.problem import RematProblem
+from remat_compiler.simulate.rules import Rule
 from remat_compiler.simulate.timeline import simulate
-from remat_compiler.simulate.verify import Rule, verify
+from remat_compiler.simulate.verify import verify
 
 IGNORING_TAGS = {Rule.SAVED, Rule.MUST_SAVE}
 """Random plans do not heed the user's tags."""
@@ -24,7 +25,7 @@ def plan(steps: Sequence[int], boundary: int) -> Plan:
     return Plan(tuple(map(OpId, steps)), boundary)
 
 
-@settings(max_examples=600, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=600)
 @given(problem=problems(), rng=generators(), repeats=st.integers(0, 30))
 def test_simulator_and_verifier_agree(problem: RematProblem, rng: Random, repeats: int) -> None:
     steps = random_steps(rng, problem, repeats)

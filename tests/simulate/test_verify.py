@@ -10,7 +10,8 @@ from drawn_graphs import GraphBuilder
 from remat_compiler.ir.graph import OpId, Phase, SavePolicy, StorageKind, TrainingGraph, Trait
 from remat_compiler.ir.plan import Plan
 from remat_compiler.ir.problem import CostTable, RematProblem
-from remat_compiler.simulate.verify import Rule, verify
+from remat_compiler.simulate.rules import Rule
+from remat_compiler.simulate.verify import verify
 
 UNLIMITED = 10**9
 ONE_OF_EACH = (Trait.MUTATING, Trait.COLLECTIVE, Trait.EFFECTFUL, Trait.UNKNOWN)

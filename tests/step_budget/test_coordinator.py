@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import ref
 
 import pytest
 import torch
@@ -31,10 +32,10 @@ class MadeUp:
     options: RematOptions = field(default_factory=options_of)
     frame: int | None = None
     has_part: bool = False
-    waits: bool = False
+    awaits_earlier_graphs: bool = False
     aside_bytes: int = 0
     steps: list[Step] = field(default_factory=list)
-    pending: Step | None = None
+    completed_step: Step | None = None
     steps_without: int = 0
     places: dict[Any, Any] = field(default_factory=dict)
     refusals: dict[Any, Any] = field(default_factory=dict)
@@ -46,8 +47,8 @@ class MadeUp:
     def followed(self) -> bool:
         return self in self.coordinator.unsettled_graphs()
 
-    def settle(self) -> None:
-        self.pending = None
+    def finalise(self) -> None:
+        self.completed_step = None
         self.coordinator.leave_out(self)
 
     def belongs_to(self, step: Step) -> None:
@@ -55,6 +56,18 @@ class MadeUp:
 
     def noted_memory(self, note: Any) -> GraphMemory | None:
         return note if isinstance(note, GraphMemory) else None
+
+
+class Twice(torch.autograd.Function):
+    """A compiled graph, as far as autograd shows it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        return 2 * gradients[0]
 
 
 @pytest.fixture
@@ -78,7 +91,7 @@ def test_a_step_of_one_graph_is_learnt_at_once(coordinator: StepCoordinator[Any]
     graph = MadeUp(coordinator, frame=3)
     step = run(coordinator, graph)
     assert graph.steps == [step]
-    assert graph.pending is None
+    assert graph.completed_step is None
     assert not graph.followed
     assert coordinator.was_whole_step(3)
 
@@ -86,16 +99,16 @@ def test_a_step_of_one_graph_is_learnt_at_once(coordinator: StepCoordinator[Any]
 def test_a_graph_with_a_part_of_the_budget_waits_for_a_decision(coordinator: StepCoordinator[Any]) -> None:
     graph = MadeUp(coordinator, has_part=True)
     step = run(coordinator, graph)
-    assert graph.pending is step
+    assert graph.completed_step is step
     assert graph.followed
 
 
 def test_a_graph_behind_others_that_were_not_watched_yet_waits_for_the_next_step(
     coordinator: StepCoordinator[Any],
 ) -> None:
-    graph = MadeUp(coordinator, waits=True)
+    graph = MadeUp(coordinator, awaits_earlier_graphs=True)
     run(coordinator, graph)
-    assert (graph.steps, graph.pending, graph.followed) == ([], None, True)
+    assert (graph.steps, graph.completed_step, graph.followed) == ([], None, True)
     step = run(coordinator, graph)
     assert graph.steps == [step]
 
@@ -105,14 +118,14 @@ def test_graphs_of_one_step_are_decided_about_together(coordinator: StepCoordina
     run(coordinator, graphs[0])
     assert coordinator.was_whole_step(0)
     step = run(coordinator, *graphs)
-    assert [graph.pending for graph in graphs] == [step, step]
+    assert [graph.completed_step for graph in graphs] == [step, step]
     assert not coordinator.was_whole_step(0)
 
 
 def test_an_evaluation_teaches_nothing(coordinator: StepCoordinator[Any]) -> None:
     graph = MadeUp(coordinator, frame=0)
     run(coordinator, graph, backward=False)
-    assert (graph.steps, graph.pending, graph.followed) == ([], None, True)
+    assert (graph.steps, graph.completed_step, graph.followed) == ([], None, True)
     assert not coordinator.was_whole_step(0)
 
 
@@ -124,6 +137,16 @@ def test_a_graph_that_no_step_runs_is_left_out_and_one_that_runs_is_not(coordina
     run(coordinator, busy)
     assert not idle.followed
     assert busy.followed
+
+
+def test_a_kept_call_counts_with_one_of_the_same_number(coordinator: StepCoordinator[Any]) -> None:
+    """Call 0 of a known step is kept by the user while the next step has come to its own call 0."""
+    graph = MadeUp(coordinator)
+    here = coordinator.watch.here
+    outputs = [Twice.apply(torch.ones(1, requires_grad=True)) for _ in range(2)]
+    for output in outputs:
+        here.open[id(output.grad_fn)] = (ref(output.grad_fn), graph, GraphMemory(50, 40, 60, 10), None, 0)
+    assert coordinator.held_bytes(graph.options) == 2 * 40
 
 
 def test_graphs_are_followed_without_being_kept(coordinator: StepCoordinator[Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,15 +13,14 @@ from torch import Tensor, nn
 
 import remat_compiler
 from measure import measure_step, train_step
-from remat_compiler import pipeline
 from remat_compiler.backend import remat
-from remat_compiler.compilation.attempt import Attempt
 from remat_compiler.errors import InfeasibleBudget
+from remat_compiler.observer import Observer, observed_by
 from remat_compiler.partition.request import PartitionRequest
 from remat_compiler.report.plan_report import StepFigures
 from remat_compiler.simulate.step_peak import whole_step_peak
 from remat_compiler.step_budget import replan
-from remat_compiler.step_budget.compiled_graph import PlannedGraph
+from remat_compiler.step_budget.compiled_graph import CompiledGraph
 from remat_compiler.step_budget.step_watch import WatchedStep
 
 WIDTH, BATCH = 64, 512
@@ -92,39 +92,40 @@ class Blocks(nn.Module):
 
 
 @pytest.fixture
-def decided(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+def decided() -> Iterator[list[tuple[int, int]]]:
     """For each complete step of several graphs, the predicted peak as the step ran, and as the next ones will."""
     found: list[tuple[int, int]] = []
 
-    def decide(step: WatchedStep[PlannedGraph]) -> None:
-        graphs = step.graphs
+    def peak(step: WatchedStep[CompiledGraph]) -> int:
+        memories = [graph.memory for graph in step.graphs]
+        known = [memory for memory in memories if memory is not None]
+        return whole_step_peak(known, step.calls, step.turns) if len(known) == len(memories) else -1
 
-        def peak() -> int:
-            memories = [graph.memory for graph in graphs]
-            known = [memory for memory in memories if memory is not None]
-            return whole_step_peak(known, step.calls, step.turns) if len(known) == len(memories) else -1
+    class Watcher(Observer):
+        before = 0
 
-        before = peak()
-        replan.decide(step)
-        if len(step.calls) > 1:
-            found.append((before, peak()))
+        def step_completes(self, step: WatchedStep[CompiledGraph]) -> None:
+            self.before = peak(step)
 
-    monkeypatch.setattr(pipeline.COORDINATOR, "decide", decide)
-    return found
+        def step_decided(self, step: WatchedStep[CompiledGraph]) -> None:
+            if len(step.calls) > 1:
+                found.append((self.before, peak(step)))
+
+    with observed_by(Watcher()):
+        yield found
 
 
 @pytest.fixture
-def compilations(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
+def compilations() -> Iterator[list[int | None]]:
     """The budget of each compilation."""
     found: list[int | None] = []
-    run = pipeline.Compiler._run
 
-    def counted(self: Any, request: PartitionRequest, *rest: Any) -> Attempt:
-        found.append(request.budget_bytes)
-        return run(self, request, *rest)
+    class Watcher(Observer):
+        def attempt_begins(self, request: PartitionRequest) -> None:
+            found.append(request.budget_bytes)
 
-    monkeypatch.setattr(pipeline.Compiler, "_run", counted)
-    return found
+    with observed_by(Watcher()):
+        yield found
 
 
 def compile_model(model: nn.Module, budget: object, *, dynamic: bool | None = False, **others: object) -> None:

@@ -9,18 +9,18 @@ from hypothesis import given, settings
 from builders import generators
 from remat_compiler.simulate.allowance import Allowance
 from remat_compiler.simulate.step_peak import Call, GraphMemory, Passed, Turn, handed_on, whole_step_peak
-from remat_compiler.step_budget.share import Level
-from remat_compiler.step_budget.share_sizes import GROWTH, Member, SizeShares
+from remat_compiler.step_budget.share import PlanLevel
+from remat_compiler.step_budget.share_sizes import GROWTH, GraphChoices, SizeShares
 
 
-def random_levels(rng: Random) -> tuple[Level, ...]:
+def random_levels(rng: Random) -> tuple[PlanLevel, ...]:
     """Levels of which each takes no more than the next, and more time."""
     left, held, peak = (rng.randint(1, 2_000) for _ in range(3))
-    found: list[Level] = []
+    found: list[PlanLevel] = []
     for i in range(rng.randint(1, 4)):
         held, peak = held + rng.randint(0, 2_000), peak + rng.randint(0, 2_000)
         memory = GraphMemory(held + peak, held, held + peak + left, left)
-        found.append(Level(memory.peak_bytes, 0, memory, 100 * (4 - i)))
+        found.append(PlanLevel(memory.peak_bytes, 0, memory, 100 * (4 - i)))
     return tuple(found)
 
 
@@ -34,7 +34,7 @@ def random_shares(rng: Random) -> SizeShares:
         def grown(multiple: float, power: int = power, gradients: int = gradients) -> tuple[float, int]:
             return multiple**power, int(gradients * (0.5 + 0.5 * multiple))
 
-        members.append(Member(levels, rng.choice([None, grown])))
+        members.append(GraphChoices(levels, rng.choice([None, grown])))
     graphs = [*range(len(members)), *(rng.randrange(len(members)) for _ in range(rng.randint(0, 2)))]
     calls = [Call(graph) for graph in graphs]
     turns = [(Turn.FORWARD, i) for i in range(len(calls))]
@@ -43,7 +43,7 @@ def random_shares(rng: Random) -> SizeShares:
     return SizeShares(members, calls, turns, rng.randint(1_000, 40_000))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(rng=generators())
 def test_whatever_graphs_take_of_their_allowances_the_step_fits(rng: Random) -> None:
     shares = random_shares(rng)
@@ -60,7 +60,7 @@ def test_whatever_graphs_take_of_their_allowances_the_step_fits(rng: Random) -> 
     assert shares.peak(taken) <= shares.limit_bytes
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(rng=generators())
 def test_what_was_planned_keeps_to_its_allowance(rng: Random) -> None:
     shares = random_shares(rng)
@@ -84,7 +84,7 @@ def _least(shares: SizeShares, step: int) -> list[GraphMemory]:
 def test_graphs_that_need_alike_get_alike_and_nothing_is_left_over() -> None:
     """Two equal graphs whose held bytes grow with the sizes: the first may hold what the second one needs beside."""
     memory = GraphMemory(100, 90, 100, 0)
-    member = Member((Level(100, 0, memory, 0),), lambda multiple: (multiple, 0))
+    member = GraphChoices((PlanLevel(100, 0, memory, 0),), lambda multiple: (multiple, 0))
     shares = SizeShares([member, member], [Call(0), Call(1)], [(Turn.FORWARD, 0), (Turn.FORWARD, 1)], 1_900)
     division = shares.divide(0)
     assert division is not None
@@ -114,7 +114,7 @@ def test_gradients_that_wait_for_a_graph_further_on_are_left_behind_until_then()
     assert {graph: [one.argument for one in passed] for graph, passed in found.items()} == {0: [], 1: [7], 2: [5, 9]}
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(rng=generators())
 def test_leaving_out_what_is_handed_on_never_foresees_less(rng: Random) -> None:
     """A chain of graphs, of which each hands gradients on: as many bytes as where the gradients are followed."""

@@ -16,7 +16,7 @@ from remat_compiler.backend import remat
 from remat_compiler.errors import InfeasibleBudget
 from remat_compiler.pipeline import COORDINATOR
 from remat_compiler.step_budget import replan
-from remat_compiler.step_budget.compiled_graph import PlannedGraph
+from remat_compiler.step_budget.compiled_graph import CompiledGraph
 from versions import DENSE_GRADIENTS
 
 WIDTH, BATCH = 64, 512
@@ -194,8 +194,8 @@ def test_a_graph_that_was_left_out_is_watched_again_when_it_runs(x: Tensor) -> N
     assert [bool(one.steps) for one in planned_graphs() if one not in before] == [True, True]
 
 
-def planned_graphs() -> list[PlannedGraph]:
-    return [one for one in gc.get_objects() if type(one) is PlannedGraph]
+def planned_graphs() -> list[CompiledGraph]:
+    return [one for one in gc.get_objects() if type(one) is CompiledGraph]
 
 
 def test_a_generator_that_waits_for_its_critic_is_of_one_step(x: Tensor) -> None:
@@ -229,7 +229,7 @@ def test_two_kinds_of_steps_keep_to_the_budget_in_turns(x: Tensor) -> None:
 
     for step in (alone, twice, alone, twice):
         step()
-    made = [graph for graph in gc.get_objects() if type(graph) is PlannedGraph and graph.budget_bytes == budget]
+    made = [graph for graph in gc.get_objects() if type(graph) is CompiledGraph and graph.budget_bytes == budget]
     before = [graph.compiled for graph in made]
     for step in (alone, twice) * 3:
         assert peak_of(step, model) <= budget

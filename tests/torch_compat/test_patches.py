@@ -23,7 +23,8 @@ import remat_compiler
 from end_to_end.compiling import compile_with, differences_from_eager
 from remat_compiler.errors import UnsupportedTorch
 from remat_compiler.torch_compat import inductor, mincut, modules, patches, patching
-from remat_compiler.torch_compat.patches import PATCHES, Patch, Purpose
+from remat_compiler.torch_compat.patch import Patch, Purpose, _say_once, untested
+from remat_compiler.torch_compat.patches import PATCHES
 
 SOURCES = sorted((Path(remat_compiler.__file__).parent).rglob("*.py"))
 CHANGES = frozenset({"replace", "replaced", "replaced_in", "original", "settings", "change_setting", "named"})
@@ -47,10 +48,10 @@ def row(purpose: Purpose = Purpose.SPEED, target: str = HERE, **fields: Any) -> 
 
 @pytest.fixture(autouse=True)
 def said_anew(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    patches._say_once.cache_clear()
+    _say_once.cache_clear()
     with caplog.at_level(logging.INFO, logger="remat_compiler"):
         yield
-    patches._say_once.cache_clear()
+    _say_once.cache_clear()
 
 
 @pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.name)
@@ -59,7 +60,7 @@ def test_every_target_is_there_and_takes_what_is_known(patch: Patch) -> None:
         place = patch.place()
         assert hasattr(place.owner, place.attribute) or place.value is None
     else:
-        assert not patches.untested()
+        assert not untested()
 
 
 def test_names_and_targets_are_unique_and_said_in_words() -> None:
@@ -261,6 +262,6 @@ def test_without_a_correctness_row_the_user_reads_which_and_what_to_do(
 )
 def test_versions_beyond_those_tested_are_told(version: str, tested: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "__version__", version)
-    problem = patches.untested()
+    problem = untested()
     assert (problem == "") is tested
     assert tested or (version in problem and "2.11 to 2.15" in problem)

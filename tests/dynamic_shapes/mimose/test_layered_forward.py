@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, fx
 
 from remat_compiler import torch_compat
-from remat_compiler.dynamic_shapes.mimose.layered_forward import Block, BlockedForward, CpuMeter, written_nodes
+from remat_compiler.dynamic_shapes.mimose.layered_forward import CpuMeter, Layer, LayeredForward, written_nodes
 
 aten = torch.ops.aten
 
@@ -38,9 +38,9 @@ def joint() -> fx.GraphModule:
 PLACES = {"a": 0, "b": 0, "c": 1, "d": 1, "total": -1, "change": -1}
 
 
-def forward_of(graph: fx.GraphModule) -> BlockedForward:
-    blocks = [Block("layer.0", ("a",), False), Block("layer.1", ("c", "d"), False)]
-    return BlockedForward(graph, PLACES, ["primals_1", "primals_2"], blocks)
+def forward_of(graph: fx.GraphModule) -> LayeredForward:
+    blocks = [Layer("layer.0", ("a",), False), Layer("layer.1", ("c", "d"), False)]
+    return LayeredForward(graph, PLACES, ["primals_1", "primals_2"], blocks)
 
 
 class Watching(CpuMeter):
@@ -101,7 +101,7 @@ def test_what_runs_beside_the_step_leaves_no_trace() -> None:
     weight = torch.randn(3, 3, requires_grad=True)
     torch.set_rng_state(state)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        with torch_compat.beside_the_step():
+        with torch_compat.detached_run():
             product = torch.rand(3, 3) @ weight
             assert product.dtype is torch.float32
             assert not product.requires_grad

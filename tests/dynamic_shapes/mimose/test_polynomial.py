@@ -6,12 +6,13 @@ from itertools import combinations_with_replacement, product
 from math import ceil, nan, prod
 from random import Random
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from remat_compiler.dynamic_shapes.mimose.padding import Steps
-from remat_compiler.dynamic_shapes.mimose.polynomial import BadSample, Estimate, PolynomialEstimator, Sample, fit
+from remat_compiler.dynamic_shapes.mimose.padding import Basis, Steps
+from remat_compiler.dynamic_shapes.mimose.polynomial import BadSample, Estimate, LayerSample, PolynomialEstimator, fit
 
 SEEDS = st.integers(0, 2**32 - 1)
 
@@ -26,7 +27,7 @@ def value(coefficients: dict[tuple[int, ...], int], sizes: tuple[int, ...]) -> i
     return sum(factor * prod(sizes[d] for d in monomial) for monomial, factor in coefficients.items())
 
 
-def learnt(samples: list[Sample], **options: int) -> PolynomialEstimator:
+def learnt(samples: list[LayerSample], **options: int) -> PolynomialEstimator:
     estimator = PolynomialEstimator(most_samples=len(samples), **options)
     estimator.add_all(samples)
     return estimator
@@ -37,6 +38,22 @@ def distinct(rng: Random, dimensions: int, count: int, low: int = 1, high: int =
     while len(found) < count:
         found.add(tuple(rng.randint(low, high) for _ in range(dimensions)))
     return sorted(found)
+
+
+def lost_bytes(samples: list[LayerSample], degree: int, at: tuple[int, ...]) -> list[float]:
+    """Bytes of each block that least squares in double precision may lose at `at`.
+
+    The first-order bound of a solver that is stable in norms (Higham, Accuracy and Stability of Numerical Algorithms,
+    section 20.1): the weight of the samples in the prediction, times the rounding of the design and of the samples.
+    """
+    sizes = np.array([sample.sizes for sample in samples], np.float64)
+    values = np.array([sample.block_bytes for sample in samples], np.float64)
+    basis = Basis.centred(sizes, degree)
+    design, row = basis.design(sizes, None), basis.design(np.array([at], np.float64), None)
+    weight = np.linalg.norm(row @ np.linalg.pinv(design))
+    coefficients = np.linalg.norm(basis.solve(sizes, values, None), axis=0)
+    rounded = np.linalg.norm(design, 2) * coefficients + np.linalg.norm(values, axis=0)
+    return list(np.finfo(np.float64).eps * weight * rounded)
 
 
 def swin(size: int, window: int = 7, unit: int = 1) -> tuple[int, ...]:
@@ -55,7 +72,7 @@ def swin(size: int, window: int = 7, unit: int = 1) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize(("dimensions", "degree", "count"), [(1, 1, 2), (1, 2, 3), (1, 3, 4), (2, 2, 10), (3, 2, 16)])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(seed=SEEDS)
 def test_polynomials_are_met_exactly(dimensions: int, degree: int, count: int, seed: int) -> None:
     rng = Random(seed)
@@ -63,24 +80,25 @@ def test_polynomials_are_met_exactly(dimensions: int, degree: int, count: int, s
     sizes = list(product((3, 90, 512), repeat=dimensions)) if dimensions > 1 else distinct(rng, 1, count)
     if dimensions > 1:
         sizes = sorted({*sizes[:: max(len(sizes) // count, 1)], *distinct(rng, dimensions, count)})
-    samples = [Sample(at, tuple(value(block, at) for block in blocks)) for at in sizes]
+    samples = [LayerSample(at, tuple(value(block, at) for block in blocks)) for at in sizes]
     estimator = learnt(samples, degree=degree)
     for at in distinct(rng, dimensions, 5):
         expected = [value(block, at) for block in blocks]
         got = estimator.predict(at).block_bytes
-        # Three samples side by side say little about sizes far away: digits are lost there, not bytes of use.
-        assert got == pytest.approx(expected, rel=1e-6, abs=1)
+        # Samples side by side say little about sizes far away: digits are lost there, not bytes of use.
+        lost = lost_bytes(samples, degree, at)
+        assert all(abs(have - right) <= 1 + most for have, right, most in zip(got, expected, lost)), (got, expected)
 
 
 @given(seed=SEEDS)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_the_order_of_samples_does_not_matter(seed: int) -> None:
     rng = Random(seed)
     samples = [
-        Sample(at, (rng.randrange(10**6), rng.randrange(10**6)), (rng.randrange(10**6), 5))
+        LayerSample(at, (rng.randrange(10**6), rng.randrange(10**6)), (rng.randrange(10**6), 5))
         for at in distinct(rng, 1, 6)
     ]
-    samples.append(Sample(samples[2].sizes, (7, 10**6), (0, 9)))
+    samples.append(LayerSample(samples[2].sizes, (7, 10**6), (0, 9)))
     shuffled = rng.sample(samples, len(samples))
     one_by_one = PolynomialEstimator()
     for sample in shuffled:
@@ -90,11 +108,13 @@ def test_the_order_of_samples_does_not_matter(seed: int) -> None:
 
 
 @given(seed=SEEDS, count=st.integers(1, 10))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_margins_hold_on_samples_that_the_fit_did_not_see(seed: int, count: int) -> None:
     """Without padding: leaving a sample out and predicting it is what a margin is."""
     rng = Random(seed)
-    samples = [Sample(at, (rng.randrange(10**6), rng.randrange(10**6) + at[0] ** 2)) for at in distinct(rng, 1, count)]
+    samples = [
+        LayerSample(at, (rng.randrange(10**6), rng.randrange(10**6) + at[0] ** 2)) for at in distinct(rng, 1, count)
+    ]
     whole = fit(samples, pads=False)
     for left_out in samples:
         others = [sample for sample in samples if sample != left_out]
@@ -106,49 +126,49 @@ def test_margins_hold_on_samples_that_the_fit_did_not_see(seed: int, count: int)
 
 def test_few_samples_lower_the_degree() -> None:
     estimator = PolynomialEstimator()
-    assert estimator.add(Sample((100,), (1000, 50)))
+    assert estimator.add(LayerSample((100,), (1000, 50)))
     assert estimator.predict((200,)) == Estimate((1000, 50), (), 1050, extrapolated=True)
-    assert estimator.add(Sample((200,), (3000, 50)))
+    assert estimator.add(LayerSample((200,), (3000, 50)))
     assert estimator.predict((150,)) == Estimate((2000, 50), (), 2000, extrapolated=False)
-    assert estimator.add(Sample((300,), (7000, 50)))
+    assert estimator.add(LayerSample((300,), (7000, 50)))
     assert estimator.predict((400,)).block_bytes == (13000, 50)
     assert [estimator.fits, estimator.fitted().degree] == [3, 2]
 
 
 def test_exact_samples_leave_no_margin() -> None:
-    estimator = learnt([Sample((at,), (7 * at * at + 3,)) for at in (30, 70, 110, 290)])
+    estimator = learnt([LayerSample((at,), (7 * at * at + 3,)) for at in (30, 70, 110, 290)])
     assert estimator.predict((200,)) == Estimate((7 * 200 * 200 + 3,), (), 0, extrapolated=False)
 
 
 def test_noise_leaves_a_margin() -> None:
     noise = (0, 900, -400, 100, -700, 300)
-    samples = [Sample((100 + 30 * k,), (10**6 + off,)) for k, off in enumerate(noise)]
+    samples = [LayerSample((100 + 30 * k,), (10**6 + off,)) for k, off in enumerate(noise)]
     margin = learnt(samples).fitted().margin_bytes
     assert 900 <= margin <= 5000
 
 
 def test_no_bytes_below_zero() -> None:
-    estimator = learnt([Sample((at,), (max(at - 100, 0),)) for at in (100, 110, 130)])
+    estimator = learnt([LayerSample((at,), (max(at - 100, 0),)) for at in (100, 110, 130)])
     assert min(estimator.predict((at,)).block_bytes[0] for at in range(1, 131)) == 0
 
 
 def test_times_are_predicted_where_there_are_any() -> None:
-    estimator = learnt([Sample((at,), (at, at), (at * at, 4 * at)) for at in (10, 20, 40, 50)])
+    estimator = learnt([LayerSample((at,), (at, at), (at * at, 4 * at)) for at in (10, 20, 40, 50)])
     assert estimator.predict((30,)).block_ns == (900, 120)
 
 
 def test_of_a_repeated_size_the_larger_bytes_and_the_shorter_time() -> None:
     estimator = PolynomialEstimator()
-    estimator.add(Sample((10,), (100, 300), (5, 6)))
-    assert estimator.add(Sample((10,), (200, 200), (4, 7)))
-    assert estimator.samples == (Sample((10,), (200, 300), (4, 6)),)
-    assert not estimator.add(Sample((10,), (150, 300), (9, 9)))
+    estimator.add(LayerSample((10,), (100, 300), (5, 6)))
+    assert estimator.add(LayerSample((10,), (200, 200), (4, 7)))
+    assert estimator.samples == (LayerSample((10,), (200, 300), (4, 6)),)
+    assert not estimator.add(LayerSample((10,), (150, 300), (9, 9)))
     assert estimator.fits == 2
 
 
 def test_no_more_sizes_than_allowed_are_kept() -> None:
     estimator = PolynomialEstimator(most_samples=3)
-    added = [estimator.add(Sample((at,), (at,))) for at in (1, 2, 3, 4, 2)]
+    added = [estimator.add(LayerSample((at,), (at,))) for at in (1, 2, 3, 4, 2)]
     assert added == [True, True, True, False, False]
     assert estimator.full
     assert estimator.fits == 3
@@ -156,7 +176,7 @@ def test_no_more_sizes_than_allowed_are_kept() -> None:
 
 
 def test_a_size_that_never_varied_is_left_out() -> None:
-    estimator = learnt([Sample((8, at), (8 * at * at,)) for at in (10, 20, 30, 60)])
+    estimator = learnt([LayerSample((8, at), (8 * at * at,)) for at in (10, 20, 30, 60)])
     assert estimator.fitted().degree == 2
     assert estimator.predict((8, 50)) == Estimate((8 * 2500,), (), 0, extrapolated=False)
     other = estimator.predict((16, 50))
@@ -164,7 +184,7 @@ def test_a_size_that_never_varied_is_left_out() -> None:
 
 
 def test_ranges_far_from_zero_are_well_conditioned() -> None:
-    estimator = learnt([Sample((at,), (9 * at * at,)) for at in range(100_000, 100_010)])
+    estimator = learnt([LayerSample((at,), (9 * at * at,)) for at in range(100_000, 100_010)])
     assert estimator.predict((100_020,)).block_bytes == (9 * 100_020**2,)
 
 
@@ -172,12 +192,12 @@ def test_ranges_far_from_zero_are_well_conditioned() -> None:
 def test_padding_is_found_and_predicted_exactly(seed: int) -> None:
     rng = Random(seed)
     seen = rng.sample(range(64, 449), 10)
-    estimator = learnt([Sample((at,), swin(at)) for at in seen])
+    estimator = learnt([LayerSample((at,), swin(at)) for at in seen])
     assert estimator.fitted().steps == tuple(Steps(4 << k, 28 << k, (2,)) for k in range(4))
     for at in range(64, 449, 5):
         assert estimator.predict((at,)).block_bytes == swin(at)
     blind = PolynomialEstimator(pads=False)
-    blind.add_all(Sample((at,), swin(at)) for at in seen)
+    blind.add_all(LayerSample((at,), swin(at)) for at in seen)
     worst = max(abs(blind.predict((at,)).total_bytes / sum(swin(at)) - 1) for at in range(64, 449, 5))
     assert worst > 0.05, "a polynomial of the sizes alone is far off"
 
@@ -185,7 +205,7 @@ def test_padding_is_found_and_predicted_exactly(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_padding_is_found_where_an_allocator_rounds_each_tensor(seed: int) -> None:
     seen = Random(seed).sample(range(64, 449), 10)
-    estimator = learnt([Sample((at,), swin(at, unit=512)) for at in seen])
+    estimator = learnt([LayerSample((at,), swin(at, unit=512)) for at in seen])
     assert [steps and (steps.grain, steps.pad) for steps in estimator.fitted().steps] == [
         (4 << k, 28 << k) for k in range(4)
     ]
@@ -200,14 +220,14 @@ def test_a_copy_where_there_is_something_to_pad() -> None:
         return 9 * padded**2 + 100 + (24 * padded**2 if side % 4 else 0)
 
     seen = Random(1).sample(range(96, 400), 10)
-    estimator = learnt([Sample((at,), (patches(at),)) for at in seen])
+    estimator = learnt([LayerSample((at,), (patches(at),)) for at in seen])
     assert estimator.fitted().steps == (Steps(4, 4, (2,), copied=True),)
     assert [estimator.predict((at,)).block_bytes[0] for at in range(96, 400)] == [patches(at) for at in range(96, 400)]
 
 
 def test_padding_of_which_one_multiple_was_seen_looks_like_a_constant() -> None:
     seen = Random(2).sample(range(230, 448), 10)
-    estimator = learnt([Sample((at,), swin(at)) for at in seen])
+    estimator = learnt([LayerSample((at,), swin(at)) for at in seen])
     assert all(estimator.predict((at,)).block_bytes == swin(at) for at in range(min(seen), max(seen)))
     outside = estimator.predict((100,))
     assert outside.extrapolated
@@ -221,22 +241,22 @@ def test_padding_alone_and_in_two_dimensions() -> None:
 
     rng = Random(3)
     seen = distinct(rng, 2, 10, 32, 200)
-    estimator = learnt([Sample(at, (padded(*at),)) for at in seen])
+    estimator = learnt([LayerSample(at, (padded(*at),)) for at in seen])
     assert estimator.fitted().steps == (Steps(16, 16, (2,)),)
     for at in distinct(rng, 2, 30, 32, 200):
         assert estimator.predict(at).block_bytes == (padded(*at),)
 
 
 def test_with_too_few_samples_no_padding_is_made_up() -> None:
-    estimator = learnt([Sample((at,), swin(at)) for at in (64, 150, 300)])
+    estimator = learnt([LayerSample((at,), swin(at)) for at in (64, 150, 300)])
     assert set(estimator.fitted().steps) == {None}
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(seed=SEEDS)
 def test_noise_is_not_taken_for_padding(seed: int) -> None:
     rng = Random(seed)
-    samples = [Sample(at, (rng.randrange(10**5, 10**6),)) for at in distinct(rng, 1, 10, 30, 332)]
+    samples = [LayerSample(at, (rng.randrange(10**5, 10**6),)) for at in distinct(rng, 1, 10, 30, 332)]
     assert learnt(samples).fitted().steps == (None,)
 
 
@@ -256,15 +276,21 @@ def test_bad_samples_are_refused(
     sizes: tuple[int, ...], block_bytes: tuple[int, ...], block_ns: tuple[int, ...], message: str
 ) -> None:
     with pytest.raises(BadSample, match=message):
-        Sample(sizes, block_bytes, block_ns)
+        LayerSample(sizes, block_bytes, block_ns)
 
 
 @pytest.mark.parametrize(
-    "other", [Sample((5, 6), (1, 2), (1, 2)), Sample((6,), (1,), (1,)), Sample((6,), (1, 2)), Sample((6,), (1, 2, 3))]
+    "other",
+    [
+        LayerSample((5, 6), (1, 2), (1, 2)),
+        LayerSample((6,), (1,), (1,)),
+        LayerSample((6,), (1, 2)),
+        LayerSample((6,), (1, 2, 3)),
+    ],
 )
-def test_samples_must_be_alike(other: Sample) -> None:
+def test_samples_must_be_alike(other: LayerSample) -> None:
     estimator = PolynomialEstimator()
-    estimator.add(Sample((5,), (1, 2), (3, 4)))
+    estimator.add(LayerSample((5,), (1, 2), (3, 4)))
     with pytest.raises(BadSample, match="must be alike"):
         estimator.add(other)
     assert len(estimator.samples) == 1
@@ -274,7 +300,7 @@ def test_what_cannot_be_predicted() -> None:
     estimator = PolynomialEstimator()
     with pytest.raises(BadSample, match="without samples"):
         estimator.predict((5,))
-    estimator.add(Sample((5,), (1,)))
+    estimator.add(LayerSample((5,), (1,)))
     with pytest.raises(BadSample, match="got 2 sizes; the samples have 1"):
         estimator.predict((5, 5))
     with pytest.raises(BadSample, match="each 1 or more"):

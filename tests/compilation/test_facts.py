@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from builders import KB, ProblemBuilder, chain, encoder_decoder
-from remat_compiler.compilation.refusal import facts_of
+from remat_compiler.compilation.facts import facts_of
 from remat_compiler.errors import BudgetFacts, KeptBytes
 from remat_compiler.ir.graph import SavePolicy, StorageKind
 from remat_compiler.ir.plan import Plan, PlanResult, PlanStatus

@@ -1,0 +1,107 @@
+"""Whatever layout planner is registered answers every problem without a defect; so does a made-up one."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import dataclass, replace
+from random import Random
+from typing import ClassVar
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from builders import generators
+from remat_compiler.errors import UnknownName
+from remat_compiler.ir.layout import Block, Layout, LayoutPlanner, LayoutProblem
+from remat_compiler.simulate.verify_layout import layout_defects
+from remat_passes import registry
+from remat_passes.tables import Table
+
+MOMENTS = 12
+
+
+@dataclass(frozen=True)
+class FirstFit:
+    """Each block in turn at the lowest place that is free."""
+
+    name: ClassVar[str] = "first_fit"
+
+    def place(self, problem: LayoutProblem) -> Layout:
+        offsets: list[int] = []
+        for block in problem.blocks:
+            beside = [
+                (place, place + other.size_bytes)
+                for other, place in zip(problem.blocks, offsets)
+                if block.start < other.stop and other.start < block.stop
+            ]
+            ends = [0, *(-(-stop // problem.alignment_bytes) * problem.alignment_bytes for _, stop in beside)]
+            offsets.append(min(at for at in ends if all(at + block.size_bytes <= a or b <= at for a, b in beside)))
+        total = max((at + block.size_bytes for at, block in zip(offsets, problem.blocks)), default=0)
+        return Layout(self.name, tuple(offsets), total)
+
+
+def random_layout_problem(rng: Random) -> LayoutProblem:
+    """Up to ten blocks."""
+    blocks = []
+    for _ in range(rng.randrange(11)):
+        start = rng.randrange(MOMENTS)
+        blocks.append(Block(start, rng.randint(start + 1, MOMENTS), rng.choice([0, 1, 64, rng.randrange(1_000)])))
+    return LayoutProblem(tuple(blocks), rng.choice([1, 64]))
+
+
+PLANNERS: list[LayoutPlanner] = [FirstFit(), *map(registry.make_layout_planner, registry.layout_planner_names())]
+
+
+@pytest.mark.parametrize("planner", PLANNERS, ids=lambda planner: planner.name)
+@given(rng=generators())
+def test_every_layout_is_without_defects(planner: LayoutPlanner, rng: Random) -> None:
+    problem = random_layout_problem(rng)
+    layout = planner.place(problem)
+    assert layout_defects(problem, layout) == []
+    assert planner.place(problem) == layout
+    assert layout.planner == planner.name
+    assert pickle.loads(pickle.dumps(planner)) == planner
+    live = [sum(b.size_bytes for b in problem.blocks if b.start <= t < b.stop) for t in range(MOMENTS)]
+    assert layout.total_bytes >= max(live)
+
+
+@given(rng=generators(), shift=st.integers(-200, 200))
+def test_the_checker_finds_what_brute_force_finds(rng: Random, shift: int) -> None:
+    """Each byte at each moment, after one block was moved."""
+    problem = replace(random_layout_problem(rng), alignment_bytes=1)
+    if not problem.blocks:
+        return
+    layout = FirstFit().place(problem)
+    i = rng.randrange(len(problem.blocks))
+    offsets = [at + (shift if k == i else 0) for k, at in enumerate(layout.offsets)]
+    wrong = offsets[i] < 0 or any(at + b.size_bytes > layout.total_bytes for at, b in zip(offsets, problem.blocks))
+    for moment in range(MOMENTS):
+        taken = [
+            byte
+            for at, b in zip(offsets, problem.blocks)
+            if b.start <= moment < b.stop
+            for byte in range(at, at + b.size_bytes)
+        ]
+        wrong |= len(taken) != len(set(taken))
+    assert bool(layout_defects(problem, replace(layout, offsets=tuple(offsets)))) == wrong
+
+
+def test_defects_are_named() -> None:
+    problem = LayoutProblem((Block(0, 2, 10), Block(1, 3, 10)))
+    assert layout_defects(problem, Layout("x", (0,), 20)) == ["1 offsets for 2 blocks"]
+    assert layout_defects(problem, Layout("x", (0, 0), 10)) == ["blocks 0 and 1 share bytes from 0 on"]
+    for lives in ((Block(0, 2, 10), Block(1, 3, 10)), (Block(1, 3, 10), Block(0, 2, 10))):
+        assert layout_defects(LayoutProblem(lives), Layout("x", (0, 0), 10)), "one moment in common is enough"
+    for lives in ((Block(0, 1, 10), Block(1, 3, 10)), (Block(1, 3, 10), Block(0, 1, 10))):
+        assert not layout_defects(LayoutProblem(lives), Layout("x", (0, 0), 10)), "the end of a life does not count"
+    assert layout_defects(problem, Layout("x", (0, 32), 42)) == ["block 1 stands at 32, which is no multiple of 64"]
+    assert layout_defects(problem, Layout("x", (0, 64), 70)) == ["block 1 ends at 74, beyond 70 bytes"]
+
+
+def test_layout_planners_are_found_by_name() -> None:
+    table = Table("layout planner", "place", "no group", {"first_fit": f"{__name__}:FirstFit"})
+    assert table.find("first_fit")() == FirstFit()
+    assert isinstance(FirstFit(), LayoutPlanner)
+    with pytest.raises(UnknownName, match="layout planner"):
+        registry.make_layout_planner("no_such_layout")
