@@ -20,13 +20,13 @@ settings.load_profile("any_machine")
 
 TESTS = Path(__file__).parent
 WITHOUT_TORCH = {
-    *("blocks", "bounds", "chains", "exact", "ir", "layers", "layout", "moves", "orders", "planning", "report"),
-    *("search", "sequences", "simulate"),
+    *("blocks", "bounds", "chains", "devices", "exact", "ir", "layers", "layout", "moves", "orders", "planning"),
+    *("report", "search", "sequences", "simulate"),
     *("test_ahead_of_time", "test_layering", "test_options", "test_progress", "test_stats"),
 }
 TRAINING = {
-    *("benchmarks", "distributed", "end_to_end", "step_budget", "test_backend", "test_backend_files", "test_demo"),
-    "test_unusual_input",
+    *("benchmarks", "distributed", "end_to_end", "fitting", "step_budget", "test_backend", "test_backend_files"),
+    *("test_demo", "test_unusual_input"),
 }
 """Folders and files of these tests; those of neither set use torch and train next to nothing."""
 USES_TORCH = {"test_json_folder"}

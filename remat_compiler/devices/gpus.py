@@ -1,0 +1,236 @@
+"""Data sheets of GPUs, for compilations on a machine that has none of them.
+
+    name   GPU                   memory        SMs   compute capability
+    h100   H100 SXM5 80 GB       79.18 GiB     132   9.0
+
+Sources, by column:
+
+- `total_bytes`: the capacity that torch names in out-of-memory errors on that GPU.  Driver and ECC change it by about
+  0.3 GiB; the least one that was found in public reports stands here.
+- `sms`, `l2_bytes`, `bytes_per_s`, `flops_per_s`: NVIDIA's data sheet or architecture white paper, see `source`.
+  FLOP/s are those of dense matrix products with sums in float32, of the tensor cores where the type has them.
+- `shared_bytes`, `optin_bytes`, `threads_per_sm`, by compute capability: CUDA C++ Programming Guide, "Compute
+  Capabilities".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from remat_compiler.errors import UnknownName
+
+_GIB, _MIB, _KIB = 2**30, 2**20, 2**10
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """The data sheet of a GPU.
+
+    Attributes:
+        name: Short name, by which users ask for it.
+        product: Name that the driver gives it.
+        capability: Compute capability, major and minor.
+        sms: Streaming multiprocessors.
+        total_bytes: Memory that a process sees.
+        l2_bytes: Second-level cache.
+        bytes_per_s: Memory bandwidth.
+        flops_per_s: Rate of dense matrix products by name of the type; ``tf32`` is that of float32 where the user
+            allows TensorFloat-32.  A type without units of its own runs at the rate of float32.
+        source: Where the rates come from.
+    """
+
+    name: str
+    product: str
+    capability: tuple[int, int]
+    sms: int
+    total_bytes: int
+    l2_bytes: int
+    bytes_per_s: float
+    flops_per_s: Mapping[str, float]
+    source: str
+
+    @property
+    def threads_per_sm(self) -> int:
+        """Most threads on one multiprocessor."""
+        return _LIMITS[self.capability][0]
+
+    @property
+    def shared_bytes(self) -> int:
+        """Shared memory of one multiprocessor."""
+        return _LIMITS[self.capability][1] * _KIB
+
+    @property
+    def optin_bytes(self) -> int:
+        """Most shared memory of one block, if the kernel asks for it."""
+        return _LIMITS[self.capability][2] * _KIB
+
+
+_LIMITS = {
+    (7, 0): (2048, 96, 96),
+    (7, 5): (1024, 64, 64),
+    (8, 0): (2048, 164, 163),
+    (8, 6): (1536, 100, 99),
+    (8, 9): (1536, 100, 99),
+    (9, 0): (2048, 228, 227),
+    (10, 0): (2048, 228, 227),
+}
+"""By compute capability: threads and KiB of shared memory of a multiprocessor, most KiB of a block."""
+
+
+def _tera(**rates: float) -> dict[str, float]:
+    """Rates given in units of 10^12."""
+    return {name: rate * 1e12 for name, rate in rates.items()}
+
+
+GPUS: Mapping[str, Gpu] = {
+    gpu.name: gpu
+    for gpu in (
+        Gpu(
+            name="t4",
+            product="Tesla T4",
+            capability=(7, 5),
+            sms=40,
+            total_bytes=int(14.56 * _GIB),
+            l2_bytes=4 * _MIB,
+            bytes_per_s=320e9,
+            flops_per_s=_tera(float64=0.25, float32=8.1, tf32=8.1, float16=65, bfloat16=8.1),
+            source="NVIDIA T4 data sheet; Turing architecture white paper (2018)",
+        ),
+        Gpu(
+            name="v100",
+            product="Tesla V100-SXM2-32GB",
+            capability=(7, 0),
+            sms=80,
+            total_bytes=int(31.73 * _GIB),
+            l2_bytes=6 * _MIB,
+            bytes_per_s=900e9,
+            flops_per_s=_tera(float64=7.8, float32=15.7, tf32=15.7, float16=125, bfloat16=15.7),
+            source="NVIDIA V100 data sheet (2020)",
+        ),
+        Gpu(
+            name="rtx2080ti",
+            product="NVIDIA GeForce RTX 2080 Ti",
+            capability=(7, 5),
+            sms=68,
+            total_bytes=int(10.75 * _GIB),
+            l2_bytes=11 * _MIB // 2,
+            bytes_per_s=616e9,
+            flops_per_s=_tera(float64=0.42, float32=13.4, tf32=13.4, float16=53.8, bfloat16=13.4),
+            source="Turing architecture white paper (2018)",
+        ),
+        Gpu(
+            name="rtx3090",
+            product="NVIDIA GeForce RTX 3090",
+            capability=(8, 6),
+            sms=82,
+            total_bytes=int(23.68 * _GIB),
+            l2_bytes=6 * _MIB,
+            bytes_per_s=936e9,
+            flops_per_s=_tera(float64=0.556, float32=35.6, tf32=35.6, float16=71, bfloat16=71),
+            source="Ampere GA102 architecture white paper (2021)",
+        ),
+        Gpu(
+            name="rtx4090",
+            product="NVIDIA GeForce RTX 4090",
+            capability=(8, 9),
+            sms=128,
+            total_bytes=int(23.51 * _GIB),
+            l2_bytes=72 * _MIB,
+            bytes_per_s=1008e9,
+            flops_per_s=_tera(float64=1.29, float32=82.6, tf32=82.6, float16=165.2, bfloat16=165.2),
+            source="Ada architecture white paper (2023)",
+        ),
+        Gpu(
+            name="a100-40",
+            product="NVIDIA A100-SXM4-40GB",
+            capability=(8, 0),
+            sms=108,
+            total_bytes=int(39.39 * _GIB),
+            l2_bytes=40 * _MIB,
+            bytes_per_s=1555e9,
+            flops_per_s=_tera(float64=19.5, float32=19.5, tf32=156, float16=312, bfloat16=312),
+            source="NVIDIA A100 data sheet (2021)",
+        ),
+        Gpu(
+            name="a100",
+            product="NVIDIA A100-SXM4-80GB",
+            capability=(8, 0),
+            sms=108,
+            total_bytes=int(79.14 * _GIB),
+            l2_bytes=40 * _MIB,
+            bytes_per_s=2039e9,
+            flops_per_s=_tera(float64=19.5, float32=19.5, tf32=156, float16=312, bfloat16=312),
+            source="NVIDIA A100 data sheet (2021)",
+        ),
+        Gpu(
+            name="l40s",
+            product="NVIDIA L40S",
+            capability=(8, 9),
+            sms=142,
+            total_bytes=int(44.39 * _GIB),
+            l2_bytes=96 * _MIB,
+            bytes_per_s=864e9,
+            flops_per_s=_tera(float64=1.43, float32=91.6, tf32=183, float16=362, bfloat16=362),
+            source="NVIDIA L40S data sheet (2023)",
+        ),
+        Gpu(
+            name="h100",
+            product="NVIDIA H100 80GB HBM3",
+            capability=(9, 0),
+            sms=132,
+            total_bytes=int(79.1 * _GIB),
+            l2_bytes=50 * _MIB,
+            bytes_per_s=3350e9,
+            flops_per_s=_tera(float64=66.9, float32=66.9, tf32=494.7, float16=989.4, bfloat16=989.4),
+            source="H100 architecture white paper (2022), SXM5",
+        ),
+        Gpu(
+            name="h200",
+            product="NVIDIA H200",
+            capability=(9, 0),
+            sms=132,
+            total_bytes=int(139.71 * _GIB),
+            l2_bytes=50 * _MIB,
+            bytes_per_s=4800e9,
+            flops_per_s=_tera(float64=66.9, float32=66.9, tf32=494.7, float16=989.4, bfloat16=989.4),
+            source="NVIDIA H200 data sheet (2024), SXM",
+        ),
+        Gpu(
+            name="b200",
+            product="NVIDIA B200",
+            capability=(10, 0),
+            sms=148,
+            total_bytes=int(178.35 * _GIB),
+            l2_bytes=126 * _MIB,
+            bytes_per_s=8000e9,
+            flops_per_s=_tera(float64=40, float32=80, tf32=1100, float16=2250, bfloat16=2250),
+            source="NVIDIA HGX B200 data sheet (2025), one GPU of eight",
+        ),
+    )
+}
+"""Each GPU by its short name."""
+
+
+def gpu_named(name: str) -> Gpu:
+    """The GPU of that name; case, blanks, hyphens and a maker's prefix do not matter.
+
+    Raises:
+        UnknownName: The table has none of that name.
+    """
+    known = {_plain(key): gpu for key, gpu in GPUS.items()}
+    found = known.get(_plain(name))
+    if found is None:
+        raise UnknownName("device", name, GPUS)
+    return found
+
+
+def _plain(name: str) -> str:
+    letters = "".join(character for character in name.lower() if character.isalnum())
+    for prefix in _PREFIXES:
+        letters = letters.removeprefix(prefix)
+    return letters
+
+
+_PREFIXES = ("nvidia", "geforce", "tesla", "rtx")
+"""What stands in front of names, from the outside."""

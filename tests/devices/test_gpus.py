@@ -1,0 +1,48 @@
+"""The table of GPUs: complete, found by the names that people use, and within what hardware can be."""
+
+from __future__ import annotations
+
+import pytest
+
+from remat_compiler.devices.gpus import GPUS, Gpu, gpu_named
+from remat_compiler.errors import UnknownName
+
+
+@pytest.mark.parametrize("gpu", GPUS.values(), ids=lambda gpu: gpu.name)
+def test_a_data_sheet_is_whole(gpu: Gpu) -> None:
+    assert set(gpu.flops_per_s) == {"float64", "float32", "tf32", "float16", "bfloat16"}
+    assert gpu.flops_per_s["float64"] <= gpu.flops_per_s["float32"] <= gpu.flops_per_s["tf32"]
+    assert gpu.flops_per_s["float32"] <= gpu.flops_per_s["bfloat16"] <= gpu.flops_per_s["float16"]
+    # Types without units of their own stand at the rate of float32.
+    has_bfloat16 = gpu.capability >= (8, 0)
+    assert (gpu.flops_per_s["bfloat16"] > gpu.flops_per_s["float32"]) is has_bfloat16
+    assert 48 * 2**10 < gpu.optin_bytes <= gpu.shared_bytes < gpu.l2_bytes < gpu.total_bytes
+    assert gpu.threads_per_sm % 256 == 0
+    assert gpu.source
+
+
+@pytest.mark.parametrize(
+    ("asked", "name"),
+    [
+        ("h100", "h100"),
+        ("H100", "h100"),
+        ("A100 40", "a100-40"),
+        ("4090", "rtx4090"),
+        ("RTX 4090", "rtx4090"),
+        ("NVIDIA GeForce RTX 2080 Ti", "rtx2080ti"),
+        ("Tesla T4", "t4"),
+    ],
+)
+def test_names_are_found_as_people_write_them(asked: str, name: str) -> None:
+    assert gpu_named(asked).name == name
+
+
+def test_short_names_are_unique() -> None:
+    assert {gpu_named(name).name for name in GPUS} == set(GPUS)
+    assert len({gpu.product for gpu in GPUS.values()}) == len(GPUS)
+
+
+@pytest.mark.parametrize("name", ["", "h1000", "mi300", "rtx"])
+def test_an_unknown_name_says_what_is_known(name: str) -> None:
+    with pytest.raises(UnknownName, match=r"unknown device.*b200.*rtx4090"):
+        gpu_named(name)
