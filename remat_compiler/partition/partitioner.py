@@ -88,7 +88,7 @@ class RematPartitioner(torch_compat.CustomPartitionerFn):
             )
         # Torch's own partition is compiled exactly as the stock backend would.
         if request.inner == "inductor" and not made.unchanged:
-            torch_compat.keep_planned_memory(request.free_layout)
+            torch_compat.keep_planned_memory(gm, request.free_layout)
         session.partitions.append(made)
         for observer in observers():
             observer.partition_made(

@@ -25,6 +25,7 @@ from remat_compiler.torch_compat.patches import (
     KERNEL_CACHES,
     KERNEL_GROUPS,
     LAYOUT,
+    LONG_LOOPS,
     LOOP_FUSION,
     PARTITIONER,
     PLAIN_CPU_KERNELS,
@@ -40,19 +41,34 @@ _KEEP_PLANNED_MEMORY: dict[Patch, Any] = {BUFFER_REUSE: False, REORDERING: False
 """Inductor's settings under which emitted code allocates and frees as the planned graphs say."""
 _PLAIN_LAYOUT: dict[Patch, Any] = {LAYOUT: False}
 """The setting under which convolutions run without copies of their weights in channels-last order."""
+_LONG_LOOPS: dict[Patch, Any] = {LONG_LOOPS: 200}
+"""The setting under which loops on a GPU are as long as planned.
+
+Inductor would write a value to memory after 30 operations, and its reader could no longer take over the memory of what
+the value was computed from.  Plans hold loops to `MAX_INLINED_NODES` nodes of a few operations each, see
+`capture.materialise`.
+"""
 # By thread: torch's functions are changed for the whole process, where other threads compile unplanned graphs.
 _planned = threading.local()
 _outlining = threading.local()
 
 
-def keep_planned_memory(free_layout: bool) -> None:
+def keep_planned_memory(gm: fx.GraphModule, free_layout: bool) -> None:
     """Let the rest of `compile_with_inductor` keep to the planned memory.
 
     Args:
+        gm: The joint graph.
         free_layout: Whether Inductor may choose the memory layout of convolutions.
     """
     _planned.active = True
-    for setting, value in {**_KEEP_PLANNED_MEMORY, **({} if free_layout else _PLAIN_LAYOUT)}.items():
+    changed = dict(_KEEP_PLANNED_MEMORY)
+    if not free_layout:
+        changed |= _PLAIN_LAYOUT
+    # Inductor's limit for a CPU is higher, and predictions are exact under it.
+    values = (node.meta.get("val") for node in gm.graph.nodes)
+    if any(isinstance(value, torch.Tensor) and value.device.type == "cuda" for value in values):
+        changed |= _LONG_LOOPS
+    for setting, value in changed.items():
         change_setting(setting, value)
 
 
@@ -68,7 +84,7 @@ def compile_with_inductor(gm: fx.GraphModule, example_inputs: Any, partitioner: 
     _guard_product_fusion()
     _guard_kernel_groups()
     # The partitioner may change settings on the way; leaving the block restores them.
-    with settings({setting: original(setting) for setting in (*_KEEP_PLANNED_MEMORY, *_PLAIN_LAYOUT)}):
+    with settings({setting: original(setting) for setting in (*_KEEP_PLANNED_MEMORY, *_PLAIN_LAYOUT, *_LONG_LOOPS)}):
         try:
             with V.set_choices_handler(_planned_choices(cast("Hashable", type(V.choices)))()):
                 return compile_fx(gm, example_inputs, config_patches=named({PARTITIONER: partitioner}))

@@ -167,6 +167,13 @@ LAYOUT = Patch(
     "runs convolutions without copies of their weights where those do not fit",
     "convolutions would take memory that was not planned",
 )
+LONG_LOOPS = Patch(
+    "setting: length of loops",
+    f"{_INDUCTOR}:realize_opcount_threshold",
+    _CORRECTNESS,
+    "writes to memory what a plan for a GPU says, however long the loops become",
+    "long loops would take memory that was not planned",
+)
 PARTITIONER = Patch(
     "setting: partitioner",
     f"{_INDUCTOR}:custom_partitioner_fn",
@@ -237,6 +244,7 @@ PATCHES: tuple[Patch, ...] = (
     BUFFER_REUSE,
     REORDERING,
     LAYOUT,
+    LONG_LOOPS,
     PARTITIONER,
     KERNEL_CACHES,
     QUANTIZATION,
