@@ -18,9 +18,9 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = {"remat_compiler": ROOT / "remat_compiler", "remat_passes": ROOT / "passes" / "remat_passes"}
 
 COMPILER = (
-    *("backend", "cli", "pipeline", "step_budget", "dynamic_shapes", "compilation", "partition", "rewrite", "dry_run"),
-    *("plan_cache", "capture", "report", "costs", "torch_compat", "distributed", "observer", "stats", "simulate", "ir"),
-    *("progress", "files", "options", "option_values", "errors", "units", "version"),
+    *("cli", "fitting", "backend", "pipeline", "step_budget", "dynamic_shapes", "compilation", "partition", "rewrite"),
+    *("dry_run", "plan_cache", "capture", "report", "costs", "torch_compat", "distributed", "observer", "stats"),
+    *("simulate", "ir", "progress", "files", "options", "option_values", "devices", "errors", "units", "version"),
 )
 PASSES = (
     *("ahead_of_time", "planning", "layers", "search", "blocks", "chains", "moves", "orders", "bounds", "exact"),

@@ -16,7 +16,7 @@ import remat_compiler
 from remat_compiler import backend, torch_compat
 from remat_compiler.backend import remat
 from remat_compiler.costs import rates
-from remat_compiler.costs.rates import calibrate
+from remat_compiler.costs.calibration import calibrate
 from remat_compiler.costs.store import shared_store
 from remat_compiler.errors import UnknownName
 from remat_compiler.ir.plan import Decision

@@ -25,7 +25,7 @@ _NO_WORKSPACE = frozenset(
         "empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided",
         "full", "full_like", "new_full", "zeros", "zeros_like", "new_zeros", "ones", "ones_like", "new_ones",
         "zero_", "fill_", "scalar_tensor", "lift_fresh_copy", "clone", "arange", "detach", "detach_",
-        "_unsafe_view", "alias", "_to_copy", "eye",
+        "_unsafe_view", "alias", "_to_copy", "eye", "device",
     }
 )  # fmt: skip
 
@@ -132,8 +132,12 @@ class OpCall:
 
     @property
     def device_type(self) -> str:
-        """Device type of its first tensor; ``cpu`` without one."""
-        return next((spec.device_type for spec in _leaves((self.args, self.kwargs), TensorSpec)), "cpu")
+        """Device type of its first tensor or device that is no CPU; ``cpu`` without one."""
+        given = (self.args, self.kwargs)
+        tensors = (spec.device_type for spec in _leaves(given, TensorSpec))
+        devices = (device.type for device in _leaves(given, torch.device))
+        # The state of a random generator lies on the CPU, whatever the device that draws.
+        return next((kind for kind in (*tensors, *devices) if kind != "cpu"), "cpu")
 
     @property
     def argument_bytes(self) -> int:
@@ -144,7 +148,9 @@ class OpCall:
         """Fresh real arguments to repeat the call with."""
         args, kwargs = _thaw(self.args), _thaw(self.kwargs)
         if str(self.func) == "run_with_rng_state":
-            args = (torch.get_rng_state(), *args[1:])  # any other bytes are refused
+            # Any other bytes are refused.
+            state = torch.cuda.get_rng_state() if self.device_type == "cuda" else torch.get_rng_state()
+            args = (state, *args[1:])
         return args, kwargs
 
 

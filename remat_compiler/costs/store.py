@@ -18,6 +18,7 @@ from pathlib import Path
 
 import torch
 
+from remat_compiler import torch_compat
 from remat_compiler.files import is_first_failure, read_bounded, write_whole
 
 log = logging.getLogger(__name__)
@@ -137,7 +138,10 @@ def environment() -> tuple[str, ...]:
 
 def device_name(device_type: str) -> str:
     """Name of the current device of the type, such as the model of the processor."""
-    return torch.cuda.get_device_name() if device_type == "cuda" else _processor()
+    if device_type != "cuda":
+        return _processor()
+    # Figures of a GPU on paper must not be taken for those of a real one.
+    return f"{torch.cuda.get_device_name()}{' on paper' if torch_compat.paper_gpu() else ''}"
 
 
 @cache

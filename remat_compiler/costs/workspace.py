@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from remat_compiler import torch_compat
+from remat_compiler.costs.cuda_workspace import modelled_bytes
 from remat_compiler.costs.op_call import OpCall
 from remat_compiler.costs.store import FigureStore
 
@@ -97,8 +98,10 @@ def measure_workspace(call: OpCall) -> int | None:
     """Run `call` on fresh real tensors: the peak of its allocations less what its results keep, in bytes.
 
     Returns:
-        None when the operator cannot run so; the reason is logged.
+        None when the operator cannot run so; the reason is logged.  On paper, None if no form is known.
     """
+    if torch_compat.paper_gpu() is not None and call.device_type == "cuda":
+        return modelled_bytes(call)
     # The CPU's random state is always put back; a CUDA generator must be named.
     devices = [torch.cuda.current_device()] if call.device_type == "cuda" else []
     try:

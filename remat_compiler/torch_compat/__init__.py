@@ -11,6 +11,7 @@ from remat_compiler.torch_compat.compiled_graphs import (
     callable_replaced,
     compile_backward_at_once,
     remove_post_compile_listener,
+    run_instead,
     symbolic_kernels,
 )
 from remat_compiler.torch_compat.compiler_cache import (
@@ -31,6 +32,7 @@ from remat_compiler.torch_compat.fake_tensors import (
     FAKE_RUN_ERRORS,
     FakeTensor,
     FakeTensorMode,
+    active_fake_mode,
     corrected_fake_result,
     fake_call,
     fake_view,
@@ -67,7 +69,7 @@ from remat_compiler.torch_compat.joint import (
     prepare_joint,
     stock_partition,
 )
-from remat_compiler.torch_compat.modes import grad_mode_kept, outside_tracing
+from remat_compiler.torch_compat.modes import dispatch_modes, grad_mode_kept, outside_tracing
 from remat_compiler.torch_compat.modules import copy_module, copying_nodes, new_module
 from remat_compiler.torch_compat.operators import (
     COLLECTIVE_NAMESPACES,
@@ -83,6 +85,7 @@ from remat_compiler.torch_compat.operators import (
     save_policy,
 )
 from remat_compiler.torch_compat.outline import Halves, finished_modules
+from remat_compiler.torch_compat.paper_device import paper_device, paper_gpu
 from remat_compiler.torch_compat.patch import Patch, Purpose, untested
 from remat_compiler.torch_compat.patches import PATCHES
 from remat_compiler.torch_compat.profiler import memory_deltas, profiler_is_running

@@ -13,7 +13,7 @@ from torch._inductor.output_code import CompiledFxGraph
 
 from remat_compiler.torch_compat.fake_tensors import FakeTensor
 from remat_compiler.torch_compat.patches import BACKWARD_AT_ONCE, EMITTED_CALLABLE, EMITTED_CONTEXT, EMITTED_GRAPHS
-from remat_compiler.torch_compat.patching import replace, replaced_in, settings
+from remat_compiler.torch_compat.patching import replace, replace_in, replaced_in, settings
 
 _post_compile_lock = threading.RLock()
 
@@ -79,6 +79,11 @@ def callable_replaced(graph: CompiledFxGraph, replacement: Callable[[list[Any]],
 
     with replaced_in(EMITTED_CALLABLE, graph, choosing), replaced_in(EMITTED_CONTEXT, graph, lambda _: None):
         yield
+
+
+def run_instead(graph: CompiledFxGraph, replacement: Callable[[list[Any]], Any]) -> None:
+    """Run `replacement` in place of `graph` from now on."""
+    replace_in(EMITTED_CALLABLE, graph, lambda _: replacement)
 
 
 def symbolic_kernels() -> AbstractContextManager[None]:

@@ -26,6 +26,11 @@ FAKE_RUN_ERRORS: tuple[type[Exception], ...] = (
 """Errors of operators on fake tensors if the result depends on data, or no shape function is registered."""
 
 
+def active_fake_mode() -> Any:
+    """The innermost fake mode that is entered; `None` if none is."""
+    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
+
+
 def corrected_fake_result(func: Any, args: tuple[Any, ...], result: Any) -> Any:
     """`result` of an operator on fake tensors with the types, the layout and the storage that the real operator gives.
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch._dispatch.python import no_python_dispatcher
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 
 
 @contextmanager
@@ -18,6 +19,11 @@ def outside_tracing() -> Iterator[None]:
     """
     with torch._guards.tracing(None), _disable_current_modes(), no_python_dispatcher(), torch._C._DisableAutocast():
         yield
+
+
+def dispatch_modes() -> list[Any]:
+    """The dispatch modes that are entered, the innermost last."""
+    return list(_get_current_dispatch_mode_stack())
 
 
 @contextmanager

@@ -51,6 +51,7 @@ class Patch:
         takes: Names that the target's parameters must begin with, for each known form; empty if any will do.
         since: Oldest version of torch that needs it.
         before: First version that needs it no more; `None` if all later ones do.
+        optional: Whether builds of torch without CUDA lack the target; then it is made, and removed afterwards.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Patch:
     takes: tuple[tuple[str, ...], ...] = ()
     since: tuple[int, int] = (0, 0)
     before: tuple[int, int] | None = None
+    optional: bool = False
 
     @property
     def needed(self) -> bool:
@@ -80,7 +82,7 @@ class Patch:
             owner: Any = importlib.import_module(module)
             for name in owners:
                 owner = getattr(owner, name)
-            value = _attribute(owner, attribute)
+            value = getattr(owner, attribute, None) if self.optional else _attribute(owner, attribute)
         except (ImportError, AttributeError) as error:
             raise LookupError(f"{module}.{path} is missing") from error
         if self.takes:

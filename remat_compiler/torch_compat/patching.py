@@ -38,7 +38,9 @@ def replace(patch: Patch, made: Callable[[Any], Any]) -> Callable[[], None]:
     # With the original's signature, which `Patch.place` checks again if the target is replaced twice.
     if isinstance(new, FunctionType) and callable(place.value):
         functools.update_wrapper(new, place.value, updated=())
-    setattr(owner, attribute, staticmethod(new) if isinstance(before, staticmethod) else new)
+    # A class method was read as bound to its class, so what is made of it takes no class either.
+    is_static = isinstance(before, (staticmethod, classmethod))
+    setattr(owner, attribute, staticmethod(new) if is_static else new)
 
     def undo() -> None:
         # It was inherited, and is again.
@@ -63,16 +65,21 @@ def replaced(patch: Patch, made: Callable[[Any], Any]) -> Iterator[None]:
 @contextmanager
 def replaced_in(patch: Patch, instance: Any, made: Callable[[Any], Any]) -> Iterator[None]:
     """`replaced` for the field of one instance of the class that the target names."""
-    place = patch.usable()
-    if place is None:
-        yield
-        return
-    before = getattr(instance, place.attribute)
-    setattr(instance, place.attribute, made(before))
+    undo = replace_in(patch, instance, made)
     try:
         yield
     finally:
-        setattr(instance, place.attribute, before)
+        undo()
+
+
+def replace_in(patch: Patch, instance: Any, made: Callable[[Any], Any]) -> Callable[[], None]:
+    """`replace` for the field of one instance of the class that the target names."""
+    place = patch.usable()
+    if place is None:
+        return lambda: None
+    attribute, before = place.attribute, getattr(instance, place.attribute)
+    setattr(instance, attribute, made(before))
+    return lambda: setattr(instance, attribute, before)
 
 
 def original(patch: Patch) -> Any:

@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remat_compiler.costs import rates
+from remat_compiler.costs.calibration import calibrate, rounded
 from remat_compiler.costs.families import FAMILIES, family_of
-from remat_compiler.costs.rates import NOMINAL, calibrate, rates_of, rounded
+from remat_compiler.costs.rates import NOMINAL, rates_of
 from remat_compiler.costs.store import shared_store
 
 

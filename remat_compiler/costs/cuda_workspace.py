@@ -1,0 +1,101 @@
+"""What operators hold inside on a GPU that is not there, by closed forms from torch's own sources.
+
+    operator                       holds beside its results
+    flash attention, backward      the query's gradient and the sums of the softmax in float32; if heads are grouped,
+                                   gradients of keys and values for each query head (flash_api.cpp, mha_bwd)
+    efficient attention, backward  likewise; for float32 the product of output and gradient (attention_backward.cu)
+    cuDNN attention, backward      taken to be as flash's: cuDNN does not say
+    products                       nothing: cuBLAS's workspace is kept once for a stream
+
+Convolutions hold what cuDNN's choice of an algorithm needs, which no source tells: they stay unknown, and are named in
+the report.  Pointwise operators convert on the way and hold nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from remat_compiler.costs.op_call import RANDOM_STATE_OPS, OpCall, TensorSpec
+
+Arguments = tuple[Any, ...]
+_FLOAT32_BYTES = 4
+_ROWS = 128
+"""Rows of queries are rounded up to whole blocks of these."""
+
+
+def modelled_bytes(call: OpCall) -> int | None:
+    """Workspace of `call` on a CUDA device in bytes; `None` if no form is known."""
+    func, args = call.func, call.args
+    # Those that save or set a random state run another operator.
+    if str(func) in RANDOM_STATE_OPS:
+        start = next(i for i, arg in enumerate(args) if isinstance(arg, OpOverload))
+        func, args = args[start], args[start + 1 :]
+    if not isinstance(func, OpOverload):
+        return None
+    name = func._schema.name.partition("::")[2]
+    if name in _RESULTS_ONLY or torch.Tag.pointwise in func.tags or name.startswith("_foreach_"):
+        return 0
+    form = _FORMS.get(name)
+    return None if form is None else form(args)
+
+
+_RESULTS_ONLY = frozenset(
+    {
+        *("mm", "addmm", "bmm", "baddbmm", "_scaled_mm"),
+        *("randint", "inductor_seeds", "native_dropout", "native_dropout_backward", "bernoulli", "bernoulli_"),
+        *("embedding", "gather", "index_select", "nll_loss_forward", "nll_loss_backward", "cat"),
+        *("native_layer_norm", "max_pool2d_with_indices", "_softmax", "_log_softmax"),
+        *("_softmax_backward_data", "_log_softmax_backward_data"),
+    }
+)
+
+
+def _attention_forward(_: Arguments) -> int:
+    """Flash splits keys among blocks, with sums of their own, for few short queries alone, as in generation."""
+    return 0
+
+
+def _flash_backward(args: Arguments) -> int:
+    query, key = _operands(args)
+    batch, heads, rows, width = query.shape
+    padded = _rounded(rows, _ROWS)
+    sums = batch * heads * padded * (_rounded(width, 32) + 1) * _FLOAT32_BYTES
+    expanded = 2 * batch * heads * key.shape[2] * width * query.dtype.itemsize if key.shape[1] != heads else 0
+    return sums + expanded
+
+
+def _efficient_backward(args: Arguments) -> int:
+    query, key = _operands(args)
+    batch, heads, rows, width = query.shape
+    softmax = batch * heads * rows * _FLOAT32_BYTES
+    if query.dtype == torch.float32:
+        # Gradients are summed in place; the product of output and gradient is a tensor of its own.
+        return softmax + query.num_bytes
+    sums = _rounded(rows, _ROWS) * _rounded(width, 64)
+    # Wide heads do not fit into registers: gradients of keys and values are summed in memory, too.
+    if width > 128:
+        sums += 2 * _rounded(key.shape[2], _ROWS) * _rounded(width, 64)
+    return softmax + batch * heads * sums * _FLOAT32_BYTES
+
+
+def _operands(args: Arguments) -> tuple[TensorSpec, TensorSpec]:
+    """Query and key of a backward; the gradient stands in front of them."""
+    return args[1], args[2]
+
+
+def _rounded(count: int, step: int) -> int:
+    return -(-count // step) * step
+
+
+_FORMS: dict[str, Callable[[Arguments], int]] = {
+    "_scaled_dot_product_flash_attention": _attention_forward,
+    "_scaled_dot_product_efficient_attention": _attention_forward,
+    "_scaled_dot_product_cudnn_attention": _attention_forward,
+    "_scaled_dot_product_flash_attention_backward": _flash_backward,
+    "_scaled_dot_product_cudnn_attention_backward": _flash_backward,
+    "_scaled_dot_product_efficient_attention_backward": _efficient_backward,
+}

@@ -1,0 +1,57 @@
+"""A GPU that is not there: torch captures, differentiates and generates code for it, on fake tensors.
+
+    with paper_device("h100"), FakeTensorMode(allow_non_fake_inputs=True), torch.device("cuda"):
+        model = torch.compile(GPT(), backend="remat", options={"memory_budget": "20GiB"})
+        model(tokens, targets).backward()
+
+Nothing is computed and no driver is needed; Inductor's wrappers are emitted as for that GPU, and no kernel is compiled.
+Much of torch is changed for it, and caches within torch keep what was asked under the change: use a process of its own,
+that does nothing else before or after.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import torch
+
+from remat_compiler.devices.gpus import Gpu, gpu_named
+from remat_compiler.errors import OptionError
+from remat_compiler.torch_compat.paper_attention import enter_attention
+from remat_compiler.torch_compat.paper_autograd import enter_autograd
+from remat_compiler.torch_compat.paper_cuda import enter_cuda
+from remat_compiler.torch_compat.paper_inductor import enter_inductor
+
+_present: list[Gpu] = []
+
+
+def paper_gpu() -> Gpu | None:
+    """The GPU that this process stands for; `None` if devices are what they are."""
+    return _present[-1] if _present else None
+
+
+@contextmanager
+def paper_device(name: str) -> Iterator[Gpu]:
+    """Within the block, ``cuda`` is the GPU of that name (see `devices.gpus.GPUS`), on paper.
+
+    Raises:
+        UnknownName: No such GPU is known.
+        OptionError: A real GPU is there, or the process stands for one already.
+        UnsupportedTorch: This torch lacks something that is changed.
+    """
+    gpu = gpu_named(name)
+    if _present:
+        raise OptionError(f"got {gpu.name}, while this process stands for {_present[-1].name}; use a process for each")
+    if torch.cuda.is_available():
+        raise OptionError(
+            f"got {gpu.name} on paper, where a GPU is there; set CUDA_VISIBLE_DEVICES= before torch is imported"
+        )
+    with ExitStack() as stack:
+        enter_autograd(stack, torch.device("cuda", 0))
+        enter_cuda(stack, gpu)
+        enter_attention(stack, gpu)
+        enter_inductor(stack, gpu)
+        _present.append(gpu)
+        stack.callback(_present.pop)
+        yield gpu

@@ -1,0 +1,90 @@
+"""Tracing, Inductor and Triton for a GPU that is not there: they ask the device nothing, and compute nothing on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
+
+from remat_compiler.devices.gpus import Gpu
+from remat_compiler.torch_compat.paper_rows import CONSTANT_FOLDING, CONSTANTS, PADDING
+from remat_compiler.torch_compat.patching import replaced
+
+_CPU = torch.device("cpu")
+
+
+def enter_inductor(stack: ExitStack, gpu: Gpu) -> None:
+    """Let Inductor generate code for `gpu` until `stack` is closed; without Triton, only graphs are interpreted."""
+    stack.enter_context(replaced(CONSTANTS, _then_on_cpu))
+    stack.enter_context(replaced(CONSTANT_FOLDING, _on_cpu))
+    stack.enter_context(replaced(PADDING, _without_timing))
+    _enter_triton(stack, gpu)
+
+
+class _OnCpu(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Makes on the CPU what should be made on the device: constants are few, and Inductor looks at their values."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        args, kwargs = tree_map_only(torch.device, _instead, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+
+def _instead(device: torch.device) -> torch.device:
+    return _CPU if device.type == "cuda" else device
+
+
+def _then_on_cpu(disables: Callable[[], AbstractContextManager[Any]]) -> Callable[[], AbstractContextManager[Any]]:
+    @contextmanager
+    def without_fake_mode() -> Iterator[None]:
+        with disables(), _OnCpu():  # type: ignore[no-untyped-call]
+            yield
+
+    return without_fake_mode
+
+
+def _on_cpu(run: Callable[..., Any]) -> Callable[..., Any]:
+    def folded(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with _OnCpu():  # type: ignore[no-untyped-call]
+            return run(self, *args, **kwargs)
+
+    return folded
+
+
+def _without_timing(asks: Callable[..., Any]) -> Callable[..., Any]:
+    """Where Inductor would time a padded product against the plain one, the plain one stands: it takes less memory."""
+
+    def should_pad(*args: Any, **kwargs: Any) -> bool:
+        try:
+            return bool(asks(*args, **kwargs))
+        # What timing on fake tensors, or on a device without a driver, raises.
+        except (RuntimeError, NotImplementedError):
+            return False
+
+    return should_pad
+
+
+def _enter_triton(stack: ExitStack, gpu: Gpu) -> None:
+    """Triton says that it compiles for `gpu`, and has nothing to load."""
+    try:
+        from triton.backends.compiler import GPUTarget  # type: ignore[import-not-found, unused-ignore]
+        from triton.runtime import driver  # type: ignore[import-not-found, unused-ignore]
+    except ImportError:
+        return
+    major, minor = gpu.capability
+    target = GPUTarget("cuda", major * 10 + minor, 32)
+    paper = SimpleNamespace(
+        get_current_target=lambda: target,
+        get_current_device=lambda: 0,
+        get_device_interface=lambda: torch.cuda,
+        get_active_torch_device=lambda: torch.device("cuda", 0),
+        set_current_device=lambda *_: None,
+        is_active=lambda: True,
+    )
+    # Not `reset_active`, which looks for a real driver.
+    stack.callback(driver.set_active, driver._active)
+    driver.set_active(paper)

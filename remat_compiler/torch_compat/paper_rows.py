@@ -1,0 +1,131 @@
+"""What must be changed of torch for a GPU that is not there, as rows like those of `patches`.
+
+These changes are made in processes of their own alone, see `paper_device`.
+"""
+
+from __future__ import annotations
+
+from remat_compiler.torch_compat.patch import Patch, Purpose
+
+_WITHOUT = "a GPU cannot be stood for on paper"
+_FAKE = "torch._subclasses.fake_tensor"
+_FUNCTIONAL = "torch._subclasses.functional_tensor"
+_INTERFACE = "torch._dynamo.device_interface:CudaInterface"
+
+
+def _row(
+    name: str, target: str, gives: str, takes: tuple[tuple[str, ...], ...] = (), *, optional: bool = False
+) -> Patch:
+    return Patch(name, target, Purpose.CORRECTNESS, gives, _WITHOUT, takes, optional=optional)
+
+
+# Autograd's engine, which would ask the device for streams.
+ENGINE = _row(
+    "autograd's engine",
+    "torch.autograd.graph:_engine_run_backward",
+    "tells devices that are asked for by the engine from those that are asked for by operators",
+    (("t_outputs",),),
+)
+ENGINE_IMPORTED = _row(
+    "autograd's engine, as imported",
+    "torch.autograd:_engine_run_backward",
+    ENGINE.gives,
+    (("t_outputs",),),
+)
+_DISPATCH = ("func", "types", "args", "kwargs")
+FAKE_TENSOR = _row(
+    "dispatch of fake tensors",
+    f"{_FAKE}:FakeTensor.__torch_dispatch__",
+    "shows the engine a device without streams",
+    (_DISPATCH,),
+)
+FAKE_MODE = _row(
+    "dispatch of the fake mode",
+    f"{_FAKE}:FakeTensorMode.__torch_dispatch__",
+    "shows the engine a device without streams",
+    (("self", *_DISPATCH),),
+)
+FUNCTIONAL_TENSOR = _row(
+    "dispatch of functional tensors",
+    f"{_FUNCTIONAL}:FunctionalTensor.__torch_dispatch__",
+    "shows the engine a device without streams",
+    (("self", *_DISPATCH),),
+)
+FUNCTIONAL_MODE = _row(
+    "dispatch of the functional mode",
+    f"{_FUNCTIONAL}:FunctionalTensorMode.__torch_dispatch__",
+    "shows the engine a device without streams",
+    (("self", *_DISPATCH),),
+)
+FUNCTIONAL_DEVICE = _row(
+    "device of functional tensors",
+    f"{_FUNCTIONAL}:FunctionalTensor.device",
+    "shows Python the device that the engine does not see",
+)
+WRAPPERS = _row(
+    "wrapper tensors",
+    "torch:Tensor._make_wrapper_subclass",
+    "lets functional tensors say which device they are on when they are asked",
+)
+AVOID_DEVICE = _row(
+    "start of the device",
+    f"{_FAKE}:FakeTensorMode.avoid_device_init",
+    "makes fake tensors on a device that cannot be started",
+    optional=True,
+)
+# What torch says of its devices.
+CUDA = {
+    name: _row(f"torch.cuda.{name}", f"torch.cuda:{name}", "answers for the GPU that is not there")
+    for name in (
+        *("is_available", "device_count", "current_device", "set_device", "device", "_DeviceGuard", "synchronize"),
+        *("get_device_properties", "get_device_capability", "get_device_name", "get_arch_list", "mem_get_info"),
+        *("is_bf16_supported", "is_tf32_supported", "is_initialized", "_lazy_init", "current_stream", "empty_cache"),
+        *("is_current_stream_capturing", "_exchange_device", "_maybe_exchange_device", "memory_stats_as_nested_dict"),
+        *("memory_allocated", "memory_reserved", "get_rng_state", "set_rng_state"),
+    )
+}
+INTERFACE = {
+    name: _row(f"Dynamo's {name} of CUDA", f"{_INTERFACE}.{name}", "answers for the GPU that is not there")
+    for name in (
+        *("device_count", "current_device", "set_device", "device", "synchronize", "get_device_properties"),
+        *("current_stream", "exchange_device", "maybe_exchange_device", "memory_allocated", "is_bf16_supported"),
+        *("get_raw_stream", "is_triton_capable", "raise_if_triton_unavailable"),
+        *("Worker.get_device_properties", "Worker.current_device"),
+    )
+}
+RAW_STREAM = _row(
+    "raw stream",
+    "torch._C:_cuda_getCurrentRawStream",
+    "answers emitted code, which launches kernels on it",
+    optional=True,
+)
+ACCELERATOR_INDEX = _row(
+    "index of the accelerator", "torch.accelerator:current_device_index", "answers for the GPU that is not there"
+)
+AUTOCAST = _row(
+    "autocast's check", "torch.cuda.amp.common:amp_definitely_not_available", "allows autocast on the device"
+)
+CONSTANTS = _row(
+    "constants in traces",
+    "torch.fx.experimental.proxy_tensor:unset_fake_temporarily",
+    "computes constants on the CPU while a graph is traced",
+    ((),),
+)
+# Inductor.
+CONSTANT_FOLDING = _row(
+    "constant folding",
+    "torch._inductor.constant_folding:ConstantFolder.run",
+    "computes constants on the CPU",
+)
+PADDING = _row(
+    "padding of products",
+    "torch._inductor.fx_passes.pad_mm:_should_pad",
+    "decides without a device to time products on",
+)
+
+PAPER_PATCHES = (
+    *(ENGINE, ENGINE_IMPORTED, FAKE_TENSOR, FAKE_MODE, FUNCTIONAL_TENSOR, FUNCTIONAL_MODE, FUNCTIONAL_DEVICE, WRAPPERS),
+    *(AVOID_DEVICE, *CUDA.values(), *INTERFACE.values(), RAW_STREAM, ACCELERATOR_INDEX, AUTOCAST),
+    *(CONSTANTS, CONSTANT_FOLDING, PADDING),
+)
+"""Every row."""
