@@ -243,6 +243,12 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return "", 0
 
 
+def active_tracker() -> StorageTracker | None:
+    """The innermost tracker that is entered; `None` if none is."""
+    found = (mode for mode in reversed(torch_compat.dispatch_modes()) if isinstance(mode, StorageTracker))
+    return next(found, None)
+
+
 @cache
 def _written_argument(func: OpOverload) -> tuple[int, str] | None:
     """Position and name of the one argument that `func` writes and returns, if its shape cannot change."""
