@@ -18,6 +18,7 @@ from remat_compiler.errors import (
     UnknownName,
     UnsupportedTorch,
 )
+from remat_compiler.fitting.fit import fit
 from remat_compiler.report.plan_report import PlanReport
 from remat_compiler.report.store import clear_reports, reports
 from remat_compiler.stats import Stats, reset_stats, stats
@@ -37,6 +38,7 @@ __all__ = [
     "UnsupportedTorch",
     "allow_recompute",
     "clear_reports",
+    "fit",
     "forbid_recompute",
     "reports",
     "reset_stats",

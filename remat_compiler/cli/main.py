@@ -1,5 +1,5 @@
 """`remat show DIR` prints the reports of a dump, `remat planners` lists the planners, `remat cache` the cached plans;
-`remat doctor` prints what it found on this machine.
+`remat doctor` prints what it found on this machine; `remat fit` says whether a training step fits a GPU.
 
 Exit codes: 0 done, 1 the doctor found something missing, 2 wrong use or unreadable input; the message says what to do.
 """
@@ -13,6 +13,7 @@ from pathlib import Path
 
 from remat_compiler.cli.cache import add_cache_commands
 from remat_compiler.cli.doctor import Findings, add_doctor_command
+from remat_compiler.cli.fit import add_fit_command
 from remat_compiler.errors import RematError, UnknownName
 from remat_compiler.ir.text_form import table
 from remat_compiler.report.dump import read_reports
@@ -55,6 +56,7 @@ def _parser() -> argparse.ArgumentParser:
     planners.set_defaults(command=_planners)
     add_cache_commands(commands)
     add_doctor_command(commands)
+    add_fit_command(commands)
     return parser
 
 

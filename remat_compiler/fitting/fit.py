@@ -1,0 +1,76 @@
+"""`remat_compiler.fit`: does a training step fit a GPU, before anything runs, and without the GPU?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
+from typing import Any
+
+from remat_compiler.devices.gpus import gpu_named
+from remat_compiler.errors import OptionError
+from remat_compiler.fitting.fit_report import FitReport
+from remat_compiler.fitting.paper_process import call_in_process
+from remat_compiler.fitting.request import FitRequest, Separate
+
+
+def fit(
+    make_model: Callable[[], Any],
+    make_inputs: Callable[..., Any],
+    *,
+    device: str,
+    budget: float | str | int | None = None,
+    batches: Sequence[Any] = (),
+    loss: Callable[[Any], Any] | None = None,
+    autocast: str | None = None,
+    optimizer: Callable[[Any], Any] | str | None = "AdamW",
+    options: Mapping[str, Any] | None = None,
+) -> FitReport:
+    """Compile a training step for a GPU that need not be there, and say what memory it takes.
+
+        report = remat_compiler.fit(GPT, lambda n: (tokens(n), tokens(n)), device="h100", budget="70GiB",
+                                    batches=(8, 16), autocast="bf16")
+        print(report)
+
+    Nothing of the model is allocated and no driver is needed: a process of its own runs the step on fake tensors, with
+    the backend's own planning and the code that Inductor emits for that GPU.
+
+    Args:
+        make_model: Makes the model, on the default device.
+        make_inputs: Makes the inputs of one step: a tensor, a tuple of positional or a mapping of named arguments.  It
+            takes the batch, if `batches` are given.
+        device: Name of the GPU; `remat_compiler.devices.gpus.GPUS` has all.
+        budget: The backend's ``memory_budget``; without one nothing is recomputed beyond what is free.
+        batches: What `make_inputs` is called with, one step for each.
+        loss: Takes the model's outputs and gives the loss; by default the outputs are the loss, or have it as ``loss``.
+        autocast: Type that autocast computes in: ``"bf16"`` or ``"fp16"``.
+        optimizer: Takes the model's parameters and gives an optimizer, or the name of a class of `torch.optim`; `None`
+            counts no state of an optimizer.
+        options: Further options of the backend.
+
+    Raises:
+        OptionError: An argument is malformed, or a function does not make what it should.
+        UnknownName: The device, or another name among the options, is unknown.
+        PaperFailure: A function raised an error, or the step cannot run on fake tensors; the message has the traceback.
+    """
+    make = Separate(make_model, make_inputs, loss)
+    return answer(FitRequest(make, device, budget, tuple(batches), autocast, optimizer, dict(options or {})))
+
+
+def answer(request: FitRequest) -> FitReport:
+    """`fit` for a request; raises the same errors."""
+    gpu_named(request.device)
+    # Code for a GPU is written by Triton's compiler, which wheels of torch for a CPU do not bring.
+    if request.options.get("inner", "inductor") == "inductor" and find_spec("triton") is None:
+        raise OptionError(
+            'generating code for a GPU needs the package triton, which is not installed: pip install "remat-compiler'
+            '[paper]", or interpret the graphs with options={"inner": "eager"} (--inner eager)'
+        )
+    report: FitReport = call_in_process(_fit_here, request)
+    return report
+
+
+def _fit_here(request: FitRequest) -> FitReport:
+    # Imported in the new process alone: this one may do without torch.
+    from remat_compiler.fitting.paper_step import fit_on_paper
+
+    return fit_on_paper(request)

@@ -1,0 +1,175 @@
+"""The answer to the question whether training steps fit a device: as data, and as text for people."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from remat_compiler.devices.gpus import Gpu
+from remat_compiler.ir.text_form import table
+from remat_compiler.units import format_bytes
+
+CONTEXT_BYTES = 600 * 2**20
+"""What a process takes of a GPU before torch allocates anything: the CUDA context and the code of libraries.  Between
+0.3 and 0.8 GiB, by driver and by the libraries that are used; a stated constant, not part of any exact figure."""
+
+
+@dataclass(frozen=True, slots=True)
+class FitPoint:
+    """One training step on the device.
+
+    Attributes:
+        batch: What its inputs were made with; `None` if with nothing.
+        problem: Why there is no such step under the budget; empty otherwise, and then all figures hold.
+        parameter_bytes: Parameters and buffers.
+        gradient_bytes: Gradients of the parameters, alive from the backward to the end of the optimizer's step.
+        optimizer_bytes: State of the optimizer.
+        input_bytes: Inputs.
+        forward_bytes: Most that the forward has on top of all these but the gradients; so are the other two.
+        backward_bytes: Most that the backward has.
+        update_bytes: Most that the optimizer's step has.
+        library_bytes: Workspace that cuBLAS keeps.
+        reserved_bytes: Most that torch's caching allocator reserves, by its model.
+        step_ns: Modelled time of forward and backward, recomputation included.
+        added_ns: Modelled time of recomputation.
+        native_bytes: Peak of the step without a budget as `backward_bytes` counts, if it is one graph.
+        planned_bytes: Peak of the step as the backend reports it, if it is one graph.
+        unmodelled: Operators whose workspace no form tells; they count with their results alone.
+        seconds: Time that the answer took.
+    """
+
+    batch: object = None
+    problem: str = ""
+    parameter_bytes: int = 0
+    gradient_bytes: int = 0
+    optimizer_bytes: int = 0
+    input_bytes: int = 0
+    forward_bytes: int = 0
+    backward_bytes: int = 0
+    update_bytes: int = 0
+    library_bytes: int = 0
+    reserved_bytes: int = 0
+    step_ns: int = 0
+    added_ns: int = 0
+    native_bytes: int | None = None
+    planned_bytes: int | None = None
+    unmodelled: tuple[str, ...] = ()
+    seconds: float = 0.0
+
+    @property
+    def resident_bytes(self) -> int:
+        """What is there before each step: parameters, buffers, state of the optimizer, inputs, cuBLAS's workspace."""
+        return self.parameter_bytes + self.optimizer_bytes + self.input_bytes + self.library_bytes
+
+    @property
+    def step_bytes(self) -> int:
+        """Most that the step has on top of what is there before it."""
+        return max(self.forward_bytes, self.backward_bytes, self.update_bytes)
+
+    @property
+    def peak_bytes(self) -> int:
+        """Most that is allocated, as `torch.cuda.max_memory_allocated` says but for rounding."""
+        return self.resident_bytes + self.step_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class FitReport:
+    """Training steps on a device.
+
+    Attributes:
+        device: Short name of the device.
+        product: Its name.
+        total_bytes: Its memory.
+        budget: The backend's ``memory_budget``, as text; empty without one.
+        points: A step for each batch.
+    """
+
+    device: str
+    product: str
+    total_bytes: int
+    budget: str
+    points: tuple[FitPoint, ...]
+
+    @staticmethod
+    def of(gpu: Gpu, budget: object, points: Sequence[FitPoint]) -> FitReport:
+        """The report for steps on `gpu`."""
+        return FitReport(gpu.name, gpu.product, gpu.total_bytes, "" if budget is None else str(budget), tuple(points))
+
+    @property
+    def usable_bytes(self) -> int:
+        """What is left of the device's memory to torch."""
+        return self.total_bytes - CONTEXT_BYTES
+
+    def left_bytes(self, point: FitPoint) -> int:
+        """What a step leaves of the device's memory; negative if it does not fit."""
+        return self.usable_bytes - point.reserved_bytes
+
+    def fits(self, point: FitPoint) -> bool:
+        """Whether there is such a step, and it fits."""
+        return not point.problem and self.left_bytes(point) >= 0
+
+    def to_json(self) -> str:
+        """All figures, for tools."""
+        points = [
+            {**asdict(p), "peak_bytes": p.peak_bytes, "left_bytes": self.left_bytes(p), "fits": self.fits(p)}
+            for p in self.points
+        ]
+        record = {name: getattr(self, name) for name in ("device", "product", "total_bytes", "budget")}
+        return json.dumps({**record, "context_bytes": CONTEXT_BYTES, "points": points}, indent=1)
+
+    def __str__(self) -> str:
+        head = f"{self.product}: {_gib(self.total_bytes)}, of which {_gib(self.usable_bytes)} are left to torch\n"
+        under = f"memory_budget {self.budget}\n" if self.budget else "without a budget\n"
+        return head + under + "\n" + (_details(self) if len(self.points) == 1 else _overview(self))
+
+
+def _overview(report: FitReport) -> str:
+    """One line a batch."""
+    rows: list[tuple[str, ...]] = [
+        ("batch", "fits", "step", "allocated", "reserved", "left", "time, modelled", "recomputation")
+    ]
+    for point in report.points:
+        if point.problem:
+            rows.append((str(point.batch), "no", *("",) * 6))
+            continue
+        bytes_ = (point.step_bytes, point.peak_bytes, point.reserved_bytes, report.left_bytes(point))
+        times = (f"{point.step_ns / 1e6:.1f} ms", f"{point.added_ns / 1e6:.1f} ms")
+        rows.append((str(point.batch), "yes" if report.fits(point) else "no", *map(_gib, bytes_), *times))
+    problems = [f"batch {point.batch}: {point.problem}" for point in report.points if point.problem]
+    return "".join(f"{line}\n" for line in (*table(rows, right=(2, 3, 4, 5, 6, 7)), *problems))
+
+
+def _details(report: FitReport) -> str:
+    """All figures of one step, each with where it comes from."""
+    (point,) = report.points
+    if point.problem:
+        return f"does not fit: {point.problem}\n"
+    rows = [
+        ("parameters", point.parameter_bytes, "exact: with buffers"),
+        ("optimizer", point.optimizer_bytes, "exact: its state"),
+        ("inputs", point.input_bytes, "exact"),
+        ("library", point.library_bytes, "constant: cuBLAS's workspace"),
+        ("forward", point.forward_bytes, "exact but for workspaces: on top of the above"),
+        ("backward", point.backward_bytes, f"likewise, with {_gib(point.gradient_bytes)} of gradients"),
+        ("optimizer's step", point.update_bytes, "likewise"),
+        ("allocated", point.peak_bytes, "peak: the first four and the largest of the three"),
+        ("reserved", point.reserved_bytes, "modelled: torch's caching allocator"),
+        ("left", report.left_bytes(point), f"of {_gib(report.usable_bytes)}"),
+    ]
+    lines = table([(name, _gib(size), note) for name, size, note in rows], right=(1,))
+    lines.append("")
+    if point.native_bytes is not None:
+        lines.append(f"without a budget the step would take {_gib(point.native_bytes)} where the backward stands above")
+    lines.append(
+        f"step, modelled from the data sheet: {point.step_ns / 1e6:.1f} ms, {point.added_ns / 1e6:.1f} ms of them "
+        "recomputation; the optimizer's step is not part of it"
+    )
+    if point.unmodelled:
+        lines.append(f"not known, and counted as 0: what these take inside: {', '.join(point.unmodelled)}")
+    lines.append("it fits" if report.fits(point) else "it does not fit")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.2f} GiB" if abs(size) >= 2**27 else format_bytes(size)

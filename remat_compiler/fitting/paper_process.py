@@ -1,0 +1,52 @@
+"""A function in a process of its own that sees no GPU: what a paper device changes of torch cannot all be undone."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import cloudpickle  # type: ignore[import-untyped]
+
+from remat_compiler.errors import RematError
+
+
+class PaperFailure(RematError):
+    """A step could not be run on paper; the message says in which part, and what to do."""
+
+
+def call_in_process(function: Callable[..., Any], *arguments: Any) -> Any:
+    """What ``function(*arguments)`` returns in a new process without a GPU.
+
+    Functions of the main module, and those within functions, are sent along by value; those of other modules are
+    imported there.
+
+    Raises:
+        RematError: As the function raised it.
+        PaperFailure: The function raised something else, or the process died.
+    """
+    with tempfile.TemporaryDirectory(prefix="remat-paper-") as folder:
+        question, answer = Path(folder) / "question", Path(folder) / "answer"
+        try:
+            # One after the other: modules of the function are found by the path.
+            question.write_bytes(pickle.dumps(sys.path) + cloudpickle.dumps((function, arguments)))
+        except (TypeError, AttributeError, pickle.PicklingError) as error:
+            raise PaperFailure(
+                f"what was given cannot be sent to another process ({error}); give functions that make the model and "
+                "its inputs, rather than these themselves"
+            ) from error
+        command = [sys.executable, "-m", "remat_compiler.fitting.paper_child", str(question), str(answer)]
+        # Devices are hidden before the process imports torch.
+        code = subprocess.run(command, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""}, check=False).returncode
+        if not answer.exists():
+            reason = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
+            raise PaperFailure(f"the process {reason} without an answer; its messages stand above")
+        failed, value = pickle.loads(answer.read_bytes())
+    if failed:
+        raise value
+    return value

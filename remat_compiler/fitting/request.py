@@ -1,0 +1,49 @@
+"""The question whether a training step fits a device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+PRECISIONS = {"bf16": "bfloat16", "bfloat16": "bfloat16", "fp16": "float16", "float16": "float16"}
+"""Names of the types that autocast may compute in, and what torch calls them."""
+
+
+@dataclass(frozen=True, slots=True)
+class FitRequest:
+    """A training step, and the device that it is to fit.
+
+    Attributes:
+        make: Makes the model, on the default device, the inputs of one step (a tensor, a tuple of positional or a
+            mapping of named arguments), and perhaps a function of the model's outputs that gives the loss; by default
+            the outputs are the loss, or have it as ``loss``.  It takes the batch, if `batches` are given.
+        device: Name of the device, see `devices.gpus.GPUS`.
+        budget: The backend's ``memory_budget``; `None` for a step without a budget.
+        batches: What `make` is called with, one step for each; empty to call it once with nothing.
+        autocast: Type that autocast computes in, one of `PRECISIONS`; `None` without autocast.
+        optimizer: Takes the model's parameters and gives an optimizer, or the name of a class of `torch.optim`; `None`
+            counts no state.
+        options: Further options of the backend.
+    """
+
+    make: Callable[..., tuple[Any, ...]]
+    device: str
+    budget: float | str | int | None = None
+    batches: tuple[Any, ...] = ()
+    autocast: str | None = None
+    optimizer: Callable[[Any], Any] | str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Separate:
+    """`FitRequest.make` of functions that make the parts."""
+
+    make_model: Callable[[], Any]
+    make_inputs: Callable[..., Any]
+    loss: Callable[[Any], Any] | None
+
+    def __call__(self, *batch: Any) -> tuple[Any, ...]:
+        """Model, inputs, and the loss if there is a function for it."""
+        return (self.make_model(), self.make_inputs(*batch), *([] if self.loss is None else [self.loss]))

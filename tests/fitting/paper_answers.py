@@ -1,0 +1,91 @@
+"""Many questions to GPUs on paper, answered in one process: most of the time is torch's start and Dynamo's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from fitting.paper_models import MAKERS
+from remat_compiler.errors import RematError
+from remat_compiler.fitting.fit_report import FitPoint
+from remat_compiler.fitting.paper_step import fit_on_paper
+from remat_compiler.fitting.request import FitRequest, Separate
+from remat_compiler.torch_compat import FakeTensorMode, paper_device, symbolic_kernels
+
+
+def answers(
+    inner: str, device: str, models: Sequence[str], budgets: Sequence[float | str | None], autocast: str | None
+) -> dict[str, list[FitPoint]]:
+    """The step of each model under each budget."""
+    options = {"inner": inner, "max_slowdown": None, "on_infeasible": "min"}
+    return {
+        name: [
+            fit_on_paper(FitRequest(MAKERS[name], device, budget, (16,), autocast, "AdamW", options)).points[0]
+            for budget in budgets
+        ]
+        for name in models
+    }
+
+
+def refusals() -> dict[str, tuple[str, str]]:
+    """Class and message of the error of each wrong question."""
+    held = nn.Linear(8, 8)
+    cases: dict[str, tuple[Callable[[], nn.Module], dict[str, Any]]] = {
+        "device": (_layer, {"device": "h10"}),
+        "no loss": (_layer, {}),
+        "autocast": (_layer, {"autocast": "int8"}),
+        "optimizer": (_layer, {"optimizer": "adamx"}),
+        "on the CPU": (lambda: nn.Linear(8, 8, device="cpu"), {}),
+        "real memory": (lambda: held, {}),
+        "budget": (_layer, {"budget": "-3"}),
+    }
+    found = {}
+    for name, (make_model, given) in cases.items():
+        make = Separate(make_model, lambda: torch.zeros(4, 8), None)
+        try:
+            fit_on_paper(FitRequest(**{"make": make, "device": "h100", "options": {"inner": "eager"}, **given}))
+        except RematError as error:
+            kind = next(c.__name__ for c in type(error).__mro__ if c.__module__ == "remat_compiler.errors")
+            found[name] = (kind, str(error))
+    return found
+
+
+def _layer() -> nn.Module:
+    return nn.Linear(8, 8)
+
+
+def kernels() -> dict[tuple[str, str], list[str]]:
+    """The operators of attention that a step captures, by GPU and type."""
+    found = {}
+    for device in ("h100", "a100", "t4"):
+        for dtype in (torch.bfloat16, torch.float32):
+            with on_paper(device), Named() as named:
+                query = torch.zeros(2, 2, 128, 64, dtype=dtype, requires_grad=True)
+                loss = torch.nn.functional.scaled_dot_product_attention(query, query, query, is_causal=True).sum()
+                loss.backward()
+            found[device, str(dtype)] = named.names
+    return found
+
+
+@contextmanager
+def on_paper(device: str) -> Iterator[None]:
+    """Fake tensors on that GPU, whose operators torch decomposes as in a compilation."""
+    with paper_device(device), FakeTensorMode(), torch.device("cuda"), symbolic_kernels():
+        yield
+
+
+class Named(torch.utils._python_dispatch.TorchDispatchMode):
+    """Names of the operators of attention that run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        if "scaled_dot_product" in str(func):
+            self.names.append(str(func).partition("_scaled_dot_product_")[2].partition(".")[0])
+        return func(*args, **kwargs or {})

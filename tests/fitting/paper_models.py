@@ -1,0 +1,89 @@
+"""Small models whose steps are run on paper, with what makes planning hard: dropout, statistics, attention, casts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+WORDS, WIDTH, LENGTH = 512, 64, 128
+
+
+class Block(nn.Module):
+    """Attention and a feed-forward, with dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in range(2))
+        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, _ = x.shape
+        parts = self.qkv(self.norms[0](x)).view(batch, length, 3, 2, WIDTH // 2).permute(2, 0, 3, 1, 4)
+        heads = F.scaled_dot_product_attention(*parts.unbind(0), dropout_p=0.1, is_causal=True)
+        x = x + F.dropout(self.out(heads.transpose(1, 2).reshape(x.shape)), 0.1)
+        return x + self.down(F.gelu(self.up(self.norms[1](x))))
+
+
+class Language(nn.Module):
+    """A small language model that returns its loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(WORDS, WIDTH)
+        self.blocks = nn.ModuleList(Block() for _ in range(2))
+        self.head = nn.Linear(WIDTH, WORDS, bias=False)
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        x = self.words(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return F.cross_entropy(self.head(x).flatten(0, 1), targets.flatten())
+
+
+class Vision(nn.Module):
+    """Convolutions with batch norm, which returns logits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        sizes = [(3, 16), (16, 32), (32, 32)]
+        layers = [(nn.Conv2d(a, b, 3, padding=1, bias=False), nn.BatchNorm2d(b), nn.ReLU()) for a, b in sizes]
+        self.body = nn.Sequential(*(part for layer in layers for part in layer))
+        self.head = nn.Linear(32, 10)
+
+    def forward(self, image: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.body(image).mean((2, 3)))
+        return logits
+
+
+class Broken(Language):
+    """Two graphs, for the first is ended by a print."""
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        x = self.blocks[0](self.words(tokens))
+        torch._dynamo.graph_break()
+        for block in self.blocks[1:]:
+            x = block(x)
+        return F.cross_entropy(self.head(x).flatten(0, 1), targets.flatten())
+
+
+def language(batch: int) -> tuple[Any, ...]:
+    """The language model and its inputs."""
+    tokens = torch.zeros(batch, LENGTH, dtype=torch.long)
+    return Language(), {"tokens": tokens, "targets": tokens.clone()}
+
+
+def broken(batch: int) -> tuple[Any, ...]:
+    """The same in two graphs."""
+    return Broken(), language(batch)[1]
+
+
+def vision(batch: int) -> tuple[Any, ...]:
+    """The vision model, its input and its loss."""
+    return Vision(), torch.zeros(batch, 3, 32, 32), lambda logits: logits.logsumexp(1).mean()
+
+
+MAKERS = {"language": language, "vision": vision, "broken": broken}
