@@ -59,7 +59,9 @@ def _point(request: FitRequest, gpu: Gpu, batch: Any, mode: Any) -> FitPoint:
     clear_reports()
     # The step itself runs with the default device that it has in the user's program.
     with torch.device(_DEVICE):
-        made = request.make(batch) if request.batches else request.make()
+        made: Any = request.make(batch) if request.batches else request.make()
+    if not isinstance(made, tuple) or not 2 <= len(made) <= 3:
+        raise OptionError(f"got {_described(made)}; return the model, its inputs, and perhaps the loss, as a tuple")
     step = _Step(request, *made)
     try:
         for _ in range(_UNCOUNTED_STEPS):
@@ -89,9 +91,13 @@ class _Step:
                 group["foreach"] = True
 
     def run(self, between: Callable[[], None] = lambda: None) -> None:
-        """Forward and backward; `between` is called in between."""
+        """Forward and backward; `between` is called in between.
+
+        All outputs are held to the end, as most training loops hold them.
+        """
         with _autocast(self.autocast):
-            loss = self.loss(_called(self.compiled, self.inputs))
+            outputs = _called(self.compiled, self.inputs)
+            loss = self.loss(outputs)
         between()
         loss.backward()
 

@@ -71,8 +71,8 @@ def _without_timing(asks: Callable[..., Any]) -> Callable[..., Any]:
 def _enter_triton(stack: ExitStack, gpu: Gpu) -> None:
     """Triton says that it compiles for `gpu`, and has nothing to load."""
     try:
-        from triton.backends.compiler import GPUTarget  # type: ignore[import-not-found, unused-ignore]
-        from triton.runtime import driver  # type: ignore[import-not-found, unused-ignore]
+        from triton.backends.compiler import GPUTarget  # type: ignore[import-not-found, import-untyped, unused-ignore]
+        from triton.runtime import driver  # type: ignore[import-not-found, import-untyped, unused-ignore]
     except ImportError:
         return
     major, minor = gpu.capability

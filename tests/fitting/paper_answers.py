@@ -42,6 +42,7 @@ def refusals() -> dict[str, tuple[str, str]]:
         "on the CPU": (lambda: nn.Linear(8, 8, device="cpu"), {}),
         "real memory": (lambda: held, {}),
         "budget": (_layer, {"budget": "-3"}),
+        "no inputs": (_layer, {"make": _layer}),
     }
     found = {}
     for name, (make_model, given) in cases.items():

@@ -118,6 +118,7 @@ def refused() -> dict[str, tuple[str, str]]:
         ("on the CPU", "OptionError", "'weight' on cpu.*leave the device open"),
         ("real memory", "OptionError", "'weight' in real memory .256 bytes on cpu"),
         ("budget", "OptionError", "memory_budget must be"),
+        ("no inputs", "OptionError", "got a Linear; return the model, its inputs, and perhaps the loss"),
     ],
 )
 def test_what_cannot_be_answered_says_why(
