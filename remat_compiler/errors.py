@@ -10,6 +10,7 @@ RematError
   InvalidGraph                          a TrainingGraph that breaks its invariants
   FormatError       (also ValueError)   a JSON file of this project that cannot be read
   CacheError                            a folder of cached plans that cannot be listed or cleared
+  PaperFailure                          a step that cannot be run on a GPU on paper
   UnsupportedTorch                      a version of torch that lacks what this project changes in it
 """
 
@@ -72,6 +73,10 @@ class InvalidGraph(RematError):
 
 class CacheError(RematError):
     """A folder of cached plans cannot be listed or cleared; compiling goes on without one and only warns."""
+
+
+class PaperFailure(RematError):
+    """A step could not be run on a GPU that is not there; the message has the traceback of the user's own code."""
 
 
 class UnsupportedTorch(RematError):

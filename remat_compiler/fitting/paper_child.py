@@ -7,8 +7,7 @@ import sys
 import traceback
 from pathlib import Path
 
-from remat_compiler.errors import RematError
-from remat_compiler.fitting.paper_process import PaperFailure
+from remat_compiler.errors import PaperFailure, RematError
 
 
 def main(question: str, answer: str) -> None:

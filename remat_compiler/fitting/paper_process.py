@@ -13,11 +13,7 @@ from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped]
 
-from remat_compiler.errors import RematError
-
-
-class PaperFailure(RematError):
-    """A step could not be run on paper; the message says in which part, and what to do."""
+from remat_compiler.errors import PaperFailure
 
 
 def call_in_process(function: Callable[..., Any], *arguments: Any) -> Any:

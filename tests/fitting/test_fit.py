@@ -15,9 +15,9 @@ import remat_compiler
 from fitting.paper_answers import answers, kernels, refusals
 from fitting.paper_models import MAKERS, Language, Vision, language
 from remat_compiler.cli.main import main
-from remat_compiler.errors import OptionError
+from remat_compiler.errors import OptionError, PaperFailure
 from remat_compiler.fitting.fit_report import FitPoint
-from remat_compiler.fitting.paper_process import PaperFailure, call_in_process
+from remat_compiler.fitting.paper_process import call_in_process
 
 INTERPRETED = {"inner": "eager"}
 BUDGETS = {"interpreted": (None, 0.8, 0.6, "min"), "generated": (None, 0.7)}
@@ -53,6 +53,8 @@ def test_a_step_takes_what_was_predicted(kind: str, model: str, request: pytest.
     """To the byte if it is one graph; the peak falls with the budget, and a fraction of the peak is kept."""
     points: Points = request.getfixturevalue(kind)
     taken = [max(point.forward_bytes, point.backward_bytes) for point in points[model]]
+    # No plan goes below the smallest peak, where that was asked for.
+    smallest = taken[-1] if BUDGETS[kind][-1] == "min" else 0
     for budget, point, peak in zip(BUDGETS[kind], points[model], taken):
         assert not point.problem
         if point.planned_bytes is not None:
@@ -60,7 +62,7 @@ def test_a_step_takes_what_was_predicted(kind: str, model: str, request: pytest.
             assert abs(point.planned_bytes - peak) <= (1024 if model == "vision" else 0)
         assert (point.planned_bytes is None) == (model == "broken")
         if isinstance(budget, float):
-            assert peak <= budget * taken[0] or peak == taken[-1] != taken[0]
+            assert peak <= max(budget * taken[0], smallest)
     assert taken == sorted(taken, reverse=True)
     assert taken[-1] < taken[0]
 
