@@ -1,4 +1,4 @@
-"""Bytes as a person reads them."""
+"""Bytes as a person reads them, and as allocators round them."""
 
 from __future__ import annotations
 
@@ -14,3 +14,8 @@ def format_bytes(num_bytes: int) -> str:
         if round(abs(size), 1) < 1024:
             return f"{size:.1f} {unit}"
     return f"{size / 1024:.1f} TiB"
+
+
+def rounded_up(count: int, step: int) -> int:
+    """The least multiple of `step` that is not below `count`."""
+    return -(-count // step) * step

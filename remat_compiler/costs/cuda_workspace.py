@@ -20,6 +20,7 @@ import torch
 from torch._ops import OpOverload
 
 from remat_compiler.costs.op_call import RANDOM_STATE_OPS, OpCall, TensorSpec
+from remat_compiler.units import rounded_up
 
 Arguments = tuple[Any, ...]
 _FLOAT32_BYTES = 4
@@ -62,8 +63,8 @@ def _attention_forward(_: Arguments) -> int:
 def _flash_backward(args: Arguments) -> int:
     query, key = _operands(args)
     batch, heads, rows, width = query.shape
-    padded = _rounded(rows, _ROWS)
-    sums = batch * heads * padded * (_rounded(width, 32) + 1) * _FLOAT32_BYTES
+    padded = rounded_up(rows, _ROWS)
+    sums = batch * heads * padded * (rounded_up(width, 32) + 1) * _FLOAT32_BYTES
     expanded = 2 * batch * heads * key.shape[2] * width * query.dtype.itemsize if key.shape[1] != heads else 0
     return sums + expanded
 
@@ -75,20 +76,16 @@ def _efficient_backward(args: Arguments) -> int:
     if query.dtype == torch.float32:
         # Gradients are summed in place; the product of output and gradient is a tensor of its own.
         return softmax + query.num_bytes
-    sums = _rounded(rows, _ROWS) * _rounded(width, 64)
+    sums = rounded_up(rows, _ROWS) * rounded_up(width, 64)
     # Wide heads do not fit into registers: gradients of keys and values are summed in memory, too.
     if width > 128:
-        sums += 2 * _rounded(key.shape[2], _ROWS) * _rounded(width, 64)
+        sums += 2 * rounded_up(key.shape[2], _ROWS) * rounded_up(width, 64)
     return softmax + batch * heads * sums * _FLOAT32_BYTES
 
 
 def _operands(args: Arguments) -> tuple[TensorSpec, TensorSpec]:
     """Query and key of a backward; the gradient stands in front of them."""
     return args[1], args[2]
-
-
-def _rounded(count: int, step: int) -> int:
-    return -(-count // step) * step
 
 
 _FORMS: dict[str, Callable[[Arguments], int]] = {

@@ -15,6 +15,8 @@ from __future__ import annotations
 import bisect
 from dataclasses import dataclass, field
 
+from remat_compiler.units import rounded_up
+
 _STEP = 512
 _SMALL_REQUEST = 2**20
 _SMALL_SEGMENT = 2 * 2**20
@@ -94,7 +96,7 @@ class CachingAllocator:
         Raises:
             OutOfMemory: The device has no room for the segment that it takes.
         """
-        size = max(_up(size_bytes, _STEP), _STEP)
+        size = max(rounded_up(size_bytes, _STEP), _STEP)
         pool = self._small if size <= _SMALL_REQUEST else self._large
         block = pool.best(size)
         if block is None:
@@ -137,7 +139,8 @@ class CachingAllocator:
     def _segment(self, size: int) -> Block:
         """A new segment for a request of `size`."""
         small = size <= _SMALL_REQUEST
-        wanted = _SMALL_SEGMENT if small else _LARGE_SEGMENT if size < _LARGE_REQUEST else _up(size, _SEGMENT_STEP)
+        by_steps = _LARGE_SEGMENT if size < _LARGE_REQUEST else rounded_up(size, _SEGMENT_STEP)
+        wanted = _SMALL_SEGMENT if small else by_steps
         if self.reserved_bytes + wanted > self.capacity_bytes:
             self._give_back()
         if self.reserved_bytes + wanted > self.capacity_bytes:
@@ -158,7 +161,3 @@ class CachingAllocator:
             for block in [block for block in pool.blocks.values() if block.before is None and block.after is None]:
                 pool.remove(block)
                 self.reserved_bytes -= block.size_bytes
-
-
-def _up(count: int, step: int) -> int:
-    return -(-count // step) * step

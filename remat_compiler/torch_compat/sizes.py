@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from remat_compiler.units import rounded_up
+
 CPU_ALIGNMENT_BYTES = 1
 CUDA_ALIGNMENT_BYTES = 512
 """Granularity of the caching allocator on CUDA devices; the CPU allocator counts the bytes as requested."""
@@ -26,7 +28,7 @@ def allocated_bytes(value: torch.Tensor) -> int:
         nbytes = value.numel() * value.element_size()
     size = size_hint(nbytes)
     alignment = CUDA_ALIGNMENT_BYTES if value.device.type == "cuda" else CPU_ALIGNMENT_BYTES
-    return -(-size // alignment) * alignment  # rounded up
+    return rounded_up(size, alignment)
 
 
 _sizes: ContextVar[tuple[tuple[str, int], ...]] = ContextVar("remat_sizes", default=())
