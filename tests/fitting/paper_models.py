@@ -31,11 +31,11 @@ class Block(nn.Module):
 class Language(nn.Module):
     """A small language model that returns its loss."""
 
-    def __init__(self) -> None:
+    def __init__(self, words: int = WORDS, blocks: int = 2) -> None:
         super().__init__()
-        self.words = nn.Embedding(WORDS, WIDTH)
-        self.blocks = nn.ModuleList(Block() for _ in range(2))
-        self.head = nn.Linear(WIDTH, WORDS, bias=False)
+        self.words = nn.Embedding(words, WIDTH)
+        self.blocks = nn.ModuleList(Block() for _ in range(blocks))
+        self.head = nn.Linear(WIDTH, words, bias=False)
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
         x = self.words(tokens)
@@ -76,6 +76,11 @@ def language(batch: int) -> tuple[Any, ...]:
     return Language(), {"tokens": tokens, "targets": tokens.clone()}
 
 
+def wordy(batch: int) -> tuple[Any, ...]:
+    """A model whose logits are the most of its memory, as those of real vocabularies."""
+    return Language(words=8192, blocks=1), language(batch)[1]
+
+
 def broken(batch: int) -> tuple[Any, ...]:
     """The same in two graphs."""
     return Broken(), language(batch)[1]
@@ -86,4 +91,4 @@ def vision(batch: int) -> tuple[Any, ...]:
     return Vision(), torch.zeros(batch, 3, 32, 32), lambda logits: logits.logsumexp(1).mean()
 
 
-MAKERS = {"language": language, "vision": vision, "broken": broken}
+MAKERS = {"language": language, "vision": vision, "broken": broken, "wordy": wordy}
