@@ -121,16 +121,16 @@ class Compiler:
         """Compile with a partitioner, and check."""
         on_inductor = request.inner == "inductor"
         inner = torch_compat.compile_with_inductor if on_inductor else torch_compat.compile_with_interpreter
-        # An interpreter has no kernels to leave out: its code always runs.
-        real = real or not on_inductor
         on_paper = on_inductor and torch_compat.paper_gpu() is not None
+        # An interpreter has no kernels to leave out, and on paper all are left out: the code runs as it is.
+        real = real or not on_inductor or on_paper
         start = time.perf_counter()
         count("compilations")
         for observer in observers():
             observer.attempt_begins(request)
         with ExitStack() as stack:
             stack.enter_context(timed("compiling_s"))
-            stack.enter_context(progress(f"planning and {'compiling' if real else 'generating code'}"))
+            stack.enter_context(progress(f"planning and {'compiling' if real and not on_paper else 'generating code'}"))
             # Nobody could run the kernels of a GPU that is not there.
             stack.enter_context(nullcontext() if real and not on_paper else torch_compat.code_generation_only())
             stack.enter_context(torch_compat.with_settings(self.settings))

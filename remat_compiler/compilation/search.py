@@ -121,7 +121,7 @@ class _Tries:
             request = replace(request, early_loops=False)
         # An earlier outcome has its limit in bytes already.
         if known is None and request.fraction is not None:
-            request = self._in_bytes(request, request.fraction)
+            request, known = self._in_bytes(request, request.fraction)
         tries = self._tries(request, known)
         # The second layout, starting from the first request: the first layout's corrections do not apply to it.
         if request.free_layout and self.chooses_layout and self._layout_costs(tries):
@@ -136,17 +136,21 @@ class _Tries:
                 best = self._when_nothing_fits(best)
         return replace(best, native=self.native)
 
-    def _in_bytes(self, request: PartitionRequest, fraction: float) -> PartitionRequest:
-        """The request in bytes: the step without a budget is emitted and checked, since estimates are not exact."""
+    def _in_bytes(self, request: PartitionRequest, fraction: float) -> tuple[PartitionRequest, Attempt | None]:
+        """The request in bytes, and its result if that is known by then.
+
+        The step without a budget is emitted and checked, since estimates are not exact.
+        """
         unlimited = request.without_budget
-        native = self.compile(unlimited, real=False)
+        # A fraction of 1.0 asks for that very step; a plan for its bytes need not be the same.
+        whole = fraction == 1.0
+        native = self.compile(unlimited, real=whole)
         # Without a checked peak the fraction stays, and the partition takes it of the simulated one.
         if not native.trains or native.check.unknown:
-            return request
+            return request, None
         self.native = native.check.memory
         self.limit = self.options.memory_budget.of_reference(native.check.peak_bytes)
-        # A fraction of 1.0 asks for that very step; a plan for its bytes need not be the same.
-        return unlimited if fraction == 1.0 else replace(request, fraction=None, budget_bytes=self.limit)
+        return (unlimited, native) if whole else (replace(request, fraction=None, budget_bytes=self.limit), None)
 
     def _tries(self, request: PartitionRequest, known: Attempt | None) -> list[Attempt]:
         """Tries in one layout, at most `MAX_TRIES`, until one fits and uses the budget."""
