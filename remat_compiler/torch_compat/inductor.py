@@ -31,6 +31,7 @@ from remat_compiler.torch_compat.patches import (
     PLAIN_CPU_KERNELS,
     PRODUCT_FUSION,
     REORDERING,
+    ROW_PADDING,
     TRITON_KERNELS,
 )
 from remat_compiler.torch_compat.patching import change_setting, named, original, replace, settings
@@ -41,12 +42,13 @@ _KEEP_PLANNED_MEMORY: dict[Patch, Any] = {BUFFER_REUSE: False, REORDERING: False
 """Inductor's settings under which emitted code allocates and frees as the planned graphs say."""
 _PLAIN_LAYOUT: dict[Patch, Any] = {LAYOUT: False}
 """The setting under which convolutions run without copies of their weights in channels-last order."""
-_LONG_LOOPS: dict[Patch, Any] = {LONG_LOOPS: 200}
-"""The setting under which loops on a GPU are as long as planned.
+_PLANNED_ON_GPU: dict[Patch, Any] = {LONG_LOOPS: 200, ROW_PADDING: False}
+"""Settings under which values on a GPU take over the memory of others as planned; for a CPU they stand so anyway.
 
 Inductor would write a value to memory after 30 operations, and its reader could no longer take over the memory of what
 the value was computed from.  Plans hold loops to `MAX_INLINED_NODES` nodes of a few operations each, see
-`capture.materialise`.
+`capture.materialise`.  And it would leave gaps between some long rows of odd widths, so that logits and their gradient
+were of different sizes.
 """
 # By thread: torch's functions are changed for the whole process, where other threads compile unplanned graphs.
 _planned = threading.local()
@@ -64,10 +66,9 @@ def keep_planned_memory(gm: fx.GraphModule, free_layout: bool) -> None:
     changed = dict(_KEEP_PLANNED_MEMORY)
     if not free_layout:
         changed |= _PLAIN_LAYOUT
-    # Inductor's limit for a CPU is higher, and predictions are exact under it.
     values = (node.meta.get("val") for node in gm.graph.nodes)
     if any(isinstance(value, torch.Tensor) and value.device.type == "cuda" for value in values):
-        changed |= _LONG_LOOPS
+        changed |= _PLANNED_ON_GPU
     for setting, value in changed.items():
         change_setting(setting, value)
 
@@ -84,7 +85,9 @@ def compile_with_inductor(gm: fx.GraphModule, example_inputs: Any, partitioner: 
     _guard_product_fusion()
     _guard_kernel_groups()
     # The partitioner may change settings on the way; leaving the block restores them.
-    with settings({setting: original(setting) for setting in (*_KEEP_PLANNED_MEMORY, *_PLAIN_LAYOUT, *_LONG_LOOPS)}):
+    with settings(
+        {setting: original(setting) for setting in (*_KEEP_PLANNED_MEMORY, *_PLAIN_LAYOUT, *_PLANNED_ON_GPU)}
+    ):
         try:
             with V.set_choices_handler(_planned_choices(cast("Hashable", type(V.choices)))()):
                 return compile_fx(gm, example_inputs, config_patches=named({PARTITIONER: partitioner}))

@@ -174,6 +174,13 @@ LONG_LOOPS = Patch(
     "writes to memory what a plan for a GPU says, however long the loops become",
     "long loops would take memory that was not planned",
 )
+ROW_PADDING = Patch(
+    "setting: padding of rows",
+    f"{_INDUCTOR}:comprehensive_padding",
+    _CORRECTNESS,
+    "lays out the rows of a planned graph without gaps, so that one value can take the memory of another",
+    "values of an odd width would take memory that was not planned",
+)
 PARTITIONER = Patch(
     "setting: partitioner",
     f"{_INDUCTOR}:custom_partitioner_fn",
@@ -245,6 +252,7 @@ PATCHES: tuple[Patch, ...] = (
     REORDERING,
     LAYOUT,
     LONG_LOOPS,
+    ROW_PADDING,
     PARTITIONER,
     KERNEL_CACHES,
     QUANTIZATION,

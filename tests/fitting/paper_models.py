@@ -77,8 +77,8 @@ def language(batch: int) -> tuple[Any, ...]:
 
 
 def wordy(batch: int) -> tuple[Any, ...]:
-    """A model whose logits are the most of its memory, as those of real vocabularies."""
-    return Language(words=8192, blocks=1), language(batch)[1]
+    """A model whose logits are the most of its memory, as those of real vocabularies, whose sizes are odd numbers."""
+    return Language(words=8209, blocks=1).to("cuda", torch.bfloat16), language(batch)[1]
 
 
 def broken(batch: int) -> tuple[Any, ...]:
