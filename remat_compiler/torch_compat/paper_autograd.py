@@ -37,6 +37,8 @@ from remat_compiler.torch_compat.paper_rows import (
 from remat_compiler.torch_compat.patching import replaced
 
 _META = torch.device("meta")
+_UNNUMBERED = (_META, torch.device("cuda"))
+"""What ``cuda`` without a number comes to where torch asks a guard that does nothing for the present device."""
 _DEVICE_OF = torch.ops.prim.device.default
 _TO_COPY = torch.ops.aten._to_copy.default
 _REGISTRY = "_ZN3c104impl26device_guard_impl_registryE"
@@ -138,6 +140,8 @@ def _shown_meta(original: Callable[..., Any], device: torch.device) -> Callable[
             if isinstance(args[0], FunctionalTensor):
                 return _device_of_functional(args[0])
         if not _by_engine():
+            if func is _TO_COPY and kwargs.get("device") in _UNNUMBERED:
+                func, args, kwargs = _move(args, {**kwargs, "device": device})
             return original(*owner, func, types, args, kwargs)
         # The engine moves gradients to the device that it was shown: none of these moves is one.
         if func is _TO_COPY and set(kwargs) == {"device"} and kwargs["device"] == args[0].device:
@@ -151,6 +155,19 @@ def _shown_meta(original: Callable[..., Any], device: torch.device) -> Callable[
             _asked.by_engine = True
 
     return dispatch
+
+
+def _move(args: Any, kwargs: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
+    """The call that moves a tensor to a device; where it is there already, nothing is copied.
+
+    With ``copy=True`` there would be a copy, and the operator is the same.
+    """
+    tensor = args[0]
+    same = {"dtype": tensor.dtype, "layout": tensor.layout, "device": tensor.device}
+    same |= {"memory_format": torch.preserve_format, "pin_memory": False}
+    if all(value in (None, same.get(name, value)) for name, value in kwargs.items()):
+        return torch.ops.aten.alias.default, (tensor,), {}
+    return _TO_COPY, args, kwargs
 
 
 def _method(dispatch: Callable[..., Any]) -> Callable[..., Any]:

@@ -22,6 +22,7 @@ from remat_compiler.torch_compat.paper_attention import enter_attention
 from remat_compiler.torch_compat.paper_autograd import enter_autograd
 from remat_compiler.torch_compat.paper_cuda import enter_cuda
 from remat_compiler.torch_compat.paper_inductor import enter_inductor
+from remat_compiler.torch_compat.paper_modules import enter_modules
 
 _present: list[Gpu] = []
 
@@ -52,6 +53,7 @@ def paper_device(name: str) -> Iterator[Gpu]:
         enter_cuda(stack, gpu)
         enter_attention(stack, gpu)
         enter_inductor(stack, gpu)
+        enter_modules(stack)
         _present.append(gpu)
         stack.callback(_present.pop)
         yield gpu

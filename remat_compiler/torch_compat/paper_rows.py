@@ -67,6 +67,12 @@ WRAPPERS = _row(
     "torch:Tensor._make_wrapper_subclass",
     "lets functional tensors say which device they are on when they are asked",
 )
+SWAP = _row(
+    "exchange of tensors",
+    "torch.utils:swap_tensors",
+    "moves and casts modules of fake tensors",
+    (("t1", "t2"),),
+)
 AVOID_DEVICE = _row(
     "start of the device",
     f"{_FAKE}:FakeTensorMode.avoid_device_init",
@@ -126,6 +132,6 @@ PADDING = _row(
 PAPER_PATCHES = (
     *(ENGINE, ENGINE_IMPORTED, FAKE_TENSOR, FAKE_MODE, FUNCTIONAL_TENSOR, FUNCTIONAL_MODE, FUNCTIONAL_DEVICE, WRAPPERS),
     *(AVOID_DEVICE, *CUDA.values(), *INTERFACE.values(), RAW_STREAM, ACCELERATOR_INDEX, AUTOCAST),
-    *(CONSTANTS, CONSTANT_FOLDING, PADDING),
+    *(CONSTANTS, CONSTANT_FOLDING, PADDING, SWAP),
 )
 """Every row."""

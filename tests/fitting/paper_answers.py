@@ -72,6 +72,37 @@ def kernels() -> dict[tuple[str, str], list[str]]:
     return found
 
 
+def moved() -> dict[str, tuple[str, str, bool]]:
+    """Type and device of a weight whose module was moved, and whether it is the parameter of before."""
+    ways: dict[str, Callable[[nn.Module], Any]] = {
+        "to cuda": lambda module: module.to("cuda"),
+        "cuda": lambda module: module.cuda(),
+        "half": lambda module: module.half(),
+        "to both": lambda module: module.to("cuda:0", torch.bfloat16),
+        "to the CPU": lambda module: module.to("cpu"),
+    }
+    found = {}
+    for made_on in ("cpu", "cuda"):
+        for way, move in ways.items():
+            with on_paper("h100"):
+                module = nn.Linear(8, 8, device=made_on)
+                tied, before = nn.Linear(8, 8), module.weight
+                tied.weight = module.weight
+                move(nn.ModuleList([module, tied]))
+                weight = tied.weight
+                found[f"{made_on}: {way}"] = (str(weight.dtype), str(weight.device), weight is before is module.weight)
+    return found
+
+
+def copied() -> list[bool]:
+    """Whether moving a tensor copies it: to where it is, to another type there, and to the CPU."""
+    with on_paper("h100"):
+        tensor = torch.zeros(4)
+        results = tensor.to("cuda"), tensor.cuda(), tensor.to("cuda", torch.float16), tensor.cpu()
+        storage = tensor.untyped_storage()._cdata
+        return [result.untyped_storage()._cdata != storage for result in results]
+
+
 @contextmanager
 def on_paper(device: str) -> Iterator[None]:
     """Fake tensors on that GPU, whose operators torch decomposes as in a compilation."""

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import remat_compiler
-from fitting.paper_answers import answers, kernels, refusals
+from fitting.paper_answers import answers, copied, kernels, moved, refusals
 from fitting.paper_models import Language, Vision, language
 from remat_compiler.cli.main import main
 from remat_compiler.errors import OptionError, PaperFailure
@@ -49,7 +49,7 @@ def generated() -> Points:
 @pytest.fixture(scope="module")
 def wordy() -> Points:
     pytest.importorskip("triton")
-    found: Points = call_in_process(answers, "inductor", "rtx4090", ("wordy",), BUDGETS["wordy"], "bf16")
+    found: Points = call_in_process(answers, "inductor", "rtx4090", ("wordy",), BUDGETS["wordy"], None)
     return found
 
 
@@ -115,6 +115,21 @@ def test_attention_takes_the_kernel_of_the_gpu() -> None:
         ("t4", single): {"efficient_attention"},
     }
     assert all(any(name.endswith("_backward") for name in names) for names in found.values())
+
+
+def test_modules_are_moved_and_cast_as_on_a_gpu() -> None:
+    found = call_in_process(moved)
+    cuda, single = "cuda:0", "torch.float32"
+    for made_on in ("cpu", "cuda"):
+        assert found[f"{made_on}: to cuda"] == (single, cuda, True)
+        assert found[f"{made_on}: cuda"] == (single, cuda, True)
+        assert found[f"{made_on}: half"][0] == "torch.float16"
+        assert found[f"{made_on}: to both"] == ("torch.bfloat16", cuda, True)
+        assert found[f"{made_on}: to the CPU"] == (single, "cpu", True)
+
+
+def test_a_tensor_that_is_there_is_not_copied() -> None:
+    assert call_in_process(copied) == [False, False, True, True]
 
 
 @pytest.fixture(scope="module")
