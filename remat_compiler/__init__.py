@@ -20,6 +20,8 @@ from remat_compiler.errors import (
     UnsupportedTorch,
 )
 from remat_compiler.fitting.fit import fit
+from remat_compiler.fitting.max_batch import max_batch
+from remat_compiler.fitting.pareto import pareto
 from remat_compiler.report.plan_report import PlanReport
 from remat_compiler.report.store import clear_reports, reports
 from remat_compiler.stats import Stats, reset_stats, stats
@@ -42,6 +44,8 @@ __all__ = [
     "clear_reports",
     "fit",
     "forbid_recompute",
+    "max_batch",
+    "pareto",
     "reports",
     "reset_stats",
     "stats",

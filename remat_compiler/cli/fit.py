@@ -3,108 +3,38 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
-import sys
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-from remat_compiler.devices.gpus import GPUS
-from remat_compiler.errors import OptionError, UnknownName
+from remat_compiler.cli.step_arguments import (
+    ABOUT_FUNCTION,
+    add_budget_argument,
+    add_step_arguments,
+    batches_of,
+    budget_of,
+    request_of,
+)
 from remat_compiler.fitting.fit import answer
-from remat_compiler.fitting.request import PRECISIONS, FitRequest
-
-_ABOUT = """\
-FUNCTION makes a training step: it takes the batch, if --batch is given, and returns the model and its inputs (a tensor,
-a tuple of positional or a dict of named arguments), and, if the model does not return its loss, a function that takes
-what it returns and gives the loss.  It is called where `cuda` is the device asked for, and nothing is allocated.
-"""
+from remat_compiler.fitting.max_batch import largest_batch
 
 
 def add_fit_command(commands: Any) -> None:
     """Add `fit` to the parser's subcommands."""
     parser = commands.add_parser(
-        "fit", help="whether a training step fits a GPU, which need not be there", description=_ABOUT
+        "fit", help="whether a training step fits a GPU, which need not be there", description=ABOUT_FUNCTION
     )
-    parser.add_argument("function", metavar="FILE.py:FUNCTION", help="what makes the model and its inputs")
-    parser.add_argument("--device", required=True, metavar="NAME", help=f"one of {', '.join(GPUS)}")
-    parser.add_argument("--budget", metavar="BYTES", help="memory_budget of the backend, such as 70GiB or 0.8")
-    parser.add_argument("--batch", metavar="N,N,...", help="what FUNCTION is called with, one step for each")
-    parser.add_argument("--autocast", metavar="TYPE", choices=sorted(PRECISIONS), help="type that autocast computes in")
-    parser.add_argument("--optimizer", default="AdamW", metavar="NAME", help="class of torch.optim, or none")
-    parser.add_argument("--inner", choices=("inductor", "eager"), default="inductor", help="inner compiler")
-    parser.add_argument("--json", action="store_true", help="all figures, for tools")
+    add_step_arguments(parser)
+    add_budget_argument(parser)
+    batch = parser.add_mutually_exclusive_group()
+    batch.add_argument("--batch", metavar="N,N,...", help="what FUNCTION is called with, one step for each")
+    batch.add_argument("--max-batch", action="store_true", help="the largest N that fits, be it a batch or a length")
     parser.set_defaults(command=_fit)
 
 
 def _fit(options: argparse.Namespace) -> str:
     """The text of `remat fit`."""
-    request = FitRequest(
-        make=_Function(*_named(options.function)),
-        device=options.device,
-        budget=_budget(options.budget),
-        batches=_batches(options.batch),
-        autocast=options.autocast,
-        optimizer=None if options.optimizer.lower() == "none" else options.optimizer,
-        options={"inner": options.inner},
-    )
-    report = answer(request)
+    budget = budget_of(options.budget)
+    if options.max_batch:
+        report: Any = largest_batch(request_of(options, (), budget))
+    else:
+        report = answer(request_of(options, batches_of(options.batch), budget))
     return f"{report.to_json()}\n" if options.json else str(report)
-
-
-def _named(function: str) -> tuple[Path, str]:
-    """File and name of the function."""
-    file, _, name = function.rpartition(":")
-    if not file or not name.isidentifier():
-        raise OptionError(f"got {function!r}; name a file and a function in it, such as train.py:make")
-    path = Path(file).resolve()
-    if not path.is_file():
-        raise OptionError(f"there is no file {file!r}; name a file and a function in it, such as train.py:make")
-    return path, name
-
-
-def _budget(text: str | None) -> str | float | None:
-    """Numbers below 1 are fractions, and a shell has text alone."""
-    try:
-        return None if text is None else float(text)
-    except ValueError:
-        return text
-
-
-def _batches(text: str | None) -> tuple[int, ...]:
-    try:
-        return tuple(int(part) for part in text.split(",")) if text else ()
-    except ValueError as error:
-        raise OptionError(f"--batch takes whole numbers with commas between them, got {text!r}") from error
-
-
-class _Function:
-    """A function of a file, which is run as a module where the function is called first."""
-
-    def __init__(self, file: Path, name: str) -> None:
-        self.file = file
-        self.name = name
-        self._found: Callable[..., Any] | None = None
-
-    def __call__(self, *batch: Any) -> Any:
-        """Call it."""
-        if self._found is None:
-            self._found = self._load()
-        return self._found(*batch)
-
-    def _load(self) -> Callable[..., Any]:
-        # Modules beside the file are found, as if it were run.
-        sys.path.insert(0, str(self.file.parent))
-        spec = importlib.util.spec_from_file_location(self.file.stem, self.file)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[self.file.stem] = module
-        spec.loader.exec_module(module)
-        found = getattr(module, self.name, None)
-        if not callable(found):
-            raise UnknownName(
-                "function", self.name, [n for n, v in vars(module).items() if callable(v)], str(self.file)
-            )
-        function: Callable[..., Any] = found
-        return function

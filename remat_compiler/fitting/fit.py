@@ -59,14 +59,19 @@ def fit(
 def answer(request: FitRequest) -> FitReport:
     """`fit` for a request; raises the same errors."""
     gpu_named(request.device)
+    check_triton(request.options)
+    report: FitReport = call_in_process(_fit_here, request)
+    return report
+
+
+def check_triton(options: Mapping[str, Any]) -> None:
+    """Raises `OptionError` if code is to be generated for a GPU, and cannot be."""
     # Code for a GPU is written by Triton's compiler, which wheels of torch for a CPU do not bring.
-    if request.options.get("inner", "inductor") == "inductor" and find_spec("triton") is None:
+    if options.get("inner", "inductor") == "inductor" and find_spec("triton") is None:
         raise OptionError(
             'generating code for a GPU needs the package triton, which is not installed: pip install "remat-compiler'
             '[paper]", or interpret the graphs with options={"inner": "eager"} (--inner eager)'
         )
-    report: FitReport = call_in_process(_fit_here, request)
-    return report
 
 
 def _fit_here(request: FitRequest) -> FitReport:

@@ -33,8 +33,12 @@ class FitPoint:
         reserved_bytes: Most that torch's caching allocator reserves, by its model.
         step_ns: Modelled time of forward and backward, recomputation included.
         added_ns: Modelled time of recomputation.
+        bound_ns: What no plan of that peak can go below in that.
         native_bytes: Peak of the step without a budget as `backward_bytes` counts, if it is one graph.
         planned_bytes: Peak of the step as the backend reports it, if it is one graph.
+        floor_bytes: Peak that no plan can go below, if it is one graph.
+        floor_forced_by: The operator that forces it.
+        smallest_bytes: Smallest reachable peak, if that is the `problem`.
         unmodelled: Operators whose workspace no form tells; they count with their results alone.
         seconds: Time that the answer took.
     """
@@ -52,8 +56,12 @@ class FitPoint:
     reserved_bytes: int = 0
     step_ns: int = 0
     added_ns: int = 0
+    bound_ns: int = 0
     native_bytes: int | None = None
     planned_bytes: int | None = None
+    floor_bytes: int | None = None
+    floor_forced_by: str = ""
+    smallest_bytes: int | None = None
     unmodelled: tuple[str, ...] = ()
     seconds: float = 0.0
 
@@ -119,7 +127,7 @@ class FitReport:
         return json.dumps({**record, "context_bytes": CONTEXT_BYTES, "points": points}, indent=1)
 
     def __str__(self) -> str:
-        head = f"{self.product}: {_gib(self.total_bytes)}, of which {_gib(self.usable_bytes)} are left to torch\n"
+        head = f"{self.product}: {gib(self.total_bytes)}, of which {gib(self.usable_bytes)} are left to torch\n"
         under = f"memory_budget {self.budget}\n" if self.budget else "without a budget\n"
         return head + under + "\n" + (_details(self) if len(self.points) == 1 else _overview(self))
 
@@ -135,7 +143,7 @@ def _overview(report: FitReport) -> str:
             continue
         bytes_ = (point.step_bytes, point.peak_bytes, point.reserved_bytes, report.left_bytes(point))
         times = (f"{point.step_ns / 1e6:.1f} ms", f"{point.added_ns / 1e6:.1f} ms")
-        rows.append((str(point.batch), "yes" if report.fits(point) else "no", *map(_gib, bytes_), *times))
+        rows.append((str(point.batch), "yes" if report.fits(point) else "no", *map(gib, bytes_), *times))
     problems = [f"batch {point.batch}: {point.problem}" for point in report.points if point.problem]
     return "".join(f"{line}\n" for line in (*table(rows, right=(2, 3, 4, 5, 6, 7)), *problems))
 
@@ -151,16 +159,16 @@ def _details(report: FitReport) -> str:
         ("inputs", point.input_bytes, "exact"),
         ("library", point.library_bytes, "constant: cuBLAS's workspace"),
         ("forward", point.forward_bytes, "exact but for workspaces: on top of the above"),
-        ("backward", point.backward_bytes, f"likewise, with {_gib(point.gradient_bytes)} of gradients"),
+        ("backward", point.backward_bytes, f"likewise, with {gib(point.gradient_bytes)} of gradients"),
         ("optimizer's step", point.update_bytes, "likewise"),
         ("allocated", point.peak_bytes, "peak: the first four and the largest of the three"),
         ("reserved", point.reserved_bytes, "modelled: torch's caching allocator"),
-        ("left", report.left_bytes(point), f"of {_gib(report.usable_bytes)}"),
+        ("left", report.left_bytes(point), f"of {gib(report.usable_bytes)}"),
     ]
-    lines = table([(name, _gib(size), note) for name, size, note in rows], right=(1,))
+    lines = table([(name, gib(size), note) for name, size, note in rows], right=(1,))
     lines.append("")
     if point.native_bytes is not None:
-        lines.append(f"without a budget the step would take {_gib(point.native_bytes)} where the backward stands above")
+        lines.append(f"without a budget the step would take {gib(point.native_bytes)} where the backward stands above")
     lines.append(
         f"step, modelled from the data sheet: {point.step_ns / 1e6:.1f} ms, {point.added_ns / 1e6:.1f} ms of them "
         "recomputation; the optimizer's step is not part of it"
@@ -171,5 +179,6 @@ def _details(report: FitReport) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def _gib(size: int) -> str:
+def gib(size: int) -> str:
+    """Bytes for people, in GiB if there are many."""
     return f"{size / 2**30:.2f} GiB" if abs(size) >= 2**27 else format_bytes(size)

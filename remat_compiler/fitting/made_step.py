@@ -1,0 +1,179 @@
+"""A training step as the user describes it: made on the device that is there at that moment, compiled and run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+
+from remat_compiler import torch_compat
+from remat_compiler.costs.op_call import tensors_in
+from remat_compiler.errors import OptionError, UnknownName
+from remat_compiler.fitting.request import PRECISIONS, FitRequest
+from remat_compiler.report.store import clear_reports
+
+DEVICE = torch.device("cuda", 0)
+"""Where steps are made."""
+
+
+def made_step(request: FitRequest, batch: Any) -> MadeStep:
+    """The step of `request` at one of its batches; `None` if it has none.
+
+    Raises:
+        OptionError: The model or its inputs are not made as they must be, or an option is malformed.
+        UnknownName: The optimizer is unknown.
+    """
+    # The step itself runs with the default device that it has in the user's program.
+    with torch.device(DEVICE):
+        made: Any = request.make(batch) if request.batches else request.make()
+    if not isinstance(made, tuple) or not 2 <= len(made) <= 3:
+        raise OptionError(f"got {_described(made)}; return the model, its inputs, and perhaps the loss, as a tuple")
+    return MadeStep(request, *made)
+
+
+class MadeStep:
+    """A step that can be run: forward and backward, then the optimizer.
+
+    Attributes:
+        model: The user's model.
+        inputs: Its inputs.
+        optimizer: The optimizer, if there is one.
+    """
+
+    def __init__(self, request: FitRequest, model: Any, inputs: Any, loss: Callable[[Any], Any] | None = None) -> None:
+        _check_on_device("parameters and buffers", {**dict(model.named_parameters()), **dict(model.named_buffers())})
+        _check_on_device("the inputs", dict(enumerate(tensors_in(inputs))))
+        self.model = model
+        self.inputs = inputs
+        self._options = request.options
+        self._compiled: Callable[..., Any] | None = None
+        self.loss = loss or _own_loss
+        self.optimizer = None if request.optimizer is None else _maker_of(request.optimizer)(model.parameters())
+        self.autocast = request.autocast
+        # On a GPU optimizers work on lists of parameters at once; on fake ones they would not recognise it as such.
+        for group in [] if self.optimizer is None else self.optimizer.param_groups:
+            if group.get("foreach", False) is None and not group.get("fused"):
+                group["foreach"] = True
+
+    def compile(self, budget: float | str | int | None, backend: Callable[..., Any] | str = "remat") -> None:
+        """Compile the model anew under `budget`; without one, nothing is recomputed beyond what is free."""
+        # Other sizes of a graph that is known would be compiled for all sizes.
+        torch.compiler.reset()
+        clear_reports()
+        options = {"memory_budget": 1.0 if budget is None else budget, **self._options}
+        self._compiled = torch.compile(self.model, backend=backend, options=options)
+
+    def run(self, between: Callable[[], None] = lambda: None) -> None:
+        """Forward and backward; `between` is called in between.
+
+        All outputs are held to the end, as most training loops hold them.  `compile` comes first.
+        """
+        assert self._compiled is not None
+        with _autocast(self.autocast):
+            outputs = _called(self._compiled, self.inputs)
+            loss = self.loss(outputs)
+        between()
+        loss.backward()
+
+    def update(self) -> None:
+        """The optimizer's step, after which no gradients are left."""
+        if self.optimizer is not None:
+            self.optimizer.step()
+        self.model.zero_grad()
+
+    def update_once(self) -> None:
+        """Let the optimizer make its state before there are any gradients, by a step with such of nothing but zeros."""
+        for parameter in self.model.parameters():
+            if parameter.requires_grad:
+                parameter.grad = torch.zeros_like(parameter)
+        self.update()
+
+    @property
+    def parameters(self) -> list[torch.Tensor]:
+        """Parameters and buffers."""
+        return [*self.model.parameters(), *self.model.buffers()]
+
+    @property
+    def input_tensors(self) -> list[torch.Tensor]:
+        """Tensors among the inputs."""
+        return list(tensors_in(self.inputs))
+
+    @property
+    def state(self) -> list[torch.Tensor]:
+        """Tensors that the optimizer keeps."""
+        return [] if self.optimizer is None else list(tensors_in(dict(self.optimizer.state)))
+
+    @property
+    def resident(self) -> list[torch.Tensor]:
+        """All that is there before the step."""
+        return [*self.parameters, *self.state, *self.input_tensors]
+
+
+def _called(model: Callable[..., Any], inputs: Any) -> Any:
+    if isinstance(inputs, Mapping):
+        return model(**inputs)
+    return model(*inputs) if isinstance(inputs, (tuple, list)) else model(inputs)
+
+
+def _own_loss(outputs: Any) -> torch.Tensor:
+    """The loss among the model's outputs.
+
+    Raises:
+        OptionError: There is none.
+    """
+    found = outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", outputs)
+    if isinstance(found, torch.Tensor) and found.numel() == 1:
+        return found
+    raise OptionError(
+        f"the model returns {_described(outputs)} rather than a loss; give `loss`, a function that takes that and "
+        "returns a tensor of one element"
+    )
+
+
+def _described(value: Any) -> str:
+    return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else f"a {type(value).__name__}"
+
+
+def _maker_of(optimizer: Callable[[Any], Any] | str) -> Callable[[Any], Any]:
+    """What makes the optimizer.
+
+    Raises:
+        UnknownName: No class of `torch.optim` has that name.
+    """
+    if not isinstance(optimizer, str):
+        return optimizer
+    names = [name for name, value in vars(torch.optim).items() if isinstance(value, type) and name != "Optimizer"]
+    by_name = {name.lower(): getattr(torch.optim, name) for name in names}
+    if optimizer.lower() not in by_name:
+        raise UnknownName("optimizer", optimizer, names)
+    found: Callable[[Any], Any] = by_name[optimizer.lower()]
+    return found
+
+
+def _autocast(precision: str | None) -> AbstractContextManager[Any]:
+    """Raises `OptionError` for an unknown type."""
+    if precision is None:
+        return nullcontext()
+    name = PRECISIONS.get(str(precision).removeprefix("torch."))
+    if name is None:
+        raise OptionError(
+            f"autocast={precision!r} is no type that autocast computes in; allowed: {', '.join(PRECISIONS)}"
+        )
+    return torch.autocast(DEVICE.type, dtype=getattr(torch, name))
+
+
+def _check_on_device(part: str, tensors: Mapping[Any, Any]) -> None:
+    """Raises `OptionError` for a tensor with real memory, or on another device."""
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, torch_compat.FakeTensor):
+            raise OptionError(
+                f"{part} have the tensor {name!r} in real memory ({tensor.numel() * tensor.element_size()} bytes on "
+                f"{tensor.device}); give a function that makes its tensors itself, when it is called"
+            )
+        if tensor.device != DEVICE:
+            raise OptionError(
+                f"{part} have the tensor {name!r} on {tensor.device}, and the step is to fit {DEVICE}; leave the "
+                "device open, or name cuda"
+            )

@@ -1,0 +1,139 @@
+"""A step that is planned and no more: its smallest peak, and what the device leaves for it.
+
+Planning takes a fraction of the time of generating code, and tells the peak nearly as well.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import fx
+
+from remat_compiler import torch_compat
+from remat_compiler.backend import remat
+from remat_compiler.errors import OptionError
+from remat_compiler.fitting.fit_report import CONTEXT_BYTES, FitReport
+from remat_compiler.fitting.made_step import MadeStep, made_step
+from remat_compiler.fitting.paper_step import distinct_bytes, library_bytes, measured_point, on_paper
+from remat_compiler.fitting.request import FitRequest
+from remat_compiler.fitting.room import Confirmed, Room
+from remat_compiler.observer import Observer, observed_by
+from remat_compiler.options import BudgetKind, MemoryBudget
+
+_LESS = 0.05
+"""Part by which a step is to be smaller if the allocator has no room for it."""
+
+
+class _Planned(BaseException):
+    """Ends a compilation once the graph is planned; not an error, so that nobody takes it for one."""
+
+    def __init__(self, peak_bytes: int) -> None:
+        super().__init__()
+        self.peak_bytes = peak_bytes
+
+
+class _Several(BaseException):
+    """Ends the compilation of the first of several graphs, which share a budget: planning one says too little."""
+
+
+class _Ending(Observer):
+    def partition_made(self, partition: Any, request: Any, **convention: Any) -> None:
+        raise _Planned(partition.peak_bytes)
+
+
+def _planning(gm: fx.GraphModule, example_inputs: Sequence[Any], **keywords: Any) -> Any:
+    """The backend, up to the plan."""
+    if torch_compat.ends_at_graph_break(gm):
+        raise _Several
+    with observed_by(_Ending()):
+        return remat(gm, example_inputs, **keywords)
+
+
+def probe(request: FitRequest, batch: int) -> Room:
+    """Plan the step at `batch`; for a process of its own.
+
+    Raises:
+        OptionError, UnknownName: As `fit_on_paper` does.
+    """
+    budget = _asked(request)
+    with on_paper(request.device) as (gpu, mode):
+        step = made_step(replace(request, batches=(batch,)), batch)
+        step.update_once()
+        left = left_bytes(step, gpu)
+        whole = budget is not None and budget.kind is BudgetKind.FRACTION
+        # A fraction is one of the step without a budget.
+        asked = 1.0 if whole else "min"
+        try:
+            step.compile(asked, _planning)
+            step.run()
+            peak: int | None = None
+        except _Planned as planned:
+            peak = planned.peak_bytes
+        except _Several:
+            peak = None
+        if peak is None:
+            point = measured_point(step, asked, gpu, mode, batch, time.perf_counter())
+            peak = max(point.forward_bytes, point.backward_bytes)
+        if budget is not None and whole:
+            peak = budget.of_reference(peak) or 0
+        if budget is not None and budget.kind is BudgetKind.BYTES:
+            left = min(left, budget.limit_bytes)
+        return Room(batch, left, peak)
+
+
+def confirm(request: FitRequest, batch: int, scale: float = 1.0) -> Confirmed:
+    """Measure the step at `batch` under what the device leaves for it.
+
+    For a process of its own.
+
+    Args:
+        request: The step.
+        batch: What it is made with.
+        scale: By how much the budget is to be less than that, for what other steps took beyond theirs.
+
+    Raises:
+        OptionError, UnknownName: As `fit_on_paper` does.
+    """
+    asked = _asked(request)
+    with on_paper(request.device) as (gpu, mode):
+        start = time.perf_counter()
+        step = made_step(replace(request, batches=(batch,)), batch)
+        step.update_once()
+        if asked is not None and asked.kind is BudgetKind.FRACTION:
+            point = measured_point(step, asked.fraction, gpu, mode, batch, start)
+            report = FitReport.of(gpu, request.budget, [point])
+            return Confirmed(report, None, 0.0 if report.fits(point) else _LESS)
+        budget = int(left_bytes(step, gpu) / scale)
+        if asked is not None and asked.kind is BudgetKind.BYTES:
+            budget = min(asked.limit_bytes, budget)
+        point = measured_point(step, budget, gpu, mode, batch, start)
+        report = FitReport.of(gpu, budget, [point])
+        if point.smallest_bytes is not None:
+            return Confirmed(report, budget, point.smallest_bytes / budget - 1)
+        return Confirmed(report, budget, 0.0 if report.fits(point) else _LESS)
+
+
+def left_bytes(step: MadeStep, gpu: Any) -> int:
+    """What the device leaves for the step's peak: beside all that is resident, and a reserve for fragmentation."""
+    usable = int((gpu.total_bytes - CONTEXT_BYTES) * (1 - torch_compat.DEVICE_RESERVE))
+    return max(1, usable - distinct_bytes(step.resident) - library_bytes(gpu))
+
+
+def _asked(request: FitRequest) -> MemoryBudget | None:
+    """The request's budget.
+
+    Raises:
+        OptionError: It is malformed, or leaves nothing to search for.
+    """
+    if request.budget is None:
+        return None
+    budget = MemoryBudget.parse(request.budget)
+    if budget.kind is BudgetKind.MIN:
+        raise OptionError(
+            "got the budget 'min' for the largest batch, which is searched for at its smallest peak anyway; leave it "
+            "out, or name bytes or a fraction"
+        )
+    return budget
