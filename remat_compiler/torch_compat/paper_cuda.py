@@ -16,6 +16,7 @@ from remat_compiler.torch_compat.paper_rows import (
     AUTOCAST,
     AVOID_DEVICE,
     CUDA,
+    GENERATORS,
     INTERFACE,
     RAW_STREAM,
 )
@@ -42,6 +43,23 @@ class _NoSwitch:
         pass
 
 
+class _Generator(torch.Generator):
+    """The GPU's generator, from which nothing is drawn."""
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        return torch.device("cuda", 0)
+
+    def clone_state(self) -> _Generator:
+        return _Generator()
+
+    def graphsafe_get_state(self) -> _Generator:
+        return self
+
+    def graphsafe_set_state(self, _: torch.Generator) -> _Generator:
+        return self
+
+
 def enter_cuda(stack: ExitStack, gpu: Gpu) -> None:
     """Let `torch.cuda` and Dynamo answer for `gpu` until `stack` is closed."""
     # Dynamo knows torch's functions by identity: it must have seen the real ones.
@@ -51,6 +69,7 @@ def enter_cuda(stack: ExitStack, gpu: Gpu) -> None:
         stack.enter_context(replaced(row, _always(answers[name])))
     for name, row in INTERFACE.items():
         stack.enter_context(replaced(row, _always(answers[_NAMES.get(name, name)])))
+    stack.enter_context(replaced(GENERATORS, _always((_Generator(),))))
     stack.enter_context(replaced(RAW_STREAM, _always(lambda *_: 0)))
     stack.enter_context(replaced(ACCELERATOR_INDEX, _always(lambda: 0)))
     stack.enter_context(replaced(AUTOCAST, _always(lambda: False)))

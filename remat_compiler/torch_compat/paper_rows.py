@@ -99,6 +99,11 @@ INTERFACE = {
         *("Worker.get_device_properties", "Worker.current_device"),
     )
 }
+GENERATORS = _row(
+    "generators",
+    "torch.cuda:default_generators",
+    "gives recomputed dropout under checkpoints a state to draw from",
+)
 RAW_STREAM = _row(
     "raw stream",
     "torch._C:_cuda_getCurrentRawStream",
@@ -131,7 +136,7 @@ PADDING = _row(
 
 PAPER_PATCHES = (
     *(ENGINE, ENGINE_IMPORTED, FAKE_TENSOR, FAKE_MODE, FUNCTIONAL_TENSOR, FUNCTIONAL_MODE, FUNCTIONAL_DEVICE, WRAPPERS),
-    *(AVOID_DEVICE, *CUDA.values(), *INTERFACE.values(), RAW_STREAM, ACCELERATOR_INDEX, AUTOCAST),
+    *(AVOID_DEVICE, *CUDA.values(), *INTERFACE.values(), GENERATORS, RAW_STREAM, ACCELERATOR_INDEX, AUTOCAST),
     *(CONSTANTS, CONSTANT_FOLDING, PADDING, SWAP),
 )
 """Every row."""

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 WORDS, WIDTH, LENGTH = 512, 64, 128
 
@@ -70,6 +71,16 @@ class Broken(Language):
         return F.cross_entropy(self.head(x).flatten(0, 1), targets.flatten())
 
 
+class Checkpointed(Language):
+    """The same with checkpoints, whose dropout is drawn again from where the generator was."""
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        x = self.words(tokens)
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False)
+        return F.cross_entropy(self.head(x).flatten(0, 1), targets.flatten())
+
+
 def language(batch: int) -> tuple[Any, ...]:
     """The language model and its inputs."""
     tokens = torch.zeros(batch, LENGTH, dtype=torch.long)
@@ -86,9 +97,14 @@ def broken(batch: int) -> tuple[Any, ...]:
     return Broken(), language(batch)[1]
 
 
+def checkpointed(batch: int) -> tuple[Any, ...]:
+    """The same with checkpoints."""
+    return Checkpointed(), language(batch)[1]
+
+
 def vision(batch: int) -> tuple[Any, ...]:
     """The vision model, its input and its loss."""
     return Vision(), torch.zeros(batch, 3, 32, 32), lambda logits: logits.logsumexp(1).mean()
 
 
-MAKERS = {"language": language, "vision": vision, "broken": broken, "wordy": wordy}
+MAKERS = {"language": language, "vision": vision, "broken": broken, "wordy": wordy, "checkpointed": checkpointed}

@@ -21,7 +21,7 @@ from remat_compiler.fitting.paper_process import call_in_process
 
 INTERPRETED = {"inner": "eager"}
 BUDGETS = {"interpreted": (None, 0.8, 0.6, "min"), "generated": (None, 0.7), "wordy": (None, 0.9)}
-INTERPRETED_MODELS, GENERATED = ("language", "vision", "broken"), ("language", "vision")
+INTERPRETED_MODELS, GENERATED = ("language", "vision", "broken", "checkpointed"), ("language", "vision")
 Points = dict[str, list[FitPoint]]
 
 
