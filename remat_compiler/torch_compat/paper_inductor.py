@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from remat_compiler.devices.gpus import Gpu
-from remat_compiler.torch_compat.paper_rows import CONSTANT_FOLDING, CONSTANTS, PADDING
+from remat_compiler.torch_compat.paper_rows import CONSTANT_FOLDING, CONSTANTS, GENERATION, PADDING
 from remat_compiler.torch_compat.patching import replaced
 
 _CPU = torch.device("cpu")
@@ -22,6 +22,7 @@ def enter_inductor(stack: ExitStack, gpu: Gpu) -> None:
     """Let Inductor generate code for `gpu` until `stack` is closed; without Triton, only graphs are interpreted."""
     stack.enter_context(replaced(CONSTANTS, _then_on_cpu))
     stack.enter_context(replaced(CONSTANT_FOLDING, _on_cpu))
+    stack.enter_context(replaced(GENERATION, _by_default_on_cpu))
     stack.enter_context(replaced(PADDING, _without_timing))
     _enter_triton(stack, gpu)
 
@@ -53,6 +54,15 @@ def _on_cpu(run: Callable[..., Any]) -> Callable[..., Any]:
             return run(self, *args, **kwargs)
 
     return folded
+
+
+def _by_default_on_cpu(run: Callable[..., Any]) -> Callable[..., Any]:
+    def generate(*args: Any, **kwargs: Any) -> Any:
+        # The graph itself names the device of everything that it makes.
+        with _CPU:
+            return run(*args, **kwargs)
+
+    return generate
 
 
 def _without_timing(asks: Callable[..., Any]) -> Callable[..., Any]:

@@ -128,6 +128,11 @@ CONSTANT_FOLDING = _row(
     "torch._inductor.constant_folding:ConstantFolder.run",
     "computes constants on the CPU",
 )
+GENERATION = _row(
+    "generation of code",
+    "torch._inductor.compile_fx:_compile_fx_inner",
+    "makes what it only looks at on the CPU, where the program's default device is the GPU",
+)
 PADDING = _row(
     "padding of products",
     "torch._inductor.fx_passes.pad_mm:_should_pad",
@@ -137,6 +142,6 @@ PADDING = _row(
 PAPER_PATCHES = (
     *(ENGINE, ENGINE_IMPORTED, FAKE_TENSOR, FAKE_MODE, FUNCTIONAL_TENSOR, FUNCTIONAL_MODE, FUNCTIONAL_DEVICE, WRAPPERS),
     *(AVOID_DEVICE, *CUDA.values(), *INTERFACE.values(), GENERATORS, RAW_STREAM, ACCELERATOR_INDEX, AUTOCAST),
-    *(CONSTANTS, CONSTANT_FOLDING, PADDING, SWAP),
+    *(CONSTANTS, CONSTANT_FOLDING, GENERATION, PADDING, SWAP),
 )
 """Every row."""

@@ -81,6 +81,34 @@ class Checkpointed(Language):
         return F.cross_entropy(self.head(x).flatten(0, 1), targets.flatten())
 
 
+class Halves(nn.Module):
+    """Two graphs that change a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.register_buffer("scale", torch.ones(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x).relu()
+        torch._dynamo.graph_break()
+        self.scale.mul_(0.9).add_(x.detach().mean())
+        return (self.scale * self.second(x).tanh()).square().mean()
+
+
+class Defaulted(nn.Module):
+    """The same, compiled while the GPU is the default device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.halves = Halves()
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.device("cuda"):
+            loss: Tensor = self.halves(x)
+            return loss
+
+
 def language(batch: int) -> tuple[Any, ...]:
     """The language model and its inputs."""
     tokens = torch.zeros(batch, LENGTH, dtype=torch.long)
@@ -102,9 +130,21 @@ def checkpointed(batch: int) -> tuple[Any, ...]:
     return Checkpointed(), language(batch)[1]
 
 
+def defaulted(batch: int) -> tuple[Any, ...]:
+    """A model that makes the GPU the default device while it runs."""
+    return Defaulted(), torch.zeros(batch, WIDTH)
+
+
 def vision(batch: int) -> tuple[Any, ...]:
     """The vision model, its input and its loss."""
     return Vision(), torch.zeros(batch, 3, 32, 32), lambda logits: logits.logsumexp(1).mean()
 
 
-MAKERS = {"language": language, "vision": vision, "broken": broken, "wordy": wordy, "checkpointed": checkpointed}
+MAKERS = {
+    "language": language,
+    "vision": vision,
+    "broken": broken,
+    "wordy": wordy,
+    "defaulted": defaulted,
+    "checkpointed": checkpointed,
+}

@@ -49,7 +49,7 @@ def generated() -> Points:
 @pytest.fixture(scope="module")
 def wordy() -> Points:
     pytest.importorskip("triton")
-    found: Points = call_in_process(answers, "inductor", "rtx4090", ("wordy",), BUDGETS["wordy"], None)
+    found: Points = call_in_process(answers, "inductor", "rtx4090", ("wordy", "defaulted"), BUDGETS["wordy"], None)
     return found
 
 
@@ -78,6 +78,12 @@ def test_a_step_takes_what_was_predicted(kind: str, model: str, request: pytest.
             assert peak <= max(budget * taken[0], smallest)
     assert taken == sorted(taken, reverse=True)
     assert taken[-1] < taken[0]
+
+
+def test_code_is_generated_while_the_gpu_is_the_default_device(wordy: Points) -> None:
+    for point in wordy["defaulted"]:
+        assert not point.problem
+        assert point.backward_bytes >= point.gradient_bytes > 0
 
 
 def test_what_is_there_beside_the_step_is_counted(interpreted: Points) -> None:
