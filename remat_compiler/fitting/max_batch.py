@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from remat_compiler.devices.gpus import gpu_named
@@ -36,7 +36,8 @@ class MaxBatch:
 
     def to_json(self) -> str:
         """All figures, for tools."""
-        record = {"max_batch": self.batch, "budget_bytes": self.budget_bytes}
+        beyond = None if self.next is None else asdict(self.next)
+        record = {"max_batch": self.batch, "budget_bytes": self.budget_bytes, "next": beyond}
         return json.dumps({**record, **json.loads(self.report.to_json())}, indent=1)
 
     def __str__(self) -> str:

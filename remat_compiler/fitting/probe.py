@@ -106,7 +106,7 @@ def confirm(request: FitRequest, batch: int, scale: float = 1.0) -> Confirmed:
             point = measured_point(step, asked.fraction, gpu, mode, batch, start)
             report = FitReport.of(gpu, request.budget, [point])
             return Confirmed(report, None, 0.0 if report.fits(point) else _LESS)
-        budget = int(left_bytes(step, gpu) / scale)
+        budget = max(1, int(left_bytes(step, gpu) / scale))
         if asked is not None and asked.kind is BudgetKind.BYTES:
             budget = min(asked.limit_bytes, budget)
         point = measured_point(step, budget, gpu, mode, batch, start)

@@ -85,7 +85,8 @@ def test_the_largest_batch_fits_and_the_next_does_not() -> None:
     text = str(found)
     assert f"the largest is {found.batch}" in text
     assert f"{found.batch + 1} does not fit" in text
-    assert json.loads(found.to_json())["max_batch"] == found.batch
+    record = json.loads(found.to_json())
+    assert (record["max_batch"], record["next"]["batch"]) == (found.batch, found.batch + 1)
 
 
 def test_emitted_code_that_takes_more_than_planned_makes_the_batch_smaller() -> None:
@@ -127,6 +128,8 @@ def test_a_plan_is_printed_and_dumped(tmp_path: Path, capsys: pytest.CaptureFixt
     assert main(["plan", *arguments, "--budget", "0.8", "--dump", str(dump)]) == 0
     assert "peak without a budget" in capsys.readouterr().out
     assert len(read_reports(dump)) == 1
+    assert main(["plan", *arguments, "--budget", "0.8", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["data"]["inner"] == "eager"
     assert main(["plan", *arguments, "--budget", "1KiB"]) == 2
     assert "smallest reachable peak" in capsys.readouterr().err
     assert main(["pareto", *arguments, "--points", "2", "--svg", str(picture)]) == 0
