@@ -43,14 +43,14 @@ def _row(device: str, name: str, inner: str, budget: Any) -> Found:
         return f"refused: {point.problem}"
     report = remat_compiler.reports()[-1]
     return Row(
-        model=f"{name}",
+        model=name,
         inner=device,
         asked=str(budget),
         budget_bytes=int((report.checked_peak_bytes if budget == "min" else report.budget_bytes) or 0),
         before_bytes=report.peak_before_bytes,
         estimated_bytes=report.estimated_peak_bytes,
         checked_bytes=report.checked_peak_bytes or 0,
-        measured_bytes=max(point.forward_bytes, point.backward_bytes),
+        measured_bytes=point.budgeted_bytes,
         added_percent=report.added_percent,
         planner=report.planner,
         seconds=point.seconds,

@@ -14,6 +14,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -50,13 +51,13 @@ def _tried(device: str, inner: str, program: Program, verbose: bool) -> list[Row
         row: Row = {"seed": program.seed, "budget": budget, "verdict": "kept", "exact": None}
         found.append(row)
         try:
-            (point,) = fit_on_paper(FitRequest(request.make, device, budget, (), None, "SGD", options)).points
+            (point,) = fit_on_paper(replace(request, budget=budget)).points
         except Exception as error:  # whatever it is, it is what the trial is about
             if verbose:
                 raise
             row["verdict"] = "as eager" if _fails_in_eager(request) else f"crash: {type(error).__name__}: {error}"[:300]
             continue
-        peak = max(point.forward_bytes, point.backward_bytes)
+        peak = point.budgeted_bytes
         whole = whole or peak
         row |= {"peak_bytes": peak, "planned_bytes": point.planned_bytes}
         if point.planned_bytes is None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
-from remat_compiler.devices.gpus import gpu_named
+from remat_compiler.devices.gpus import Gpu, gpu_named
 from remat_compiler.errors import OptionError
 from remat_compiler.fitting.fit_report import FitReport
 from remat_compiler.fitting.paper_process import call_in_process
@@ -58,20 +58,26 @@ def fit(
 
 def answer(request: FitRequest) -> FitReport:
     """`fit` for a request; raises the same errors."""
-    gpu_named(request.device)
-    check_triton(request.options)
+    checked_gpu(request)
     report: FitReport = call_in_process(_fit_here, request)
     return report
 
 
-def check_triton(options: Mapping[str, Any]) -> None:
-    """Raises `OptionError` if code is to be generated for a GPU, and cannot be."""
+def checked_gpu(request: FitRequest) -> Gpu:
+    """The GPU of a request that can be answered here.
+
+    Raises:
+        OptionError: Code is to be generated for it, and cannot be.
+        UnknownName: It is unknown.
+    """
+    gpu = gpu_named(request.device)
     # Code for a GPU is written by Triton's compiler, which wheels of torch for a CPU do not bring.
-    if options.get("inner", "inductor") == "inductor" and find_spec("triton") is None:
+    if request.options.get("inner", "inductor") == "inductor" and find_spec("triton") is None:
         raise OptionError(
             'generating code for a GPU needs the package triton, which is not installed: pip install "remat-compiler'
             '[paper]", or interpret the graphs with options={"inner": "eager"} (--inner eager)'
         )
+    return gpu
 
 
 def _fit_here(request: FitRequest) -> FitReport:

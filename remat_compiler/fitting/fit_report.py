@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from remat_compiler.devices.gpus import Gpu
 from remat_compiler.ir.text_form import table
@@ -71,9 +72,14 @@ class FitPoint:
         return self.parameter_bytes + self.optimizer_bytes + self.input_bytes + self.library_bytes
 
     @property
+    def budgeted_bytes(self) -> int:
+        """Most that forward and backward have, which is what a budget is about."""
+        return max(self.forward_bytes, self.backward_bytes)
+
+    @property
     def step_bytes(self) -> int:
         """Most that the step has on top of what is there before it."""
-        return max(self.forward_bytes, self.backward_bytes, self.update_bytes)
+        return max(self.budgeted_bytes, self.update_bytes)
 
     @property
     def peak_bytes(self) -> int:
@@ -107,7 +113,7 @@ class FitReport:
     @property
     def usable_bytes(self) -> int:
         """What is left of the device's memory to torch."""
-        return self.total_bytes - CONTEXT_BYTES
+        return usable_bytes(self.total_bytes)
 
     def left_bytes(self, point: FitPoint) -> int:
         """What a step leaves of the device's memory; negative if it does not fit."""
@@ -117,12 +123,14 @@ class FitReport:
         """Whether there is such a step, and it fits."""
         return not point.problem and self.left_bytes(point) >= 0
 
+    def record(self, point: FitPoint) -> dict[str, Any]:
+        """All figures of a step, for tools."""
+        derived = {"peak_bytes": point.peak_bytes, "left_bytes": self.left_bytes(point), "fits": self.fits(point)}
+        return {**asdict(point), **derived}
+
     def to_json(self) -> str:
         """All figures, for tools."""
-        points = [
-            {**asdict(p), "peak_bytes": p.peak_bytes, "left_bytes": self.left_bytes(p), "fits": self.fits(p)}
-            for p in self.points
-        ]
+        points = [self.record(point) for point in self.points]
         record = {name: getattr(self, name) for name in ("device", "product", "total_bytes", "budget")}
         return json.dumps({**record, "context_bytes": CONTEXT_BYTES, "points": points}, indent=1)
 
@@ -130,6 +138,11 @@ class FitReport:
         head = f"{self.product}: {gib(self.total_bytes)}, of which {gib(self.usable_bytes)} are left to torch\n"
         under = f"memory_budget {self.budget}\n" if self.budget else "without a budget\n"
         return head + under + "\n" + (_details(self) if len(self.points) == 1 else _overview(self))
+
+
+def usable_bytes(total_bytes: int) -> int:
+    """What a device of so many bytes leaves to torch."""
+    return total_bytes - CONTEXT_BYTES
 
 
 def _overview(report: FitReport) -> str:

@@ -29,15 +29,15 @@ def next_numbers(slack: Mapping[int, int], count: int) -> list[int]:
     low, high = bracket(slack)
     if high is None:
         place = min(_beyond(slack, low), low * GROWTH, LARGEST)
-        wanted = [max(place, low + 1), max(place, low + 1) + 1]
-        return [n for n in wanted if n <= LARGEST][:count]
+        place = max(place, low + 1)
+        return [n for n in (place, place + 1) if n <= LARGEST][:count]
     if high - low <= 1:
         return []
     place = _between(slack, low, high) if low else high // 2
     # The line may be far off where the slack falls in steps; halves of what is left end the search all the same.
     wanted = [place, place + 1, (low + high) // 2]
     inside = [min(max(n, low + 1), high - 1) for n in wanted]
-    return sorted(dict.fromkeys(inside))[:count] if count >= 3 else list(dict.fromkeys(inside))[:count]
+    return list(dict.fromkeys(inside))[:count]
 
 
 def bracket(slack: Mapping[int, int]) -> tuple[int, int | None]:

@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from remat_compiler.devices.gpus import gpu_named
-from remat_compiler.fitting.fit import check_triton
+from remat_compiler.fitting.fit import checked_gpu
 from remat_compiler.fitting.fit_report import FitReport, gib
 from remat_compiler.fitting.largest import bracket, estimated, next_numbers
 from remat_compiler.fitting.paper_process import call_in_process
@@ -91,8 +90,7 @@ def max_batch(
 
 def largest_batch(request: FitRequest) -> MaxBatch:
     """`max_batch` for a request, whose batches do not matter; raises the same errors."""
-    gpu_named(request.device)
-    check_triton(request.options)
+    checked_gpu(request)
 
     def plan(batches: Sequence[int]) -> list[Room]:
         what = f"planning for {' and '.join(map(str, batches))}"

@@ -20,7 +20,7 @@ from remat_compiler.costs.workspace import WorkspaceTable
 from remat_compiler.devices.gpus import Gpu
 from remat_compiler.dry_run.storage_tracker import StorageTracker
 from remat_compiler.errors import InfeasibleBudget
-from remat_compiler.fitting.fit_report import CONTEXT_BYTES, FitPoint, FitReport
+from remat_compiler.fitting.fit_report import FitPoint, FitReport, usable_bytes
 from remat_compiler.fitting.made_step import DEVICE, MadeStep, made_step
 from remat_compiler.fitting.request import FitRequest
 from remat_compiler.fitting.reserved import reserved_bytes
@@ -140,7 +140,7 @@ def _counted(gpu: Gpu, batch: Any, step: MadeStep, mode: Any, start: float) -> F
         backward_bytes=peaks[_BACKWARD],
         update_bytes=peaks[_UPDATE],
         library_bytes=library,
-        reserved_bytes=reserved_bytes(first, _sizes(step.state), watch.lives, gpu.total_bytes - CONTEXT_BYTES),
+        reserved_bytes=reserved_bytes(first, _sizes(step.state), watch.lives, usable_bytes(gpu.total_bytes)),
         step_ns=sum(report.step_ns + report.added_ns for report in made),
         added_ns=sum(report.added_ns for report in made),
         bound_ns=sum(report.lower_bound_ns for report in made),

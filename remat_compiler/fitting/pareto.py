@@ -6,9 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from remat_compiler.devices.gpus import gpu_named
 from remat_compiler.errors import OptionError
-from remat_compiler.fitting.fit import check_triton
+from remat_compiler.fitting.fit import checked_gpu
 from remat_compiler.fitting.fit_report import FitPoint
 from remat_compiler.fitting.pareto_report import CurvePoint, ParetoReport
 from remat_compiler.fitting.request import FitRequest, Separate
@@ -59,10 +58,9 @@ def pareto(
 
 def curve_of(request: FitRequest, points: int = DEFAULT_POINTS) -> ParetoReport:
     """`pareto` for a request with at most one batch; raises the same errors."""
-    gpu = gpu_named(request.device)
+    gpu = checked_gpu(request)
     if not hasattr(points, "__index__") or points < 2:
         raise OptionError(f"got points={points!r}; a curve takes a whole number of at least 2")
-    check_triton(request.options)
     request = replace(request, options={"max_slowdown": None, **request.options})
     ends: list[list[CurvePoint]] = side_by_side(
         "the ends of the curve", _points_here, [(request, [None]), (request, ["min"])]
@@ -80,7 +78,7 @@ def curve_of(request: FitRequest, points: int = DEFAULT_POINTS) -> ParetoReport:
 
 def _between(largest: FitPoint, smallest: FitPoint, count: int) -> list[int]:
     """Budgets at equal distances between the peaks of two steps."""
-    top, bottom = (max(point.forward_bytes, point.backward_bytes) for point in (largest, smallest))
+    top, bottom = (point.budgeted_bytes for point in (largest, smallest))
     if top <= bottom:
         return []
     return [top - (top - bottom) * n // (count + 1) for n in range(1, count + 1)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from remat_compiler.devices.gpus import Gpu
@@ -68,16 +68,7 @@ class ParetoReport:
     def to_json(self) -> str:
         """All figures, for tools."""
         answer = self.fits
-        points = [
-            {
-                "budget": one.budget,
-                **asdict(one.point),
-                "peak_bytes": one.point.peak_bytes,
-                "left_bytes": answer.left_bytes(one.point),
-                "fits": answer.fits(one.point),
-            }
-            for one in self.points
-        ]
+        points = [{"budget": one.budget, **answer.record(one.point)} for one in self.points]
         record = {name: getattr(self, name) for name in ("device", "product", "total_bytes", "batch", "floor_bytes")}
         return json.dumps({**record, "context_bytes": CONTEXT_BYTES, "points": points}, indent=1)
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from remat_compiler.devices.gpus import gpu_named
 from remat_compiler.errors import PaperFailure
-from remat_compiler.fitting.fit import check_triton
+from remat_compiler.fitting.fit import checked_gpu
 from remat_compiler.fitting.paper_process import call_in_process
 from remat_compiler.fitting.request import FitRequest
 from remat_compiler.report.plan_report import PlanReport
@@ -17,8 +16,7 @@ def plans(request: FitRequest) -> tuple[PlanReport, ...]:
         OptionError, UnknownName, PaperFailure: As `remat_compiler.fit` does; `PaperFailure` also if nothing fits the
             budget, or the step has no graph that could be planned.
     """
-    gpu_named(request.device)
-    check_triton(request.options)
+    checked_gpu(request)
     found: tuple[PlanReport, ...] = call_in_process(_plans_here, request)
     return found
 

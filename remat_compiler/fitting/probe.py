@@ -15,7 +15,7 @@ from torch import fx
 from remat_compiler import torch_compat
 from remat_compiler.backend import remat
 from remat_compiler.errors import OptionError
-from remat_compiler.fitting.fit_report import CONTEXT_BYTES, FitReport
+from remat_compiler.fitting.fit_report import FitReport, usable_bytes
 from remat_compiler.fitting.made_step import MadeStep, made_step
 from remat_compiler.fitting.paper_step import distinct_bytes, library_bytes, measured_point, on_paper
 from remat_compiler.fitting.request import FitRequest
@@ -76,7 +76,7 @@ def probe(request: FitRequest, batch: int) -> Room:
             peak = None
         if peak is None:
             point = measured_point(step, asked, gpu, mode, batch, time.perf_counter())
-            peak = max(point.forward_bytes, point.backward_bytes)
+            peak = point.budgeted_bytes
         if budget is not None and whole:
             peak = budget.of_reference(peak) or 0
         if budget is not None and budget.kind is BudgetKind.BYTES:
@@ -118,7 +118,7 @@ def confirm(request: FitRequest, batch: int, scale: float = 1.0) -> Confirmed:
 
 def left_bytes(step: MadeStep, gpu: Any) -> int:
     """What the device leaves for the step's peak: beside all that is resident, and a reserve for fragmentation."""
-    usable = int((gpu.total_bytes - CONTEXT_BYTES) * (1 - torch_compat.DEVICE_RESERVE))
+    usable = int(usable_bytes(gpu.total_bytes) * (1 - torch_compat.DEVICE_RESERVE))
     return max(1, usable - distinct_bytes(step.resident) - library_bytes(gpu))
 
 
