@@ -12,61 +12,21 @@ join.  If the device is full, free segments are given back to it, and the reques
 
 from __future__ import annotations
 
-import bisect
 from dataclasses import dataclass, field
 
+from remat_compiler.devices.blocks import Block, Pool
 from remat_compiler.units import rounded_up
 
 _STEP = 512
-_SMALL_REQUEST = 2**20
-_SMALL_SEGMENT = 2 * 2**20
+SMALL_REQUEST = 2**20
+SMALL_SEGMENT = 2 * 2**20
 _LARGE_REQUEST = 10 * 2**20
-_LARGE_SEGMENT = 20 * 2**20
+LARGE_SEGMENT = 20 * 2**20
 _SEGMENT_STEP = 2 * 2**20
-_Entry = tuple[int, int]
-"""Bytes and address of a free block: its place in the order in which free blocks are looked at."""
 
 
 class OutOfMemory(Exception):
     """A request that the device cannot serve; the message has its size and what is reserved."""
-
-
-@dataclass(slots=True, eq=False)
-class Block:
-    """A part of a segment, with the parts beside it."""
-
-    size_bytes: int
-    address: int
-    is_small: bool
-    is_free: bool = False
-    before: Block | None = None
-    after: Block | None = None
-
-    @property
-    def entry(self) -> _Entry:
-        """Its place among free blocks."""
-        return self.size_bytes, self.address
-
-
-@dataclass(slots=True, eq=False)
-class _Pool:
-    """Free blocks, the smallest first."""
-
-    order: list[_Entry] = field(default_factory=list)
-    blocks: dict[_Entry, Block] = field(default_factory=dict)
-
-    def add(self, block: Block) -> None:
-        bisect.insort(self.order, block.entry)
-        self.blocks[block.entry] = block
-
-    def remove(self, block: Block) -> None:
-        self.order.pop(bisect.bisect_left(self.order, block.entry))
-        del self.blocks[block.entry]
-
-    def best(self, size_bytes: int) -> Block | None:
-        """The smallest block of at least `size_bytes`."""
-        place = bisect.bisect_left(self.order, (size_bytes, -1))
-        return self.blocks[self.order[place]] if place < len(self.order) else None
 
 
 @dataclass(slots=True, eq=False)
@@ -86,8 +46,8 @@ class CachingAllocator:
     reserved_bytes: int = 0
     peak_allocated_bytes: int = 0
     peak_reserved_bytes: int = 0
-    _small: _Pool = field(default_factory=_Pool)
-    _large: _Pool = field(default_factory=_Pool)
+    _small: Pool = field(default_factory=Pool)
+    _large: Pool = field(default_factory=Pool)
     _next_address: int = 0
 
     def allocate(self, size_bytes: int) -> Block:
@@ -97,14 +57,17 @@ class CachingAllocator:
             OutOfMemory: The device has no room for the segment that it takes.
         """
         size = max(rounded_up(size_bytes, _STEP), _STEP)
-        pool = self._small if size <= _SMALL_REQUEST else self._large
-        block = pool.best(size)
+        pool = self._small if size <= SMALL_REQUEST else self._large
+        block = self._best(pool, size)
         if block is None:
-            block = self._segment(size)
+            block = self._more(pool, size)
         else:
             pool.remove(block)
         block.is_free = False
-        self._split(block, size, pool)
+        if self._worth_cutting(block, block.size_bytes - size):
+            rest = block.cut(size)
+            rest.is_free = True
+            pool.add(rest)
         self.allocated_bytes += block.size_bytes
         self.peak_allocated_bytes = max(self.peak_allocated_bytes, self.allocated_bytes)
         return block
@@ -112,48 +75,55 @@ class CachingAllocator:
     def free(self, block: Block) -> None:
         """Take `block` back; it joins its free neighbours."""
         self.allocated_bytes -= block.size_bytes
-        pool = self._small if block.is_small else self._large
-        for other in (block.before, block.after):
-            if other is not None and other.is_free:
-                pool.remove(other)
-                first, second = (other, block) if other is block.before else (block, other)
-                first.size_bytes += second.size_bytes
-                first.after = second.after
-                if second.after is not None:
-                    second.after.before = first
-                block = first
+        self._put_back(self._small if block.is_small else self._large, block)
+
+    def _put_back(self, pool: Pool, block: Block) -> Block:
+        """Add a block to those that are free; what it became with its free neighbours."""
         block.is_free = True
+        if block.after is not None and block.after.is_free and block.after.is_mapped:
+            pool.remove(block.after)
+            block.join()
+        if block.before is not None and block.before.is_free and block.before.is_mapped:
+            block = block.before
+            pool.remove(block)
+            block.join()
         pool.add(block)
+        return block
 
-    def _split(self, block: Block, size: int, pool: _Pool) -> None:
-        """Leave `size` of `block`, and the rest free, if the rest is worth it."""
-        rest = block.size_bytes - size
-        if not (rest >= _STEP if block.is_small else rest > _SMALL_REQUEST):
-            return
-        free = Block(rest, block.address + size, block.is_small, True, block, block.after)
-        if block.after is not None:
-            block.after.before = free
-        block.after, block.size_bytes = free, size
-        pool.add(free)
+    def _best(self, pool: Pool, size: int) -> Block | None:
+        """The free block that serves a request, if there is one."""
+        return next(pool.at_least(size), None)
 
-    def _segment(self, size: int) -> Block:
-        """A new segment for a request of `size`."""
-        small = size <= _SMALL_REQUEST
-        by_steps = _LARGE_SEGMENT if size < _LARGE_REQUEST else rounded_up(size, _SEGMENT_STEP)
-        wanted = _SMALL_SEGMENT if small else by_steps
+    def _worth_cutting(self, block: Block, rest: int) -> bool:
+        """Whether what is left of a block becomes a block of its own."""
+        return rest >= _STEP if block.is_small else rest > SMALL_REQUEST
+
+    def _more(self, pool: Pool, size: int) -> Block:
+        """A block of a new segment."""
+        small = pool is self._small
+        by_steps = LARGE_SEGMENT if size < _LARGE_REQUEST else rounded_up(size, _SEGMENT_STEP)
+        wanted = SMALL_SEGMENT if small else by_steps
         if self.reserved_bytes + wanted > self.capacity_bytes:
             self._give_back()
+        self._reserve(wanted, size)
+        block = Block(wanted, self._next_address, small)
+        # A gap, so that blocks of different segments are never neighbours.
+        self._next_address += wanted + _SEGMENT_STEP
+        return block
+
+    def _reserve(self, wanted: int, size: int) -> None:
+        """Count memory that the device gives for a request of `size`.
+
+        Raises:
+            OutOfMemory: It has not so much.
+        """
         if self.reserved_bytes + wanted > self.capacity_bytes:
             raise OutOfMemory(
                 f"a request of {size} bytes with {self.allocated_bytes} in use and {self.reserved_bytes} reserved of "
                 f"{self.capacity_bytes}"
             )
-        block = Block(wanted, self._next_address, small)
-        # A gap, so that blocks of different segments are never neighbours.
-        self._next_address += wanted + _SEGMENT_STEP
         self.reserved_bytes += wanted
         self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
-        return block
 
     def _give_back(self) -> None:
         """Return segments that are free as a whole to the device."""

@@ -9,13 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remat_compiler.devices.caching_allocator import Block, CachingAllocator, OutOfMemory
+from remat_compiler.devices.blocks import Block
+from remat_compiler.devices.caching_allocator import CachingAllocator, OutOfMemory
+from remat_compiler.devices.expandable_segments import ExpandableAllocator
 
 MIB = 2**20
 ENDLESS = 2**62
 requests = st.lists(
     st.tuples(st.integers(0, 40 * MIB) | st.integers(0, 3_000), st.integers(0, 9)), min_size=1, max_size=60
 )
+
+
+either = pytest.mark.parametrize("kind", [CachingAllocator, ExpandableAllocator])
 
 
 def run(allocator: CachingAllocator, asked: list[tuple[int, int]]) -> list[tuple[int, Block]]:
@@ -28,9 +33,10 @@ def run(allocator: CachingAllocator, asked: list[tuple[int, int]]) -> list[tuple
     return alive
 
 
-@given(requests)
-def test_blocks_are_large_enough_and_apart(asked: list[tuple[int, int]]) -> None:
-    allocator = CachingAllocator(ENDLESS)
+@either
+@given(asked=requests)
+def test_blocks_are_large_enough_and_apart(kind: type[CachingAllocator], asked: list[tuple[int, int]]) -> None:
+    allocator = kind(ENDLESS)
     alive = run(allocator, asked)
     assert all(block.size_bytes >= max(size, 512) and not block.is_free for size, block in alive)
     places = sorted((block.address, block.address + block.size_bytes) for _, block in alive)
@@ -39,10 +45,11 @@ def test_blocks_are_large_enough_and_apart(asked: list[tuple[int, int]]) -> None
     assert allocator.allocated_bytes <= allocator.reserved_bytes <= allocator.peak_reserved_bytes
 
 
-@given(requests)
-def test_all_that_is_freed_can_be_had_again(asked: list[tuple[int, int]]) -> None:
+@either
+@given(asked=requests)
+def test_all_that_is_freed_can_be_had_again(kind: type[CachingAllocator], asked: list[tuple[int, int]]) -> None:
     """Free neighbours join, so the same requests in the same order need no new segment."""
-    allocator = CachingAllocator(ENDLESS)
+    allocator = kind(ENDLESS)
     for _, block in run(allocator, asked):
         allocator.free(block)
     assert allocator.allocated_bytes == 0
@@ -52,9 +59,12 @@ def test_all_that_is_freed_can_be_had_again(asked: list[tuple[int, int]]) -> Non
     assert allocator.reserved_bytes == reserved
 
 
-@given(requests, st.integers(1, 200 * MIB))
-def test_a_full_device_is_never_exceeded(asked: list[tuple[int, int]], capacity: int) -> None:
-    allocator = CachingAllocator(capacity)
+@either
+@given(asked=requests, capacity=st.integers(1, 200 * MIB))
+def test_a_full_device_is_never_exceeded(
+    kind: type[CachingAllocator], asked: list[tuple[int, int]], capacity: int
+) -> None:
+    allocator = kind(capacity)
     with suppress(OutOfMemory):
         run(allocator, asked)
     assert allocator.peak_reserved_bytes <= capacity
@@ -102,3 +112,49 @@ def test_free_segments_go_back_before_a_device_is_full() -> None:
     assert (allocator.reserved_bytes, allocator.peak_reserved_bytes) == (60 * MIB, 80 * MIB)
     with pytest.raises(OutOfMemory, match=r"request of .* in use and .* reserved of"):
         allocator.allocate(60 * MIB)
+
+
+@given(requests)
+def test_expandable_segments_take_the_pages_that_are_in_use(asked: list[tuple[int, int]]) -> None:
+    """Of a device that is full, no page without a part in use is kept; of one that is not, none is given back."""
+    allocator = ExpandableAllocator(ENDLESS)
+    alive = run(allocator, asked)
+    assert allocator.reserved_bytes == allocator.peak_reserved_bytes
+    allocator.capacity_bytes = allocator.reserved_bytes
+    with pytest.raises(OutOfMemory):
+        allocator.allocate(allocator.capacity_bytes + 1)
+    pages = set()
+    for _, block in alive:
+        page = (2 if block.is_small else 20) * MIB
+        pages |= {
+            (block.is_small, n) for n in range(block.address // page, -(-(block.address + block.size_bytes) // page))
+        }
+    assert allocator.reserved_bytes == sum((2 if is_small else 20) * MIB for is_small, _ in pages)
+
+
+def test_expandable_segments_serve_where_others_are_in_pieces() -> None:
+    """The optimizer's state lands in the memory of the first step's logits, which then have no room in one piece."""
+
+    def reserved(allocator: CachingAllocator) -> int:
+        logits = allocator.allocate(600 * MIB)
+        allocator.free(logits)
+        allocator.allocate(200 * MIB)
+        allocator.allocate(600 * MIB)
+        return allocator.reserved_bytes
+
+    assert reserved(ExpandableAllocator(1000 * MIB)) == 800 * MIB
+    assert reserved(CachingAllocator(ENDLESS)) == 1200 * MIB
+    with pytest.raises(OutOfMemory):
+        reserved(CachingAllocator(1000 * MIB))
+
+
+def test_an_expandable_block_grows_where_it_is() -> None:
+    allocator = ExpandableAllocator(ENDLESS)
+    first = allocator.allocate(30 * MIB)
+    assert allocator.reserved_bytes == 40 * MIB
+    second = allocator.allocate(30 * MIB)
+    assert (second.address - first.address, allocator.reserved_bytes) == (30 * MIB, 60 * MIB)
+    allocator.free(first)
+    # The free 30 MiB in front are too small, and nothing behind them has addresses to spare.
+    third = allocator.allocate(40 * MIB)
+    assert (third.address - first.address, allocator.reserved_bytes) == (60 * MIB, 100 * MIB)
