@@ -20,7 +20,7 @@ from remat_compiler.devices.caching_allocator import LARGE_SEGMENT, SMALL_SEGMEN
 from remat_compiler.units import rounded_up
 
 _ADDRESSES = LARGE_SEGMENT * 2**40
-"""Addresses of a segment, whole pages; torch makes another one where an eighth more than the device's memory is not enough."""
+"""Addresses of a segment, whole pages; torch makes another where an eighth more than the device's memory falls short."""
 
 
 @dataclass(slots=True, eq=False)

@@ -1,0 +1,90 @@
+"""Every allocation of a planned step, with the steps at which it is made and freed: what an allocator gets to see.
+
+`timeline` adds up bytes; an allocator also minds in which pieces they come.  At every step the sizes of what is alive
+add up to `MemoryTimeline.live_bytes`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, replace
+
+from remat_compiler.ir.graph import StorageKind
+from remat_compiler.ir.plan import Plan
+from remat_compiler.ir.problem import RematProblem
+from remat_compiler.simulate.timeline import MemoryTimeline, simulate
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """An allocation that is alive at the moments ``made <= i < freed``; to the end and beyond if `freed` is `None`."""
+
+    size_bytes: int
+    made: int
+    freed: int | None = None
+
+
+def storage_lives(problem: RematProblem, plan: Plan) -> list[Life]:
+    """What executing a valid plan allocates: results, tangents, and what operators take inside.
+
+    A result that takes over an argument's memory (`CostTable.workspace_bytes` below 0) is one allocation with it.
+    What the caller holds afterwards is never freed.
+    """
+    graph = problem.graph
+    timeline = simulate(graph, problem.costs, plan)
+    made = _instances(problem, timeline, len(plan.steps))
+    tangents = [Life(s.size_bytes, plan.boundary) for s in graph.storages if s.kind is StorageKind.TANGENT]
+    return [*_joined(problem, plan, made), *_inside(problem, plan), *tangents]
+
+
+def _joined(problem: RematProblem, plan: Plan, made: list[tuple[int, Life]]) -> list[Life]:
+    """The instances, those that share memory as one."""
+    starting, ending = defaultdict(list), defaultdict(list)
+    for n, (_, life) in enumerate(made):
+        starting[life.made].append(n)
+        ending[life.freed].append(n)
+    gone: set[int] = set()
+    for step, op in enumerate(plan.steps):
+        size = -problem.costs.workspace_bytes[op]
+        reads, writes = problem.graph.ops[op].reads, problem.graph.ops[op].writes
+        if size <= 0:
+            continue
+        arguments = [n for n in ending[step + 1] if made[n][0] in reads and made[n][1].size_bytes == size]
+        results = [n for n in starting[step] if made[n][0] in writes and made[n][1].size_bytes == size]
+        for argument, result in zip(arguments[:1], results[:1]):
+            storage, life = made[result]
+            # Steps are walked in order, so that each link of a chain of such operators has all before it.
+            made[result] = storage, replace(life, made=made[argument][1].made)
+            gone.add(argument)
+    return [life for n, (_, life) in enumerate(made) if n not in gone]
+
+
+def _inside(problem: RematProblem, plan: Plan) -> list[Life]:
+    """What is alive during one step alone: workspaces, and the generator's own state while another is replayed."""
+    found, seen = [], set()
+    for step, op in enumerate(plan.steps):
+        replay = problem.graph.ops[op].replay
+        sizes = [problem.costs.workspace_bytes[op]]
+        if replay is not None and op in seen:
+            sizes.append(problem.graph.storages[replay].size_bytes)
+        seen.add(op)
+        found += [Life(size, step, step + 1) for size in sizes if size > 0]
+    return found
+
+
+def _instances(problem: RematProblem, timeline: MemoryTimeline, num_steps: int) -> list[tuple[int, Life]]:
+    """Each storage with the life of each of its instances, in parts if it is off the device meanwhile."""
+    storages, instances = problem.graph.storages, timeline.instances
+    away = defaultdict(list)
+    for one in timeline.transfers:
+        away[int(one.storage)].append(one)
+    found = []
+    for s, start, last in zip(instances.storage.tolist(), instances.start.tolist(), instances.last.tolist()):
+        made = start
+        for one in sorted(away[s], key=lambda one: one.out_after):
+            if made <= one.out_after <= last:
+                found.append((s, Life(storages[s].size_bytes, made, one.out_after)))
+                made = one.back_before
+        held = storages[s].kept and last == num_steps - 1
+        found.append((s, Life(storages[s].size_bytes, made, None if held else last + 1)))
+    return found
