@@ -26,7 +26,7 @@ def made_step(request: FitRequest, batch: Any) -> MadeStep:
         UnknownName: The optimizer is unknown.
     """
     # The step itself runs with the default device that it has in the user's program.
-    with torch.device(DEVICE):
+    with torch_compat.KnownValues(), torch.device(DEVICE):
         made: Any = request.make(batch) if request.batches else request.make()
     if not isinstance(made, tuple) or not 2 <= len(made) <= 3:
         raise OptionError(f"got {_described(made)}; return the model, its inputs, and perhaps the loss, as a tuple")
@@ -83,11 +83,15 @@ class MadeStep:
             self.optimizer.step()
         self.model.zero_grad()
 
-    def update_once(self) -> None:
-        """Let the optimizer make its state before there are any gradients, by a step with such of nothing but zeros."""
+    def make_gradients(self) -> None:
+        """Give the parameters gradients of nothing but zeros."""
         for parameter in self.model.parameters():
             if parameter.requires_grad:
                 parameter.grad = torch.zeros_like(parameter)
+
+    def update_once(self) -> None:
+        """Let the optimizer make its state before there are any gradients."""
+        self.make_gradients()
         self.update()
 
     @property
@@ -104,6 +108,11 @@ class MadeStep:
     def state(self) -> list[torch.Tensor]:
         """Tensors that the optimizer keeps."""
         return [] if self.optimizer is None else list(tensors_in(dict(self.optimizer.state)))
+
+    @property
+    def gradients(self) -> list[torch.Tensor]:
+        """Gradients of the parameters."""
+        return [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
 
     @property
     def resident(self) -> list[torch.Tensor]:

@@ -86,6 +86,7 @@ from remat_compiler.torch_compat.operators import (
 )
 from remat_compiler.torch_compat.outline import Halves, finished_modules
 from remat_compiler.torch_compat.paper_device import paper_device, paper_gpu
+from remat_compiler.torch_compat.paper_values import KnownValues
 from remat_compiler.torch_compat.patch import Patch, Purpose, untested
 from remat_compiler.torch_compat.patches import PATCHES
 from remat_compiler.torch_compat.profiler import memory_deltas, profiler_is_running

@@ -63,7 +63,8 @@ def kernel_of(gpu: Gpu, query: Any, key: Any, value: Any, mask: Any, is_causal: 
     # A causal mask of flash attention is aligned to the other corner if there are more keys than queries.
     square = not is_causal or query.shape[-2] == key.shape[-2]
     fits = {
-        "cudnn": half and width % 8 == 0 and width <= 128 and value.shape[-1] <= 128,
+        # cuDNN's kernel has no gradient of the mask.
+        "cudnn": half and width % 8 == 0 and max(width, value.shape[-1]) <= 128 and not _needs_gradients(mask),
         "flash": half and mask is None and gpu.capability >= (8, 0) and width <= 256 and same_width and square,
         "efficient": width % _alignment(gpu, half) == 0 and not enable_gqa,
     }
@@ -91,7 +92,7 @@ def _alignment(gpu: Gpu, half: bool) -> int:
 
 
 def _needs_gradients(*tensors: Any) -> bool:
-    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors if tensor is not None)
 
 
 def _cudnn(query: Any, key: Any, value: Any, mask: Any, dropout: float, causal: bool, scale: Any, _: bool) -> Any:
@@ -116,10 +117,18 @@ def _efficient(query: Any, key: Any, value: Any, mask: Any, dropout: float, caus
     if mask is not None:
         if mask.dtype == torch.bool:
             mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(mask.logical_not(), float("-inf"))
-        mask = mask.expand(*query.shape[:3], key.shape[2])
+        mask = _aligned(mask).expand(*query.shape[:3], key.shape[2])
     saves = _needs_gradients(query, key, value)
     call = _ATEN._scaled_dot_product_efficient_attention
     return call(query, key, value, mask, saves, dropout, causal, scale=scale)[0]
+
+
+def _aligned(mask: Any) -> Any:
+    """The mask as the efficient kernel reads it: a copy with longer rows, where they do not begin at multiples of 8."""
+    if mask.stride(-1) == 1 and all(stride % _MASK_ALIGNMENT == 0 for stride in mask.stride()[:-1]):
+        return mask
+    last = mask.shape[-1]
+    return torch.nn.functional.pad(mask, (0, _MASK_ALIGNMENT - last % _MASK_ALIGNMENT))[..., :last]
 
 
 def _math(query: Any, key: Any, value: Any, mask: Any, dropout: float, causal: bool, scale: Any, gqa: bool) -> Any:
@@ -127,4 +136,5 @@ def _math(query: Any, key: Any, value: Any, mask: Any, dropout: float, causal: b
     return call(query, key, value, mask, dropout, causal, None, scale=scale, enable_gqa=gqa)[0]
 
 
+_MASK_ALIGNMENT = 8
 _CALLS = {"cudnn": _cudnn, "flash": _flash, "efficient": _efficient, "math": _math}

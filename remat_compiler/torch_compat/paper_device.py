@@ -23,6 +23,7 @@ from remat_compiler.torch_compat.paper_autograd import enter_autograd
 from remat_compiler.torch_compat.paper_cuda import enter_cuda
 from remat_compiler.torch_compat.paper_inductor import enter_inductor
 from remat_compiler.torch_compat.paper_modules import enter_modules
+from remat_compiler.torch_compat.paper_values import enter_values
 
 _present: list[Gpu] = []
 
@@ -54,6 +55,7 @@ def paper_device(name: str) -> Iterator[Gpu]:
         enter_attention(stack, gpu)
         enter_inductor(stack, gpu)
         enter_modules(stack)
+        enter_values(stack)
         _present.append(gpu)
         stack.callback(_present.pop)
         yield gpu

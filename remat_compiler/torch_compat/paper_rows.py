@@ -73,6 +73,12 @@ SWAP = _row(
     "moves and casts modules of fake tensors",
     (("t1", "t2"),),
 )
+TRUNCATED_NORMAL = _row(
+    "draws within bounds",
+    "torch.nn.init:_no_grad_trunc_normal_",
+    "draws once, since nobody can see whether numbers are out of bounds",
+    (("tensor", "mean", "std", "a", "b"),),
+)
 AVOID_DEVICE = _row(
     "start of the device",
     f"{_FAKE}:FakeTensorMode.avoid_device_init",
@@ -142,6 +148,6 @@ PADDING = _row(
 PAPER_PATCHES = (
     *(ENGINE, ENGINE_IMPORTED, FAKE_TENSOR, FAKE_MODE, FUNCTIONAL_TENSOR, FUNCTIONAL_MODE, FUNCTIONAL_DEVICE, WRAPPERS),
     *(AVOID_DEVICE, *CUDA.values(), *INTERFACE.values(), GENERATORS, RAW_STREAM, ACCELERATOR_INDEX, AUTOCAST),
-    *(CONSTANTS, CONSTANT_FOLDING, GENERATION, PADDING, SWAP),
+    *(CONSTANTS, CONSTANT_FOLDING, GENERATION, PADDING, SWAP, TRUNCATED_NORMAL),
 )
 """Every row."""

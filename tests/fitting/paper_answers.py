@@ -14,7 +14,7 @@ from remat_compiler.errors import RematError
 from remat_compiler.fitting.fit_report import FitPoint
 from remat_compiler.fitting.paper_step import fit_on_paper
 from remat_compiler.fitting.request import FitRequest, Separate
-from remat_compiler.torch_compat import FakeTensorMode, paper_device, symbolic_kernels
+from remat_compiler.torch_compat import FakeTensorMode, KnownValues, paper_device, symbolic_kernels
 
 
 def answers(
@@ -72,6 +72,15 @@ def kernels() -> dict[tuple[str, str], list[str]]:
     return found
 
 
+def learned_mask() -> tuple[list[str], list[int]]:
+    """The operators of attention with a mask that is learned, and the strides of the mask that they read."""
+    with on_paper("h100"), Named() as named:
+        query = torch.zeros(8, 3, 49, 32, dtype=torch.bfloat16, requires_grad=True)
+        mask = torch.zeros(8, 3, 49, 49, dtype=torch.bfloat16, requires_grad=True)
+        torch.nn.functional.scaled_dot_product_attention(query, query, query, attn_mask=mask).sum().backward()
+    return named.names, named.mask_strides
+
+
 def moved() -> dict[str, tuple[str, str, bool]]:
     """Type and device of a weight whose module was moved, and whether it is the parameter of before."""
     ways: dict[str, Callable[[nn.Module], Any]] = {
@@ -103,6 +112,39 @@ def copied() -> list[bool]:
         return [result.untyped_storage()._cdata != storage for result in results]
 
 
+def numbers() -> dict[str, Any]:
+    """What small tensors say when a model is made by their values; `None` where they have none."""
+    asked: dict[str, Callable[[], Any]] = {
+        "each": lambda: [rate.item() for rate in torch.linspace(0, 1, 3)],
+        "list": lambda: torch.arange(3, device="cpu").tolist(),
+        "list on the GPU": lambda: torch.arange(3).tolist(),
+        "computed": lambda: float((torch.tensor([1.0, 2.0]) * 3).to(torch.float16).cumsum(0)[-1]),
+        "compared": lambda: bool((torch.arange(4) > 5).any()),
+        "tensor": lambda: torch.tensor(7).item(),
+        "random": lambda: torch.rand(2).sum().item(),
+        "changed": lambda: torch.zeros(2).add_(1).sum().item(),
+        "changed by a view": lambda: _changed_by_a_view().item(),
+        "uninitialised": lambda: torch.empty(1).item(),
+        "large": lambda: torch.zeros(5000).sum().item(),
+        "truncated": lambda: tuple(nn.init.trunc_normal_(torch.empty(3, 3), std=0.02).shape),
+    }
+    found = {}
+    for name, ask in asked.items():
+        with on_paper("h100"), KnownValues():
+            try:
+                found[name] = ask()
+            except (RuntimeError, NotImplementedError):
+                found[name] = None
+    return found
+
+
+def _changed_by_a_view() -> torch.Tensor:
+    tensor = torch.zeros(2)
+    value = tensor[0]
+    tensor[:1].fill_(5)
+    return value
+
+
 @contextmanager
 def on_paper(device: str) -> Iterator[None]:
     """Fake tensors on that GPU, whose operators torch decomposes as in a compilation."""
@@ -116,8 +158,11 @@ class Named(torch.utils._python_dispatch.TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.names: list[str] = []
+        self.mask_strides: list[int] = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         if "scaled_dot_product" in str(func):
             self.names.append(str(func).partition("_scaled_dot_product_")[2].partition(".")[0])
+            if not self.mask_strides and len(args) > 3 and isinstance(args[3], torch.Tensor):
+                self.mask_strides = list(args[3].stride())
         return func(*args, **kwargs or {})

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import remat_compiler
-from fitting.paper_answers import answers, copied, kernels, moved, refusals
+from fitting.paper_answers import answers, copied, kernels, learned_mask, moved, numbers, refusals
 from fitting.paper_models import Language, Vision, language
 from remat_compiler.cli.main import main
 from remat_compiler.errors import OptionError, PaperFailure
@@ -123,6 +123,13 @@ def test_attention_takes_the_kernel_of_the_gpu() -> None:
     assert all(any(name.endswith("_backward") for name in names) for names in found.values())
 
 
+def test_attention_with_a_learned_mask_is_efficient() -> None:
+    """cuDNN has no gradient for it, and the kernel reads rows that begin at multiples of 8."""
+    names, strides = call_in_process(learned_mask)
+    assert names == ["efficient_attention", "efficient_attention_backward"]
+    assert strides == [3 * 49 * 56, 49 * 56, 56, 1]
+
+
 def test_modules_are_moved_and_cast_as_on_a_gpu() -> None:
     found = call_in_process(moved)
     cuda, single = "cuda:0", "torch.float32"
@@ -136,6 +143,23 @@ def test_modules_are_moved_and_cast_as_on_a_gpu() -> None:
 
 def test_a_tensor_that_is_there_is_not_copied() -> None:
     assert call_in_process(copied) == [False, False, True, True]
+
+
+def test_models_are_made_by_numbers_that_nobody_computes() -> None:
+    assert call_in_process(numbers) == {
+        "each": [0.0, 0.5, 1.0],
+        "list": [0, 1, 2],
+        "list on the GPU": [0, 1, 2],
+        "computed": 9.0,
+        "compared": False,
+        "tensor": 7,
+        "random": None,
+        "changed": None,
+        "changed by a view": None,
+        "uninitialised": None,
+        "large": None,
+        "truncated": (3, 3),
+    }
 
 
 @pytest.fixture(scope="module")
