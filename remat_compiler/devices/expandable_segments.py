@@ -20,7 +20,7 @@ from remat_compiler.devices.caching_allocator import LARGE_SEGMENT, SMALL_SEGMEN
 from remat_compiler.units import rounded_up
 
 _ADDRESSES = LARGE_SEGMENT * 2**40
-"""Addresses of a segment, whole pages; torch makes another where an eighth more than the device's memory falls short."""
+"""Addresses of a segment, whole pages; torch makes another where 9/8 of the device's memory are not enough."""
 
 
 @dataclass(slots=True, eq=False)

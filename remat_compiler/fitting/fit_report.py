@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from remat_compiler.devices.allocator_setting import EXPANDABLE
 from remat_compiler.devices.gpus import Gpu
 from remat_compiler.ir.text_form import table
 from remat_compiler.units import format_bytes
@@ -14,6 +15,10 @@ from remat_compiler.units import format_bytes
 CONTEXT_BYTES = 600 * 2**20
 """What a process takes of a GPU before torch allocates anything: the CUDA context and the code of libraries.  Between
 0.3 and 0.8 GiB, by driver and by the libraries that are used; a stated constant, not part of any exact figure."""
+
+
+_WORTH_SAYING = 0.01
+"""Part of what is reserved that another setting of the allocator must save to be mentioned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +37,7 @@ class FitPoint:
         update_bytes: Most that the optimizer's step has.
         library_bytes: Workspace that cuBLAS keeps.
         reserved_bytes: Most that torch's caching allocator reserves, by its model.
+        expandable_bytes: The same with expandable segments, whether or not the user has set them.
         step_ns: Modelled time of forward and backward, recomputation included.
         added_ns: Modelled time of recomputation.
         bound_ns: What no plan of that peak can go below in that.
@@ -55,6 +61,7 @@ class FitPoint:
     update_bytes: int = 0
     library_bytes: int = 0
     reserved_bytes: int = 0
+    expandable_bytes: int = 0
     step_ns: int = 0
     added_ns: int = 0
     bound_ns: int = 0
@@ -186,6 +193,8 @@ def _details(report: FitReport) -> str:
         f"step, modelled from the data sheet: {point.step_ns / 1e6:.1f} ms, {point.added_ns / 1e6:.1f} ms of them "
         "recomputation; the optimizer's step is not part of it"
     )
+    if point.expandable_bytes < (1 - _WORTH_SAYING) * point.reserved_bytes:
+        lines.append(f"with {EXPANDABLE} it would reserve {gib(point.expandable_bytes)}")
     if point.unmodelled:
         lines.append(f"not known, and counted as 0: what these take inside: {', '.join(point.unmodelled)}")
     lines.append("it fits" if report.fits(point) else "it does not fit")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import pairwise
 
-FIRST = (4, 32)
+FIRST = (16, 64)
 """What is asked first.  Smaller steps are mostly gradients, which do not grow with the batch, and say little of it."""
 GROWTH = 4
 """How far beyond the largest known number a line is trusted: it bends where something else becomes the peak."""
@@ -27,17 +27,23 @@ def next_numbers(slack: Mapping[int, int], count: int) -> list[int]:
     if not slack:
         return list(FIRST[:count])
     low, high = bracket(slack)
+    place = guessed(slack)
     if high is None:
-        place = min(_beyond(slack, low), low * GROWTH, LARGEST)
-        place = max(place, low + 1)
         return [n for n in (place, place + 1) if n <= LARGEST][:count]
     if high - low <= 1:
         return []
-    place = _between(slack, low, high) if low else high // 2
     # The line may be far off where the slack falls in steps; halves of what is left end the search all the same.
     wanted = [place, place + 1, (low + high) // 2]
     inside = [min(max(n, low + 1), high - 1) for n in wanted]
     return list(dict.fromkeys(inside))[:count]
+
+
+def guessed(slack: Mapping[int, int]) -> int:
+    """The largest number with room by the line through two that were asked, of which there is at least one."""
+    low, high = bracket(slack)
+    if high is None:
+        return max(min(_beyond(slack, low), low * GROWTH, LARGEST), low + 1)
+    return _between(slack, low, high) if low else high // 2
 
 
 def bracket(slack: Mapping[int, int]) -> tuple[int, int | None]:

@@ -17,6 +17,7 @@ import torch
 
 from remat_compiler import torch_compat
 from remat_compiler.costs.workspace import WorkspaceTable
+from remat_compiler.devices.allocator_setting import segments_expand
 from remat_compiler.devices.gpus import Gpu
 from remat_compiler.dry_run.storage_tracker import StorageTracker
 from remat_compiler.errors import InfeasibleBudget
@@ -25,6 +26,7 @@ from remat_compiler.fitting.made_step import DEVICE, MadeStep, made_step
 from remat_compiler.fitting.request import FitRequest
 from remat_compiler.fitting.reserved import reserved_bytes
 from remat_compiler.report.store import reports
+from remat_compiler.simulate.lives import Life
 
 _BACKWARD, _UPDATE = "backward", "optimizer"
 _UNCOUNTED_STEPS = 2
@@ -95,7 +97,29 @@ def library_bytes(gpu: Gpu) -> int:
 
 def distinct_bytes(tensors: Iterable[torch.Tensor]) -> int:
     """Bytes of tensors on the device, shared ones once."""
-    return sum(_sizes(tensors))
+    return sum(storage_sizes(tensors))
+
+
+def storage_sizes(tensors: Iterable[torch.Tensor]) -> list[int]:
+    """Bytes of each distinct storage on the device."""
+    storages = {t.untyped_storage()._cdata: t.untyped_storage() for t in tensors if t.device.type == DEVICE.type}
+    return [storage.nbytes() for storage in storages.values()]
+
+
+def resident_sizes(step: MadeStep, gpu: Gpu) -> list[int]:
+    """Bytes of what is there before the first step, in the order in which it is made."""
+    return [*storage_sizes(step.parameters), *storage_sizes(step.input_tensors), library_bytes(gpu)]
+
+
+def update_lives(step: MadeStep, mode: Any) -> list[Life]:
+    """What the optimizer's step allocates beside the gradients, once its state is there."""
+    watch = _Watch(mode, DEVICE.type, ())
+    step.make_gradients()
+    for tensor in (*step.resident, *step.gradients):
+        watch.hold_resident(tensor)
+    with watch:
+        step.update()
+    return [Life(life.size_bytes, life.made, life.freed) for life in watch.lives]
 
 
 class _Watch(StorageTracker):  # type: ignore[no-untyped-call]
@@ -126,8 +150,13 @@ def _counted(gpu: Gpu, batch: Any, step: MadeStep, mode: Any, start: float) -> F
     for moment in watch.moments:
         taken = moment.live_bytes + known.get(moment.workspace_key, 0)
         peaks[moment.phase] = max(peaks[moment.phase], taken)
-    library = library_bytes(gpu)
-    first = [*_sizes(step.parameters), *_sizes(step.input_tensors), library]
+
+    def reserved(expandable: bool) -> int:
+        usable = usable_bytes(gpu.total_bytes)
+        return reserved_bytes(
+            resident_sizes(step, gpu), storage_sizes(step.state), watch.lives, usable, expandable=expandable
+        )
+
     made = reports()
     alone = made[0] if len(made) == 1 else None
     return FitPoint(
@@ -139,8 +168,9 @@ def _counted(gpu: Gpu, batch: Any, step: MadeStep, mode: Any, start: float) -> F
         forward_bytes=peaks["forward"],
         backward_bytes=peaks[_BACKWARD],
         update_bytes=peaks[_UPDATE],
-        library_bytes=library,
-        reserved_bytes=reserved_bytes(first, _sizes(step.state), watch.lives, usable_bytes(gpu.total_bytes)),
+        library_bytes=library_bytes(gpu),
+        reserved_bytes=reserved(segments_expand()),
+        expandable_bytes=reserved(True),
         step_ns=sum(report.step_ns + report.added_ns for report in made),
         added_ns=sum(report.added_ns for report in made),
         bound_ns=sum(report.lower_bound_ns for report in made),
@@ -151,9 +181,3 @@ def _counted(gpu: Gpu, batch: Any, step: MadeStep, mode: Any, start: float) -> F
         unmodelled=tuple(sorted({str(call.func) for key, call in watch.calls.items() if key not in known})),
         seconds=time.perf_counter() - start,
     )
-
-
-def _sizes(tensors: Iterable[torch.Tensor]) -> list[int]:
-    """Bytes of each distinct storage on the device."""
-    storages = {t.untyped_storage()._cdata: t.untyped_storage() for t in tensors if t.device.type == DEVICE.type}
-    return [storage.nbytes() for storage in storages.values()]

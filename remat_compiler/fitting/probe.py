@@ -14,10 +14,20 @@ from torch import fx
 
 from remat_compiler import torch_compat
 from remat_compiler.backend import remat
+from remat_compiler.devices.allocator_setting import segments_expand
 from remat_compiler.errors import OptionError
 from remat_compiler.fitting.fit_report import FitReport, usable_bytes
 from remat_compiler.fitting.made_step import MadeStep, made_step
-from remat_compiler.fitting.paper_step import distinct_bytes, library_bytes, measured_point, on_paper
+from remat_compiler.fitting.outline import Outline
+from remat_compiler.fitting.paper_step import (
+    distinct_bytes,
+    library_bytes,
+    measured_point,
+    on_paper,
+    resident_sizes,
+    storage_sizes,
+    update_lives,
+)
 from remat_compiler.fitting.request import FitRequest
 from remat_compiler.fitting.room import Confirmed, Room
 from remat_compiler.observer import Observer, observed_by
@@ -30,9 +40,10 @@ _LESS = 0.05
 class _Planned(BaseException):
     """Ends a compilation once the graph is planned; not an error, so that nobody takes it for one."""
 
-    def __init__(self, peak_bytes: int) -> None:
+    def __init__(self, partition: Any, request: Any) -> None:
         super().__init__()
-        self.peak_bytes = peak_bytes
+        self.partition = partition
+        self.request = request
 
 
 class _Several(BaseException):
@@ -41,7 +52,7 @@ class _Several(BaseException):
 
 class _Ending(Observer):
     def partition_made(self, partition: Any, request: Any, **convention: Any) -> None:
-        raise _Planned(partition.peak_bytes)
+        raise _Planned(partition, request)
 
 
 def _planning(gm: fx.GraphModule, example_inputs: Sequence[Any], **keywords: Any) -> Any:
@@ -63,28 +74,52 @@ def probe(request: FitRequest, batch: int) -> Room:
         step = made_step(replace(request, batches=(batch,)), batch)
         step.update_once()
         left = left_bytes(step, gpu)
+        if budget is not None and budget.kind is BudgetKind.BYTES:
+            left = min(left, budget.limit_bytes)
         whole = budget is not None and budget.kind is BudgetKind.FRACTION
         # A fraction is one of the step without a budget.
         asked = 1.0 if whole else "min"
         try:
             step.compile(asked, _planning)
             step.run()
-            peak: int | None = None
-        except _Planned as planned:
-            peak = planned.peak_bytes
+            planned: _Planned | None = None
+        except _Planned as found:
+            planned = found
         except _Several:
-            peak = None
-        if peak is None:
-            point = measured_point(step, asked, gpu, mode, batch, time.perf_counter())
-            peak = point.budgeted_bytes
+            planned = None
+        if planned is None:
+            peak = measured_point(step, asked, gpu, mode, batch, time.perf_counter()).budgeted_bytes
+        else:
+            peak = planned.partition.peak_bytes
         if budget is not None and whole:
-            peak = budget.of_reference(peak) or 0
-        if budget is not None and budget.kind is BudgetKind.BYTES:
-            left = min(left, budget.limit_bytes)
-        return Room(batch, left, peak)
+            return Room(batch, left, budget.of_reference(peak) or 0)
+        if planned is None:
+            return Room(batch, left, peak)
+        outline = _outline(planned, step, gpu, mode, batch, left)
+        over = outline.reserved_bytes(outline.smallest) - outline.usable_bytes
+        return Room(batch, left, peak, max(over, 0), outline)
 
 
-def confirm(request: FitRequest, batch: int, scale: float = 1.0) -> Confirmed:
+def _outline(planned: _Planned, step: MadeStep, gpu: Any, mode: Any, batch: int, left: int) -> Outline:
+    """What tells the step at other batches."""
+    request = planned.request
+    return Outline(
+        batch=batch,
+        problem=replace(planned.partition.problem, reference=None),
+        planner=request.planner,
+        time_limit=request.time_limit,
+        reorders=request.inner == "eager",
+        left_bytes=left,
+        usable_bytes=usable_bytes(gpu.total_bytes),
+        expandable=segments_expand(),
+        resident_bytes=tuple(resident_sizes(step, gpu)),
+        state_bytes=tuple(storage_sizes(step.state)),
+        update=tuple(update_lives(step, mode)),
+        smallest=planned.partition.result.plan,
+    )
+
+
+def confirm(request: FitRequest, batch: int, budget_bytes: int | None = None, scale: float = 1.0) -> Confirmed:
     """Measure the step at `batch` under what the device leaves for it.
 
     For a process of its own.
@@ -92,7 +127,8 @@ def confirm(request: FitRequest, batch: int, scale: float = 1.0) -> Confirmed:
     Args:
         request: The step.
         batch: What it is made with.
-        scale: By how much the budget is to be less than that, for what other steps took beyond theirs.
+        budget_bytes: The budget, if all that is left is too much.
+        scale: By how much all that is left is to count less, for what other steps took beyond theirs.
 
     Raises:
         OptionError, UnknownName: As `fit_on_paper` does.
@@ -106,7 +142,7 @@ def confirm(request: FitRequest, batch: int, scale: float = 1.0) -> Confirmed:
             point = measured_point(step, asked.fraction, gpu, mode, batch, start)
             report = FitReport.of(gpu, request.budget, [point])
             return Confirmed(report, None, 0.0 if report.fits(point) else _LESS)
-        budget = max(1, int(left_bytes(step, gpu) / scale))
+        budget = budget_bytes or max(1, int(left_bytes(step, gpu) / scale))
         if asked is not None and asked.kind is BudgetKind.BYTES:
             budget = min(asked.limit_bytes, budget)
         point = measured_point(step, budget, gpu, mode, batch, start)

@@ -3,15 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 from remat_compiler.devices.caching_allocator import CachingAllocator, OutOfMemory
-from remat_compiler.dry_run.storage_tracker import StorageLife
+from remat_compiler.devices.expandable_segments import ExpandableAllocator
 
 _UNLIMITED_BYTES = 2**62
+_STEPS = 3
+
+
+class Allocation(Protocol):
+    """An allocation that is alive at the moments ``made <= i < freed``; past the step if `freed` is `None`."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Its size."""
+
+    @property
+    def made(self) -> int:
+        """When it is made."""
+
+    @property
+    def freed(self) -> int | None:
+        """When it is freed."""
 
 
 def reserved_bytes(
-    resident: Iterable[int], state: Iterable[int], lives: Iterable[StorageLife], capacity_bytes: int
+    resident: Iterable[int],
+    state: Iterable[int],
+    lives: Iterable[Allocation],
+    capacity_bytes: int,
+    *,
+    expandable: bool = False,
 ) -> int:
     """Most that the caching allocator reserves over three steps; the optimizer has its state from the first one on.
 
@@ -21,21 +44,22 @@ def reserved_bytes(
     Args:
         resident: Sizes of what is there before the first step.
         state: Sizes of the optimizer's state.
-        lives: Storages of one step.
+        lives: What one step allocates.
         capacity_bytes: What the device has for the allocator.
+        expandable: Whether its segments expand.
     """
     first, later, known = list(resident), list(state), list(lives)
+    kind = ExpandableAllocator if expandable else CachingAllocator
     try:
-        return _peak_reserved_bytes(first, later, known, capacity_bytes)
+        return _peak_reserved_bytes(first, later, known, kind(capacity_bytes))
     except OutOfMemory:
-        return max(_peak_reserved_bytes(first, later, known, _UNLIMITED_BYTES), capacity_bytes + 1)
+        return max(_peak_reserved_bytes(first, later, known, kind(_UNLIMITED_BYTES)), capacity_bytes + 1)
 
 
 def _peak_reserved_bytes(
-    resident: Sequence[int], state: Sequence[int], known: Sequence[StorageLife], capacity_bytes: int
+    resident: Sequence[int], state: Sequence[int], known: Sequence[Allocation], allocator: CachingAllocator
 ) -> int:
-    """The same for one capacity; raises `OutOfMemory`."""
-    allocator = CachingAllocator(capacity_bytes)
+    """The same for one allocator; raises `OutOfMemory`."""
     for size in resident:
         allocator.allocate(size)
     # What is freed at a moment is freed before what is made at it.
@@ -43,7 +67,7 @@ def _peak_reserved_bytes(
         [(life.made, 1, n) for n, life in enumerate(known)]
         + [(life.freed, 0, n) for n, life in enumerate(known) if life.freed is not None]
     )
-    for number in range(3):
+    for number in range(_STEPS):
         blocks = {}
         for _, is_made, n in events:
             if is_made:

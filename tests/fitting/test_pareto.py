@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -14,10 +15,10 @@ from fitting.paper_models import Language, language
 from remat_compiler.cli.main import main
 from remat_compiler.devices.gpus import GPUS
 from remat_compiler.errors import OptionError
+from remat_compiler.fitting.batch_search import MaxBatch, Search
 from remat_compiler.fitting.fit_report import FitPoint, FitReport
-from remat_compiler.fitting.max_batch import MaxBatch, largest_of
 from remat_compiler.fitting.pareto_report import CurvePoint, ParetoReport
-from remat_compiler.fitting.room import Confirmed, Room
+from remat_compiler.fitting.room import Confirmed, Question, Room
 from remat_compiler.report.dump import read_reports
 
 INTERPRETED = {"inner": "eager"}
@@ -93,13 +94,16 @@ def test_emitted_code_that_takes_more_than_planned_makes_the_batch_smaller() -> 
     """By as much as it takes more, and as often as that is so."""
     confirmed: list[tuple[int, float]] = []
 
-    def confirm(batch: int, scale: float) -> Confirmed:
-        confirmed.append((batch, scale))
-        fits = batch <= 70
-        report = FitReport.of(GPUS["t4"], None, [FitPoint(batch, "" if fits else "too large")])
+    def ask(questions: Sequence[Question]) -> list[Room | Confirmed]:
+        return [confirm(one) if one.confirm else Room(one.batch, 1000, 10 * one.batch) for one in questions]
+
+    def confirm(question: Question) -> Confirmed:
+        confirmed.append((question.batch, question.scale))
+        fits = question.batch <= 70
+        report = FitReport.of(GPUS["t4"], None, [FitPoint(question.batch, "" if fits else "too large")])
         return Confirmed(report, 1000, 0.0 if fits else 0.2)
 
-    found = largest_of(lambda batches: [Room(batch, 1000, 10 * batch) for batch in batches], confirm)
+    found = Search(ask).run()
     assert [batch for batch, _ in confirmed] == [100, 83, 69]
     assert [round(scale, 2) for _, scale in confirmed] == [1.0, 1.2, 1.44]
     assert (found.batch, found.next) == (69, None)
