@@ -65,10 +65,15 @@ class MadeStep:
         options = {"memory_budget": 1.0 if budget is None else budget, **self._options}
         self._compiled = torch.compile(self.model, backend=backend, options=options)
 
+    def leave_eager(self) -> None:
+        """Run the model as it is, without a compiler."""
+        clear_reports()
+        self._compiled = _as_on_a_gpu(self.model)
+
     def run(self, between: Callable[[], None] = lambda: None) -> None:
         """Forward and backward; `between` is called in between.
 
-        All outputs are held to the end, as most training loops hold them.  `compile` comes first.
+        All outputs are held to the end, as most training loops hold them.  `compile` or `leave_eager` comes first.
         """
         assert self._compiled is not None
         with _autocast(self.autocast):
@@ -118,6 +123,16 @@ class MadeStep:
     def resident(self) -> list[torch.Tensor]:
         """All that is there before the step."""
         return [*self.parameters, *self.state, *self.input_tensors]
+
+
+def _as_on_a_gpu(model: Callable[..., Any]) -> Callable[..., Any]:
+    """The model, whose attention takes the kernels of the device, as it does where it is captured."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with torch_compat.symbolic_kernels():
+            return model(*args, **kwargs)
+
+    return run
 
 
 def _called(model: Callable[..., Any], inputs: Any) -> Any:

@@ -7,6 +7,8 @@ import sys
 import traceback
 from pathlib import Path
 
+import cloudpickle  # type: ignore[import-untyped]
+
 from remat_compiler.errors import PaperFailure, RematError
 
 
@@ -22,7 +24,8 @@ def main(question: str, answer: str) -> None:
     except Exception as error:
         # Of the caller's own code, whose traceback is what they need.
         result = (True, PaperFailure(f"{type(error).__name__}: {error}\n{traceback.format_exc()}"))
-    Path(answer).write_bytes(pickle.dumps(result))
+    # Classes of the caller's main module are sent by value, as they came.
+    Path(answer).write_bytes(cloudpickle.dumps(result))
 
 
 def _sendable(error: RematError) -> RematError:
