@@ -97,7 +97,9 @@ class Search:
             step = self.tried[batch]
             if not step.over:
                 beyond = self.known.get(batch + 1)
-                return MaxBatch(batch, step.budget_bytes, step.report, beyond, self._expandable(batch, beyond))
+                larger = self._expandable(batch, beyond)
+                told = beyond and replace(beyond, outline=None)
+                return MaxBatch(batch, step.budget_bytes, step.report, told, larger)
             if batch == 1:
                 return MaxBatch(0, None, step.report)
             # Emitted code, or the allocator, takes more than was planned: as much more, it is taken, at other batches.

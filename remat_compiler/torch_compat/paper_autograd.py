@@ -15,6 +15,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -89,8 +90,12 @@ def _enter_guard(stack: ExitStack) -> None:
         stack.callback(guards.__setitem__, _CUDA_PLACE, before)
 
 
+@cache
 def _hide_accelerator() -> None:
-    """Let a CUDA build without a driver take a device of its own kind, which does nothing, for its accelerator."""
+    """Let a CUDA build without a driver take a device of its own kind, which does nothing, for its accelerator.
+
+    A process can do so once.
+    """
 
     class NoHook(backend_registration._DummyPrivateUse1Hook):
         def has_primary_context(self, _: int) -> bool:
