@@ -28,16 +28,15 @@ Found = Row | str
 """One model under one budget, or why there is no such step."""
 
 
-def rows_on_paper(device: str, name: str, inner: str, budgets: Sequence[Any], tiny: bool = False) -> list[Found]:
+def rows_on_paper(device: str, name: str, inner: str, budgets: Sequence[Any]) -> list[Found]:
     """The model under each budget; for a process that sees no GPU."""
-    return [_row(device, name, inner, budget, tiny) for budget in budgets]
+    return [_row(device, name, inner, budget) for budget in budgets]
 
 
-def _row(device: str, name: str, inner: str, budget: Any, tiny: bool) -> Found:
+def _row(device: str, name: str, inner: str, budget: Any) -> Found:
     options = {"inner": inner, "max_slowdown": None}
     try:
-        made = partial(_made, name, tiny)
-        point = fit_on_paper(FitRequest(made, device, budget, (), None, None, options)).points[0]
+        point = fit_on_paper(FitRequest(partial(_made, name), device, budget, (), None, None, options)).points[0]
     except RematError as error:
         return f"{type(error).__name__}: {error}"
     if point.problem:
@@ -58,8 +57,8 @@ def _row(device: str, name: str, inner: str, budget: Any, tiny: bool) -> Found:
     )
 
 
-def _made(name: str, tiny: bool) -> tuple[Any, Any]:
-    model = build(name, tiny=tiny)
+def _made(name: str) -> tuple[Any, Any]:
+    model = build(name)
     return model.module, model.inputs
 
 

@@ -1,6 +1,6 @@
 """Budgets of the zoo's models on GPUs that are not there: kept, and predicted to the byte of the emitted code.
 
-All models at their own size are ``slow``: about half an hour for each GPU on two cores.
+All models under all budgets are ``slow``: about half an hour for each GPU, and gpt2tiny96 as long again.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def check(found: list[Found]) -> None:
 
 
 @pytest.mark.parametrize(("device", "name"), [("rtx4090", "gpt2"), ("h100", "vit")])
-def test_budgets_of_small_models_are_kept(device: str, name: str) -> None:
-    check(call_in_process(rows_on_paper, device, name, "inductor", [0.9, "min"], True))
+def test_two_budgets_of_two_models_are_kept(device: str, name: str) -> None:
+    check(call_in_process(rows_on_paper, device, name, "inductor", [0.7, "min"]))
 
 
 @pytest.mark.slow
