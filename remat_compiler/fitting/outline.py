@@ -81,7 +81,7 @@ class Outline:
 def at_batch(first: Outline, second: Outline, batch: int) -> Outline | None:
     """The step at any batch, by the line through two others; `None` if those differ in more than sizes."""
     one, other = first.problem, second.problem
-    if _shape(one) != _shape(other) or len(first.update) != len(second.update):
+    if _shape(first) != _shape(second):
         return None
 
     def line(a: int, b: int) -> int:
@@ -120,7 +120,8 @@ def _limit(line: Callable[[int, int], int], one: int | None, other: int | None) 
     return None if one is None or other is None else max(line(one, other), 0)
 
 
-def _shape(problem: RematProblem) -> tuple[object, ...]:
-    """What two problems must have in common for one to stand for the other at other sizes."""
-    graph = problem.graph
-    return [(op.target, op.phase, op.reads, op.writes) for op in graph.ops], [s.kind for s in graph.storages]
+def _shape(outline: Outline) -> tuple[object, ...]:
+    """What two steps must have in common for one to stand for the other at other sizes."""
+    graph = outline.problem.graph
+    counts = len(outline.resident_bytes), len(outline.state_bytes), len(outline.update)
+    return counts, [(op.target, op.phase, op.reads, op.writes) for op in graph.ops], [s.kind for s in graph.storages]
