@@ -58,7 +58,10 @@ class KnownValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
             with _disable_current_modes():
                 return asked.item()
         result = func(*args, **kwargs)
-        if func._schema.is_mutable:
+        schema = getattr(func, "_schema", None)
+        if schema is None:
+            return result
+        if schema.is_mutable:
             # Whatever shares memory with what was changed: views have storages of the same identity.
             tensors = (leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, FakeTensor))
             self._changed.update(tensor.untyped_storage()._cdata for tensor in tensors)
@@ -85,6 +88,10 @@ class KnownValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
         args, kwargs = tree_map_only(torch.Tensor, self._value, (args, kwargs))
         args, kwargs = tree_map_only(torch.device, lambda _: _CPU, (args, kwargs))
         with _disable_current_modes():
-            values = [leaf for leaf in tree_leaves(func(*args, **kwargs)) if isinstance(leaf, torch.Tensor)]
+            try:
+                values = [leaf for leaf in tree_leaves(func(*args, **kwargs)) if isinstance(leaf, torch.Tensor)]
+            # Not every operator has a kernel of that type on the CPU; who asks for the values reads so.
+            except (RuntimeError, NotImplementedError):
+                return
         for tensor, value in zip(made, values):
             setattr(tensor, _VALUE, value)
