@@ -87,6 +87,9 @@ class MadeStep:
         if self.optimizer is not None:
             self.optimizer.step()
         self.model.zero_grad()
+        # The next step's inputs are others, to whose gradients nothing is added.
+        for tensor in self.input_tensors:
+            tensor.grad = None
 
     def make_gradients(self) -> None:
         """Give the parameters gradients of nothing but zeros."""

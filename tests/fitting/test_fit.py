@@ -193,6 +193,28 @@ def inputs(batch: int) -> torch.Tensor:
     return torch.zeros(batch, 8)
 
 
+class Scaled(nn.Module):
+    """The gradient of its input is all that its backward makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.sin().sum() * self.scale
+
+
+def learned_inputs(batch: int) -> torch.Tensor:
+    return torch.zeros(batch, 8, requires_grad=True)
+
+
+def test_gradients_of_inputs_do_not_add_up() -> None:
+    """The steps that are counted are given the same tensors, where those of a program are given others."""
+    pytest.importorskip("triton")
+    (point,) = remat_compiler.fit(Scaled, learned_inputs, device="t4", batches=[4096]).points
+    assert point.planned_bytes == point.budgeted_bytes
+
+
 class Counting(nn.Module):
     """Its shapes hang on its data."""
 
