@@ -147,10 +147,10 @@ class LargeVit:
         model = _Vit(self.classes).to(self.dtype)
         if self.summed:
             return model, (images,), torch.sum
-        return model, (images,), partial_loss(torch.zeros(self.batch, dtype=torch.long))
+        return model, (images,), entropy_against(torch.zeros(self.batch, dtype=torch.long))
 
 
-def partial_loss(targets: Tensor) -> Callable[[Tensor], Tensor]:
+def entropy_against(targets: Tensor) -> Callable[[Tensor], Tensor]:
     """Cross entropy against these classes."""
     return lambda outputs: F.cross_entropy(outputs, targets)
 

@@ -1,6 +1,6 @@
 """Memory of training steps that others measured on GPUs, beside what `remat_compiler.fit` says of them on paper.
 
-    python benchmarks/gpu_reports.py                       every report, about 20 minutes
+    python benchmarks/gpu_reports.py                       every report, about 3 minutes
     python benchmarks/gpu_reports.py --only small-gpt      those whose name has it
     python benchmarks/gpu_reports.py --json results/gpu_reports.json
 
@@ -85,23 +85,17 @@ class Compared:
         return 100 * (self.modelled_bytes / self.measured_bytes - 1)
 
 
-def adamw(parameters: Any, **settings: Any) -> Any:
-    """AdamW as torch makes it by default."""
-    return torch.optim.AdamW(parameters, **settings)
-
-
 bf16, fp16, fp32 = torch.bfloat16, torch.float16, torch.float32
-fused = partial(adamw, fused=True)
-one_by_one = partial(adamw, foreach=False)
-BERT = (("hidden_size", 1024), ("num_hidden_layers", 24), ("num_attention_heads", 16), ("intermediate_size", 4096))
+fused = partial(torch.optim.AdamW, fused=True)
+one_by_one = partial(torch.optim.AdamW, foreach=False)
+LAYERS_24 = (("hidden_size", 1024), ("num_hidden_layers", 24), ("num_attention_heads", 16), ("intermediate_size", 4096))
 GPT2_LARGE = (("n_embd", 1280), ("n_layer", 36), ("n_head", 20))
-PYTHIA = (("hidden_size", 1024), ("num_hidden_layers", 24), ("num_attention_heads", 16), ("intermediate_size", 4096))
-PYTHIA_410M = (*PYTHIA, ("vocab_size", 50304), ("max_position_embeddings", 2048))
-OPT_350M = (*PYTHIA[:3], ("ffn_dim", 4096), ("word_embed_proj_dim", 512), ("do_layer_norm_before", False))
+PYTHIA_410M = (*LAYERS_24, ("vocab_size", 50304), ("max_position_embeddings", 2048))
+OPT_350M = (*LAYERS_24[:3], ("ffn_dim", 4096), ("word_embed_proj_dim", 512), ("do_layer_norm_before", False))
 CONTEXT = "nvidia-smi less the 1,343 MiB of the context that the same page measures; transformers of 2022"
 
 REPORTS = (
-    Report("small-gpt fp32", GPT_SOURCE, "a100", 26.2617 * GIB, "reserved", SmallGpt(8, fp32), adamw),
+    Report("small-gpt fp32", GPT_SOURCE, "a100", 26.2617 * GIB, "reserved", SmallGpt(8, fp32), torch.optim.AdamW),
     Report("small-gpt bf16", GPT_SOURCE, "a100", 13.7871 * GIB, "reserved", SmallGpt(8, bf16), fused),
     Report("small-gpt fused layers", GPT_SOURCE, "a100", 11.5645 * GIB, "reserved", SmallGpt(8, bf16, True), fused),
     Report("small-gpt sdpa", GPT_SOURCE, "a100", 5.9004 * GIB, "reserved", SmallGpt(8, bf16, True, True), fused),
@@ -169,12 +163,12 @@ REPORTS = (
     ),
     Report(
         *("bert-large 4x512", NOTEBOOK, "v100", (14949 - 1343) * MIB, "reserved"),
-        *(Transformers("Bert", 4, 512, "eager", fp32, BERT), one_by_one),
+        *(Transformers("Bert", 4, 512, "eager", fp32, LAYERS_24), one_by_one),
         differs=CONTEXT,
     ),
     Report(
         *("bert-large 1x512 checkpointed", NOTEBOOK, "v100", (6775 - 1343) * MIB, "reserved"),
-        *(Transformers("Bert", 1, 512, "eager", fp32, BERT, True), one_by_one),
+        *(Transformers("Bert", 1, 512, "eager", fp32, LAYERS_24, True), one_by_one),
         differs=f"{CONTEXT}; four accumulated steps there, so that gradients are alive during the forward",
         old_gradients=True,
     ),

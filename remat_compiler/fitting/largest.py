@@ -27,7 +27,7 @@ def next_numbers(slack: Mapping[int, int], count: int) -> list[int]:
     if not slack:
         return list(FIRST[:count])
     low, high = bracket(slack)
-    place = guessed(slack)
+    place = _guessed(slack)
     if high is None:
         return [n for n in (place, place + 1) if n <= LARGEST][:count]
     if high - low <= 1:
@@ -38,7 +38,7 @@ def next_numbers(slack: Mapping[int, int], count: int) -> list[int]:
     return list(dict.fromkeys(inside))[:count]
 
 
-def guessed(slack: Mapping[int, int]) -> int:
+def _guessed(slack: Mapping[int, int]) -> int:
     """The largest number with room by the line through two that were asked, of which there is at least one."""
     low, high = bracket(slack)
     if high is None:

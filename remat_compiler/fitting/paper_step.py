@@ -162,6 +162,7 @@ def _counted(gpu: Gpu, batch: Any, step: MadeStep, mode: Any, start: float) -> F
             resident_sizes(step, gpu), storage_sizes(step.state), watch.lives, usable, expandable=expandable
         )
 
+    expandable = reserved(True)
     made = reports()
     alone = made[0] if len(made) == 1 else None
     return FitPoint(
@@ -174,8 +175,8 @@ def _counted(gpu: Gpu, batch: Any, step: MadeStep, mode: Any, start: float) -> F
         backward_bytes=peaks[_BACKWARD],
         update_bytes=peaks[_UPDATE],
         library_bytes=library_bytes(gpu),
-        reserved_bytes=reserved(segments_expand()),
-        expandable_bytes=reserved(True),
+        reserved_bytes=expandable if segments_expand() else reserved(False),
+        expandable_bytes=expandable,
         step_ns=sum(report.step_ns + report.added_ns for report in made),
         added_ns=sum(report.added_ns for report in made),
         bound_ns=sum(report.lower_bound_ns for report in made),

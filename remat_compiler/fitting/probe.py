@@ -79,14 +79,14 @@ def probe(request: FitRequest, batch: int) -> Room:
         whole = budget is not None and budget.kind is BudgetKind.FRACTION
         # A fraction is one of the step without a budget.
         asked = 1.0 if whole else "min"
+        planned: _Planned | None = None
         try:
             step.compile(asked, _planning)
             step.run()
-            planned: _Planned | None = None
         except _Planned as found:
             planned = found
         except _Several:
-            planned = None
+            pass
         if planned is None:
             peak = measured_point(step, asked, gpu, mode, batch, time.perf_counter()).budgeted_bytes
         else:
