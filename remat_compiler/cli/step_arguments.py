@@ -11,7 +11,7 @@ from typing import Any
 
 from remat_compiler.devices.gpus import GPUS
 from remat_compiler.errors import OptionError, UnknownName
-from remat_compiler.fitting.request import PRECISIONS, FitRequest
+from remat_compiler.fitting.request import AT_HAND, PRECISIONS, FitRequest
 
 ABOUT_FUNCTION = """\
 FUNCTION makes a training step: it takes the batch, if --batch is given, and returns the model and its inputs (a tensor,
@@ -24,7 +24,8 @@ what it returns and gives the loss.  It is called where `cuda` is the device ask
 def add_step_arguments(parser: Any) -> None:
     """Add what describes a step and its device, but for batch and budget."""
     parser.add_argument("function", metavar="FILE.py:FUNCTION", help="what makes the model and its inputs")
-    parser.add_argument("--device", required=True, metavar="NAME", help=f"one of {', '.join(GPUS)}")
+    known = f"one of {', '.join(GPUS)}, or {AT_HAND} for the GPU that is here (the default)"
+    parser.add_argument("--device", default=AT_HAND, metavar="NAME", help=known)
     parser.add_argument("--autocast", metavar="TYPE", choices=sorted(PRECISIONS), help="type that autocast computes in")
     parser.add_argument("--optimizer", default="AdamW", metavar="NAME", help="class of torch.optim, or none")
     parser.add_argument("--inner", choices=("inductor", "eager"), default="inductor", help="inner compiler")

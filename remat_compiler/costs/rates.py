@@ -73,8 +73,19 @@ def rates_of(device_type: str, directory: Path | None) -> Rates:
     gpu = torch_compat.paper_gpu()
     if gpu is not None and device_type == "cuda":
         return paper_rates(gpu)
+    figures = figures_of(device_type, directory)
+    return NOMINAL if figures is None else _rates_by(figures, device_name(device_type))
+
+
+def figures_of(device_type: str, directory: Path | None) -> dict[str, int] | None:
+    """What was measured of the current device of the type, by the names in `FIGURES`; `None` if it cannot be timed.
+
+    Args:
+        device_type: Type of the device.
+        directory: As for `rates_of`.
+    """
     if device_type not in DEVICE_TYPES or device_type in _busy:
-        return NOMINAL
+        return None
     store = shared_store("rates", directory, least=1)
     figures = store.current()
     # A figure may be missing in a file of another release; all are measured together.
@@ -84,23 +95,27 @@ def rates_of(device_type: str, directory: Path | None) -> Rates:
         except RuntimeError as error:
             log.warning("the %s cannot be calibrated (%s); nominal rates stand for it", device_type, error)
             _busy.add(device_type)
-            return NOMINAL
+            return None
         # Kept figures would mislead every later process, so a busy moment must not get that far.
         if measured[f"{device_type} flops_per_s float32"] < LEAST_CREDIBLE * NOMINAL.flops_per_s["float32"]:
             log.warning("the %s is too busy to be calibrated; nominal rates stand for it in this process", device_type)
             _busy.add(device_type)
-            return NOMINAL
+            return None
         store.add(measured)
     # `figures` is a live view of the store, and has the new figures, too.
-    rates = {name: figures[f"{device_type} {name}"] for name in FIGURES}
+    return {name: figures[f"{device_type} {name}"] for name in FIGURES}
+
+
+def _rates_by(figures: Mapping[str, int], name: str) -> Rates:
+    """Rates of the device of that name."""
     return Rates(
-        flops_per_s={type_name(t): rates[f"flops_per_s {type_name(t)}"] for t in PRODUCT_TYPES},
+        flops_per_s={type_name(t): figures[f"flops_per_s {type_name(t)}"] for t in PRODUCT_TYPES},
         # Relative, so that it carries over to types that were not timed.
-        efficiency={f: rates[f"flops_per_s {f}"] / rates["flops_per_s float32"] for f in FAMILIES},
-        bytes_per_s=rates["bytes_per_s"],
-        special_per_s=rates["special_per_s"],
-        overhead_ns=rates["overhead_ns"],
-        name=device_name(device_type),
+        efficiency={f: figures[f"flops_per_s {f}"] / figures["flops_per_s float32"] for f in FAMILIES},
+        bytes_per_s=figures["bytes_per_s"],
+        special_per_s=figures["special_per_s"],
+        overhead_ns=figures["overhead_ns"],
+        name=name,
     )
 
 
@@ -117,7 +132,11 @@ OVERHEAD_NS = 2_000
 
 
 def paper_rates(gpu: Gpu) -> Rates:
-    """The rates of `gpu`; float32 products are TensorFloat-32 if the user allows it."""
+    """The rates of `gpu`: those that were measured, or by its data sheet, where float32 products are TensorFloat-32 if
+    the user allows it.
+    """
+    if gpu.figures:
+        return _rates_by(gpu.figures, gpu.product)
     allows_tf32 = torch.get_float32_matmul_precision() != "highest"
     sheet = gpu.flops_per_s
     single = sheet["tf32" if allows_tf32 else "float32"]

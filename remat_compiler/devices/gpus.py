@@ -1,4 +1,4 @@
-"""Data sheets of GPUs, for compilations on a machine that has none of them.
+"""GPUs as compilations on paper need them: data sheets, for a machine that has none of them.
 
     name   GPU                   memory        SMs   compute capability
     h100   H100 SXM5 80 GB       79.18 GiB     132   9.0
@@ -9,23 +9,42 @@ Sources, by column:
   0.3 GiB; the least one that was found in public reports stands here.
 - `sms`, `l2_bytes`, `bytes_per_s`, `flops_per_s`: NVIDIA's data sheet or architecture white paper, see `source`.
   FLOP/s are those of dense matrix products with sums in float32, of the tensor cores where the type has them.
-- `shared_bytes`, `optin_bytes`, `threads_per_sm`, by compute capability: CUDA C++ Programming Guide, "Compute
+- `limits`, by compute capability: CUDA C++ Programming Guide, "Compute
   Capabilities".
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from remat_compiler.errors import UnknownName
 
 _GIB, _MIB, _KIB = 2**30, 2**20, 2**10
 
+CONTEXT_BYTES = 600 * _MIB
+"""What a process takes of a GPU before torch allocates anything: the CUDA context and the code of libraries.  Between
+0.3 and 0.8 GiB, by driver and by the libraries that are used; a stated constant, not part of any exact figure."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What kernels may take of one multiprocessor.
+
+    Attributes:
+        threads: Most threads on it.
+        shared_bytes: Its shared memory.
+        optin_bytes: Most shared memory of one block, if the kernel asks for it.
+    """
+
+    threads: int
+    shared_bytes: int
+    optin_bytes: int
+
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """The data sheet of a GPU.
+    """A GPU: its data sheet, or what was read from one that is there.
 
     Attributes:
         name: Short name, by which users ask for it.
@@ -38,6 +57,10 @@ class Gpu:
         flops_per_s: Rate of dense matrix products by name of the type; ``tf32`` is that of float32 where the user
             allows TensorFloat-32.  A type without units of its own runs at the rate of float32.
         source: Where the rates come from.
+        of_multiprocessor: What kernels may take, where that was read from the GPU; by the capability otherwise.
+        free_bytes: Memory that nobody uses, of a GPU that is there.
+        figures: What calibration measured of a GPU that is there, by the names of `costs.calibration.FIGURES`; it takes
+            the place of the rates above.
     """
 
     name: str
@@ -50,32 +73,35 @@ class Gpu:
     flops_per_s: Mapping[str, float]
     source: str
 
-    @property
-    def threads_per_sm(self) -> int:
-        """Most threads on one multiprocessor."""
-        return _LIMITS[self.capability][0]
+    of_multiprocessor: Limits | None = None
+    free_bytes: int | None = None
+    figures: Mapping[str, int] = field(default_factory=dict)
 
     @property
-    def shared_bytes(self) -> int:
-        """Shared memory of one multiprocessor."""
-        return _LIMITS[self.capability][1] * _KIB
+    def limits(self) -> Limits:
+        """What kernels may take of one multiprocessor."""
+        return self.of_multiprocessor or _LIMITS[self.capability]
 
     @property
-    def optin_bytes(self) -> int:
-        """Most shared memory of one block, if the kernel asks for it."""
-        return _LIMITS[self.capability][2] * _KIB
+    def usable_bytes(self) -> int:
+        """What is left of its memory to torch."""
+        left = self.total_bytes - CONTEXT_BYTES
+        return left if self.free_bytes is None else min(left, self.free_bytes)
 
 
 _LIMITS = {
-    (7, 0): (2048, 96, 96),
-    (7, 5): (1024, 64, 64),
-    (8, 0): (2048, 164, 163),
-    (8, 6): (1536, 100, 99),
-    (8, 9): (1536, 100, 99),
-    (9, 0): (2048, 228, 227),
-    (10, 0): (2048, 228, 227),
+    capability: Limits(threads, shared * _KIB, optin * _KIB)
+    for capability, threads, shared, optin in (
+        ((7, 0), 2048, 96, 96),
+        ((7, 5), 1024, 64, 64),
+        ((8, 0), 2048, 164, 163),
+        ((8, 6), 1536, 100, 99),
+        ((8, 9), 1536, 100, 99),
+        ((9, 0), 2048, 228, 227),
+        ((10, 0), 2048, 228, 227),
+    )
 }
-"""By compute capability: threads and KiB of shared memory of a multiprocessor, most KiB of a block."""
+"""By compute capability."""
 
 
 def _tera(**rates: float) -> dict[str, float]:

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
-from remat_compiler.devices.gpus import Gpu, gpu_named
+from remat_compiler.devices.gpus import Gpu
 from remat_compiler.errors import OptionError
+from remat_compiler.fitting.at_hand import gpu_of
 from remat_compiler.fitting.fit_report import FitReport
 from remat_compiler.fitting.paper_process import call_in_process
-from remat_compiler.fitting.request import FitRequest, Separate
+from remat_compiler.fitting.request import AT_HAND, FitRequest, Separate
 
 
 def fit(
     make_model: Callable[[], Any],
     make_inputs: Callable[..., Any],
     *,
-    device: str,
+    device: str | Gpu = AT_HAND,
     budget: float | str | int | None = None,
     batches: Sequence[Any] = (),
     loss: Callable[[Any], Any] | None = None,
@@ -38,7 +40,8 @@ def fit(
         make_model: Makes the model, on the default device.
         make_inputs: Makes the inputs of one step: a tensor, a tuple of positional or a mapping of named arguments.  It
             takes the batch, if `batches` are given.
-        device: Name of the GPU; `remat_compiler.devices.gpus.GPUS` has all.
+        device: The GPU, or its name: one of `remat_compiler.devices.gpus.GPUS`; ``"cuda"``, or ``"cuda:1"``, for one
+            that is there, of which nothing is used but what the driver and a calibration say.
         budget: The backend's ``memory_budget``; without one nothing is recomputed beyond what is free.
         batches: What `make_inputs` is called with, one step for each.
         loss: Takes the model's outputs and gives the loss; by default the outputs are the loss, or have it as ``loss``.
@@ -58,26 +61,25 @@ def fit(
 
 def answer(request: FitRequest) -> FitReport:
     """`fit` for a request; raises the same errors."""
-    checked_gpu(request)
-    report: FitReport = call_in_process(_fit_here, request)
+    report: FitReport = call_in_process(_fit_here, located(request))
     return report
 
 
-def checked_gpu(request: FitRequest) -> Gpu:
-    """The GPU of a request that can be answered here.
+def located(request: FitRequest) -> FitRequest:
+    """The request with its GPU in the place of the name, if it can be answered here.
 
     Raises:
-        OptionError: Code is to be generated for it, and cannot be.
+        OptionError: Code is to be generated for it and cannot be, or it is to be here and is not.
         UnknownName: It is unknown.
     """
-    gpu = gpu_named(request.device)
+    gpu = gpu_of(request.device)
     # Code for a GPU is written by Triton's compiler, which wheels of torch for a CPU do not bring.
     if request.options.get("inner", "inductor") == "inductor" and find_spec("triton") is None:
         raise OptionError(
             'generating code for a GPU needs the package triton, which is not installed: pip install "remat-compiler'
             '[paper]", or interpret the graphs with options={"inner": "eager"} (--inner eager)'
         )
-    return gpu
+    return replace(request, device=gpu)
 
 
 def _fit_here(request: FitRequest) -> FitReport:

@@ -8,14 +8,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from remat_compiler.devices.allocator_setting import EXPANDABLE
-from remat_compiler.devices.gpus import Gpu
+from remat_compiler.devices.gpus import CONTEXT_BYTES, Gpu
 from remat_compiler.ir.text_form import table
 from remat_compiler.units import format_bytes
-
-CONTEXT_BYTES = 600 * 2**20
-"""What a process takes of a GPU before torch allocates anything: the CUDA context and the code of libraries.  Between
-0.3 and 0.8 GiB, by driver and by the libraries that are used; a stated constant, not part of any exact figure."""
-
 
 _WORTH_SAYING = 0.01
 """Part of what is reserved that another setting of the allocator must save to be mentioned."""
@@ -99,32 +94,23 @@ class FitReport:
     """Training steps on a device.
 
     Attributes:
-        device: Short name of the device.
-        product: Its name.
-        total_bytes: Its memory.
+        gpu: The device.
         budget: The backend's ``memory_budget``, as text; empty without one.
         points: A step for each batch.
     """
 
-    device: str
-    product: str
-    total_bytes: int
+    gpu: Gpu
     budget: str
     points: tuple[FitPoint, ...]
 
     @staticmethod
     def of(gpu: Gpu, budget: object, points: Sequence[FitPoint]) -> FitReport:
         """The report for steps on `gpu`."""
-        return FitReport(gpu.name, gpu.product, gpu.total_bytes, "" if budget is None else str(budget), tuple(points))
-
-    @property
-    def usable_bytes(self) -> int:
-        """What is left of the device's memory to torch."""
-        return usable_bytes(self.total_bytes)
+        return FitReport(gpu, "" if budget is None else str(budget), tuple(points))
 
     def left_bytes(self, point: FitPoint) -> int:
         """What a step leaves of the device's memory; negative if it does not fit."""
-        return self.usable_bytes - point.reserved_bytes
+        return self.gpu.usable_bytes - point.reserved_bytes
 
     def fits(self, point: FitPoint) -> bool:
         """Whether there is such a step, and it fits."""
@@ -138,18 +124,22 @@ class FitReport:
     def to_json(self) -> str:
         """All figures, for tools."""
         points = [self.record(point) for point in self.points]
-        record = {name: getattr(self, name) for name in ("device", "product", "total_bytes", "budget")}
-        return json.dumps({**record, "context_bytes": CONTEXT_BYTES, "points": points}, indent=1)
+        return json.dumps({**device_record(self.gpu), "budget": self.budget, "points": points}, indent=1)
 
     def __str__(self) -> str:
-        head = f"{self.product}: {gib(self.total_bytes)}, of which {gib(self.usable_bytes)} are left to torch\n"
         under = f"memory_budget {self.budget}\n" if self.budget else "without a budget\n"
-        return head + under + "\n" + (_details(self) if len(self.points) == 1 else _overview(self))
+        return f"{device_text(self.gpu)}\n{under}\n" + (_details(self) if len(self.points) == 1 else _overview(self))
 
 
-def usable_bytes(total_bytes: int) -> int:
-    """What a device of so many bytes leaves to torch."""
-    return total_bytes - CONTEXT_BYTES
+def device_record(gpu: Gpu) -> dict[str, Any]:
+    """A device and its memory, for tools."""
+    memory = {"total_bytes": gpu.total_bytes, "context_bytes": CONTEXT_BYTES, "usable_bytes": gpu.usable_bytes}
+    return {"device": gpu.name, "product": gpu.product, **memory}
+
+
+def device_text(gpu: Gpu) -> str:
+    """A device and its memory, for people."""
+    return f"{gpu.product}: {gib(gpu.total_bytes)}, of which {gib(gpu.usable_bytes)} are left to torch"
 
 
 def _overview(report: FitReport) -> str:
@@ -183,7 +173,7 @@ def _details(report: FitReport) -> str:
         ("optimizer's step", point.update_bytes, "likewise"),
         ("allocated", point.peak_bytes, "peak: the first four and the largest of the three"),
         ("reserved", point.reserved_bytes, "modelled: torch's caching allocator"),
-        ("left", report.left_bytes(point), f"of {gib(report.usable_bytes)}"),
+        ("left", report.left_bytes(point), f"of {gib(report.gpu.usable_bytes)}"),
     ]
     lines = table([(name, gib(size), note) for name, size, note in rows], right=(1,))
     lines.append("")

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from remat_compiler.devices.gpus import Gpu
 from remat_compiler.fitting.batch_search import MaxBatch, Search
-from remat_compiler.fitting.fit import checked_gpu
-from remat_compiler.fitting.request import FitRequest, Separate
+from remat_compiler.fitting.fit import located
+from remat_compiler.fitting.request import AT_HAND, FitRequest, Separate
 from remat_compiler.fitting.room import Confirmed, Question, Room
 from remat_compiler.fitting.side_by_side import side_by_side
 
@@ -16,7 +17,7 @@ def max_batch(
     make_model: Callable[[], Any],
     make_inputs: Callable[[int], Any],
     *,
-    device: str,
+    device: str | Gpu = AT_HAND,
     budget: float | str | int | None = None,
     loss: Callable[[Any], Any] | None = None,
     autocast: str | None = None,
@@ -32,7 +33,7 @@ def max_batch(
     Args:
         make_model: As for `remat_compiler.fit`, as are the arguments that are not named here.
         make_inputs: Makes the inputs of one step of that size.
-        device: Name of the GPU.
+        device: The GPU, by default the one that is there.
         budget: Without one, the step may take all that the device leaves for it, but for a reserve of 5 % for
             fragmentation; bytes limit that further; 1.0 asks for the largest step without recomputation.
         loss: Takes the model's outputs and gives the loss.
@@ -49,7 +50,7 @@ def max_batch(
 
 def largest_batch(request: FitRequest) -> MaxBatch:
     """`max_batch` for a request, whose batches do not matter; raises the same errors."""
-    checked_gpu(request)
+    request = located(request)
 
     def ask(questions: Sequence[Question]) -> list[Room | Confirmed]:
         what = " and ".join(f"{'compiling' if one.confirm else 'planning'} for {one.batch}" for one in questions)

@@ -16,8 +16,8 @@ import cloudpickle  # type: ignore[import-untyped]
 from remat_compiler.errors import PaperFailure
 
 
-def call_in_process(function: Callable[..., Any], *arguments: Any) -> Any:
-    """What ``function(*arguments)`` returns in a new process without a GPU.
+def call_in_process(function: Callable[..., Any], *arguments: Any, hide_gpus: bool = True) -> Any:
+    """What ``function(*arguments)`` returns in a new process, which sees no GPU unless it is to.
 
     Functions of the main module, and those within functions, are sent along by value; those of other modules are
     imported there.
@@ -38,7 +38,8 @@ def call_in_process(function: Callable[..., Any], *arguments: Any) -> Any:
             ) from error
         command = [sys.executable, "-m", "remat_compiler.fitting.paper_child", str(question), str(answer)]
         # Devices are hidden before the process imports torch.
-        code = subprocess.run(command, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""}, check=False).returncode
+        hidden = {"CUDA_VISIBLE_DEVICES": ""} if hide_gpus else {}
+        code = subprocess.run(command, env={**os.environ, **hidden}, check=False).returncode
         if not answer.exists():
             reason = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
             raise PaperFailure(f"the process {reason} without an answer; its messages stand above")

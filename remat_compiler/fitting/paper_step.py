@@ -21,7 +21,7 @@ from remat_compiler.devices.allocator_setting import segments_expand
 from remat_compiler.devices.gpus import Gpu
 from remat_compiler.dry_run.storage_tracker import StorageTracker
 from remat_compiler.errors import InfeasibleBudget
-from remat_compiler.fitting.fit_report import FitPoint, FitReport, usable_bytes
+from remat_compiler.fitting.fit_report import FitPoint, FitReport
 from remat_compiler.fitting.made_step import DEVICE, MadeStep, made_step
 from remat_compiler.fitting.request import FitRequest
 from remat_compiler.fitting.reserved import reserved_bytes
@@ -30,14 +30,14 @@ from remat_compiler.simulate.lives import Life
 
 _BACKWARD, _UPDATE = "backward", "optimizer"
 _UNCOUNTED_STEPS = 2
-_CUBLAS_BYTES = {(9, 0): 32 * 2**20, (10, 0): 32 * 2**20}
+_CUBLAS_BYTES = {9: 32 * 2**20, 10: 32 * 2**20}
 _CUBLAS_DEFAULT_BYTES = 2 * 4096 * 1024 + 8 * 16 * 1024
-"""Workspace of cuBLAS on a stream (``getChosenWorkspaceSize`` in ``CUDABlas.cpp``): 32 MiB from Hopper on, else
-``:4096:2:16:8``."""
+"""Workspace of cuBLAS on a stream (``getChosenWorkspaceSize`` in ``CUDABlas.cpp``): by major compute capability: 32 MiB
+of Hopper and Blackwell's data center GPUs, else ``:4096:2:16:8``."""
 
 
 @contextmanager
-def on_paper(device: str) -> Iterator[tuple[Gpu, Any]]:
+def on_paper(device: str | Gpu) -> Iterator[tuple[Gpu, Any]]:
     """Within the block, tensors are fake and ``cuda`` is that device; its data sheet and the fake mode.
 
     Raises:
@@ -97,7 +97,7 @@ def counted_point(step: MadeStep, gpu: Gpu, mode: Any, batch: Any, start: float)
 
 def library_bytes(gpu: Gpu) -> int:
     """Workspace that cuBLAS keeps on the device."""
-    return _CUBLAS_BYTES.get(gpu.capability, _CUBLAS_DEFAULT_BYTES)
+    return _CUBLAS_BYTES.get(gpu.capability[0], _CUBLAS_DEFAULT_BYTES)
 
 
 def distinct_bytes(tensors: Iterable[torch.Tensor]) -> int:
@@ -157,10 +157,8 @@ def _counted(gpu: Gpu, batch: Any, step: MadeStep, mode: Any, start: float) -> F
         peaks[moment.phase] = max(peaks[moment.phase], taken)
 
     def reserved(expandable: bool) -> int:
-        usable = usable_bytes(gpu.total_bytes)
-        return reserved_bytes(
-            resident_sizes(step, gpu), storage_sizes(step.state), watch.lives, usable, expandable=expandable
-        )
+        before, state = resident_sizes(step, gpu), storage_sizes(step.state)
+        return reserved_bytes(before, state, watch.lives, gpu.usable_bytes, expandable=expandable)
 
     expandable = reserved(True)
     made = reports()

@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from remat_compiler.devices.gpus import Gpu
 from remat_compiler.errors import OptionError
-from remat_compiler.fitting.fit import checked_gpu
+from remat_compiler.fitting.fit import located
 from remat_compiler.fitting.fit_report import FitPoint
 from remat_compiler.fitting.pareto_report import CurvePoint, ParetoReport
-from remat_compiler.fitting.request import FitRequest, Separate
+from remat_compiler.fitting.request import AT_HAND, FitRequest, Separate
 from remat_compiler.fitting.side_by_side import dealt, num_processes, side_by_side
 
 DEFAULT_POINTS = 6
@@ -20,7 +21,7 @@ def pareto(
     make_model: Callable[[], Any],
     make_inputs: Callable[..., Any],
     *,
-    device: str,
+    device: str | Gpu = AT_HAND,
     points: int = DEFAULT_POINTS,
     batch: Any = None,
     loss: Callable[[Any], Any] | None = None,
@@ -40,7 +41,7 @@ def pareto(
     Args:
         make_model: As for `remat_compiler.fit`, as are the arguments that are not named here.
         make_inputs: Makes the inputs of one step; it takes the batch, if one is given.
-        device: Name of the GPU.
+        device: The GPU, by default the one that is there.
         points: How many budgets there are, at least 2: none, the smallest, and others at equal distances.
         batch: What `make_inputs` is called with; `None` to call it with nothing.
         loss: Takes the model's outputs and gives the loss.
@@ -58,10 +59,9 @@ def pareto(
 
 def curve_of(request: FitRequest, points: int = DEFAULT_POINTS) -> ParetoReport:
     """`pareto` for a request with at most one batch; raises the same errors."""
-    gpu = checked_gpu(request)
     if not hasattr(points, "__index__") or points < 2:
         raise OptionError(f"got points={points!r}; a curve takes a whole number of at least 2")
-    request = replace(request, options={"max_slowdown": None, **request.options})
+    request = replace(located(request), options={"max_slowdown": None, **request.options})
     ends: list[list[CurvePoint]] = side_by_side(
         "the ends of the curve", _points_here, [(request, [None]), (request, ["min"])]
     )
@@ -73,7 +73,7 @@ def curve_of(request: FitRequest, points: int = DEFAULT_POINTS) -> ParetoReport:
     )
     # From the largest budget to the smallest.
     found = sorted((point for hand in inner for point in hand), key=lambda one: -int(one.budget or 0))
-    return ParetoReport.of(gpu, request.batches[0] if request.batches else None, [largest, *found, smallest])
+    return ParetoReport(request.gpu, request.batches[0] if request.batches else None, (largest, *found, smallest))
 
 
 def _between(largest: FitPoint, smallest: FitPoint, count: int) -> list[int]:

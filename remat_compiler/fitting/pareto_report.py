@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from remat_compiler.devices.gpus import Gpu
-from remat_compiler.fitting.fit_report import CONTEXT_BYTES, FitPoint, FitReport, gib
+from remat_compiler.fitting.fit_report import FitPoint, FitReport, device_record, device_text, gib
 from remat_compiler.fitting.pareto_picture import pareto_svg
 from remat_compiler.ir.text_form import format_time, table
 
@@ -36,28 +35,19 @@ class ParetoReport:
     """A training step on a device, under budgets from none to the smallest.
 
     Attributes:
-        device: Short name of the device.
-        product: Its name.
-        total_bytes: Its memory.
+        gpu: The device.
         batch: What the step's inputs were made with; `None` if with nothing.
         points: The step under each budget, the largest first.
     """
 
-    device: str
-    product: str
-    total_bytes: int
+    gpu: Gpu
     batch: Any
     points: tuple[CurvePoint, ...]
-
-    @staticmethod
-    def of(gpu: Gpu, batch: Any, points: Sequence[CurvePoint]) -> ParetoReport:
-        """The report for a step on `gpu`."""
-        return ParetoReport(gpu.name, gpu.product, gpu.total_bytes, batch, tuple(points))
 
     @property
     def fits(self) -> FitReport:
         """The same points as an answer to whether they fit."""
-        return FitReport(self.device, self.product, self.total_bytes, "", tuple(one.point for one in self.points))
+        return FitReport(self.gpu, "", tuple(one.point for one in self.points))
 
     @property
     def floor_bytes(self) -> int | None:
@@ -69,8 +59,8 @@ class ParetoReport:
         """All figures, for tools."""
         answer = self.fits
         points = [{"budget": one.budget, **answer.record(one.point)} for one in self.points]
-        record = {name: getattr(self, name) for name in ("device", "product", "total_bytes", "batch", "floor_bytes")}
-        return json.dumps({**record, "context_bytes": CONTEXT_BYTES, "points": points}, indent=1)
+        record = {**device_record(self.gpu), "batch": self.batch, "floor_bytes": self.floor_bytes}
+        return json.dumps({**record, "points": points}, indent=1)
 
     def to_svg(self) -> str:
         """The curve as a picture."""
@@ -81,8 +71,8 @@ class ParetoReport:
         ]
         beside = min((one.point.resident_bytes for one in self.points if not one.point.problem), default=0)
         floor = None if self.floor_bytes is None else beside + self.floor_bytes
-        title = f"{self.product}" + ("" if self.batch is None else f", batch {self.batch}")
-        return pareto_svg(title, shown, floor, self.fits.usable_bytes)
+        title = self.gpu.product + ("" if self.batch is None else f", batch {self.batch}")
+        return pareto_svg(title, shown, floor, self.gpu.usable_bytes)
 
     def __str__(self) -> str:
         answer = self.fits
@@ -97,9 +87,8 @@ class ParetoReport:
             sizes = map(gib, (point.step_bytes, point.peak_bytes, point.reserved_bytes))
             times = map(format_time, (point.step_ns, point.added_ns, point.bound_ns))
             rows.append((one.name, "yes" if answer.fits(point) else "no", *sizes, *times))
-        head = f"{self.product}: {gib(self.total_bytes)}, of which {gib(answer.usable_bytes)} are left to torch"
         batch = [] if self.batch is None else [f"batch {self.batch}"]
-        lines = [head, *batch, "", *table(rows, right=(0, 2, 3, 4, 5, 6, 7))]
+        lines = [device_text(self.gpu), *batch, "", *table(rows, right=(0, 2, 3, 4, 5, 6, 7))]
         lines += [f"{one.name}: {one.point.problem}" for one in self.points if one.point.problem]
         if self.floor_bytes is not None:
             forced = next(one.point.floor_forced_by for one in self.points if one.point.floor_bytes == self.floor_bytes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from remat_compiler.errors import PaperFailure
-from remat_compiler.fitting.fit import checked_gpu
+from remat_compiler.fitting.fit import located
 from remat_compiler.fitting.paper_process import call_in_process
 from remat_compiler.fitting.request import FitRequest
 from remat_compiler.report.plan_report import PlanReport
@@ -16,8 +16,7 @@ def plans(request: FitRequest) -> tuple[PlanReport, ...]:
         OptionError, UnknownName, PaperFailure: As `remat_compiler.fit` does; `PaperFailure` also if nothing fits the
             budget, or the step has no graph that could be planned.
     """
-    checked_gpu(request)
-    found: tuple[PlanReport, ...] = call_in_process(_plans_here, request)
+    found: tuple[PlanReport, ...] = call_in_process(_plans_here, located(request))
     return found
 
 

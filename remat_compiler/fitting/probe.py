@@ -16,7 +16,7 @@ from remat_compiler import torch_compat
 from remat_compiler.backend import remat
 from remat_compiler.devices.allocator_setting import segments_expand
 from remat_compiler.errors import OptionError
-from remat_compiler.fitting.fit_report import FitReport, usable_bytes
+from remat_compiler.fitting.fit_report import FitReport
 from remat_compiler.fitting.made_step import MadeStep, made_step
 from remat_compiler.fitting.outline import Outline
 from remat_compiler.fitting.paper_step import (
@@ -110,7 +110,7 @@ def _outline(planned: _Planned, step: MadeStep, gpu: Any, mode: Any, batch: int,
         time_limit=request.time_limit,
         reorders=request.inner == "eager",
         left_bytes=left,
-        usable_bytes=usable_bytes(gpu.total_bytes),
+        usable_bytes=gpu.usable_bytes,
         expandable=segments_expand(),
         resident_bytes=tuple(resident_sizes(step, gpu)),
         state_bytes=tuple(storage_sizes(step.state)),
@@ -154,7 +154,7 @@ def confirm(request: FitRequest, batch: int, budget_bytes: int | None = None, sc
 
 def left_bytes(step: MadeStep, gpu: Any) -> int:
     """What the device leaves for the step's peak: beside all that is resident, and a reserve for fragmentation."""
-    usable = int(usable_bytes(gpu.total_bytes) * (1 - torch_compat.DEVICE_RESERVE))
+    usable = int(gpu.usable_bytes * (1 - torch_compat.DEVICE_RESERVE))
     return max(1, usable - distinct_bytes(step.resident) - library_bytes(gpu))
 
 

@@ -6,6 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from remat_compiler.devices.gpus import Gpu
+
+AT_HAND = "cuda"
+"""Name of the GPU that is there; ``"cuda:1"`` is another one."""
 PRECISIONS = {"bf16": "bfloat16", "bfloat16": "bfloat16", "fp16": "float16", "float16": "float16"}
 """Names of the types that autocast may compute in, and what torch calls them."""
 
@@ -18,7 +22,7 @@ class FitRequest:
         make: Makes the model, on the default device, the inputs of one step (a tensor, a tuple of positional or a
             mapping of named arguments), and perhaps a function of the model's outputs that gives the loss; by default
             the outputs are the loss, or have it as ``loss``.  It takes the batch, if `batches` are given.
-        device: Name of the device, see `devices.gpus.GPUS`.
+        device: The device, or its name: one of `devices.gpus.GPUS`, or ``"cuda"`` for the GPU that is there.
         budget: The backend's ``memory_budget``; `None` for a step without a budget.
         batches: What `make` is called with, one step for each; empty to call it once with nothing.
         autocast: Type that autocast computes in, one of `PRECISIONS`; `None` without autocast.
@@ -28,12 +32,18 @@ class FitRequest:
     """
 
     make: Callable[..., tuple[Any, ...]]
-    device: str
+    device: str | Gpu = AT_HAND
     budget: float | str | int | None = None
     batches: tuple[Any, ...] = ()
     autocast: str | None = None
     optimizer: Callable[[Any], Any] | str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def gpu(self) -> Gpu:
+        """The device, once it is more than a name."""
+        assert isinstance(self.device, Gpu)
+        return self.device
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,15 +34,15 @@ def paper_gpu() -> Gpu | None:
 
 
 @contextmanager
-def paper_device(name: str) -> Iterator[Gpu]:
-    """Within the block, ``cuda`` is the GPU of that name (see `devices.gpus.GPUS`), on paper.
+def paper_device(device: str | Gpu) -> Iterator[Gpu]:
+    """Within the block, ``cuda`` is that GPU, or the one of that name (see `devices.gpus.GPUS`), on paper.
 
     Raises:
         UnknownName: No such GPU is known.
         OptionError: A real GPU is there, or the process stands for one already.
         UnsupportedTorch: This torch lacks something that is changed.
     """
-    gpu = gpu_named(name)
+    gpu = gpu_named(device) if isinstance(device, str) else device
     if _present:
         raise OptionError(f"got {gpu.name}, while this process stands for {_present[-1].name}; use a process for each")
     if torch.cuda.is_available():

@@ -16,8 +16,8 @@ def test_a_data_sheet_is_whole(gpu: Gpu) -> None:
     # Types without units of their own stand at the rate of float32.
     has_bfloat16 = gpu.capability >= (8, 0)
     assert (gpu.flops_per_s["bfloat16"] > gpu.flops_per_s["float32"]) is has_bfloat16
-    assert 48 * 2**10 < gpu.optin_bytes <= gpu.shared_bytes < gpu.l2_bytes < gpu.total_bytes
-    assert gpu.threads_per_sm % 256 == 0
+    assert 48 * 2**10 < gpu.limits.optin_bytes <= gpu.limits.shared_bytes < gpu.l2_bytes < gpu.total_bytes
+    assert gpu.limits.threads % 256 == 0
     assert gpu.source
 
 

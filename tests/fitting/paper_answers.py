@@ -10,6 +10,8 @@ import torch
 from torch import nn
 
 from fitting.paper_models import MAKERS
+from remat_compiler.costs.rates import Rates, rates_of
+from remat_compiler.devices.gpus import Gpu
 from remat_compiler.errors import RematError
 from remat_compiler.fitting.fit_report import FitPoint
 from remat_compiler.fitting.paper_step import fit_on_paper
@@ -143,6 +145,12 @@ def _changed_by_a_view() -> torch.Tensor:
     value = tensor[0]
     tensor[:1].fill_(5)
     return value
+
+
+def rates(device: Gpu) -> Rates:
+    """How fast the device is taken to be."""
+    with paper_device(device):
+        return rates_of("cuda", None)
 
 
 @contextmanager

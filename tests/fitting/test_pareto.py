@@ -63,7 +63,7 @@ def test_the_curve_is_told_as_text_json_and_picture(curve: ParetoReport) -> None
 def test_a_curve_without_points_or_with_one_is_drawn() -> None:
     refused = CurvePoint(None, FitPoint(problem="too small"))
     for points in ([refused], [CurvePoint(None, FitPoint(step_ns=5, forward_bytes=7)), refused]):
-        report = ParetoReport.of(GPUS["t4"], None, points)
+        report = ParetoReport(GPUS["t4"], None, tuple(points))
         ElementTree.fromstring(report.to_svg())
         assert "too small" in str(report)
 

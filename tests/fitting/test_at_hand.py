@@ -1,0 +1,103 @@
+"""The GPU that is there: what torch says of it stands for it on paper, and errors where it cannot."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import remat_compiler
+from fitting.paper_answers import rates
+from fitting.paper_models import language
+from remat_compiler.cli.main import main
+from remat_compiler.costs.calibration import FIGURES
+from remat_compiler.devices.gpus import CONTEXT_BYTES, GPUS, Gpu
+from remat_compiler.errors import OptionError, UnknownName
+from remat_compiler.fitting.at_hand import gpu_from, gpu_of
+from remat_compiler.fitting.fit import answer
+from remat_compiler.fitting.paper_process import call_in_process
+from remat_compiler.fitting.request import FitRequest
+
+MEASURED = {name: 10**12 + n for n, name in enumerate(FIGURES)}
+
+
+def properties(name: str, capability: tuple[int, int] = (12, 0)) -> Any:
+    """What torch says of a card."""
+    return SimpleNamespace(
+        name=name,
+        major=capability[0],
+        minor=capability[1],
+        multi_processor_count=170,
+        total_memory=32 * 2**30,
+        L2_cache_size=96 * 2**20,
+        max_threads_per_multi_processor=1536,
+        shared_memory_per_multiprocessor=100 * 2**10,
+        shared_memory_per_block_optin=99 * 2**10,
+    )
+
+
+def test_a_card_without_a_data_sheet_is_known_by_its_driver_and_by_calibration() -> None:
+    gpu = gpu_from(properties("NVIDIA GeForce RTX 5090"), 1, 30 * 2**30, MEASURED)
+    assert (gpu.name, gpu.product, gpu.capability) == ("cuda:1", "NVIDIA GeForce RTX 5090", (12, 0))
+    assert (gpu.limits.threads, gpu.limits.optin_bytes) == (1536, 99 * 2**10)
+    found = call_in_process(rates, gpu)
+    assert found.flops_per_s["bfloat16"] == MEASURED["flops_per_s bfloat16"]
+    assert (found.bytes_per_s, found.overhead_ns) == (MEASURED["bytes_per_s"], MEASURED["overhead_ns"])
+    assert found.name == gpu.product
+
+
+def test_what_others_use_of_the_card_is_not_left_to_torch() -> None:
+    sheet = GPUS["rtx4090"]
+    crowded = gpu_from(properties(sheet.product), 0, 10 * 2**30, {})
+    assert crowded.usable_bytes == 10 * 2**30
+    assert crowded.bytes_per_s == sheet.bytes_per_s
+    idle = gpu_from(properties(sheet.product), 0, 32 * 2**30 - 10, {})
+    assert idle.usable_bytes == 32 * 2**30 - CONTEXT_BYTES
+
+
+def test_a_card_of_which_nothing_is_known_says_so() -> None:
+    with pytest.raises(OptionError, match="RTX 5090 cannot be timed"):
+        gpu_from(properties("NVIDIA GeForce RTX 5090"), 0, 2**34, {})
+
+
+def test_a_step_fits_a_card_that_was_read() -> None:
+    gpu = gpu_from(properties("NVIDIA RTX 6000 Ada", (8, 9)), 0, 2**34, MEASURED)
+    report = answer(FitRequest(language, gpu, None, (16,), None, "AdamW", {"inner": "eager"}))
+    same = answer(FitRequest(language, "l40s", None, (16,), None, "AdamW", {"inner": "eager"}))
+    assert report.fits(report.points[0])
+    assert report.points[0].budgeted_bytes == same.points[0].budgeted_bytes
+    assert "NVIDIA RTX 6000 Ada: 32.00 GiB, of which 16.00 GiB are left to torch" in str(report)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="asks what happens without a GPU")
+def test_without_a_gpu_one_has_to_be_named(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(OptionError, match=r"torch sees no GPU here; name the one that is meant: t4"):
+        remat_compiler.fit(torch.nn.Identity, lambda: torch.ones(1))
+    assert main(["fit", f"{__file__}:properties"]) == 2
+    assert "torch sees no GPU here" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["cuda:", "cuda:x", "gpu"])
+def test_no_other_name_means_the_card_that_is_there(name: str) -> None:
+    with pytest.raises(UnknownName, match="unknown device"):
+        gpu_of(name)
+
+
+def test_a_device_is_a_name_or_a_gpu() -> None:
+    sheet = GPUS["t4"]
+    assert gpu_of(sheet) is gpu_of("T4") is sheet
+    processor: Any = torch.device("cpu")
+    with pytest.raises(UnknownName, match="unknown device 'cpu'"):
+        gpu_of(processor)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_the_card_that_is_there_is_read() -> None:
+    gpu = gpu_of("cuda")
+    assert isinstance(gpu, Gpu)
+    assert gpu.product == torch.cuda.get_device_name()
+    assert 0 < gpu.usable_bytes < gpu.total_bytes == torch.cuda.get_device_properties(0).total_memory
+    assert gpu.figures["bytes_per_s"] > 1e10
