@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -30,6 +31,7 @@ from remat_compiler.fitting.paper_process import call_in_process
 from remat_compiler.fitting.paper_step import fit_on_paper, on_paper
 from remat_compiler.fitting.request import FitRequest
 
+log = logging.getLogger("remat_compiler")
 BUDGETS = (None, 0.8, 0.6, "min")
 CHUNK = 10
 """Programs that one process tries; one that dies takes the others of its chunk with it."""
@@ -50,6 +52,8 @@ def _tried(device: str, inner: str, program: Program, verbose: bool) -> list[Row
     for budget in BUDGETS:
         row: Row = {"seed": program.seed, "budget": budget, "verdict": "kept", "exact": None}
         found.append(row)
+        warned = _Warned()
+        log.addHandler(warned)
         try:
             (point,) = fit_on_paper(replace(request, budget=budget)).points
         except Exception as error:  # whatever it is, it is what the trial is about
@@ -57,6 +61,8 @@ def _tried(device: str, inner: str, program: Program, verbose: bool) -> list[Row
                 raise
             row["verdict"] = "as eager" if _fails_in_eager(request) else f"crash: {type(error).__name__}: {error}"[:300]
             continue
+        finally:
+            log.removeHandler(warned)
         peak = point.budgeted_bytes
         whole = whole or peak
         row |= {"peak_bytes": peak, "planned_bytes": point.planned_bytes}
@@ -65,8 +71,19 @@ def _tried(device: str, inner: str, program: Program, verbose: bool) -> list[Row
         else:
             row["exact"] = point.planned_bytes == peak
             if isinstance(budget, float) and peak > budget * whole:
-                row["verdict"] = "over, warned" if point.planned_bytes > budget * whole else "over in silence"
+                row["verdict"] = "over, warned" if warned.of_budget else "over in silence"
     return found
+
+
+class _Warned(logging.Handler):
+    """Hears whether a user is told that a budget is not kept."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.of_budget = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.of_budget |= "memory_budget" in record.getMessage()
 
 
 def _made(program: Program) -> tuple[Any, ...]:

@@ -297,4 +297,4 @@ def _leaves(arguments: Iterable[Any]) -> frozenset[int]:
 
 def _addresses(tensor: torch.Tensor) -> frozenset[int]:
     """Addresses of the tensor's memory, which views share; none if it has no memory of its own."""
-    return frozenset(part.untyped_storage().data_ptr() for part in torch_compat.dense_parts(tensor))
+    return frozenset(torch_compat.storages_of([tensor]))

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from remat_compiler.torch_compat.tensors import dense_parts, num_bytes, storages_of
+from remat_compiler.torch_compat.tensors import address_of, dense_parts, num_bytes, storages_of
 
 COMPILED_NODE = "CompiledFunctionBackward"
 """Name of AOTAutograd's nodes.  A walk ends there: the operators before such a node are counted with its own graph."""
@@ -29,9 +29,9 @@ def saved_by_eager(arguments: Iterable[Any]) -> int:
     for node in _eager_nodes(tensors):
         # A saved tensor without a node is a leaf, which its owner holds anyway, unless it is a result.
         made = [tensor for name, tensor in _saved(node) if tensor.grad_fn is not None or name.startswith(_RESULT)]
-        for storage in (part.untyped_storage() for tensor in made for part in dense_parts(tensor)):
-            if storage.data_ptr() not in given:
-                found[storage.data_ptr()] = storage.nbytes()
+        for part in (part for tensor in made for part in dense_parts(tensor)):
+            if address_of(part) not in given:
+                found[address_of(part)] = part.untyped_storage().nbytes()
     return sum(found.values())
 
 
@@ -78,14 +78,14 @@ def gradients_of_views(arguments: Iterable[Any], outputs: Any) -> int:
     """
     given = {id(value): value for value in arguments if isinstance(value, torch.Tensor) and value.requires_grad}
     # Views share the memory of their base.
-    bases = {part.untyped_storage().data_ptr(): value for value in given.values() for part in dense_parts(value)}
+    bases = {address_of(part): value for value in given.values() for part in dense_parts(value)}
     found: dict[int, int] = {}
     for output in outputs if isinstance(outputs, (list, tuple)) else [outputs]:
         node = output.grad_fn if isinstance(output, torch.Tensor) else None
         if node is None or id(output) in given or type(node).__name__ == COMPILED_NODE:
             continue
         for part in dense_parts(output):
-            base = bases.get(part.untyped_storage().data_ptr())
+            base = bases.get(address_of(part))
             # Once for an input, however many views of it there are: autograd adds their gradients up.
             if base is not None:
                 found[id(base)] = num_bytes(base)

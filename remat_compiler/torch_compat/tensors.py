@@ -10,6 +10,8 @@ import torch._dynamo.convert_frame
 from torch._subclasses.fake_tensor import is_fake
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from remat_compiler.torch_compat.paper_device import paper_gpu
+
 
 def any_fake(arguments: Iterable[Any]) -> bool:
     """Whether a call has fake tensors: it is made to learn the shapes of its results, not to compute them."""
@@ -19,7 +21,8 @@ def any_fake(arguments: Iterable[Any]) -> bool:
 def dense_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
     """The tensors with memory of their own that make up a tensor: those within a subclass, or within a sparse tensor.
 
-    None if there is no memory (fake tensors), or its address cannot be known.
+    None if there is no memory (fake tensors, but on paper, where they stand for the user's), or its address cannot be
+    known.
     """
     wrapper: Any = tensor
     # Subclasses nest, so their parts are taken apart in turn.
@@ -30,14 +33,21 @@ def dense_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
     if tensor.layout is torch.sparse_coo:
         return [*dense_parts(tensor._indices()), *dense_parts(tensor._values())]
     # Other layouts hide their memory, and some wrappers have no storage at all.
-    opaque = tensor.layout is not torch.strided or tensor.device.type == "meta" or is_fake(tensor)
-    return [] if opaque or not torch._C._has_storage(tensor) else [tensor]
+    opaque = tensor.layout is not torch.strided or tensor.device.type == "meta"
+    pretended = is_fake(tensor) and paper_gpu() is None
+    return [] if opaque or pretended or not torch._C._has_storage(tensor) else [tensor]
+
+
+def address_of(part: torch.Tensor) -> int:
+    """Address of the storage of one of the `dense_parts`; not that of its data, which is none on paper."""
+    address: int = part.untyped_storage()._cdata
+    return address
 
 
 def storages_of(values: Iterable[Any]) -> set[int]:
     """Addresses of the storages of the tensors among `values`."""
     tensors = [value for value in values if isinstance(value, torch.Tensor)]
-    return {part.untyped_storage().data_ptr() for tensor in tensors for part in dense_parts(tensor)}
+    return {address_of(part) for tensor in tensors for part in dense_parts(tensor)}
 
 
 def num_bytes(tensor: torch.Tensor) -> int:

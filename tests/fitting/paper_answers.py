@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -16,7 +17,14 @@ from remat_compiler.errors import RematError
 from remat_compiler.fitting.fit_report import FitPoint
 from remat_compiler.fitting.paper_step import fit_on_paper
 from remat_compiler.fitting.request import FitRequest, Separate
-from remat_compiler.torch_compat import FakeTensorMode, KnownValues, paper_device, symbolic_kernels
+from remat_compiler.torch_compat import (
+    FakeTensorMode,
+    KnownValues,
+    num_bytes,
+    paper_device,
+    storages_of,
+    symbolic_kernels,
+)
 
 
 def answers(
@@ -145,6 +153,24 @@ def _changed_by_a_view() -> torch.Tensor:
     value = tensor[0]
     tensor[:1].fill_(5)
     return value
+
+
+def memory() -> tuple[int, bool, bool]:
+    """Bytes of a tensor, whether a view shares its memory, and whether another tensor does."""
+    with on_paper("h100"):
+        tensor, other = torch.zeros(3, 4), torch.zeros(3, 4)
+        mine = storages_of([tensor])
+        return num_bytes(tensor), storages_of([tensor[1:]]) == mine, storages_of([other]) == mine
+
+
+def warnings_of(make: Callable[[], Any], budget: float) -> list[str]:
+    """What the user is told of the step under the budget."""
+    told: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("remat_compiler").addHandler(handler)
+    fit_on_paper(FitRequest(make, "h100", budget, (), None, None, {"inner": "eager", "max_slowdown": None}))
+    return told
 
 
 def rates(device: Gpu) -> Rates:

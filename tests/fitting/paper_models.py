@@ -71,6 +71,20 @@ class Broken(Language):
         return F.cross_entropy(self.head(x).flatten(0, 1), targets.flatten())
 
 
+class Untrained(nn.Module):
+    """A graph without gradients in front of one that has them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(layer for _ in range(3) for layer in (nn.Linear(64, 64), nn.Tanh())))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.sin() * 2
+        torch._dynamo.graph_break()
+        loss: Tensor = self.layers(x).sum()
+        return loss
+
+
 class Checkpointed(Language):
     """The same with checkpoints, whose dropout is drawn again from where the generator was."""
 
@@ -123,6 +137,11 @@ def wordy(batch: int) -> tuple[Any, ...]:
 def broken(batch: int) -> tuple[Any, ...]:
     """The same in two graphs."""
     return Broken(), language(batch)[1]
+
+
+def untrained() -> tuple[Any, ...]:
+    """A step whose first graph has no gradients."""
+    return Untrained(), torch.zeros(10_000, 64)
 
 
 def checkpointed(batch: int) -> tuple[Any, ...]:

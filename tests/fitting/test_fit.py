@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 import remat_compiler
-from fitting.paper_answers import answers, copied, kernels, learned_mask, moved, numbers, refusals
-from fitting.paper_models import Language, Vision, language
+from fitting.paper_answers import answers, copied, kernels, learned_mask, memory, moved, numbers, refusals, warnings_of
+from fitting.paper_models import Language, Vision, language, untrained
 from remat_compiler.cli.main import main
 from remat_compiler.errors import OptionError, PaperFailure
 from remat_compiler.fitting.fit_report import FitPoint
@@ -128,6 +128,16 @@ def test_attention_with_a_learned_mask_is_efficient() -> None:
     names, strides = call_in_process(learned_mask)
     assert names == ["efficient_attention", "efficient_attention_backward"]
     assert strides == [3 * 49 * 56, 49 * 56, 56, 1]
+
+
+def test_memory_of_tensors_is_told_apart() -> None:
+    """Storages on paper have no data, and no address of it."""
+    assert call_in_process(memory) == (48, True, False)
+
+
+def test_memory_outside_the_plan_is_told_of_on_paper() -> None:
+    told = call_in_process(warnings_of, untrained, 0.8)
+    assert any("graphs without gradients make 2.4 MiB in front of the planned graphs" in line for line in told)
 
 
 def test_modules_are_moved_and_cast_as_on_a_gpu() -> None:
