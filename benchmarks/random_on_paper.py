@@ -89,12 +89,14 @@ class _Warned(logging.Handler):
 def _made(program: Program) -> tuple[Any, ...]:
     loaded = program.load()
     _, inputs = loaded.inputs()
-    # Made anew without what they were computed from, since each step runs its backward.
-    fresh = tuple(
-        value.detach().requires_grad_(value.requires_grad) if isinstance(value, torch.Tensor) else value
+    # Made anew without what they were computed from, since each step runs its backward; one that is passed twice stays
+    # one.
+    fresh = {
+        id(value): value.detach().requires_grad_(value.requires_grad)
         for value in inputs
-    )
-    return _OnDevice(loaded.model()), fresh, _first
+        if isinstance(value, torch.Tensor)
+    }
+    return _OnDevice(loaded.model()), tuple(fresh.get(id(value), value) for value in inputs), _first
 
 
 class _OnDevice(torch.nn.Module):

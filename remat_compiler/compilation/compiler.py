@@ -19,7 +19,6 @@ from remat_compiler.costs.workspace import WorkspaceTable
 from remat_compiler.distributed.agreement import Point
 from remat_compiler.dry_run.dry_run import DryRun, dry_run
 from remat_compiler.dry_run.emitted_wrapper import EmittedGraph, GraphRecorder
-from remat_compiler.dry_run.paper_run import run_on_paper
 from remat_compiler.dry_run.symbolic_run import symbolic_run
 from remat_compiler.errors import OptionError, UnknownName, Unplannable, UnsupportedTorch
 from remat_compiler.observer import observers
@@ -131,8 +130,7 @@ class Compiler:
         with ExitStack() as stack:
             stack.enter_context(timed("compiling_s"))
             stack.enter_context(progress(f"planning and {'compiling' if real and not on_paper else 'generating code'}"))
-            # Nobody could run the kernels of a GPU that is not there.
-            stack.enter_context(nullcontext() if real and not on_paper else torch_compat.code_generation_only())
+            stack.enter_context(nullcontext() if real else torch_compat.code_generation_only())
             stack.enter_context(torch_compat.with_settings(self.settings))
             stack.enter_context(torch_compat.grad_mode_kept())
             stack.enter_context(torch_compat.graphs_may_be_retained())
@@ -140,8 +138,6 @@ class Compiler:
             recorder = stack.enter_context(GraphRecorder())
             # A copy, since the inner compiler changes the graph, and further tries start from Dynamo's.
             compiled = inner(torch_compat.copy_module(self.gm), self.example_inputs, partitioner)
-        if on_paper:
-            run_on_paper(recorder.graphs)
         # The stock partitioner leaves no partition, and interpreters no emitted graph, to tell a backward by.
         unplanned = isinstance(partitioner, StockPartitioner) and torch_compat.needs_gradients(self.example_inputs)
         trains = bool(partitions or recorder.backward or unplanned)

@@ -6,6 +6,8 @@
     efficient attention, backward  likewise; for float32 the product of output and gradient (attention_backward.cu)
     cuDNN attention, backward      taken to be as flash's: cuDNN does not say
     products                       nothing: cuBLAS's workspace is kept once for a stream
+    logsumexp                      the largest along each row, and powers of the differences (ReduceOps.cpp)
+    fused optimizers, copies       nothing: they write in place
 
 Convolutions hold what cuDNN's choice of an algorithm needs, which no source tells: they stay unknown, and are named in
 the report.  Pointwise operators convert on the way and hold nothing.
@@ -13,6 +15,7 @@ the report.  Pointwise operators convert on the way and hold nothing.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -38,17 +41,19 @@ def modelled_bytes(call: OpCall) -> int | None:
     if not isinstance(func, OpOverload):
         return None
     name = func._schema.name.partition("::")[2]
-    if name in _RESULTS_ONLY or torch.Tag.pointwise in func.tags or name.startswith("_foreach_"):
+    if name in _RESULTS_ONLY or torch.Tag.pointwise in func.tags or name.startswith(_IN_PLACE):
         return 0
     form = _FORMS.get(name)
     return None if form is None else form(args)
 
 
+_IN_PLACE = ("_foreach_", "_fused_")
+"""What names of operators on many tensors begin with, of which optimizers are made."""
 _RESULTS_ONLY = frozenset(
     {
         *("mm", "addmm", "bmm", "baddbmm", "_scaled_mm"),
         *("randint", "inductor_seeds", "native_dropout", "native_dropout_backward", "bernoulli", "bernoulli_"),
-        *("embedding", "gather", "index_select", "nll_loss_forward", "nll_loss_backward", "cat"),
+        *("embedding", "gather", "index_select", "nll_loss_forward", "nll_loss_backward", "cat", "stack", "copy_"),
         *("native_layer_norm", "max_pool2d_with_indices", "_softmax", "_log_softmax"),
         *("_softmax_backward_data", "_log_softmax_backward_data"),
     }
@@ -88,7 +93,16 @@ def _operands(args: Arguments) -> tuple[TensorSpec, TensorSpec]:
     return args[1], args[2]
 
 
+def _logsumexp(args: Arguments) -> int:
+    """Within a compiled graph it is decomposed; this is of a loss outside of one."""
+    values: TensorSpec = args[0]
+    axes = args[1] if isinstance(args[1], (list, tuple)) else [args[1]]
+    rows = values.num_bytes // math.prod(values.shape[axis] for axis in axes)
+    return values.num_bytes + rows
+
+
 _FORMS: dict[str, Callable[[Arguments], int]] = {
+    "logsumexp": _logsumexp,
     "_scaled_dot_product_flash_attention": _attention_forward,
     "_scaled_dot_product_efficient_attention": _attention_forward,
     "_scaled_dot_product_cudnn_attention": _attention_forward,

@@ -44,6 +44,19 @@ class EmittedGraph:
     is_backward: bool
     source: str
 
+    @staticmethod
+    def of(owner: Any) -> EmittedGraph:
+        """The graph that Inductor's object has, before torch wraps its callable."""
+        # A wrapper that Inductor split into partitions is a method of a runner that holds them.
+        runner = getattr(owner.current_callable, "__self__", None)
+        return EmittedGraph(
+            owner=owner,
+            call=owner.current_callable,
+            partitions=tuple(getattr(runner, "partitions", ())),
+            is_backward=bool(owner.fx_kwargs.get("is_backward")),
+            source=owner.source_code or "",
+        )
+
     @property
     def filename(self) -> str:
         """File name in the code object of the wrapper; empty for a wrapper that is not Python."""
@@ -90,17 +103,7 @@ class GraphRecorder:
         # Listeners are process-wide, and another thread may compile a backward at the same time.
         if threading.get_ident() != self._thread:
             return
-        # A wrapper that Inductor split into partitions is a method of a runner that holds them.
-        runner = getattr(owner.current_callable, "__self__", None)
-        self.graphs.append(
-            EmittedGraph(
-                owner=owner,
-                call=owner.current_callable,
-                partitions=tuple(getattr(runner, "partitions", ())),
-                is_backward=bool(owner.fx_kwargs.get("is_backward")),
-                source=owner.source_code or "",
-            )
-        )
+        self.graphs.append(EmittedGraph.of(owner))
 
 
 class _SkippedKernel:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
@@ -12,14 +14,25 @@ from remat_compiler.dry_run.emitted_wrapper import EmittedGraph, make_twin
 from remat_compiler.dry_run.storage_tracker import active_tracker
 
 
-def run_on_paper(graphs: Iterable[EmittedGraph]) -> None:
-    """Let emitted graphs make fake tensors, in the fake mode that is entered when they are called.
+@contextmanager
+def emitted_on_paper() -> Iterator[None]:
+    """Within the block, Inductor emits code without kernels, which makes fake tensors in the fake mode of its caller.
 
-    Raises:
-        DryRunUnsupported: A wrapper is not Python.
+    That holds for whatever is compiled: the planned step, and what the user compiles beside it.
     """
-    for graph in graphs:
-        torch_compat.run_instead(graph.owner, make_twin(graph, _Unobserved()))
+    torch_compat.add_post_compile_listener(_run_its_twin)
+    try:
+        with torch_compat.code_generation_only():
+            yield
+    finally:
+        torch_compat.remove_post_compile_listener(_run_its_twin)
+
+
+def _run_its_twin(owner: Any) -> Callable[[], None]:
+    graph = EmittedGraph.of(owner)
+    # Where it is called the user's fake mode is entered, to which constants of the module are to belong.
+    twin = cache(lambda: make_twin(graph, _Unobserved()))
+    return lambda: torch_compat.run_instead(owner, lambda inputs: twin()(inputs))
 
 
 class _Unobserved:

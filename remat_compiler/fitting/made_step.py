@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -12,25 +13,34 @@ from remat_compiler import torch_compat
 from remat_compiler.costs.op_call import tensors_in
 from remat_compiler.errors import OptionError, UnknownName
 from remat_compiler.fitting.request import PRECISIONS, FitRequest
+from remat_compiler.fitting.step_checks import DEVICE, check_on_device, check_on_paper
 from remat_compiler.report.store import clear_reports
 
-DEVICE = torch.device("cuda", 0)
-"""Where steps are made."""
 
-
-def made_step(request: FitRequest, batch: Any) -> MadeStep:
+def made_step(request: FitRequest, batch: Any, *, real: bool = False) -> MadeStep:
     """The step of `request` at one of its batches; `None` if it has none.
+
+    Args:
+        request: The step.
+        batch: One of its batches.
+        real: Whether it is made in the memory of a GPU, and not on paper.
 
     Raises:
         OptionError: The model or its inputs are not made as they must be, or an option is malformed.
         UnknownName: The optimizer is unknown.
     """
     # The step itself runs with the default device that it has in the user's program.
-    with torch_compat.KnownValues(), torch.device(DEVICE):
+    with nullcontext() if real else torch_compat.KnownValues(), torch.device(DEVICE):
         made: Any = request.make(batch) if request.batches else request.make()
     if not isinstance(made, tuple) or not 2 <= len(made) <= 3:
         raise OptionError(f"got {_described(made)}; return the model, its inputs, and perhaps the loss, as a tuple")
-    return MadeStep(request, *made)
+    model, inputs, loss = made if len(made) == 3 else (*made, None)
+    named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    for part, tensors in (("parameters and buffers", named), ("the inputs", dict(enumerate(tensors_in(inputs))))):
+        if not real:
+            check_on_paper(part, tensors)
+        check_on_device(part, tensors)
+    return MadeStep(request, model, inputs, loss, real)
 
 
 class MadeStep:
@@ -42,20 +52,33 @@ class MadeStep:
         optimizer: The optimizer, if there is one.
     """
 
-    def __init__(self, request: FitRequest, model: Any, inputs: Any, loss: Callable[[Any], Any] | None = None) -> None:
-        _check_on_device("parameters and buffers", {**dict(model.named_parameters()), **dict(model.named_buffers())})
-        _check_on_device("the inputs", dict(enumerate(tensors_in(inputs))))
+    def __init__(
+        self, request: FitRequest, model: Any, inputs: Any, loss: Callable[[Any], Any] | None, real: bool
+    ) -> None:
         self.model = model
         self.inputs = inputs
+        self._update_mode = nullcontext if real else torch_compat.AnyValues
         self._options = request.options
         self._compiled: Callable[..., Any] | None = None
         self.loss = loss or _own_loss
-        self.optimizer = None if request.optimizer is None else _maker_of(request.optimizer)(model.parameters())
+        self.optimizer = None if request.optimizer is None else _optimizer(request.optimizer, model)
         self.autocast = request.autocast
+        if not real:
+            self._prepare_for_paper()
+
+    def _prepare_for_paper(self) -> None:
+        if self.optimizer is None:
+            return
         # On a GPU optimizers work on lists of parameters at once; on fake ones they would not recognise it as such.
-        for group in [] if self.optimizer is None else self.optimizer.param_groups:
+        for group in self.optimizer.param_groups:
             if group.get("foreach", False) is None and not group.get("fused"):
                 group["foreach"] = True
+        # A compiled step makes its state while Dynamo traces it, outside of all modes, where nothing is fake.
+        if "step" in vars(self.optimizer):
+            self.make_gradients()
+            with torch_compat.AnyValues():  # type: ignore[no-untyped-call]
+                type(self.optimizer).step(self.optimizer)
+            self.model.zero_grad()
 
     def compile(self, budget: float | str | int | None, backend: Callable[..., Any] | str = "remat") -> None:
         """Compile the model anew under `budget`; without one, nothing is recomputed beyond what is free."""
@@ -85,7 +108,8 @@ class MadeStep:
     def update(self) -> None:
         """The optimizer's step, after which no gradients are left."""
         if self.optimizer is not None:
-            self.optimizer.step()
+            with self._update_mode():
+                self.optimizer.step()
         self.model.zero_grad()
         # The next step's inputs are others, to whose gradients nothing is added.
         for tensor in self.input_tensors:
@@ -163,12 +187,27 @@ def _described(value: Any) -> str:
     return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else f"a {type(value).__name__}"
 
 
-def _maker_of(optimizer: Callable[[Any], Any] | str) -> Callable[[Any], Any]:
-    """What makes the optimizer.
+def _optimizer(asked: Callable[[Any], Any] | str, model: Any) -> Any:
+    """The optimizer of a model's parameters.
 
     Raises:
+        OptionError: It runs the step itself.
         UnknownName: No class of `torch.optim` has that name.
     """
+    made = _maker_of(asked)(model.parameters())
+    if inspect.signature(made.step).parameters.get("closure", _OPTIONAL).default is inspect.Parameter.empty:
+        raise OptionError(
+            f"{type(made).__name__} runs the step as often as it likes, so that it has no peak of its own; give "
+            "optimizer=None (--optimizer none) to count the step without it"
+        )
+    return made
+
+
+_OPTIONAL = inspect.Parameter("closure", inspect.Parameter.KEYWORD_ONLY, default=None)
+
+
+def _maker_of(optimizer: Callable[[Any], Any] | str) -> Callable[[Any], Any]:
+    """What makes the optimizer; raises `UnknownName`."""
     if not isinstance(optimizer, str):
         return optimizer
     names = [name for name, value in vars(torch.optim).items() if isinstance(value, type) and name != "Optimizer"]
@@ -189,18 +228,3 @@ def _autocast(precision: str | None) -> AbstractContextManager[Any]:
             f"autocast={precision!r} is no type that autocast computes in; allowed: {', '.join(PRECISIONS)}"
         )
     return torch.autocast(DEVICE.type, dtype=getattr(torch, name))
-
-
-def _check_on_device(part: str, tensors: Mapping[Any, Any]) -> None:
-    """Raises `OptionError` for a tensor with real memory, or on another device."""
-    for name, tensor in tensors.items():
-        if not isinstance(tensor, torch_compat.FakeTensor):
-            raise OptionError(
-                f"{part} have the tensor {name!r} in real memory ({tensor.numel() * tensor.element_size()} bytes on "
-                f"{tensor.device}); give a function that makes its tensors itself, when it is called"
-            )
-        if tensor.device != DEVICE:
-            raise OptionError(
-                f"{part} have the tensor {name!r} on {tensor.device}, and the step is to fit {DEVICE}; leave the "
-                "device open, or name cuda"
-            )

@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from remat_compiler.devices.gpus import Gpu
-from remat_compiler.fitting.batch_search import MaxBatch, Search
+from remat_compiler.fitting.batch_search import Search
 from remat_compiler.fitting.fit import located
+from remat_compiler.fitting.max_batch_report import MaxBatch
 from remat_compiler.fitting.request import AT_HAND, FitRequest, Separate
 from remat_compiler.fitting.room import Confirmed, Question, Room
 from remat_compiler.fitting.side_by_side import side_by_side

@@ -16,18 +16,17 @@ from remat_compiler import torch_compat
 from remat_compiler.backend import remat
 from remat_compiler.devices.allocator_setting import segments_expand
 from remat_compiler.errors import OptionError
-from remat_compiler.fitting.fit_report import FitReport
-from remat_compiler.fitting.made_step import MadeStep, made_step
-from remat_compiler.fitting.outline import Outline
-from remat_compiler.fitting.paper_step import (
+from remat_compiler.fitting.counted_step import (
     distinct_bytes,
     library_bytes,
-    measured_point,
-    on_paper,
     resident_sizes,
     storage_sizes,
     update_lives,
 )
+from remat_compiler.fitting.fit_report import FitReport
+from remat_compiler.fitting.made_step import MadeStep, made_step
+from remat_compiler.fitting.outline import Outline
+from remat_compiler.fitting.paper_step import measured_point, on_paper
 from remat_compiler.fitting.request import FitRequest
 from remat_compiler.fitting.room import Confirmed, Room
 from remat_compiler.observer import Observer, observed_by

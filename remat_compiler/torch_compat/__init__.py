@@ -4,7 +4,7 @@ Every function here behaves the same for torch 2.11 to 2.15; differences between
 torch breaks one package.  One table, `patches`, lists every change of torch.
 """
 
-from remat_compiler.torch_compat.allocators import device_allocator
+from remat_compiler.torch_compat.allocators import device_allocator, recorded_requests
 from remat_compiler.torch_compat.backward_nodes import compiled_backward, follow_backward
 from remat_compiler.torch_compat.compiled_graphs import (
     add_post_compile_listener,
@@ -86,7 +86,7 @@ from remat_compiler.torch_compat.operators import (
 )
 from remat_compiler.torch_compat.outline import Halves, finished_modules
 from remat_compiler.torch_compat.paper_device import paper_device, paper_gpu
-from remat_compiler.torch_compat.paper_values import KnownValues
+from remat_compiler.torch_compat.paper_values import AnyValues, KnownValues
 from remat_compiler.torch_compat.patch import Patch, Purpose, untested
 from remat_compiler.torch_compat.patches import PATCHES
 from remat_compiler.torch_compat.profiler import memory_deltas, profiler_is_running

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -30,6 +30,17 @@ class CudaAllocator:
         # The flat form of the same takes ten times as long; either is empty before the first use of the device.
         stats = torch.cuda.memory_stats_as_nested_dict(self.index)
         return int(stats["allocated_bytes"]["all"][name]) if stats else 0
+
+
+def recorded_requests(run: Callable[[], None]) -> list[int]:
+    """Sizes in bytes that `run` asks the current CUDA device's allocator for, in their order, as users ask."""
+    torch.cuda.memory._record_memory_history("all", context=None, clear_history=True)
+    try:
+        run()
+        traces = torch.cuda.memory._snapshot()["device_traces"][torch.cuda.current_device()]
+    finally:
+        torch.cuda.memory._record_memory_history(None)
+    return [event["size"] for event in traces if event["action"] == "alloc"]
 
 
 def device_allocator(values: Iterable[Any]) -> CudaAllocator | None:

@@ -17,12 +17,15 @@ from remat_compiler.torch_compat.patching import replace, replace_in, replaced_i
 
 _post_compile_lock = threading.RLock()
 
-_post_compile_listeners: list[Callable[[CompiledFxGraph], None]] = []
+Listener = Callable[[CompiledFxGraph], Callable[[], None] | None]
+"""Hears of a graph; what it returns, if anything, is called once torch has wrapped the graph's callable."""
+
+_post_compile_listeners: list[Listener] = []
 
 _post_compile_undo: Callable[[], None] | None = None
 
 
-def add_post_compile_listener(listener: Callable[[CompiledFxGraph], None]) -> None:
+def add_post_compile_listener(listener: Listener) -> None:
     """Call `listener` with each graph that Inductor compiled or loaded, before torch wraps its callable.
 
     Every way into a compiled graph passes `post_compile`: a fresh compile, a hit of the FX graph cache, and
@@ -38,15 +41,17 @@ def add_post_compile_listener(listener: Callable[[CompiledFxGraph], None]) -> No
 def _telling_listeners(original: Callable[..., None]) -> Callable[..., None]:
     def post_compile(self: CompiledFxGraph, *args: Any, **kwargs: Any) -> None:
         # A copy, as another thread may remove its listener meanwhile.
-        for heard in tuple(_post_compile_listeners):
-            heard(self)
+        later = [listener(self) for listener in tuple(_post_compile_listeners)]
         # Afterwards: it wraps the callable, and a wrapper runs on real memory only.
         original(self, *args, **kwargs)
+        for finish in later:
+            if finish is not None:
+                finish()
 
     return post_compile
 
 
-def remove_post_compile_listener(listener: Callable[[CompiledFxGraph], None]) -> None:
+def remove_post_compile_listener(listener: Listener) -> None:
     """Undo one `add_post_compile_listener`; the last one restores torch's own method."""
     global _post_compile_undo
     with _post_compile_lock:

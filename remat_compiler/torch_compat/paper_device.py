@@ -1,10 +1,11 @@
 """A GPU that is not there: torch captures, differentiates and generates code for it, on fake tensors.
 
-    with paper_device("h100"), FakeTensorMode(allow_non_fake_inputs=True), torch.device("cuda"):
+    with paper_device("h100"), emitted_on_paper(), FakeTensorMode(allow_non_fake_inputs=True), torch.device("cuda"):
         model = torch.compile(GPT(), backend="remat", options={"memory_budget": "20GiB"})
         model(tokens, targets).backward()
 
-Nothing is computed and no driver is needed; Inductor's wrappers are emitted as for that GPU, and no kernel is compiled.
+Nothing is computed and no driver is needed; Inductor's wrappers are emitted as for that GPU, and with
+`dry_run.paper_run.emitted_on_paper` they run, without their kernels.
 Much of torch is changed for it, and caches within torch keep what was asked under the change: use a process of its own,
 that does nothing else before or after.
 """

@@ -8,14 +8,18 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch._inductor import config
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from remat_compiler.devices.gpus import Gpu
+from remat_compiler.errors import OptionError
 from remat_compiler.torch_compat.paper_rows import CONSTANT_FOLDING, CONSTANTS, GENERATION, PADDING
 from remat_compiler.torch_compat.patching import replaced
 
 _CPU = torch.device("cpu")
+_TIMED = ("max_autotune", "max_autotune_gemm", "max_autotune_pointwise")
+"""Settings under which Inductor times kernels while it compiles."""
 
 
 def enter_inductor(stack: ExitStack, gpu: Gpu) -> None:
@@ -23,7 +27,7 @@ def enter_inductor(stack: ExitStack, gpu: Gpu) -> None:
     stack.enter_context(replaced(CONSTANTS, _then_on_cpu))
     stack.enter_context(replaced(CONSTANT_FOLDING, _on_cpu))
     stack.enter_context(replaced(GENERATION, _by_default_on_cpu))
-    stack.enter_context(replaced(PADDING, _without_timing))
+    stack.enter_context(replaced(PADDING, _where_forced))
     _enter_triton(stack, gpu)
 
 
@@ -58,6 +62,12 @@ def _on_cpu(run: Callable[..., Any]) -> Callable[..., Any]:
 
 def _by_default_on_cpu(run: Callable[..., Any]) -> Callable[..., Any]:
     def generate(*args: Any, **kwargs: Any) -> Any:
+        for name in _TIMED:
+            if getattr(config, name):
+                raise OptionError(
+                    f"{name}=True, a setting of Inductor, chooses kernels by timing them, and there is no GPU here to "
+                    "time them on; leave it out to be told of the step without it"
+                )
         # The graph itself names the device of everything that it makes.
         with _CPU:
             return run(*args, **kwargs)
@@ -65,17 +75,17 @@ def _by_default_on_cpu(run: Callable[..., Any]) -> Callable[..., Any]:
     return generate
 
 
-def _without_timing(asks: Callable[..., Any]) -> Callable[..., Any]:
-    """Where Inductor would time a padded product against the plain one, the plain one stands: it takes less memory."""
+def _where_forced(begins: Callable[..., Any]) -> Callable[..., Any]:
+    """Inductor times padded products against plain ones; the plain ones, which take less memory, stand for both.
 
-    def should_pad(*args: Any, **kwargs: Any) -> bool:
-        try:
-            return bool(asks(*args, **kwargs))
-        # What timing on fake tensors, or on a device without a driver, raises.
-        except (RuntimeError, NotImplementedError):
-            return False
+    Nothing is looked for at all, since torch traces a pattern anew for every product: 10 s for a model of 48 layers.
+    """
 
-    return should_pad
+    def begin(*args: Any, **kwargs: Any) -> None:
+        if config.force_shape_pad:
+            begins(*args, **kwargs)
+
+    return begin
 
 
 def _enter_triton(stack: ExitStack, gpu: Gpu) -> None:

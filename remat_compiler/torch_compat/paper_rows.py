@@ -141,8 +141,8 @@ GENERATION = _row(
 )
 PADDING = _row(
     "padding of products",
-    "torch._inductor.fx_passes.pad_mm:_should_pad",
-    "decides without a device to time products on",
+    "torch._inductor.fx_passes.pad_mm:_pad_mm_init",
+    "looks for no products to pad, since there is no device to time them on",
 )
 
 PAPER_PATCHES = (

@@ -2,6 +2,7 @@
 
 [rate.item() for rate in torch.linspace(0, 0.1, depth)]    is computed on the CPU beside the fake tensors
 draw again until no number is out of bounds                draws once: the numbers do not matter
+a rate by the norm of a parameter, within an optimizer     is 1: sizes do not hang on it
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from remat_compiler.torch_compat.patching import replaced
 _LARGEST = 4096
 """Elements of a tensor whose values may be asked for."""
 _CPU = torch.device("cpu")
+_ONE = {True: 1.0, False: 1}
+"""By whether the type has a fraction."""
 _VALUE = "_remat_value"
 """Attribute of fake tensors.  A table by weak references would keep modules from being moved and cast."""
 
@@ -95,3 +98,17 @@ class KnownValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return
         for tensor, value in zip(made, values):
             setattr(tensor, _VALUE, value)
+
+
+class AnyValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Tensors that are asked for their value say 1, for optimizers that scale their steps by what they find."""
+
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        """Otherwise Dynamo would run a compiled optimizer in eager."""
+        return True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default:
+            return _ONE[args[0].dtype.is_floating_point]
+        return func(*args, **(kwargs or {}))

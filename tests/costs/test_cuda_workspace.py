@@ -65,11 +65,19 @@ def test_efficient_attention_by_type_and_width(dtype: torch.dtype, width: int, e
         (aten.mm.default, (spec(4, 8), spec(8, 4))),
         (aten.mul.Tensor, (spec(4), spec(4, dtype=torch.float32))),
         (aten._foreach_sqrt.default, ([spec(4), spec(8)],)),
+        (aten._fused_adamw_.default, ([spec(4)], [spec(4)], [spec(4)], [spec(4)], [], [spec()])),
+        (aten.copy_.default, (spec(4), spec(4, dtype=torch.float32))),
         (aten._scaled_dot_product_flash_attention.default, (spec(1, 1, 8, 8),) * 3),
     ],
 )
 def test_what_holds_nothing(func: Any, args: tuple[Any, ...]) -> None:
     assert modelled_bytes(call(func, *args)) == 0
+
+
+def test_logsumexp_holds_powers_and_the_largest_of_each_row() -> None:
+    values = spec(6, 8, dtype=torch.float32)
+    assert modelled_bytes(call(aten.logsumexp.default, values, [1])) == (6 * 8 + 6) * 4
+    assert modelled_bytes(call(aten.logsumexp.default, values, [0, -1])) == (6 * 8 + 1) * 4
 
 
 def test_what_no_source_tells_is_unknown() -> None:

@@ -14,9 +14,14 @@ from fitting.paper_models import MAKERS
 from remat_compiler.costs.rates import Rates, rates_of
 from remat_compiler.devices.gpus import Gpu
 from remat_compiler.errors import RematError
+from remat_compiler.fitting.counted_step import settle
 from remat_compiler.fitting.fit_report import FitPoint
+from remat_compiler.fitting.made_step import made_step
 from remat_compiler.fitting.paper_step import fit_on_paper
+from remat_compiler.fitting.paper_step import on_paper as fit_here
 from remat_compiler.fitting.request import FitRequest, Separate
+from remat_compiler.fitting.step_trace import OperatorCall, StepTrace
+from remat_compiler.fitting.tracing import trace_on_paper, workspaces_of
 from remat_compiler.torch_compat import (
     FakeTensorMode,
     KnownValues,
@@ -53,6 +58,8 @@ def refusals() -> dict[str, tuple[str, str]]:
         "real memory": (lambda: held, {}),
         "budget": (_layer, {"budget": "-3"}),
         "no inputs": (_layer, {"make": _layer}),
+        "runs the step itself": (_layer, {"optimizer": "LBFGS"}),
+        "times kernels": (Summed, {"options": {"max_autotune": True}}),
     }
     found = {}
     for name, (make_model, given) in cases.items():
@@ -67,6 +74,39 @@ def refusals() -> dict[str, tuple[str, str]]:
 
 def _layer() -> nn.Module:
     return nn.Linear(8, 8)
+
+
+class Summed(nn.Linear):
+    """A layer whose result is a loss."""
+
+    def __init__(self) -> None:
+        super().__init__(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x).sum()
+
+
+def updates() -> dict[str, tuple[int, int]]:
+    """Bytes of the state of optimizers, and of their steps, for 64 parameters and a bias of 8 in float32."""
+    optimizers: dict[str, Callable[[Any], Any] | str] = {
+        # It asks for the norms of parameters.
+        "by values": "Adafactor",
+        "compiled": _compiled_adam,
+        "fused": lambda parameters: torch.optim.AdamW(parameters, fused=True),
+    }
+    found = {}
+    for name, optimizer in optimizers.items():
+        make = Separate(Summed, lambda: torch.zeros(4, 8), None)
+        (point,) = fit_on_paper(FitRequest(make, "h100", None, (), None, optimizer, {"inner": "eager"})).points
+        assert not any("fused" in name for name in point.unmodelled)
+        found[name] = (point.optimizer_bytes, point.update_bytes)
+    return found
+
+
+def _compiled_adam(parameters: Any) -> torch.optim.Optimizer:
+    made = torch.optim.Adam(parameters)
+    made.step = torch.compile(made.step)  # type: ignore[method-assign]
+    return made
 
 
 def kernels() -> dict[tuple[str, str], list[str]]:
@@ -171,6 +211,20 @@ def warnings_of(make: Callable[[], Any], budget: float) -> list[str]:
     logging.getLogger("remat_compiler").addHandler(handler)
     fit_on_paper(FitRequest(make, "h100", budget, (), None, None, {"inner": "eager", "max_slowdown": None}))
     return told
+
+
+def traced(request: FitRequest) -> StepTrace:
+    """The step on paper."""
+    return trace_on_paper(request)
+
+
+def traced_as_if_real(request: FitRequest, calls: Sequence[OperatorCall]) -> dict[str, int]:
+    """What operators take inside that were sent from another process, where the step is made as for a real GPU."""
+    with fit_here(request.gpu):
+        step = made_step(request, 16, real=True)
+        step.compile(request.budget)
+        settle(step)
+        return workspaces_of(calls)
 
 
 def rates(device: Gpu) -> Rates:

@@ -12,7 +12,18 @@ import torch
 from torch import nn
 
 import remat_compiler
-from fitting.paper_answers import answers, copied, kernels, learned_mask, memory, moved, numbers, refusals, warnings_of
+from fitting.paper_answers import (
+    answers,
+    copied,
+    kernels,
+    learned_mask,
+    memory,
+    moved,
+    numbers,
+    refusals,
+    updates,
+    warnings_of,
+)
 from fitting.paper_models import Language, Vision, language, untrained
 from remat_compiler.cli.main import main
 from remat_compiler.errors import OptionError, PaperFailure
@@ -130,6 +141,20 @@ def test_attention_with_a_learned_mask_is_efficient() -> None:
     assert strides == [3 * 49 * 56, 49 * 56, 56, 1]
 
 
+def test_optimizers_of_every_kind_have_a_step() -> None:
+    found = call_in_process(updates)
+    assert {name: state for name, (state, _) in found.items()} == {
+        # A mean for each row, for each column, and for each element of the bias.
+        "by values": 4 * (8 + 8 + 8),
+        # Two averages; counts of steps lie on the GPU.
+        "compiled": 2 * 4 * (64 + 8) + 2 * 4,
+        "fused": 2 * 4 * (64 + 8) + 2 * 4,
+    }
+    # What is compiled or fused makes nothing beside the gradients.
+    assert found["compiled"][1] == found["fused"][1] == 2 * 512
+    assert found["by values"][1] > 2 * 512
+
+
 def test_memory_of_tensors_is_told_apart() -> None:
     """Storages on paper have no data, and no address of it."""
     assert call_in_process(memory) == (48, True, False)
@@ -188,6 +213,8 @@ def refused() -> dict[str, tuple[str, str]]:
         ("on the CPU", "OptionError", "'weight' on cpu.*leave the device open"),
         ("real memory", "OptionError", "'weight' in real memory .256 bytes on cpu"),
         ("budget", "OptionError", "memory_budget must be"),
+        ("runs the step itself", "OptionError", "LBFGS runs the step as often as it likes.*--optimizer none"),
+        ("times kernels", "OptionError", "max_autotune=True.*chooses kernels by timing them"),
         ("no inputs", "OptionError", "got a Linear; return the model, its inputs, and perhaps the loss"),
     ],
 )

@@ -15,8 +15,9 @@ from fitting.paper_models import Language, language
 from remat_compiler.cli.main import main
 from remat_compiler.devices.gpus import GPUS
 from remat_compiler.errors import OptionError
-from remat_compiler.fitting.batch_search import MaxBatch, Search
+from remat_compiler.fitting.batch_search import Search
 from remat_compiler.fitting.fit_report import FitPoint, FitReport
+from remat_compiler.fitting.max_batch_report import MaxBatch
 from remat_compiler.fitting.pareto_report import CurvePoint, ParetoReport
 from remat_compiler.fitting.room import Confirmed, Question, Room
 from remat_compiler.report.dump import read_reports

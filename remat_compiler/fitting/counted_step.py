@@ -1,0 +1,123 @@
+"""One step on paper that is counted, and the sizes of what is there beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from remat_compiler.costs.op_call import OpCall
+from remat_compiler.costs.workspace import WorkspaceTable
+from remat_compiler.devices.gpus import Gpu
+from remat_compiler.dry_run.storage_tracker import StorageLife, StorageTracker
+from remat_compiler.fitting.made_step import MadeStep
+from remat_compiler.fitting.step_checks import DEVICE
+from remat_compiler.simulate.lives import Life
+
+FORWARD, BACKWARD, UPDATE = "forward", "backward", "optimizer"
+"""Phases of a step."""
+_UNCOUNTED_STEPS = 2
+_CUBLAS_BYTES = {9: 32 * 2**20, 10: 32 * 2**20}
+_CUBLAS_DEFAULT_BYTES = 2 * 4096 * 1024 + 8 * 16 * 1024
+"""Workspace of cuBLAS on a stream (``getChosenWorkspaceSize`` in ``CUDABlas.cpp``): by major compute capability: 32 MiB
+of Hopper and Blackwell's data center GPUs, else ``:4096:2:16:8``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """What a step took.
+
+    Attributes:
+        peaks: Most bytes on top of what is there before it, workspaces included, by phase.
+        gradient_bytes: Bytes that its backward leaves.
+        lives: Its allocations, in their order.
+        calls: The operators that may take something inside, by key.
+        workspaces: What they take, by key, where a form tells it.
+    """
+
+    peaks: Mapping[str, int]
+    gradient_bytes: int
+    lives: Sequence[StorageLife]
+    calls: Mapping[str, OpCall]
+    workspaces: Mapping[str, int]
+
+    @property
+    def unmodelled(self) -> tuple[str, ...]:
+        """Names of operators of which no form tells what they take."""
+        return tuple(sorted({str(call.func) for key, call in self.calls.items() if key not in self.workspaces}))
+
+
+def settle(step: MadeStep) -> None:
+    """Run a step as often as it takes until all later ones are alike.
+
+    Raises:
+        InfeasibleBudget: Its budget cannot be kept.
+    """
+    for _ in range(_UNCOUNTED_STEPS):
+        step.run()
+        step.update()
+
+
+def count(step: MadeStep, mode: Any) -> Counted:
+    """Run the step once more, and count."""
+    watch = _Watch(mode, DEVICE.type, ())
+    for tensor in step.resident:
+        watch.hold_resident(tensor)
+    with watch:
+        step.run(watch.enter_backward)
+        gradient_bytes = watch.live_bytes
+        watch.phase = UPDATE
+        step.update()
+    known = WorkspaceTable().resolve(watch.calls.values())
+    peaks = {FORWARD: 0, BACKWARD: 0, UPDATE: 0}
+    for moment in watch.moments:
+        taken = moment.live_bytes + known.get(moment.workspace_key, 0)
+        peaks[moment.phase] = max(peaks[moment.phase], taken)
+    return Counted(peaks, gradient_bytes, watch.lives, watch.calls, known)
+
+
+def library_bytes(gpu: Gpu) -> int:
+    """Workspace that cuBLAS keeps on the device."""
+    return _CUBLAS_BYTES.get(gpu.capability[0], _CUBLAS_DEFAULT_BYTES)
+
+
+def distinct_bytes(tensors: Iterable[torch.Tensor]) -> int:
+    """Bytes of tensors on the device, shared ones once."""
+    return sum(storage_sizes(tensors))
+
+
+def storage_sizes(tensors: Iterable[torch.Tensor]) -> list[int]:
+    """Bytes of each distinct storage on the device."""
+    storages = {t.untyped_storage()._cdata: t.untyped_storage() for t in tensors if t.device.type == DEVICE.type}
+    return [storage.nbytes() for storage in storages.values()]
+
+
+def resident_sizes(step: MadeStep, gpu: Gpu) -> list[int]:
+    """Bytes of what is there before the first step, in the order in which it is made."""
+    return [*storage_sizes(step.parameters), *storage_sizes(step.input_tensors), library_bytes(gpu)]
+
+
+def update_lives(step: MadeStep, mode: Any) -> list[Life]:
+    """What the optimizer's step allocates beside the gradients, once its state is there."""
+    watch = _Watch(mode, DEVICE.type, ())
+    step.make_gradients()
+    for tensor in (*step.resident, *step.gradients):
+        watch.hold_resident(tensor)
+    with watch:
+        step.update()
+    return [Life(life.size_bytes, life.made, life.freed) for life in watch.lives]
+
+
+class _Watch(StorageTracker):  # type: ignore[no-untyped-call]
+    """Counts what a step takes, while compiled code goes on to be used: Dynamo takes no notice of it."""
+
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        """Otherwise Dynamo would run the step in eager."""
+        return True
+
+    def enter_backward(self) -> None:
+        """What comes is the backward."""
+        self.phase = BACKWARD
