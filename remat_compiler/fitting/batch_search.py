@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 
 from remat_compiler.fitting.forecast import Forecast, forecast
@@ -29,11 +31,12 @@ class Search:
     known: dict[int, Room] = field(default_factory=dict)
     tried: dict[int, Confirmed] = field(default_factory=dict)
     scale: float = 1.0
+    _expandable: Forecast | None = None
 
     def run(self) -> MaxBatch:
         """The answer."""
         while asked := next_numbers(self._slack(), num_processes()):
-            self._answer(self._foreseen_questions() or [Question(batch) for batch in asked])
+            self._ask_next(asked)
             if any(step.over for step in self.tried.values()):
                 break
         found, _ = bracket(self._slack())
@@ -45,9 +48,8 @@ class Search:
             step = self.tried[batch]
             if not step.over:
                 beyond = self.known.get(batch + 1)
-                larger = self._expandable(batch, beyond)
                 told = beyond and replace(beyond, outline=None)
-                return MaxBatch(batch, step.budget_bytes, step.report, told, larger)
+                return MaxBatch(batch, step.budget_bytes, step.report, told, self._expandable_batch(batch, beyond))
             if batch == 1:
                 return MaxBatch(0, None, step.report)
             # Emitted code, or the allocator, takes more than was planned: as much more, it is taken, at other batches.
@@ -69,21 +71,28 @@ class Search:
     def _planned_slack(self) -> dict[int, int]:
         return {batch: room.slack_bytes(self.scale) for batch, room in self.known.items()}
 
-    def _foreseen_questions(self) -> list[Question]:
-        """The batch that plans foresee, to be compiled, and the next larger one, to be planned; none if none can."""
+    def _ask_next(self, batches: Sequence[int]) -> None:
+        """Plan for these batches; where plans foresee the answer, compile that, and plan for the next larger one."""
         limit = GROWTH * max(self.known, default=0)
         seen = self._foreseen(limit)
         low, high = bracket(self._slack())
         # A step is not compiled where plans only say that there is more room.
         if seen is None or not low < seen.batch < (limit if high is None else high):
-            return []
-        return [Question(seen.batch, True, seen.budget_bytes)] + [
-            Question(batch) for batch in (seen.batch + 1,) if batch not in self.known
-        ]
+            self._answer([Question(batch) for batch in batches])
+            return
+        beyond = [Question(batch) for batch in (seen.batch + 1,) if batch not in self.known]
+        with ThreadPoolExecutor(1) as beside:
+            # It takes a while, and this process has nothing else to do meanwhile.
+            larger = beside.submit(self._foreseen, limit, expandable=True) if seen.in_pieces else None
+            self._answer([Question(seen.batch, True, seen.budget_bytes), *beyond])
+        self._expandable = larger.result() if larger else None
 
-    def _foreseen(self, limit: int, *, expandable: bool | None = None) -> Forecast | None:
-        """The largest batch up to `limit` with room, by plans of steps that were not captured."""
-        outlines = [room.outline for room in self.known.values() if room.outline is not None]
+    def _foreseen(self, limit: int, *, expandable: bool = False) -> Forecast | None:
+        """The largest batch up to `limit` with room, by plans of steps that were not captured.
+
+        `expandable` asks for an allocator whose segments expand, whatever the user has set.
+        """
+        outlines = [room.outline for room in list(self.known.values()) if room.outline is not None]
         if len(outlines) < 2:
             return None
         known = [
@@ -91,12 +100,12 @@ class Search:
                 one,
                 left_bytes=int(one.left_bytes / self.scale),
                 usable_bytes=int(one.usable_bytes / self.scale),
-                expandable=one.expandable if expandable is None else expandable,
+                expandable=one.expandable or expandable,
             )
             for one in outlines
         ]
-        with progress("looking for the largest batch by plans"):
-            return forecast(known, limit)
+        with nullcontext() if expandable else progress("looking for the largest batch by plans"):
+            return forecast(known, limit, with_budget=not expandable)
 
     def _below(self, batch: int) -> tuple[int, int | None]:
         """What to try after `batch` did not fit, and under which budget."""
@@ -106,9 +115,8 @@ class Search:
             return seen.batch, seen.budget_bytes
         return max(least, min(estimated(self._planned_slack()), batch - 1)), None
 
-    def _expandable(self, batch: int, beyond: Room | None) -> int | None:
+    def _expandable_batch(self, batch: int, beyond: Room | None) -> int | None:
         """The largest batch with expandable segments, where those of the user are in the way."""
-        if beyond is None or not beyond.over_bytes or beyond.outline is None or beyond.outline.expandable:
-            return None
-        seen = self._foreseen(GROWTH * max(self.known), expandable=True)
-        return seen.batch if seen is not None and seen.batch > batch else None
+        seen = self._expandable
+        in_the_way = beyond is not None and beyond.over_bytes and seen is not None and seen.batch > batch
+        return seen.batch if in_the_way and seen else None

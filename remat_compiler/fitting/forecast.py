@@ -17,18 +17,26 @@ _LOOSENESS = (1.0, 0.1)
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """The largest batch with room, and the largest budget in bytes under which the allocator has room for it."""
+    """The largest batch with room.
+
+    Attributes:
+        batch: That batch.
+        budget_bytes: The largest budget under which the allocator has room for it.
+        in_pieces: Whether a larger one has no room only because memory is in pieces.
+    """
 
     batch: int
     budget_bytes: int
+    in_pieces: bool = False
 
 
-def forecast(known: Sequence[Outline], limit: int) -> Forecast | None:
+def forecast(known: Sequence[Outline], limit: int, *, with_budget: bool = True) -> Forecast | None:
     """The largest batch that plans have room for, 0 if they have none for 1.
 
     Args:
         known: At least two captured steps; the two of the largest batches tell the others.
         limit: No larger one is considered.
+        with_budget: Whether to look for the largest budget; otherwise it is the peak of a plan.
 
     Returns:
         `None` if the captured steps cannot tell others, or have no plan.
@@ -44,6 +52,7 @@ def forecast(known: Sequence[Outline], limit: int) -> Forecast | None:
 
     plan, good, bad, stride = second.smallest, 0, limit + 1, 1
     loosest: Plan | None = None
+    in_pieces = False
     for _ in range(_PLANS):
         # A plan for one batch is a plan for all, and shows how much larger the batch may be at least.
         reached = _largest(partial(has_room, plan), limit)
@@ -57,13 +66,14 @@ def forecast(known: Sequence[Outline], limit: int) -> Forecast | None:
             return None
         plan = own
         if outline.has_room(own):
-            good, stride, loosest = batch, 2 * stride, own
+            # Plans for other batches reach nearly as far as own ones: only where they do not, steps grow.
+            good, stride, loosest = batch, 1 if batch == reached else 2 * stride, own
         else:
-            bad = batch
+            bad, in_pieces = batch, outline.peak_bytes(own) <= outline.left_bytes
     found = at(good) if good else None
     if found is None or loosest is None:
-        return Forecast(0, 0)
-    return Forecast(good, _loosest_bytes(found, loosest))
+        return Forecast(0, 0, in_pieces)
+    return Forecast(good, _loosest_bytes(found, loosest) if with_budget else found.peak_bytes(loosest), in_pieces)
 
 
 def _largest(has_room: Callable[[int], bool], limit: int) -> int:
