@@ -11,8 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import cloudpickle  # type: ignore[import-untyped]
-
 from remat_compiler.errors import PaperFailure
 
 
@@ -26,6 +24,9 @@ def call_in_process(function: Callable[..., Any], *arguments: Any, hide_gpus: bo
         RematError: As the function raised it.
         PaperFailure: The function raised something else, or the process died.
     """
+    # Not above: whatever imports the compiler would need it, such as the build, which has few packages.
+    import cloudpickle  # type: ignore[import-untyped]
+
     with tempfile.TemporaryDirectory(prefix="remat-paper-") as folder:
         question, answer = Path(folder) / "question", Path(folder) / "answer"
         try:
