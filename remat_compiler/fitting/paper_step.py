@@ -8,16 +8,18 @@ settled after a whole step; the third is counted.
 from __future__ import annotations
 
 import time
+import traceback
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from remat_compiler import torch_compat
 from remat_compiler.devices.allocator_setting import segments_expand
 from remat_compiler.devices.gpus import Gpu
 from remat_compiler.dry_run.paper_run import emitted_on_paper
-from remat_compiler.errors import InfeasibleBudget
+from remat_compiler.errors import InfeasibleBudget, PaperFailure
 from remat_compiler.fitting.counted_step import (
     BACKWARD,
     FORWARD,
@@ -43,12 +45,31 @@ def on_paper(device: str | Gpu) -> Iterator[tuple[Gpu, Any]]:
 
     Raises:
         UnknownName: The device is unknown.
+        PaperFailure: What runs in the block asks for the values of a tensor.
     """
     # Of the torch that is changed here, to users who did nothing of the kind.
     warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
     mode = torch_compat.FakeTensorMode(allow_non_fake_inputs=True)
     with torch_compat.paper_device(device) as gpu, emitted_on_paper(), mode:
-        yield gpu, mode
+        try:
+            yield gpu, mode
+        except torch_compat.VALUE_ERRORS as error:
+            raise PaperFailure(
+                f"the step asks what a tensor holds ({error.func}{_asked_at(error)}), and tensors on paper hold "
+                "nothing: sizes and branches that hang on data cannot be told beforehand; ask about a form of the step "
+                "without them"
+            ) from error
+
+
+def _asked_at(error: BaseException) -> str:
+    """Where the user's program raised `error`."""
+    ours = Path(__file__).parents[1]
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if "site-packages" not in frame.filename and not Path(frame.filename).is_relative_to(ours)
+    ]
+    return f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}, {frames[-1].line}" if frames else ""
 
 
 def fit_on_paper(request: FitRequest) -> FitReport:

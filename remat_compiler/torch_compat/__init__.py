@@ -30,6 +30,7 @@ from remat_compiler.torch_compat.dynamo_context import (
 from remat_compiler.torch_compat.dynamo_errors import DynamoRestart, pass_through_dynamo
 from remat_compiler.torch_compat.fake_tensors import (
     FAKE_RUN_ERRORS,
+    VALUE_ERRORS,
     FakeTensor,
     FakeTensorMode,
     active_fake_mode,

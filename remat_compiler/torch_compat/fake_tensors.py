@@ -15,9 +15,10 @@ FakeTensor = fake_tensor.FakeTensor
 
 FakeTensorMode = fake_tensor.FakeTensorMode
 
+VALUE_ERRORS = (fake_tensor.DataDependentOutputException, fake_tensor.DynamicOutputShapeException)
+"""Errors of operators whose result, or its shape, depends on data; each has the operator as ``func``."""
 FAKE_RUN_ERRORS: tuple[type[Exception], ...] = (
-    fake_tensor.DataDependentOutputException,
-    fake_tensor.DynamicOutputShapeException,
+    *VALUE_ERRORS,
     fake_tensor.UnsupportedFakeTensorException,
     fake_tensor.UnsupportedOperatorException,
     fake_tensor.UnsupportedMutationAliasingException,

@@ -59,6 +59,7 @@ def refusals() -> dict[str, tuple[str, str]]:
         "budget": (_layer, {"budget": "-3"}),
         "no inputs": (_layer, {"make": _layer}),
         "runs the step itself": (_layer, {"optimizer": "LBFGS"}),
+        "sizes by data": (Chosen, {}),
         "times kernels": (Summed, {"options": {"max_autotune": True}}),
     }
     found = {}
@@ -84,6 +85,13 @@ class Summed(nn.Linear):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return super().forward(x).sum()
+
+
+class Chosen(Summed):
+    """Chooses rows by what they hold."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x[x[:, 0] > 0])
 
 
 def updates() -> dict[str, tuple[int, int]]:

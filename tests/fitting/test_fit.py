@@ -214,6 +214,7 @@ def refused() -> dict[str, tuple[str, str]]:
         ("real memory", "OptionError", "'weight' in real memory .256 bytes on cpu"),
         ("budget", "OptionError", "memory_budget must be"),
         ("runs the step itself", "OptionError", "LBFGS runs the step as often as it likes.*--optimizer none"),
+        ("sizes by data", "PaperFailure", r"aten.nonzero.default at paper_answers.py:\d+, .*cannot be told beforehand"),
         ("times kernels", "OptionError", "max_autotune=True.*chooses kernels by timing them"),
         ("no inputs", "OptionError", "got a Linear; return the model, its inputs, and perhaps the loss"),
     ],
