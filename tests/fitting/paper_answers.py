@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from fitting.paper_models import MAKERS
+from fitting.paper_models import MAKERS, language
 from remat_compiler.costs.rates import Rates, rates_of
 from remat_compiler.devices.gpus import Gpu
 from remat_compiler.errors import RematError
-from remat_compiler.fitting.counted_step import settle
+from remat_compiler.fitting.counted_step import BACKWARD, FORWARD, count, settle
 from remat_compiler.fitting.fit_report import FitPoint
 from remat_compiler.fitting.made_step import made_step
 from remat_compiler.fitting.paper_step import fit_on_paper
@@ -85,6 +85,23 @@ class Summed(nn.Linear):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return super().forward(x).sum()
+
+
+def changing(batches: Sequence[int], part: float) -> tuple[int, list[int]]:
+    """A budget, which is that part of the largest batch's peak, and what a step takes whose batches change."""
+    request = FitRequest(language, "h100", None, (batches[-1],), None, None, {"inner": "eager", "max_slowdown": None})
+    limit = int(part * fit_on_paper(request).points[0].budgeted_bytes)
+    taken = []
+    with fit_here("h100") as (_, mode):
+        step = made_step(request, batches[0])
+        step.compile(limit)
+        for batch in batches:
+            with torch.device("cuda"):
+                step.inputs = language(batch)[1]
+            settle(step)
+            counted = count(step, mode)
+            taken.append(max(counted.peaks[FORWARD], counted.peaks[BACKWARD]))
+    return limit, taken
 
 
 class Chosen(Summed):

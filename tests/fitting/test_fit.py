@@ -14,6 +14,7 @@ from torch import nn
 import remat_compiler
 from fitting.paper_answers import (
     answers,
+    changing,
     copied,
     kernels,
     learned_mask,
@@ -153,6 +154,17 @@ def test_optimizers_of_every_kind_have_a_step() -> None:
     # What is compiled or fused makes nothing beside the gradients.
     assert found["compiled"][1] == found["fused"][1] == 2 * 512
     assert found["by values"][1] > 2 * 512
+
+
+def test_a_budget_holds_for_every_batch_on_paper() -> None:
+    """The first two are compiled for themselves, later ones by a formula of the peak, or by another variant."""
+    batches = (8, 16, 24, 32, 48, 64)
+    limit, taken = call_in_process(changing, batches, 0.7)
+    assert max(taken) <= limit
+    a_sample = [peak / batch for peak, batch in zip(taken, batches)]
+    # Small batches recompute nothing, large ones do.
+    assert max(a_sample[:4]) < 1.01 * min(a_sample[:4])
+    assert max(a_sample[4:]) < 0.7 * min(a_sample[:4])
 
 
 def test_memory_of_tensors_is_told_apart() -> None:
