@@ -9,6 +9,7 @@ Sources, by column:
   0.3 GiB; the least one that was found in public reports stands here.
 - `sms`, `l2_bytes`, `bytes_per_s`, `flops_per_s`: NVIDIA's data sheet or architecture white paper, see `source`.
   FLOP/s are those of dense matrix products with sums in float32, of the tensor cores where the type has them.
+- `link_bytes_per_s`: the generation of PCI Express that the data sheet names, with 16 lanes.
 - `limits`, by compute capability: CUDA C++ Programming Guide, "Compute
   Capabilities".
 """
@@ -54,6 +55,7 @@ class Gpu:
         total_bytes: Memory that a process sees.
         l2_bytes: Second-level cache.
         bytes_per_s: Memory bandwidth.
+        link_bytes_per_s: Bandwidth of the link to the host in one direction; 0 if it is not known.
         flops_per_s: Rate of dense matrix products by name of the type; ``tf32`` is that of float32 where the user
             allows TensorFloat-32.  A type without units of its own runs at the rate of float32.
         source: Where the rates come from.
@@ -70,6 +72,7 @@ class Gpu:
     total_bytes: int
     l2_bytes: int
     bytes_per_s: float
+    link_bytes_per_s: float
     flops_per_s: Mapping[str, float]
     source: str
 
@@ -104,6 +107,10 @@ _LIMITS = {
 """By compute capability."""
 
 
+_PCIE = {3: 15.75e9, 4: 31.5e9, 5: 63e9}
+"""Bytes per second of 16 lanes in one direction, by generation: GT/s per lane, less the coding of 128 bits in 130."""
+
+
 def _tera(**rates: float) -> dict[str, float]:
     """Rates given in units of 10^12."""
     return {name: rate * 1e12 for name, rate in rates.items()}
@@ -120,6 +127,7 @@ GPUS: Mapping[str, Gpu] = {
             total_bytes=int(14.56 * _GIB),
             l2_bytes=4 * _MIB,
             bytes_per_s=320e9,
+            link_bytes_per_s=_PCIE[3],
             flops_per_s=_tera(float64=0.25, float32=8.1, tf32=8.1, float16=65, bfloat16=8.1),
             source="NVIDIA T4 data sheet; Turing architecture white paper (2018)",
         ),
@@ -131,6 +139,7 @@ GPUS: Mapping[str, Gpu] = {
             total_bytes=int(31.73 * _GIB),
             l2_bytes=6 * _MIB,
             bytes_per_s=900e9,
+            link_bytes_per_s=_PCIE[3],
             flops_per_s=_tera(float64=7.8, float32=15.7, tf32=15.7, float16=125, bfloat16=15.7),
             source="NVIDIA V100 data sheet (2020)",
         ),
@@ -142,6 +151,7 @@ GPUS: Mapping[str, Gpu] = {
             total_bytes=int(10.75 * _GIB),
             l2_bytes=11 * _MIB // 2,
             bytes_per_s=616e9,
+            link_bytes_per_s=_PCIE[3],
             flops_per_s=_tera(float64=0.42, float32=13.4, tf32=13.4, float16=53.8, bfloat16=13.4),
             source="Turing architecture white paper (2018)",
         ),
@@ -153,6 +163,7 @@ GPUS: Mapping[str, Gpu] = {
             total_bytes=int(23.68 * _GIB),
             l2_bytes=6 * _MIB,
             bytes_per_s=936e9,
+            link_bytes_per_s=_PCIE[4],
             flops_per_s=_tera(float64=0.556, float32=35.6, tf32=35.6, float16=71, bfloat16=71),
             source="Ampere GA102 architecture white paper (2021)",
         ),
@@ -164,6 +175,7 @@ GPUS: Mapping[str, Gpu] = {
             total_bytes=int(23.51 * _GIB),
             l2_bytes=72 * _MIB,
             bytes_per_s=1008e9,
+            link_bytes_per_s=_PCIE[4],
             flops_per_s=_tera(float64=1.29, float32=82.6, tf32=82.6, float16=165.2, bfloat16=165.2),
             source="Ada architecture white paper (2023)",
         ),
@@ -175,6 +187,7 @@ GPUS: Mapping[str, Gpu] = {
             total_bytes=int(39.39 * _GIB),
             l2_bytes=40 * _MIB,
             bytes_per_s=1555e9,
+            link_bytes_per_s=_PCIE[4],
             flops_per_s=_tera(float64=19.5, float32=19.5, tf32=156, float16=312, bfloat16=312),
             source="NVIDIA A100 data sheet (2021)",
         ),
@@ -186,6 +199,7 @@ GPUS: Mapping[str, Gpu] = {
             total_bytes=int(79.14 * _GIB),
             l2_bytes=40 * _MIB,
             bytes_per_s=2039e9,
+            link_bytes_per_s=_PCIE[4],
             flops_per_s=_tera(float64=19.5, float32=19.5, tf32=156, float16=312, bfloat16=312),
             source="NVIDIA A100 data sheet (2021)",
         ),
@@ -197,6 +211,7 @@ GPUS: Mapping[str, Gpu] = {
             total_bytes=int(44.39 * _GIB),
             l2_bytes=96 * _MIB,
             bytes_per_s=864e9,
+            link_bytes_per_s=_PCIE[4],
             flops_per_s=_tera(float64=1.43, float32=91.6, tf32=183, float16=362, bfloat16=362),
             source="NVIDIA L40S data sheet (2023)",
         ),
@@ -208,6 +223,7 @@ GPUS: Mapping[str, Gpu] = {
             total_bytes=int(79.1 * _GIB),
             l2_bytes=50 * _MIB,
             bytes_per_s=3350e9,
+            link_bytes_per_s=_PCIE[5],
             flops_per_s=_tera(float64=66.9, float32=66.9, tf32=494.7, float16=989.4, bfloat16=989.4),
             source="H100 architecture white paper (2022), SXM5",
         ),
@@ -219,6 +235,7 @@ GPUS: Mapping[str, Gpu] = {
             total_bytes=int(139.71 * _GIB),
             l2_bytes=50 * _MIB,
             bytes_per_s=4800e9,
+            link_bytes_per_s=_PCIE[5],
             flops_per_s=_tera(float64=66.9, float32=66.9, tf32=494.7, float16=989.4, bfloat16=989.4),
             source="NVIDIA H200 data sheet (2024), SXM",
         ),
@@ -230,6 +247,7 @@ GPUS: Mapping[str, Gpu] = {
             total_bytes=int(178.35 * _GIB),
             l2_bytes=126 * _MIB,
             bytes_per_s=8000e9,
+            link_bytes_per_s=_PCIE[5],
             flops_per_s=_tera(float64=40, float32=80, tf32=1100, float16=2250, bfloat16=2250),
             source="NVIDIA HGX B200 data sheet (2025), one GPU of eight",
         ),

@@ -84,6 +84,7 @@ def gpu_from(properties: Any, index: int, free_bytes: int, figures: dict[str, in
         total_bytes=properties.total_memory,
         l2_bytes=properties.L2_cache_size,
         bytes_per_s=sheet.bytes_per_s if sheet else 0.0,
+        link_bytes_per_s=sheet.link_bytes_per_s if sheet else 0.0,
         flops_per_s=sheet.flops_per_s if sheet else {},
         source="calibration" if figures else sheet.source if sheet else "",
         of_multiprocessor=Limits(

@@ -18,6 +18,10 @@ def test_a_data_sheet_is_whole(gpu: Gpu) -> None:
     assert (gpu.flops_per_s["bfloat16"] > gpu.flops_per_s["float32"]) is has_bfloat16
     assert 48 * 2**10 < gpu.limits.optin_bytes <= gpu.limits.shared_bytes < gpu.l2_bytes < gpu.total_bytes
     assert gpu.limits.threads % 256 == 0
+    # Newer generations have faster links, all slower than the memory.
+    assert (gpu.link_bytes_per_s > 50e9) is (gpu.capability >= (9, 0))
+    assert (gpu.link_bytes_per_s > 20e9) is (gpu.capability >= (8, 0))
+    assert gpu.link_bytes_per_s < gpu.bytes_per_s / 10
     assert gpu.source
 
 
