@@ -59,7 +59,7 @@ class Transfer:
     Attributes:
         storage: Storage of the instance.
         out_after: Number of steps that have run when its copy is complete and its memory is free.
-        back_before: The step before which its memory is allocated and filled again.
+        back_before: The step before which its memory is allocated again; it is full when it is read next.
         tier: The memory that holds it meanwhile.
     """
 
