@@ -17,6 +17,7 @@ from remat_compiler.torch_compat.paper_rows import (
     AVOID_DEVICE,
     CUDA,
     GENERATORS,
+    GPU_CONTEXT,
     INTERFACE,
     RAW_STREAM,
 )
@@ -74,6 +75,7 @@ def enter_cuda(stack: ExitStack, gpu: Gpu) -> None:
     stack.enter_context(replaced(ACCELERATOR_INDEX, _always(lambda: 0)))
     stack.enter_context(replaced(AUTOCAST, _always(lambda: False)))
     stack.enter_context(replaced(AVOID_DEVICE, _always(True)))
+    stack.enter_context(replaced(GPU_CONTEXT, _always(lambda _: None)))
     # A CPU build registers no interface for CUDA.
     for name in ("cuda", "cuda:0"):
         device_interface.register_interface_for_device(name, device_interface.CudaInterface)

@@ -85,6 +85,12 @@ AVOID_DEVICE = _row(
     "makes fake tensors on a device that cannot be started",
     optional=True,
 )
+GPU_CONTEXT = _row(
+    "context of the device",
+    f"{_FAKE}:init_gpu_context",
+    "makes fake tensors without a driver",
+    optional=True,
+)
 # What torch says of its devices.
 CUDA = {
     name: _row(f"torch.cuda.{name}", f"torch.cuda:{name}", "answers for the GPU that is not there")
@@ -147,7 +153,8 @@ PADDING = _row(
 
 PAPER_PATCHES = (
     *(ENGINE, ENGINE_IMPORTED, FAKE_TENSOR, FAKE_MODE, FUNCTIONAL_TENSOR, FUNCTIONAL_MODE, FUNCTIONAL_DEVICE, WRAPPERS),
-    *(AVOID_DEVICE, *CUDA.values(), *INTERFACE.values(), GENERATORS, RAW_STREAM, ACCELERATOR_INDEX, AUTOCAST),
+    *(AVOID_DEVICE, GPU_CONTEXT, *CUDA.values(), *INTERFACE.values(), GENERATORS, RAW_STREAM, ACCELERATOR_INDEX),
+    AUTOCAST,
     *(CONSTANTS, CONSTANT_FOLDING, GENERATION, PADDING, SWAP, TRUNCATED_NORMAL),
 )
 """Every row."""
