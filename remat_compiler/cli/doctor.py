@@ -7,14 +7,13 @@ import os
 import platform
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from remat_compiler.errors import UnsupportedTorch
 from remat_compiler.ir.text_form import table
 from remat_compiler.options import Environment, format_bytes
-from remat_compiler.version import TESTED_TORCH, __version__
+from remat_compiler.version import TESTED_TORCH, __version__, installed_version
 
 _PACKAGES = ("torch", "triton", "numpy", "numba", "networkx", "PuLP")
 
@@ -44,7 +43,9 @@ def _doctor(_: argparse.Namespace) -> Findings:
     try:
         from remat_compiler import torch_compat
     except (ImportError, AttributeError) as error:
-        problem = UnsupportedTorch(_version("torch") or "(not installed)", str(error), "nothing can be compiled")
+        problem = UnsupportedTorch(
+            installed_version("torch") or "(not installed)", str(error), "nothing can be compiled"
+        )
         return Findings(_shown([*sections, ("Changes of torch", [str(problem)])]), 1)
     patches, missing = _patches(torch_compat.PATCHES)
     verdict = f"missing, though results or budgets depend on it: {', '.join(missing)}" if missing else "nothing"
@@ -63,20 +64,13 @@ def _versions() -> list[str]:
     oldest, newest = (".".join(map(str, version)) for version in TESTED_TORCH)
     rows = [("remat", __version__), ("Python", f"{platform.python_version()} on {platform.platform()}")]
     notes = {"torch": f"  (tested: {oldest} to {newest})"}
-    rows += [(name, (_version(name) or "not installed") + notes.get(name, "")) for name in _PACKAGES]
+    rows += [(name, (installed_version(name) or "not installed") + notes.get(name, "")) for name in _PACKAGES]
     return table(rows)
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _solvers() -> list[str]:
     """Solvers that the planner `ilp` can use."""
-    highs = _version("highspy")
+    highs = installed_version("highspy")
     hint = "not installed: pip install remat-compiler[highs]"
     return table([("CBC", _cbc()), ("HiGHS", f"highspy {highs}" if highs else hint)])
 
@@ -97,7 +91,7 @@ def _compilers() -> list[str]:
     from remat_compiler import torch_compat
 
     compiler = torch_compat.cpp_compiler()
-    triton = _version("triton")
+    triton = installed_version("triton")
     rows = [
         ("inductor", "CPU", f"C++ compiler {compiler}" if compiler else "no C++ compiler: install one, or set CXX"),
         ("inductor", "CUDA", f"triton {triton}" if triton else "no triton"),

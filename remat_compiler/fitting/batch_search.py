@@ -118,5 +118,6 @@ class Search:
     def _expandable_batch(self, batch: int, beyond: Room | None) -> int | None:
         """The largest batch with expandable segments, where those of the user are in the way."""
         seen = self._expandable
-        in_the_way = beyond is not None and beyond.over_bytes and seen is not None and seen.batch > batch
-        return seen.batch if in_the_way and seen else None
+        if seen is None or seen.batch <= batch or beyond is None or not beyond.over_bytes:
+            return None
+        return seen.batch

@@ -69,7 +69,7 @@ def forecast(known: Sequence[Outline], limit: int, *, with_budget: bool = True) 
             # Plans for other batches reach nearly as far as own ones: only where they do not, steps grow.
             good, stride, loosest = batch, 1 if batch == reached else 2 * stride, own
         else:
-            bad, in_pieces = batch, outline.peak_bytes(own) <= outline.left_bytes
+            bad, in_pieces = batch, not outline.expandable and outline.peak_bytes(own) <= outline.left_bytes
     found = at(good) if good else None
     if found is None or loosest is None:
         return Forecast(0, 0, in_pieces)

@@ -76,7 +76,7 @@ class MadeStep:
         # A compiled step makes its state while Dynamo traces it, outside of all modes, where nothing is fake.
         if "step" in vars(self.optimizer):
             self.make_gradients()
-            with torch_compat.AnyValues():  # type: ignore[no-untyped-call]
+            with self._update_mode():
                 type(self.optimizer).step(self.optimizer)
             self.model.zero_grad()
 

@@ -48,7 +48,8 @@ def on_paper(device: str | Gpu) -> Iterator[tuple[Gpu, Any]]:
         PaperFailure: What runs in the block asks for the values of a tensor.
     """
     # Of the torch that is changed here, to users who did nothing of the kind.
-    warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
+    for message in ("Accessing the data pointer of FakeTensor", "dynamo_pgo force disabled"):
+        warnings.filterwarnings("ignore", message=message)
     mode = torch_compat.FakeTensorMode(allow_non_fake_inputs=True)
     with torch_compat.paper_device(device) as gpu, emitted_on_paper(), mode:
         try:

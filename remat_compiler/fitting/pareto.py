@@ -73,7 +73,7 @@ def curve_of(request: FitRequest, points: int = DEFAULT_POINTS) -> ParetoReport:
     )
     # From the largest budget to the smallest.
     found = sorted((point for hand in inner for point in hand), key=lambda one: -int(one.budget or 0))
-    return ParetoReport(request.gpu, request.batches[0] if request.batches else None, (largest, *found, smallest))
+    return ParetoReport(request.gpu, request.batch, (largest, *found, smallest))
 
 
 def _between(largest: FitPoint, smallest: FitPoint, count: int) -> list[int]:

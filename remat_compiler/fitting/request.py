@@ -40,6 +40,11 @@ class FitRequest:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     @property
+    def batch(self) -> Any:
+        """Its one batch, or the first of several; `None` if it has none."""
+        return self.batches[0] if self.batches else None
+
+    @property
     def gpu(self) -> Gpu:
         """The device, once it is more than a name."""
         assert isinstance(self.device, Gpu)

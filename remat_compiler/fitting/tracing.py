@@ -34,7 +34,7 @@ def trace_on_paper(request: FitRequest) -> StepTrace:
         RematError: As `remat_compiler.fit` does; `InfeasibleBudget` if the budget cannot be kept.
     """
     with on_paper(request.gpu) as (gpu, mode), GraphRecorder() as recorder:
-        step = made_step(request, _batch(request))
+        step = made_step(request, request.batch)
         step.compile(request.budget)
         settle(step)
         counted = count(step, mode)
@@ -64,7 +64,7 @@ def trace_on_gpu(request: FitRequest, calls: Sequence[OperatorCall]) -> StepTrac
         RematError: As `trace_on_paper`.
     """
     with GraphRecorder() as recorder:
-        step = made_step(request, _batch(request), real=True)
+        step = made_step(request, request.batch, real=True)
         step.compile(request.budget)
         settle(step)
     # What compilation measured with is not part of the steps.
@@ -72,8 +72,7 @@ def trace_on_gpu(request: FitRequest, calls: Sequence[OperatorCall]) -> StepTrac
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     for _ in range(_STEPS):
-        step.run()
-        step.update()
+        _whole(step)
     reserved = torch.cuda.max_memory_reserved()
     resident_bytes = torch.cuda.memory_allocated()
     peaks = _peaks(step)
@@ -95,10 +94,6 @@ def trace_on_gpu(request: FitRequest, calls: Sequence[OperatorCall]) -> StepTrac
 def workspaces_of(calls: Iterable[OperatorCall]) -> dict[str, int]:
     """What the operators take inside, by key: measured where there is a GPU, by forms on paper."""
     return WorkspaceTable().resolve([_call(call) for call in calls])
-
-
-def _batch(request: FitRequest) -> Any:
-    return request.batches[0] if request.batches else None
 
 
 def _texts(recorder: GraphRecorder) -> tuple[str, ...]:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import sys
-from importlib import metadata
 from typing import Any
 
 from remat_compiler.errors import OptionError
-from remat_compiler.fitting.at_hand import gpu_of
 from remat_compiler.fitting.fit import located
 from remat_compiler.fitting.paper_process import call_in_process
 from remat_compiler.fitting.request import AT_HAND, FitRequest
 from remat_compiler.fitting.step_trace import StepTrace
 from remat_compiler.fitting.validation import Validation
-from remat_compiler.version import __version__
+from remat_compiler.version import __version__, installed_version
 
 _PACKAGES = ("torch", "triton")
 
@@ -38,16 +36,15 @@ def validated(request: FitRequest, function: str = "") -> Validation:
     request = located(request)
     paper: StepTrace = call_in_process(_paper_here, request)
     real, versions = call_in_process(_gpu_here, request, paper.calls, hide_gpus=False)
-    optimizer = request.optimizer if isinstance(request.optimizer, str) else str(request.optimizer)
     step = {
         "function": function,
-        "batch": request.batches[0] if request.batches else None,
+        "batch": request.batch,
         "budget": request.budget,
         "autocast": request.autocast,
-        "optimizer": optimizer,
+        "optimizer": str(request.optimizer),
         "options": {name: str(value) for name, value in request.options.items()},
     }
-    return Validation(gpu_of(request.device), versions, step, paper, real)
+    return Validation(request.gpu, versions, step, paper, real)
 
 
 def _paper_here(request: FitRequest) -> StepTrace:
@@ -64,6 +61,6 @@ def _gpu_here(request: FitRequest, calls: Any) -> tuple[StepTrace, dict[str, str
 
     trace = trace_on_gpu(request, calls)
     versions = {"remat": __version__, "Python": sys.version.split()[0]}
-    versions |= {name: metadata.version(name) for name in _PACKAGES}
+    versions |= {name: installed_version(name) or "not installed" for name in _PACKAGES}
     cudnn = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
     return trace, versions | {"CUDA": str(torch.version.cuda), "cuDNN": str(cudnn)}
