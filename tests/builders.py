@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from drawn_graphs import GraphBuilder
 from remat_compiler.ir.graph import OpId, Phase, SavePolicy, StorageId, StorageKind, TrainingGraph, Trait
-from remat_compiler.ir.plan import Plan
-from remat_compiler.ir.problem import CostTable, RematProblem
+from remat_compiler.ir.plan import Plan, Tier
+from remat_compiler.ir.problem import CostTable, Link, RematProblem
 
 KB = 1000
 
@@ -227,6 +227,12 @@ def _random_op(b: ProblemBuilder, rng: Random, phase: Phase, reads: list[Storage
         save_policy=policy,
         replay_bytes=rng.randrange(20) if random else None,
     )
+
+
+def with_tiers(problem: RematProblem, offload_bytes: int = 1 << 60) -> RematProblem:
+    """`problem` with room in both tiers, which copies reach in no time."""
+    links = tuple(Link(tier, 10**18, 10**18) for tier in Tier)
+    return replace(problem, offload_bytes=offload_bytes, costs=replace(problem.costs, links=links))
 
 
 def random_steps(rng: Random, problem: RematProblem, repeats: int = 20) -> Plan:

@@ -52,7 +52,10 @@ def fingerprint(problem: RematProblem) -> str:
         )
         for op in graph.ops
     ]
-    return _digest([ops, storages])
+    if not costs.links:
+        return _digest([ops, storages])
+    links = [(one.tier.value, one.out_bytes_per_s, one.back_bytes_per_s, one.latency_ns) for one in costs.links]
+    return _digest([ops, storages, links])
 
 
 def structure(problem: RematProblem) -> str:

@@ -71,6 +71,11 @@ def _check_costs(costs: CostTable, place: str = "$.data") -> None:
     for i, value in enumerate(costs.time_ns):
         if value < 0:
             raise FormatError(f"{place}.time_ns[{i}]", f"expected at least 0, got {value}")
+    for i, link in enumerate(costs.links):
+        if link.out_bytes_per_s < 1 or link.back_bytes_per_s < 1 or link.latency_ns < 0:
+            raise FormatError(f"{place}.links[{i}]", "expected bandwidths of at least 1 and a latency of at least 0")
+        if link.tier in [other.tier for other in costs.links[:i]]:
+            raise FormatError(f"{place}.links[{i}].tier", f"expected each tier once, got {link.tier.value!r} again")
     _check_sum(costs.time_ns, "the times in nanoseconds", f"{place}.time_ns")
     _check_sum(costs.workspace_bytes, "the workspaces in bytes", f"{place}.workspace_bytes")
 
@@ -117,6 +122,7 @@ def _check_problem(problem: RematProblem) -> None:
             "$.data.costs.time_ns", f"expected {num_ops} (one for each op), got {len(problem.costs.time_ns)}"
         )
     _check_limit(problem.budget_bytes, "$.data.budget_bytes")
+    _check_limit(problem.offload_bytes, "$.data.offload_bytes")
     if problem.max_added_ns is not None:
         _check_limit(problem.max_added_ns, "$.data.max_added_ns")
     # Reports simulate the reference as it is, so its ids and its data flow must be sound.

@@ -49,6 +49,10 @@ class Tier(str, Enum):
     DISK = "disk"
 
 
+PAGE_BYTES = 4096
+"""Memory off the device is given out in multiples of it, as disks and pinned memory are."""
+
+
 @dataclass(frozen=True, slots=True)
 class Transfer:
     """One instance off the device for some steps.

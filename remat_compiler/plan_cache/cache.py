@@ -23,7 +23,7 @@ from pathlib import Path
 from remat_compiler.ir.json_folder import JsonFolder
 from remat_compiler.plan_cache.key import DIGITS, CachedPlan, CacheMiss, CacheQuery, size_class
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 FOLDER, MISS_FOLDER = "plan-cache", "plan-cache-misses"
 REACH = 1
 """Number of classes to either side in which plans of a similar size are sought."""

@@ -112,6 +112,7 @@ class CachedPlanner:
             parameters=hashlib.sha256(f"{parameter_sizes(problem)} {self.parameters}".encode()).hexdigest(),
             size_class=size_class(size),
             budget_bytes=problem.budget_bytes,
+            offload_bytes=problem.offload_bytes,
             max_slowdown=self.max_slowdown,
             planner=self.planner.name,
             planner_options=self.options or "",

@@ -26,6 +26,7 @@ class PlanCacheKey:
         parameters: Digest of the shapes and bytes of parameters: the same structure at another width is another model.
         size_class: Class of the bytes of activations, see `size_class`.
         budget_bytes: Largest peak allowed.
+        offload_bytes: Most bytes that may be off the device at once.
         max_slowdown: Largest time of the step relative to no recomputation; `None` for no limit.
         planner: Name of the planner.
         planner_options: Its options, printed.
@@ -37,6 +38,7 @@ class PlanCacheKey:
     parameters: str
     size_class: int
     budget_bytes: int
+    offload_bytes: int
     max_slowdown: float | None
     planner: str
     planner_options: str

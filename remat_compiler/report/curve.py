@@ -8,7 +8,8 @@ import numpy as np
 
 from remat_compiler.ir.plan import Plan
 from remat_compiler.ir.problem import CostTable
-from remat_compiler.simulate.timeline import IntArray, MemoryTimeline
+from remat_compiler.simulate.arrays import IntArray
+from remat_compiler.simulate.timeline import MemoryTimeline
 
 
 @dataclass(frozen=True, slots=True)

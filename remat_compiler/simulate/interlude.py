@@ -80,6 +80,7 @@ def with_interlude(problem: RematProblem, position: OpId, beside_bytes: int) -> 
             (*costs.time_ns[:position], 0, *costs.time_ns[position:]),
             (*costs.workspace_bytes[:position], beside_bytes, *costs.workspace_bytes[position:]),
             (*costs.provenance[:position], NAME, *costs.provenance[position:]),
+            costs.links,
         ),
         # The ids of the reference plan mean other operators in this graph.
         reference=None,

@@ -26,6 +26,8 @@ class Rule(str, Enum):
     TRANSFER_USELESS = "a transfer moves what is not there, or brings back what nobody reads"
     TRANSFER_AWAY = "a step reads or makes a storage while it is off the device"
     TRANSFER_TWICE = "a transfer moves what another one has moved already"
+    TRANSFER_TIER = "a transfer moves to a tier that the problem does not offer"
+    TRANSFER_ROOM = "the transfers take more memory off the device than is allowed"
     BUDGET = "the peak exceeds the budget"
     CLAIM = "the claimed peak differs from the true one"
 

@@ -3,9 +3,10 @@
 Operators run one after the other; beside them, each tier has a queue for copies out and one for copies back:
 
     copy out    begins when the instance is made and the copies made before it are out; the step `out_after`, which may
-                take the instance's memory, waits for its end
+                take the instance's memory, waits for its end.  If only the backward waits, it begins with the backward
     copy back   begins when the step before `back_before` has run, for which the memory is allocated, and the copies
-                asked for before it are back; the next step that reads the instance waits for its end
+                asked for before it are back; the next step that reads the instance waits for its end, and so does the
+                end of the forward
 
 Copies take their bytes over the bandwidth of their direction, and a latency; neither slows operators down, nor does one
 direction the other.  A copy costs what is left of it once the operators beside it have run, as in HOME (section 3.4,
@@ -14,36 +15,14 @@ Figure 4), where copies do not wait for each other.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from remat_compiler.ir.graph import TrainingGraph
-from remat_compiler.ir.plan import Plan, Tier, Transfer
-from remat_compiler.ir.problem import CostTable
+import numpy as np
 
-
-@dataclass(frozen=True, slots=True)
-class Link:
-    """How fast values are copied to a tier and back.
-
-    Attributes:
-        out_bytes_per_s: Bandwidth from the device.
-        back_bytes_per_s: Bandwidth to the device.
-        latency_ns: Time of a copy of no bytes.
-    """
-
-    out_bytes_per_s: float
-    back_bytes_per_s: float
-    latency_ns: int = 0
-
-    def out_ns(self, size_bytes: int) -> int:
-        """Time of a copy from the device."""
-        return self.latency_ns + round(size_bytes / self.out_bytes_per_s * 1e9)
-
-    def back_ns(self, size_bytes: int) -> int:
-        """Time of a copy to the device."""
-        return self.latency_ns + round(size_bytes / self.back_bytes_per_s * 1e9)
+from remat_compiler.ir.plan import Transfer
+from remat_compiler.simulate.arrays import GraphArrays, IntArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,63 +50,92 @@ class TransferTimes:
     copies: tuple[Copies, ...]
 
 
-def transfer_times(graph: TrainingGraph, costs: CostTable, plan: Plan, links: Mapping[Tier, Link]) -> TransferTimes:
+def transfer_times(arrays: GraphArrays, steps: IntArray, boundary: int, transfers: Sequence[Transfer]) -> TransferTimes:
     """Times of executing a valid plan.
 
     Args:
-        graph: The step.
-        costs: Times of its operators.
-        plan: The plan.
-        links: How fast values are copied to each tier that the plan uses.
+        arrays: The step.  A tier without a link takes no time.
+        steps: The plan's operators in order.
+        boundary: First step of the backward.
+        transfers: The plan's transfers.
     """
     # When each step begins, if none waits.
-    begins = list(accumulate((costs.time_ns[op] for op in plan.steps), initial=0))
-    lives = [_life(graph, plan, one) for one in plan.transfers]
-    queues = {(tier, back): 0 for tier in links for back in (False, True)}
+    begins: list[int] = list(accumulate(arrays.time_ns[steps].tolist(), initial=0))
+    lives = transfer_lives(arrays, steps, boundary, transfers)
+    links = {link.tier: link for link in arrays.links}
+    queues = {(one.tier, back): 0 for one in transfers for back in (False, True)}
     out: dict[int, tuple[int, int]] = {}
     back: dict[int, tuple[int, int]] = {}
     late_ns = 0
-    for step, kind, _, i in _events(plan.transfers, lives):
-        one = plan.transfers[i]
-        size_bytes, link = graph.storages[one.storage].size_bytes, links[one.tier]
+    for step, kind, _, i in _events(transfers, lives):
+        one = transfers[i]
         if kind == _GONE:
             late_ns = max(late_ns, out[i][1] - begins[step])
         elif kind == _READ:
             late_ns = max(late_ns, back[i][1] - begins[step])
         else:
-            copied, is_back = (back, True) if kind == _ASKED else (out, False)
-            asked_ns = late_ns + (begins[step] if is_back else begins[step + 1])
+            size_bytes, link, is_back = int(arrays.size_bytes[one.storage]), links.get(one.tier), kind == _ASKED
+            copy_ns = 0 if link is None else link.back_ns(size_bytes) if is_back else link.out_ns(size_bytes)
+            asked_ns = late_ns + begins[step if is_back else step + 1]
             begin_ns = max(asked_ns, queues[one.tier, is_back])
-            end_ns = begin_ns + (link.back_ns if is_back else link.out_ns)(size_bytes)
-            copied[i] = begin_ns, end_ns
-            queues[one.tier, is_back] = end_ns
+            (back if is_back else out)[i] = begin_ns, begin_ns + copy_ns
+            queues[one.tier, is_back] = begin_ns + copy_ns
     copies = tuple(Copies(*out[i], *back[i]) for i in range(len(lives)))
     return TransferTimes(begins[-1] + late_ns, late_ns, copies)
+
+
+@dataclass(frozen=True, slots=True)
+class TransferLife:
+    """The steps around a transfer, which are those of its copies.
+
+    Attributes:
+        begun: The step after which the copy out begins: it makes the instance, or is the last one of the forward if the
+            copy ends in the backward.
+        read: The step before which the copy back has ended: the first that reads the instance, or the first one of the
+            backward if the copy begins in the forward.
+    """
+
+    begun: int
+    read: int
+
+
+def transfer_lives(
+    arrays: GraphArrays, steps: IntArray, boundary: int, transfers: Sequence[Transfer]
+) -> list[TransferLife]:
+    """The steps around each transfer of a valid plan, in order; arguments as for `transfer_times`."""
+    op_of_read = np.repeat(np.arange(len(arrays.read_start) - 1), np.diff(arrays.read_start))
+    op_of_write = np.repeat(np.arange(len(arrays.write_start) - 1), np.diff(arrays.write_start))
+    is_of = np.zeros(len(arrays.time_ns), np.bool_)
+    found = []
+    for one in transfers:
+        before, after = steps[: one.out_after], steps[one.back_before :]
+        is_of[:] = False
+        is_of[op_of_write[arrays.write_items == one.storage]] = True
+        made = one.out_after - 1 - int(np.argmax(is_of[before][::-1]))
+        # No copy is under way from one graph to the other, where nobody could wait for it.
+        begun = max(made, boundary - 1) if one.out_after > boundary else made
+        is_of[:] = False
+        is_of[op_of_read[arrays.read_items == one.storage]] = True
+        read = one.back_before + int(np.argmax(is_of[after]))
+        found.append(TransferLife(begun, min(read, boundary) if one.back_before < boundary else read))
+    return found
 
 
 _GONE, _ASKED, _READ, _MADE = range(4)
 """What happens around a step, in this order: memory is given up, copies back are asked for, and awaited; it has run."""
 
 
-def _events(transfers: Sequence[Transfer], lives: Sequence[tuple[int, int]]) -> list[tuple[int, int, int, int]]:
+def _events(transfers: Sequence[Transfer], lives: Sequence[TransferLife]) -> list[tuple[int, int, int, int]]:
     """Step, kind, rank among equals, and number of the transfer, in order.
 
     Of copies that may begin at once, the one that is needed first goes first.
     """
     events = []
-    for i, (one, (made, read)) in enumerate(zip(transfers, lives)):
+    for i, (one, life) in enumerate(zip(transfers, lives)):
         events += [
-            (made, _MADE, one.out_after, i),
+            (life.begun, _MADE, one.out_after, i),
             (one.out_after, _GONE, 0, i),
-            (one.back_before, _ASKED, read, i),
-            (read, _READ, 0, i),
+            (one.back_before, _ASKED, life.read, i),
+            (life.read, _READ, 0, i),
         ]
     return sorted(events)
-
-
-def _life(graph: TrainingGraph, plan: Plan, one: Transfer) -> tuple[int, int]:
-    """The step that makes the instance, and the first one that reads it after it is back."""
-    ops = graph.ops
-    made = max(step for step in range(one.out_after) if one.storage in ops[plan.steps[step]].writes)
-    back = range(one.back_before, len(plan.steps))
-    return made, next(step for step in back if one.storage in ops[plan.steps[step]].reads)

@@ -27,7 +27,7 @@ def verify(problem: RematProblem, plan: Plan, claimed_peak_bytes: int | None = N
         claimed_peak_bytes: The peak that a planner or the simulator gave; checked to the byte.
     """
     # The replay indexes by the plan's ids and steps, so those must be sound before any byte is counted.
-    found = _check_structure(problem, plan) or check_transfers(problem.graph, plan)
+    found = _check_structure(problem, plan) or check_transfers(problem, plan)
     if found:
         return found
     peak, step, saved = _replay(problem, plan)

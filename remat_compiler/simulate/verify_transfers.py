@@ -8,12 +8,14 @@ An instance may be off the device between two steps of its life, but neither whe
 from __future__ import annotations
 
 from remat_compiler.ir.graph import KEPT_KINDS, RESIDENT_KINDS, Op, StorageKind, TrainingGraph
-from remat_compiler.ir.plan import Plan, Transfer
+from remat_compiler.ir.plan import PAGE_BYTES, Plan, Transfer
+from remat_compiler.ir.problem import RematProblem
 from remat_compiler.simulate.rules import Rule, Violation
 
 
-def check_transfers(graph: TrainingGraph, plan: Plan) -> list[Violation]:
+def check_transfers(problem: RematProblem, plan: Plan) -> list[Violation]:
     """Rules that the transfers of `plan` break; its steps must be valid."""
+    graph = problem.graph
     found: list[Violation] = []
     moved: dict[int, list[Transfer]] = {}
     for one in plan.transfers:
@@ -27,6 +29,22 @@ def check_transfers(graph: TrainingGraph, plan: Plan) -> list[Violation]:
         if any(one.out_after <= other.back_before and other.out_after <= one.back_before for other in others):
             found.append(Violation(Rule.TRANSFER_TWICE, one.out_after, graph.storages[one.storage].name))
         others.append(one)
+    return found or _check_room(problem, plan)
+
+
+def _check_room(problem: RematProblem, plan: Plan) -> list[Violation]:
+    """Whether all that the plan moves finds room, in tiers that exist."""
+    tiers = {link.tier for link in problem.costs.links}
+    found = [
+        Violation(Rule.TRANSFER_TIER, one.out_after, one.tier.value) for one in plan.transfers if one.tier not in tiers
+    ]
+    # Without reuse of room that is given back: so it holds in whatever order the backward gives it back, or never does.
+    total = 0
+    for one in plan.transfers:
+        size_bytes = problem.graph.storages[one.storage].size_bytes
+        total += -(-size_bytes // PAGE_BYTES) * PAGE_BYTES
+    if total > problem.offload_bytes:
+        found.append(Violation(Rule.TRANSFER_ROOM, 0, f"{total} bytes, of {problem.offload_bytes}"))
     return found
 
 

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 from drawn_graphs import chain, cost_tables, joint_plan, problems, training_graphs
 from remat_compiler.errors import FormatError
+from remat_compiler.ir.fingerprint import fingerprint
 from remat_compiler.ir.graph import StorageId, TrainingGraph
 from remat_compiler.ir.json_form import dumps, loads
 from remat_compiler.ir.plan import Plan, PlanResult, PlanStatus, Tier, Transfer
-from remat_compiler.ir.problem import CostTable, RematProblem
+from remat_compiler.ir.problem import CostTable, Link, RematProblem
 
 GRAPH = chain([8, 16, 32])
 COSTS = CostTable((1,) * 6, (0,) * 6, ("roofline",) * 6)
@@ -49,6 +50,29 @@ def test_plans_and_results_survive_the_round_trip(
     for made in (plan, None):
         result = PlanResult(status, "auto", made, peak, 7, 3, 1, ((words, "1"),))
         assert loads(PlanResult, dumps(result)) == result
+
+
+def test_links_survive_the_round_trip_and_what_has_none_reads_as_before() -> None:
+    assert "links" not in dumps(PROBLEM)
+    assert "offload_bytes" not in dumps(PROBLEM)
+    links = (Link(Tier.DISK, 1, 2), Link(Tier.HOST, 3, 4, 5))
+    moving = replace(PROBLEM, offload_bytes=7, costs=replace(PROBLEM.costs, links=links))
+    assert loads(RematProblem, dumps(moving)) == moving
+    assert fingerprint(moving) != fingerprint(PROBLEM)
+
+
+@pytest.mark.parametrize(
+    ("links", "place"),
+    [
+        ((Link(Tier.DISK, 0, 1),), "$.data.links[0]: expected bandwidths of at least 1"),
+        ((Link(Tier.HOST, 1, 1), Link(Tier.DISK, 1, 0)), "$.data.links[1]: expected bandwidths of at least 1"),
+        ((Link(Tier.DISK, 1, 1, -1),), "$.data.links[0]: expected bandwidths of at least 1"),
+        ((Link(Tier.DISK, 1, 1), Link(Tier.DISK, 2, 2)), "$.data.links[1].tier: expected each tier once"),
+    ],
+)
+def test_a_link_that_cannot_be_is_named(links: tuple[Link, ...], place: str) -> None:
+    with pytest.raises(FormatError, match=re.escape(place)):
+        loads(CostTable, dumps(replace(PROBLEM.costs, links=links)))
 
 
 def test_transfers_survive_the_round_trip_and_a_plan_without_any_reads_as_before() -> None:

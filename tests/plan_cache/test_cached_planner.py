@@ -152,6 +152,7 @@ CHANGES: dict[str, Callable[[RematProblem, pytest.MonkeyPatch], CacheQuery]] = {
     "parameters": lambda problem, _: asked(changed_width(problem)),
     "size_class": lambda problem, _: asked(step(50)),
     "budget_bytes": lambda problem, _: asked(replace(problem, budget_bytes=problem.budget_bytes + 1)),
+    "offload_bytes": lambda problem, _: asked(replace(problem, offload_bytes=1)),
     "max_slowdown": lambda problem, _: asked(problem, max_slowdown=2.0),
     "planner": lambda problem, patch: (
         patch.setattr(cached_planner, "code_digest", lambda _: code_digest("remat_passes")),

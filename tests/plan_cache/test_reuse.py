@@ -18,7 +18,7 @@ from remat_passes.registry import make_planner
 from scaled import everything_once, step
 
 PLANNER = make_planner("auto", effort=500, time_limit=0.0)
-KEY = PlanCacheKey("", "", 0, 0, None, "auto", "", "", "")
+KEY = PlanCacheKey("", "", 0, 0, 0, None, "auto", "", "", "")
 
 
 def entry(problem: RematProblem, result: PlanResult) -> CachedPlan:

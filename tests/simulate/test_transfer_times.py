@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from random import Random
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,11 +15,26 @@ from hypothesis import strategies as st
 from builders import ProblemBuilder, generators, problems, random_steps
 from remat_compiler.ir.graph import Phase, StorageKind
 from remat_compiler.ir.plan import Plan, Tier, Transfer
-from remat_compiler.ir.problem import RematProblem
-from remat_compiler.simulate.transfers import Copies, Link, transfer_times
+from remat_compiler.ir.problem import Link, RematProblem
+from remat_compiler.simulate.arrays import GraphArrays
+from remat_compiler.simulate.timeline import simulate
+from remat_compiler.simulate.transfers import Copies, TransferTimes, transfer_times
 from simulate.test_transfers import possible_transfers
 
-LINKS = {Tier.HOST: Link(1e9, 0.5e9, 1), Tier.DISK: Link(0.25e9, 0.5e9)}
+LINKS = (Link(Tier.HOST, 10**9, 5 * 10**8, 1), Link(Tier.DISK, 25 * 10**7, 5 * 10**8))
+
+
+def times_of(problem: RematProblem, plan: Plan, links: Sequence[Link] = LINKS) -> TransferTimes:
+    """`transfer_times` with links."""
+    costs = replace(problem.costs, links=tuple(links))
+    found = transfer_times(
+        GraphArrays.of(problem.graph, costs), np.array(plan.steps, np.int64), plan.boundary, plan.transfers
+    )
+    timeline = simulate(problem.graph, costs, plan)
+    assert (timeline.time_ns, timeline.stall_ns) == (found.time_ns, found.stall_ns)
+    executions = sum(costs.time_ns[op] for op in plan.steps) - sum(costs.time_ns[op] for op in set(plan.steps))
+    assert timeline.added_ns == executions + found.stall_ns
+    return found
 
 
 @dataclass
@@ -31,7 +48,7 @@ class Queue:
 
 def slowly(problem: RematProblem, plan: Plan) -> tuple[int, list[tuple[int, int, int, int]]]:
     """Time of the step, and of its copies, by a clock that ticks."""
-    graph, ops = problem.graph, problem.graph.ops
+    graph, ops, link = problem.graph, problem.graph.ops, {one.tier: one for one in LINKS}
     queues = {(tier, back): Queue(deque()) for tier in Tier for back in (False, True)}
     begun: dict[tuple[int, bool], int] = {}
     ended: dict[tuple[int, bool], int] = {}
@@ -70,15 +87,18 @@ def slowly(problem: RematProblem, plan: Plan) -> tuple[int, list[tuple[int, int,
                 i, _ = queue.waiting.popleft()
                 size = graph.storages[plan.transfers[i].storage].size_bytes
                 queue.running, begun[i, back] = i, now
-                queue.end = now + (LINKS[tier].back_ns if back else LINKS[tier].out_ns)(size)
+                queue.end = now + (link[tier].back_ns if back else link[tier].out_ns)(size)
                 return True
         return False
 
     def last_write(one: Transfer) -> int:
-        return [n for n, op in enumerate(plan.steps[: one.out_after]) if one.storage in ops[op].writes][-1]
+        made = [n for n, op in enumerate(plan.steps[: one.out_after]) if one.storage in ops[op].writes][-1]
+        return made if one.out_after <= plan.boundary else max(made, plan.boundary - 1)
 
     def next_read(one: Transfer) -> int:
-        return next(n for n in range(one.back_before, len(plan.steps)) if one.storage in ops[plan.steps[n]].reads)
+        after = range(one.back_before, len(plan.steps))
+        read = next(n for n in after if one.storage in ops[plan.steps[n]].reads)
+        return read if one.back_before >= plan.boundary else min(read, plan.boundary)
 
     while step < len(plan.steps):
         while moves():
@@ -100,7 +120,7 @@ def test_copies_run_as_by_a_clock(problem: RematProblem, rng: Random, repeats: i
     apart = {int(one.storage): one for one in possible_transfers(problem, plan)}
     moved = [replace(one, tier=rng.choice(list(Tier))) for one in apart.values()]
     plan = replace(plan, transfers=tuple(moved))
-    found = transfer_times(problem.graph, problem.costs, plan, LINKS)
+    found = times_of(problem, plan)
     time_ns, copies = slowly(problem, plan)
     assert found.time_ns == time_ns
     assert found.stall_ns == time_ns - sum(problem.costs.time_ns[op] for op in plan.steps)
@@ -113,10 +133,7 @@ def test_slower_links_never_help(problem: RematProblem, rng: Random) -> None:
     plan = random_steps(rng, problem, 3)
     apart = {int(one.storage): one for one in possible_transfers(problem, plan)}
     plan = replace(plan, transfers=tuple(apart.values()))
-    times = [
-        transfer_times(problem.graph, problem.costs, plan, {Tier.HOST: Link(rate, rate)}).time_ns
-        for rate in (1e12, 1e10, 1e8, 1e6)
-    ]
+    times = [times_of(problem, plan, [Link(Tier.HOST, rate, rate)]).time_ns for rate in (10**12, 10**10, 10**8, 10**6)]
     assert times == sorted(times)
 
 
@@ -135,20 +152,20 @@ def step_of_four(out_after: int, back_before: int) -> tuple[RematProblem, Plan]:
 @pytest.mark.parametrize(
     ("out_after", "back_before", "bandwidth", "stall_ns"),
     [
-        (1, 3, 10e9, 20),
-        (2, 3, 10e9, 10),
-        (1, 2, 10e9, 10),
+        (1, 3, 10 * 10**9, 20),
+        (2, 3, 10 * 10**9, 10),
+        (1, 2, 10 * 10**9, 10),
         # Twice as fast, half as long.
-        (1, 3, 20e9, 10),
+        (1, 3, 20 * 10**9, 10),
     ],
 )
 def test_a_copy_hides_behind_what_runs_meanwhile(
-    out_after: int, back_before: int, bandwidth: float, stall_ns: int
+    out_after: int, back_before: int, bandwidth: int, stall_ns: int
 ) -> None:
     problem, plan = step_of_four(out_after, back_before)
-    found = transfer_times(problem.graph, problem.costs, plan, {Tier.HOST: Link(bandwidth, bandwidth)})
+    found = times_of(problem, plan, [Link(Tier.HOST, bandwidth, bandwidth)])
     assert (found.time_ns, found.stall_ns) == (40 + stall_ns, stall_ns)
-    copied_ns = round(100 / bandwidth * 1e9)
+    copied_ns = 100 * 10**9 // bandwidth
     (copies,) = found.copies
     assert copies.out_end_ns - copies.out_begin_ns == copies.back_end_ns - copies.back_begin_ns == copied_ns
     assert copies.out_begin_ns == 10
@@ -156,5 +173,5 @@ def test_a_copy_hides_behind_what_runs_meanwhile(
 
 def test_without_transfers_nothing_waits() -> None:
     problem, plan = step_of_four(1, 3)
-    found = transfer_times(problem.graph, problem.costs, replace(plan, transfers=()), {})
+    found = times_of(problem, replace(plan, transfers=()))
     assert (found.time_ns, found.stall_ns, found.copies) == (40, 0, ())

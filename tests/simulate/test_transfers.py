@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from builders import ProblemBuilder, chain, generators, problems, random_steps
+from builders import ProblemBuilder, chain, generators, problems, random_steps, with_tiers
 from remat_compiler.ir.graph import KEPT_KINDS, OpId, Phase, StorageId, StorageKind
-from remat_compiler.ir.plan import Plan, Tier, Transfer
+from remat_compiler.ir.plan import PAGE_BYTES, Plan, Tier, Transfer
 from remat_compiler.ir.problem import RematProblem
 from remat_compiler.simulate.interlude import planned_around, with_interlude, without_interlude
 from remat_compiler.simulate.rules import Rule
@@ -54,7 +54,7 @@ def test_simulator_and_verifier_agree_on_what_is_away(problem: RematProblem, rng
     chosen = [one for one in possible_transfers(problem, plan) if rng.random() < 0.5]
     moved = replace(plan, transfers=tuple(chosen))
     before, after = (simulate(problem.graph, problem.costs, one) for one in (plan, moved))
-    assert {v.rule for v in verify(problem, moved, after.peak_bytes)} <= IGNORED
+    assert {v.rule for v in verify(with_tiers(problem), moved, after.peak_bytes)} <= IGNORED
     for step in range(len(plan.steps)):
         away = [one for one in chosen if one.out_after <= step < one.back_before]
         freed = sum(problem.graph.storages[one.storage].size_bytes for one in away)
@@ -74,7 +74,7 @@ def test_a_transfer_that_lasts_one_step_longer_is_refused(
     plan = random_steps(rng, problem, 10)
     for one in possible_transfers(problem, plan):
         longer = Transfer(one.storage, one.out_after + shift[0], one.back_before + shift[1], one.tier)
-        rules = {v.rule for v in verify(problem, replace(plan, transfers=(longer,)))}
+        rules = {v.rule for v in verify(with_tiers(problem), replace(plan, transfers=(longer,)))}
         assert rules & {Rule.TRANSFER_AWAY, Rule.TRANSFER_USELESS, Rule.TRANSFER_PLACE}
 
 
@@ -89,7 +89,7 @@ def small() -> tuple[RematProblem, Plan]:
     tangent = b.storage(5, StorageKind.TANGENT)
     (flow,) = b.run(Phase.BACKWARD, [tangent, third], [(2, StorageKind.TEMPORARY)])
     b.run(Phase.BACKWARD, [flow, first], [(7, StorageKind.GRADIENT)])
-    return b.problem(), Plan(tuple(map(OpId, range(6))), 4)
+    return with_tiers(b.problem()), Plan(tuple(map(OpId, range(6))), 4)
 
 
 def test_what_is_away_between_forward_and_backward_is_not_held() -> None:
@@ -124,6 +124,20 @@ def test_each_sabotage_is_refused(transfers: list[Transfer], rule: Rule) -> None
     assert rule in {v.rule for v in verify(problem, replace(plan, transfers=tuple(transfers)))}
 
 
+def test_what_is_moved_needs_its_tier_and_room_in_whole_pages() -> None:
+    problem, plan = small()
+    one = replace(plan, transfers=(Transfer(StorageId(1), 2, 5),))
+    assert verify(replace(problem, offload_bytes=PAGE_BYTES), one) == []
+    for short in (PAGE_BYTES - 1, 0):
+        (found,) = verify(replace(problem, offload_bytes=short), one)
+        assert (found.rule, found.detail) == (Rule.TRANSFER_ROOM, f"{PAGE_BYTES} bytes, of {short}")
+    links = problem.costs.links
+    for link, other in (links, links[::-1]):
+        only = replace(problem, costs=replace(problem.costs, links=(link,)))
+        moved = replace(one, transfers=(replace(one.transfers[0], tier=other.tier),))
+        assert [v.rule for v in verify(only, moved)] == [Rule.TRANSFER_TIER]
+
+
 def test_a_random_state_stays() -> None:
     b = ProblemBuilder()
     x = b.storage(1000, StorageKind.INPUT)
@@ -148,7 +162,7 @@ def test_a_chosen_candidate_keeps_its_transfers_and_is_judged_with_them() -> Non
 
 
 def test_transfers_keep_their_place_where_the_interlude_is_taken_out() -> None:
-    problem = chain(4)
+    problem = with_tiers(chain(4))
     position = next(op.id for op in problem.graph.ops if op.phase is Phase.BACKWARD)
     around = with_interlude(problem, OpId(position), 100)
     steps = Plan.saving_all(around.graph)

@@ -22,7 +22,8 @@ import numpy as np
 
 from remat_compiler.ir.plan import Plan, PlanResult
 from remat_compiler.ir.problem import RematProblem
-from remat_compiler.simulate.timeline import GraphArrays, MemoryTimeline, simulate_arrays
+from remat_compiler.simulate.arrays import GraphArrays
+from remat_compiler.simulate.timeline import MemoryTimeline, simulate_arrays
 from remat_passes.planning.interface import Candidate, choose
 from remat_passes.sequences.profile import BoolArray, IntArray
 from remat_passes.sequences.sequence import (

@@ -9,7 +9,8 @@ import numpy as np
 
 from remat_compiler.ir.plan import Plan, PlanResult, PlanStatus
 from remat_compiler.ir.problem import RematProblem
-from remat_compiler.simulate.timeline import GraphArrays, simulate_arrays
+from remat_compiler.simulate.arrays import GraphArrays
+from remat_compiler.simulate.timeline import simulate_arrays
 
 Stats = tuple[tuple[str, str], ...]
 

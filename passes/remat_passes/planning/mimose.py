@@ -34,7 +34,8 @@ import numpy as np
 from remat_compiler.errors import OptionError
 from remat_compiler.ir.plan import PlanResult
 from remat_compiler.ir.problem import RematProblem
-from remat_compiler.simulate.timeline import GraphArrays, simulate_arrays
+from remat_compiler.simulate.arrays import GraphArrays
+from remat_compiler.simulate.timeline import simulate_arrays
 from remat_passes.chains.chain import Forward
 from remat_passes.layers.layered_step import LayeredStep
 from remat_passes.layers.model_layers import ModelLayers, model_layers
