@@ -10,6 +10,7 @@ RematError
   InvalidGraph                          a TrainingGraph that breaks its invariants
   FormatError       (also ValueError)   a JSON file of this project that cannot be read
   CacheError                            a folder of cached plans that cannot be listed or cleared
+  OffloadError      (also RuntimeError) memory off the device that cannot be had, or failed
   PaperFailure                          a step that cannot be run on a GPU on paper
   UnsupportedTorch                      a version of torch that lacks what this project changes in it
 """
@@ -73,6 +74,10 @@ class InvalidGraph(RematError):
 
 class CacheError(RematError):
     """A folder of cached plans cannot be listed or cleared; compiling goes on without one and only warns."""
+
+
+class OffloadError(RematError, RuntimeError):
+    """Memory off the device cannot be had, or a copy to or from it failed."""
 
 
 class PaperFailure(RematError):

@@ -10,8 +10,9 @@ producer is cloned for each fused loop of the backward, so that Inductor has no 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -20,10 +21,13 @@ from torch import fx
 from remat_compiler import torch_compat
 from remat_compiler.capture.graph import CapturedGraph
 from remat_compiler.capture.operators import NodeClass, has_tensor, is_pooling, node_class
-from remat_compiler.errors import Unplannable
-from remat_compiler.ir.plan import Plan
+from remat_compiler.ir.plan import Plan, Tier
+from remat_compiler.offload.place import Place
 from remat_compiler.rewrite.emission import Emission, finished
 from remat_compiler.rewrite.replay import ReplayedRandom
+from remat_compiler.rewrite.transfers import EmittedTransfers
+
+_NOWHERE: Mapping[Tier, Place] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,23 +38,21 @@ class LoweredPlan:
     backward: fx.GraphModule
 
 
-def lower(captured: CapturedGraph, plan: Plan) -> LoweredPlan:
+def lower(captured: CapturedGraph, plan: Plan, places: Mapping[Tier, Place] = _NOWHERE) -> LoweredPlan:
     """Graph modules that execute `plan`, which must have passed `verify`.
 
-    Raises:
-        Unplannable: The plan moves values off the device: nothing here emits their copies, without which its peak
-            would not hold.
+    Args:
+        captured: The joint graph.
+        plan: The plan.
+        places: Where values go that the plan moves to a tier.
     """
-    if plan.transfers:
-        first = captured.graph.storages[plan.transfers[0].storage].name
-        raise Unplannable(f"the plan moves {first} off the device, which no rewriting pass does")
-    return _Lowering(captured, plan).run()
+    return _Lowering(captured, plan, places).run()
 
 
 class _Lowering:
     """Mutable state of one lowering."""
 
-    def __init__(self, captured: CapturedGraph, plan: Plan) -> None:
+    def __init__(self, captured: CapturedGraph, plan: Plan, places: Mapping[Tier, Place]) -> None:
         self.captured = captured
         self.plan = plan
         self.out = Emission()
@@ -60,6 +62,7 @@ class _Lowering:
         self.fractions: dict[fx.Node, fx.Node] = {}
         self.kept = {s.id for s in captured.graph.storages if s.kept}
         self.random = ReplayedRandom(captured, plan, self.out)
+        self.transfers = EmittedTransfers(captured, plan, places, self.out, self.current)
         self.stored = _to_be_stored(captured)
         nodes = captured.joint.graph.nodes
         self.symbols = {n for n in nodes if n.op == "call_function" and node_class(n) is NodeClass.SYMBOLIC}
@@ -71,15 +74,17 @@ class _Lowering:
         # Forward: the plan up to the boundary, then the outputs that the caller gets.
         self._emit_inputs(n for n in inputs if not _only_for_backward(n))
         fwd_outputs, bwd_outputs = torch_compat.joint_outputs(joint, self.captured.num_fwd_outputs)
-        for op_id in self.plan.steps[: self.plan.boundary]:
-            self._emit_op(op_id)
+        for step in range(self.plan.boundary):
+            self._emit_step(step)
+        self.transfers.end_forward()
         new_fwd = [self._emit_output(o) for o in fwd_outputs]
         self.out.enter_backward()
         # Views and inlined values are recomputed from what is saved, never saved themselves.
         self.inlined.clear()
         self._emit_inputs(n for n in inputs if _only_for_backward(n))
-        for op_id in self.plan.steps[self.plan.boundary :]:
-            self._emit_op(op_id)
+        self.transfers.begin_backward()
+        for step in range(self.plan.boundary, len(self.plan.steps)):
+            self._emit_step(step)
         new_bwd = [self._emit_output(o) for o in bwd_outputs]
         # AOTAutograd saves sizes apart from tensors.
         symbols = frozenset(n for n in self.out.forward.nodes if not has_tensor(n))
@@ -89,6 +94,12 @@ class _Lowering:
         for node in inputs:
             self.current[node] = self._copy(node, {})
             self._emit_ready_symbols(node)
+
+    def _emit_step(self, step: int) -> None:
+        """Emit one step, and the transfers around it."""
+        self.transfers.before(step)
+        self._emit_op(self.plan.steps[step])
+        self.transfers.after(step)
 
     def _emit_op(self, op_id: int) -> None:
         """Emit one execution of the operator."""

@@ -35,8 +35,10 @@ class GraphArrays:
     links: tuple[Link, ...]
 
     @staticmethod
-    def of(graph: TrainingGraph, costs: CostTable) -> GraphArrays:
-        """Arrays of `graph` with `costs`."""
+    def of(graph: TrainingGraph, costs: CostTable | None = None) -> GraphArrays:
+        """Arrays of `graph` with `costs`; without any, nothing takes time."""
+        nothing = (0,) * len(graph.ops)
+        costs = costs or CostTable(nothing, nothing, ())
         # Residents never count, and tangents are added in one sum at the boundary: neither has instances.
         counted = [not s.resident and s.kind is not StorageKind.TANGENT for s in graph.storages]
         reads = [[s for s in op.reads if counted[s]] for op in graph.ops]

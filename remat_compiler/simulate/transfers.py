@@ -68,19 +68,20 @@ def transfer_times(arrays: GraphArrays, steps: IntArray, boundary: int, transfer
     back: dict[int, tuple[int, int]] = {}
     late_ns = 0
     for step, kind, _, i in _events(transfers, lives):
-        one = transfers[i]
+        first = lives[i].first
         if kind == _GONE:
-            late_ns = max(late_ns, out[i][1] - begins[step])
+            late_ns = max(late_ns, out[first][1] - begins[step])
         elif kind == _READ:
             late_ns = max(late_ns, back[i][1] - begins[step])
-        else:
-            size_bytes, link, is_back = int(arrays.size_bytes[one.storage]), links.get(one.tier), kind == _ASKED
+        elif kind == _ASKED or i == first:
+            one, is_back = transfers[first], kind == _ASKED
+            size_bytes, link = int(arrays.size_bytes[one.storage]), links.get(one.tier)
             copy_ns = 0 if link is None else link.back_ns(size_bytes) if is_back else link.out_ns(size_bytes)
             asked_ns = late_ns + begins[step if is_back else step + 1]
             begin_ns = max(asked_ns, queues[one.tier, is_back])
             (back if is_back else out)[i] = begin_ns, begin_ns + copy_ns
             queues[one.tier, is_back] = begin_ns + copy_ns
-    copies = tuple(Copies(*out[i], *back[i]) for i in range(len(lives)))
+    copies = tuple(Copies(*out[life.first], *back[i]) for i, life in enumerate(lives))
     return TransferTimes(begins[-1] + late_ns, late_ns, copies)
 
 
@@ -93,21 +94,27 @@ class TransferLife:
             copy ends in the backward.
         read: The step before which the copy back has ended: the first that reads the instance, or the first one of the
             backward if the copy begins in the forward.
+        first: Number of the first transfer of the same instance.  What that copied out still is there, in its tier, so
+            later ones copy nothing out.
     """
 
     begun: int
     read: int
+    first: int
 
 
 def transfer_lives(
-    arrays: GraphArrays, steps: IntArray, boundary: int, transfers: Sequence[Transfer]
+    arrays: GraphArrays, steps: Sequence[int] | IntArray, boundary: int, transfers: Sequence[Transfer]
 ) -> list[TransferLife]:
     """The steps around each transfer of a valid plan, in order; arguments as for `transfer_times`."""
+    steps = np.asarray(steps, np.int64)
     op_of_read = np.repeat(np.arange(len(arrays.read_start) - 1), np.diff(arrays.read_start))
     op_of_write = np.repeat(np.arange(len(arrays.write_start) - 1), np.diff(arrays.write_start))
     is_of = np.zeros(len(arrays.time_ns), np.bool_)
-    found = []
-    for one in transfers:
+    found: dict[int, TransferLife] = {}
+    moved: dict[tuple[int, int], int] = {}
+    for i in sorted(range(len(transfers)), key=lambda i: transfers[i].out_after):
+        one = transfers[i]
         before, after = steps[: one.out_after], steps[one.back_before :]
         is_of[:] = False
         is_of[op_of_write[arrays.write_items == one.storage]] = True
@@ -117,8 +124,9 @@ def transfer_lives(
         is_of[:] = False
         is_of[op_of_read[arrays.read_items == one.storage]] = True
         read = one.back_before + int(np.argmax(is_of[after]))
-        found.append(TransferLife(begun, min(read, boundary) if one.back_before < boundary else read))
-    return found
+        read = min(read, boundary) if one.back_before < boundary else read
+        found[i] = TransferLife(begun, read, moved.setdefault((one.storage, made), i))
+    return [found[i] for i in range(len(transfers))]
 
 
 _GONE, _ASKED, _READ, _MADE = range(4)

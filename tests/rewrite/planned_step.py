@@ -16,6 +16,7 @@ from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from builders import with_tiers
 from remat_compiler import torch_compat
 from remat_compiler.capture.graph import CapturedGraph, capture
 from remat_compiler.capture.mutation import protect_changed_inputs
@@ -23,8 +24,9 @@ from remat_compiler.costs.op_call import OpCall
 from remat_compiler.costs.workspace import WorkspaceTable
 from remat_compiler.ir.graph import Phase, StorageKind
 from remat_compiler.ir.invariants import check_graph
-from remat_compiler.ir.plan import Plan
+from remat_compiler.ir.plan import Plan, Tier
 from remat_compiler.ir.problem import CostTable, RematProblem
+from remat_compiler.offload.place import Place
 from remat_compiler.rewrite.lower import lower
 from remat_compiler.simulate.timeline import MemoryTimeline, simulate
 from remat_compiler.simulate.verify import verify
@@ -32,6 +34,7 @@ from rewrite.random_plans import random_plan
 
 TABLE = WorkspaceTable()
 UNLIMITED = 10**15
+PLACES = {tier: Place.of(tier) for tier in Tier}
 
 
 class PlannedStep:
@@ -116,9 +119,9 @@ class PlannedStep:
     def use(self, plan: Plan) -> MemoryTimeline:
         """Run `plan` from now on; it is verified, its peak included."""
         timeline = simulate(self.captured.graph, self.costs, plan)
-        problem = RematProblem(self.captured.graph, self.costs, UNLIMITED)
+        problem = with_tiers(RematProblem(self.captured.graph, self.costs, UNLIMITED))
         assert verify(problem, plan, timeline.peak_bytes) == []
-        lowered = lower(self.captured, plan)
+        lowered = lower(self.captured, plan, PLACES)
         self.forward_graph, self.backward_graph = lowered.forward, lowered.backward
         self._note_saved()
         return timeline

@@ -14,6 +14,7 @@ from remat_compiler.simulate.timeline import MemoryTimeline
 from rewrite.planned_step import Outcome, PlannedStep, backward, joint_order, run_step
 from rewrite.programs import Program, ProgramModule, inputs_of, programs, returns_an_input
 from rewrite.random_plans import random_plan
+from transfers_at_random import with_random_transfers
 
 PROGRAMS = 110
 PLANS = 5
@@ -55,6 +56,9 @@ def every_plan_equals_eager(counted: Counter[str], program: Program, seed: int, 
     reference: Outcome | None = None
     for number in range(PLANS):
         plan = random_plan(step.captured.graph, Random(seed + number)) if number else joint_order(step.captured)
+        if number % 2:
+            plan = with_random_transfers(step.captured.graph, plan, Random(seed + number), share=0.5)
+            counted["transfers"] += len(plan.transfers)
         timeline = step.use(plan)
         outcome = run_step(module, step.call, inputs, buffers)
         if returns_an_input(program):

@@ -15,7 +15,7 @@ from remat_compiler.ir.plan import Plan, Transfer
 from remat_compiler.ir.problem import RematProblem
 from remat_compiler.simulate.lives import Life, storage_lives
 from remat_compiler.simulate.timeline import simulate
-from simulate.test_transfers import possible_transfers
+from transfers_at_random import possible_transfers
 
 
 def added_up(lives: list[Life], steps: int) -> list[int]:
@@ -33,7 +33,7 @@ def added_up(lives: list[Life], steps: int) -> list[int]:
 def test_all_that_is_alive_is_counted(problem: RematProblem, rng: Random, repeats: int, moves: bool) -> None:
     plan = random_steps(rng, problem, repeats)
     if moves:
-        apart: dict[int, Transfer] = {int(one.storage): one for one in possible_transfers(problem, plan)}
+        apart: dict[int, Transfer] = {int(one.storage): one for one in possible_transfers(problem.graph, plan)}
         plan = replace(plan, transfers=tuple(apart.values()))
     lives = storage_lives(problem, plan)
     assert all(life.freed is None or life.made < life.freed <= len(plan.steps) for life in lives)

@@ -19,7 +19,7 @@ from remat_compiler.ir.problem import Link, RematProblem
 from remat_compiler.simulate.arrays import GraphArrays
 from remat_compiler.simulate.timeline import simulate
 from remat_compiler.simulate.transfers import Copies, TransferTimes, transfer_times
-from simulate.test_transfers import possible_transfers
+from transfers_at_random import possible_transfers
 
 LINKS = (Link(Tier.HOST, 10**9, 5 * 10**8, 1), Link(Tier.DISK, 25 * 10**7, 5 * 10**8))
 
@@ -117,7 +117,7 @@ def test_copies_run_as_by_a_clock(problem: RematProblem, rng: Random, repeats: i
         problem, graph=replace(problem.graph, storages=small), costs=replace(problem.costs, time_ns=times)
     )
     plan = random_steps(rng, problem, repeats)
-    apart = {int(one.storage): one for one in possible_transfers(problem, plan)}
+    apart = {int(one.storage): one for one in possible_transfers(problem.graph, plan)}
     moved = [replace(one, tier=rng.choice(list(Tier))) for one in apart.values()]
     plan = replace(plan, transfers=tuple(moved))
     found = times_of(problem, plan)
@@ -131,7 +131,7 @@ def test_copies_run_as_by_a_clock(problem: RematProblem, rng: Random, repeats: i
 @given(problem=problems(), rng=generators())
 def test_slower_links_never_help(problem: RematProblem, rng: Random) -> None:
     plan = random_steps(rng, problem, 3)
-    apart = {int(one.storage): one for one in possible_transfers(problem, plan)}
+    apart = {int(one.storage): one for one in possible_transfers(problem.graph, plan)}
     plan = replace(plan, transfers=tuple(apart.values()))
     times = [times_of(problem, plan, [Link(Tier.HOST, rate, rate)]).time_ns for rate in (10**12, 10**10, 10**8, 10**6)]
     assert times == sorted(times)

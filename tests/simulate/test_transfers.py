@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
 from random import Random
 
 import pytest
@@ -11,47 +10,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from builders import ProblemBuilder, chain, generators, problems, random_steps, with_tiers
-from remat_compiler.ir.graph import KEPT_KINDS, OpId, Phase, StorageId, StorageKind
-from remat_compiler.ir.plan import PAGE_BYTES, Plan, Tier, Transfer
+from remat_compiler.ir.graph import OpId, Phase, StorageId, StorageKind
+from remat_compiler.ir.plan import PAGE_BYTES, Plan, Transfer
 from remat_compiler.ir.problem import RematProblem
 from remat_compiler.simulate.interlude import planned_around, with_interlude, without_interlude
 from remat_compiler.simulate.rules import Rule
 from remat_compiler.simulate.timeline import simulate
 from remat_compiler.simulate.verify import verify
 from remat_passes.planning.interface import Candidate, choose
+from transfers_at_random import possible_transfers
 
 IGNORED = {Rule.SAVED, Rule.MUST_SAVE, Rule.BUDGET}
 """Random plans heed neither the user's tags nor a budget."""
-
-
-def possible_transfers(problem: RematProblem, plan: Plan) -> list[Transfer]:
-    """The longest transfer between any two uses of a storage that may be moved."""
-    graph = problem.graph
-    states = {op.replay for op in graph.ops}
-    uses: dict[StorageId, list[int]] = {}
-    makes: dict[StorageId, set[int]] = {}
-    for step, op_id in enumerate(plan.steps):
-        for storage in (*graph.ops[op_id].reads, *graph.ops[op_id].writes):
-            uses.setdefault(storage, []).append(step)
-        for storage in graph.ops[op_id].writes:
-            makes.setdefault(storage, set()).add(step)
-    found = []
-    for storage, steps in uses.items():
-        info = graph.storages[storage]
-        if info.resident or info.kind in KEPT_KINDS | {StorageKind.TANGENT} or storage in states:
-            continue
-        for before, after in pairwise(steps):
-            rereads = storage in graph.ops[plan.steps[after]].reads
-            if before + 1 < after and rereads and min(makes[storage]) <= before:
-                found.append(Transfer(storage, before + 1, after, Tier.HOST))
-    return found
 
 
 @settings(max_examples=300)
 @given(problem=problems(), rng=generators(), repeats=st.integers(0, 20))
 def test_simulator_and_verifier_agree_on_what_is_away(problem: RematProblem, rng: Random, repeats: int) -> None:
     plan = random_steps(rng, problem, repeats)
-    chosen = [one for one in possible_transfers(problem, plan) if rng.random() < 0.5]
+    chosen = [one for one in possible_transfers(problem.graph, plan) if rng.random() < 0.5]
     moved = replace(plan, transfers=tuple(chosen))
     before, after = (simulate(problem.graph, problem.costs, one) for one in (plan, moved))
     assert {v.rule for v in verify(with_tiers(problem), moved, after.peak_bytes)} <= IGNORED
@@ -72,7 +49,7 @@ def test_a_transfer_that_lasts_one_step_longer_is_refused(
     problem: RematProblem, rng: Random, shift: tuple[int, int]
 ) -> None:
     plan = random_steps(rng, problem, 10)
-    for one in possible_transfers(problem, plan):
+    for one in possible_transfers(problem.graph, plan):
         longer = Transfer(one.storage, one.out_after + shift[0], one.back_before + shift[1], one.tier)
         rules = {v.rule for v in verify(with_tiers(problem), replace(plan, transfers=(longer,)))}
         assert rules & {Rule.TRANSFER_AWAY, Rule.TRANSFER_USELESS, Rule.TRANSFER_PLACE}

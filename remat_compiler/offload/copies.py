@@ -1,0 +1,142 @@
+"""Copies that run beside the step: by a thread for each direction on a CPU, by a stream for each direction on a GPU.
+
+    out     begins once what was computed before is there, and reads the value; `wait` before its memory is given up
+    back    begins once its value is out and all that used the target's memory before has run; `wait` before it is read
+
+A copy holds the value, or the target, until it is waited for or ends, so that a step that breaks off never frees memory
+under a copy.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from remat_compiler.errors import OffloadError
+from remat_compiler.offload.memory import ByteArray, HostMemory
+from remat_compiler.offload.store import Slot
+
+
+class Copy(Protocol):
+    """A copy under way."""
+
+    def wait(self) -> None:
+        """What runs next on the device finds the copy done; raises `OffloadError` if it failed."""
+
+
+class ThreadCopy:
+    """A copy by a thread.
+
+    Args:
+        work: Copies.
+        back: Direction, which has a thread of its own.
+    """
+
+    def __init__(self, work: Callable[[], None], back: bool) -> None:
+        self._future: Future[None] | None = _threads(os.getpid(), back).submit(work)
+
+    def wait(self) -> None:
+        """Block until the copy is done."""
+        future, self._future = self._future, None
+        if future is not None:
+            future.result()
+
+
+class StreamCopy:
+    """A copy by a stream of the GPU.
+
+    Args:
+        work: Starts the copy on the current stream.
+        tensor: The value or the target, on the GPU.
+        back: Direction, which has a stream of its own.
+        after: What must be done before, besides what the current stream was given.
+    """
+
+    def __init__(self, work: Callable[[], None], tensor: Tensor, back: bool, after: StreamCopy | None = None) -> None:
+        self._stream = _stream(tensor.device, back)
+        # The value is computed, and who used the target's memory before has run.
+        self._stream.wait_stream(torch.cuda.current_stream(tensor.device))
+        if after is not None:
+            self._stream.wait_event(after.done)
+        with torch.cuda.stream(self._stream):
+            work()
+            self.done: torch.cuda.Event = self._stream.record_event()
+        self._tensor: Tensor | None = tensor
+
+    def wait(self) -> None:
+        """The current stream goes on when the copy is done."""
+        if self._tensor is not None:
+            torch.cuda.current_stream(self._tensor.device).wait_event(self.done)
+            self._tensor = None
+
+    def __del__(self) -> None:
+        # Nobody waited: the allocator must not give the memory to another before the copy is done.
+        if self._tensor is not None:
+            self._tensor.record_stream(self._stream)
+
+
+def copy_out(value: Tensor, slot: Slot) -> Copy:
+    """Begin to copy the bytes of `value`, which is dense, to `slot`."""
+    flat = flat_bytes(value)
+    if value.device.type == "cpu":
+        source: ByteArray = flat.numpy()
+        # The closure holds the value and the slot.
+        return ThreadCopy(lambda: slot.memory.write(slot.offset, source), back=False)
+    target = _pinned(slot, value.device)
+    return StreamCopy(lambda: _copy_tensor(target, flat), flat, back=False)
+
+
+def copy_back(slot: Slot, target: Tensor, out: Copy) -> Copy:
+    """Begin to fill `target`, which is dense, from `slot`, once `out` is done."""
+    flat = flat_bytes(target)
+    if isinstance(out, StreamCopy):
+        source = _pinned(slot, target.device)
+        return StreamCopy(lambda: _copy_tensor(flat, source), flat, back=True, after=out)
+    out.wait()
+    array: ByteArray = flat.numpy()
+    return ThreadCopy(lambda: slot.memory.read(slot.offset, array), back=True)
+
+
+def flat_bytes(value: Tensor) -> Tensor:
+    """The bytes of a dense tensor in the order of memory, as a view."""
+    return value.detach().as_strided((value.numel(),), (1,), value.storage_offset()).view(torch.uint8)
+
+
+def is_dense(value: Tensor) -> bool:
+    """Whether the elements fill a range of memory, each once, in whatever order of dimensions."""
+    expected = 1
+    for stride, size in sorted(zip(value.stride(), value.shape)):
+        if size == 1:
+            continue
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def _copy_tensor(target: Tensor, source: Tensor) -> None:
+    target.copy_(source, non_blocking=True)
+
+
+def _pinned(slot: Slot, device: torch.device) -> Tensor:
+    """The slot as a tensor in pinned memory."""
+    if not isinstance(slot.memory, HostMemory):
+        raise OffloadError(f"values on {device} can be moved to the host only")
+    return torch.from_numpy(slot.memory.bytes[slot.offset : slot.offset + slot.size_bytes])
+
+
+@cache
+def _threads(process: int, back: bool) -> ThreadPoolExecutor:
+    """The thread of one direction; a forked process, to which threads do not carry over, has its own."""
+    return ThreadPoolExecutor(1, f"remat-{'back' if back else 'out'}-{process}")
+
+
+@cache
+def _stream(device: torch.device, back: bool) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
