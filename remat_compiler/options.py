@@ -30,6 +30,7 @@ COST_MODELS: Final = ("roofline", "measured", "nominal")
 ON_INFEASIBLE: Final = ("error", "min")
 VARIANTS: Final = ("auto", "always", "never")
 ESTIMATORS: Final = ("symbolic", "quadratic")
+OFFLOAD_TIERS: Final = ("auto", "host", "disk")
 PREFIX: Final = "REMAT_"
 ONLY_IN_ENVIRONMENT: Final = ("REMAT_CACHE_DIR", "REMAT_DISABLE_CACHE", "REMAT_VERIFY")
 """Variables that no option corresponds to; each option also has a variable of its own name, see `variable_of`."""
@@ -207,6 +208,10 @@ class RematOptions:
             dry runs if there is none), or ``"quadratic"``, learnt from dry runs at the first sizes.  With the latter,
             the bytes that layers save are also measured in the first steps, which run by the variant of the smallest
             peak.
+        offload_budget: Most bytes that values moved off the device may take where they are moved to; 0 moves nothing.
+        offload_tier: Where they are moved to: ``"host"`` memory, a file on a ``"disk"``, or ``"auto"``: to host memory
+            from an accelerator, to a disk from a CPU.
+        offload_dir: Folder of that file, or `None` for the system's folder for temporary files.
         inductor: Names and values of Inductor's own settings among the options; sorted.
     """
 
@@ -221,6 +226,9 @@ class RematOptions:
     variants: str = "auto"
     max_variants: int = 6
     estimator: str = "symbolic"
+    offload_budget: int = 0
+    offload_tier: str = "auto"
+    offload_dir: Path | None = None
 
     inductor: tuple[tuple[str, Any], ...] = ()
 
@@ -305,6 +313,25 @@ def _bad_budget(value: object, hint: str = "") -> OptionError:
     return OptionError(f"memory_budget must be {_BUDGET_FORMS}, got {shown(value)}{hint}")
 
 
+def _offload_bytes(value: object) -> int:
+    """Bytes that may be off the device; `None` is 0."""
+    if value is None or (isinstance(value, str) and value.strip().lower() == "none"):
+        return 0
+    if isinstance(value, bool):
+        pass
+    elif isinstance(value, str):
+        try:
+            return 0 if value.strip() == "0" else parse_bytes(value)
+        except OptionError:
+            pass
+    elif isinstance(value, Integral) and 0 <= int(value) <= _LARGEST_BUDGET:
+        return int(value)
+    raise OptionError(
+        'offload_budget must be an int of at least 0 (bytes), a byte string such as "16GiB", or None to move nothing, '
+        f"got {shown(value)}"
+    )
+
+
 def _planner(check: Callable[[str], object], value: object) -> str:
     """`value` if it names a planner."""
     if not isinstance(value, str) or not value:
@@ -325,6 +352,9 @@ _CHECKS: Final[dict[str, Callable[[object], object]]] = {
     "variants": partial(one_of, "variants", allowed=VARIANTS),
     "max_variants": partial(count, "max_variants", least=2),
     "estimator": partial(one_of, "estimator", allowed=ESTIMATORS),
+    "offload_budget": _offload_bytes,
+    "offload_tier": partial(one_of, "offload_tier", allowed=OFFLOAD_TIERS),
+    "offload_dir": partial(folder, "offload_dir"),
 }
 """The check of each option, in the order in which messages list the options."""
 

@@ -12,12 +12,14 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import torch
 from torch import fx
 
 from remat_compiler import torch_compat
 from remat_compiler.compilation.attempt import Attempt
 from remat_compiler.compilation.compiler import Compiler
 from remat_compiler.compilation.graph_key import device_types, parameter_shapes, plan_key
+from remat_compiler.compilation.offloading import place_of, reserve, usable_bytes
 from remat_compiler.compilation.outcome import PART_ONLY, Outcome, StoredOutcome
 from remat_compiler.compilation.refusal import warn_of_smallest
 from remat_compiler.compilation.search import BudgetSearch, SearchGoal
@@ -65,7 +67,13 @@ def compile_graph(
     directory = None if environment.disable_cache else environment.cache_dir
     first = first_request(options, environment, example_inputs)
     symbols = changing_sizes(options, first, example_inputs)
-    costs = cost_identity(options.cost_model, device_types(gm, example_inputs), directory)
+    kinds = device_types(gm, example_inputs)
+    place = place_of(options, kinds)
+    costs = cost_identity(options.cost_model, kinds, directory, place)
+    if place is not None and not symbols:
+        first = replace(first, offload_bytes=usable_bytes(place, options.offload_budget), offload_place=str(place))
+    elif place is not None:
+        logger.warning("offload_budget has no effect on a graph whose sizes change: nothing is moved off the device")
     traced = torch_compat.symbolic_inputs(gm, example_inputs) if symbols else []
     key = plan_key(gm, traced or example_inputs, options, first.budget_bytes, costs)
     # If sizes change, one outcome says nothing of other sizes: the sizes of variants are kept instead (`VariantStore`),
@@ -95,7 +103,8 @@ def _for_these_sizes(
     context = torch_compat.saved_compilation() if has_fixed_sizes(inputs) else None
     # Without Dynamo's context it could not be compiled again; an earlier outcome knows the graph's own budget already.
     anew = known is None and context is not None
-    part = first_request_of_several(compiler.gm, options, first, COORDINATOR) if anew else None
+    # What the graphs of a step move together, no plan of one of them knows: only one that is a step of its own moves.
+    part = first_request_of_several(compiler.gm, options, first.without_transfers, COORDINATOR) if anew else None
     if earlier is not None and known is not None and known.trains and not known.partitions:
         # The code came from the inner compiler's cache, so nothing was planned: the stored reports stand for it.
         attempt = known
@@ -112,7 +121,8 @@ def _for_these_sizes(
             outcome.keep(attempt, limit)
         except InfeasibleBudget as error:
             # A fraction of this graph's own peak may be infeasible, and that of the step's peak not.
-            part = part_of_fraction(compiler.gm, options, first) if context is not None else None
+            in_part = first.without_transfers
+            part = part_of_fraction(compiler.gm, options, in_part) if context is not None else None
             if part is None:
                 raise
             logger.info("more graphs may follow, with which the step may fit: %s", error)
@@ -125,7 +135,13 @@ def _for_these_sizes(
     if context is not None:
         # Twins without data: the real inputs must not stay alive until the step is known.
         again = replace(search, compile_=compiler.with_inputs(torch_compat.fake_twins(inputs)).run)
-        recompile = RecompileContext(again, SearchGoal(first), context)
+        recompile = RecompileContext(again, SearchGoal(first.without_transfers), context)
+    moved = sum(report.offloaded_bytes for report in outcome.reports)
+    on_gpu = any(isinstance(one, torch.Tensor) and one.is_cuda for one in inputs)
+    room = reserve(attempt.request.place, moved, options.offload_budget, on_gpu)
+    if room is not None:
+        # The outcome tells by the attempt whether it has reported it.
+        attempt = outcome.attempt = replace(attempt, room=room)
     whole = None if options.memory_budget.kind is BudgetKind.MIN else first.budget_bytes
     return CompiledGraph(
         attempt, options, whole, outcome.keep, recompile, COORDINATOR, inputs, has_part=part is not None

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from remat_compiler.dry_run.dry_run import DryRun
 from remat_compiler.dry_run.emitted_wrapper import EmittedGraph
 from remat_compiler.dry_run.peak_formula import PeakFormula
+from remat_compiler.offload.store import Reservation
 from remat_compiler.partition.request import PartitionRequest
 from remat_compiler.partition.result import Partition
 from remat_compiler.simulate.step_peak import GraphMemory
@@ -30,6 +31,7 @@ class Attempt:
         graphs: Graphs that Inductor emitted, if sizes are symbolic.
         fake_outputs: See `torch_compat.fake_outputs`.
         native: Checked memory of the step without a budget, if that step was emitted.
+        room: Room for what the steps move off the device, kept for as long as the graph may run.
         failure: Why nothing could be planned; then the graph is compiled as the stock backend would.
     """
 
@@ -45,6 +47,7 @@ class Attempt:
     fake_outputs: Any = None
     native: GraphMemory | None = None
     failure: Exception | None = None
+    room: Reservation | None = None
 
     @property
     def partition(self) -> Partition | None:
@@ -60,6 +63,11 @@ class Attempt:
     def step_ns(self) -> int:
         """Modelled time of the step that executes every operator once."""
         return sum(one.step_ns for one in self.partitions)
+
+    @property
+    def moved_bytes(self) -> int:
+        """Bytes that a step moves off the device."""
+        return sum(one.moved_bytes for one in self.partitions)
 
     @property
     def aimed_bytes(self) -> int:

@@ -21,7 +21,10 @@ from remat_compiler.partition.request import PartitionRequest
 from remat_compiler.report.plan_report import PlanReport, StepFigures
 
 FOLDER, FORMAT_VERSION, MOST_FILES, MOST_BYTES = "plans", 4, 4_096, 64_000_000
-DECIDED = ("budget_bytes", "fraction", "take_smallest", "free_layout", "early_loops", "between_bytes")
+DECIDED = (
+    *("budget_bytes", "fraction", "take_smallest", "free_layout", "early_loops", "between_bytes"),
+    *("offload_bytes", "offload_place"),
+)
 """The fields of a request that a search decides; the others come from the user."""
 PART_ONLY = "the step goes on in other graphs: this one has a part of the budget until all of them are known"
 

@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from remat_compiler import torch_compat
 from remat_compiler.costs.op_call import OpCall, tensors_in
 from remat_compiler.dry_run.emitted_wrapper import DryRunUnsupported
+from remat_compiler.offload.operators import handles_in
 
 _SAVES_RNG_STATE = "run_and_save_rng_state"
 
@@ -170,6 +171,9 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._ignore(tensor)
             return result
         label = str(func)
+        # Handles of values off the device lie in memory that is not the device's, though torch cannot tell.
+        for tensor in handles_in(label, result):
+            self._ignore(tensor)
         before = self.live_bytes
         made = [life for tensor in tensors_in(result) if (life := self._see(tensor, label)) is not None]
         call = OpCall.of(func, args, kwargs, result, symbolic=self._symbolic)

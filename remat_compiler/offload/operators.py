@@ -70,10 +70,10 @@ _known: weakref.WeakValueDictionary[int, _Moved | _Returning] = weakref.WeakValu
 
 
 def handles_in(name: str, result: Any) -> tuple[Tensor, ...]:
-    """The handles and tickets among the results of the operator `name`, which take no memory of the device."""
-    if name == f"{NAMESPACE}::offload":
+    """The handles and tickets among the results of the operator of that name: they take no memory of the device."""
+    if name == "remat.offload.default":
         return (result,)
-    return (result[1],) if name == f"{NAMESPACE}::prefetch" else ()
+    return (result[1],) if name == "remat.prefetch.default" else ()
 
 
 def _tensor_for(held: _Moved | _Returning) -> Tensor:

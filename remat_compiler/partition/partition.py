@@ -101,7 +101,7 @@ def _partition(stages: JointStages, plan_with: Callable[[RematProblem], PlanResu
         if violations:
             raise PlanRejected(result.planner, violations)
     with stages.stage("lower"):
-        lowered = lower(found.captured, plan)
+        lowered = lower(found.captured, plan, request.places)
     split = SplitGraphs(
         lowered.forward, lowered.backward, problem, result, simulate(problem.graph, problem.costs, plan)
     )

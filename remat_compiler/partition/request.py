@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from remat_compiler.ir.plan import Tier
+from remat_compiler.offload.place import Place
+
 
 @dataclass(frozen=True, slots=True)
 class PartitionRequest:
@@ -25,6 +28,8 @@ class PartitionRequest:
         between_bytes: Bytes that other graphs of the step take between the forward and the backward, in addition to
             what the forward saves.
         sizes: Name and number of each symbolic size that is planned for; empty for those of the traced inputs.
+        offload_bytes: Most bytes that may be off the device at once; 0 for none.
+        offload_place: Where they may be, see `offload.place.Place`; empty for nowhere.
         layer_bytes: Bytes of each layer at these sizes as an estimator predicts them, for planners of layers; empty
             for those that the graph itself gives.
     """
@@ -43,6 +48,23 @@ class PartitionRequest:
     between_bytes: int = 0
     sizes: tuple[tuple[str, int], ...] = ()
     layer_bytes: tuple[int, ...] = ()
+    offload_bytes: int = 0
+    offload_place: str = ""
+
+    @property
+    def place(self) -> Place | None:
+        """Where values may be moved to; `None` for nowhere."""
+        return Place.parse(self.offload_place) if self.offload_place else None
+
+    @property
+    def places(self) -> dict[Tier, Place]:
+        """The same by tier."""
+        return {} if self.place is None else {self.place.tier: self.place}
+
+    @property
+    def without_transfers(self) -> PartitionRequest:
+        """The same request for plans that move nothing off the device."""
+        return replace(self, offload_bytes=0, offload_place="")
 
     @property
     def without_budget(self) -> PartitionRequest:

@@ -100,7 +100,8 @@ class JointStages:
         slowest = self.request.max_slowdown
         most_added = UNLIMITED_NS if slowest is None else (slowest - 1.0) * costs.step_ns
         max_added = int(most_added) if most_added < UNLIMITED_NS else None
-        problem = RematProblem(captured.graph, costs, budget_bytes, max_added)
+        offload_bytes = self.request.offload_bytes
+        problem = RematProblem(captured.graph, costs, budget_bytes, max_added, offload_bytes=offload_bytes)
         with self.stage("plan"):
             result = plan_with(problem)
         if self.request.verify >= 2:
@@ -165,5 +166,5 @@ class JointStages:
             -taken if loop else self.session.workspace.probe(*torch_compat.fake_call(node))
             for node, loop, taken in zip(captured.main, captured.loops, bytes_taken_over(captured))
         )
-        costs = cost_table(captured, workspace, self.request.cost_model, self.session.directory)
+        costs = cost_table(captured, workspace, self.request.cost_model, self.session.directory, self.request.place)
         return self.session.agreement.agree(Point.COSTS, costs)

@@ -11,6 +11,7 @@ from remat_compiler.report.decisions import decisions, origin_of
 from remat_compiler.report.plan_report import LiveStorage, Origin, PeakPoint, PlanReport, StageTime
 from remat_compiler.simulate.floor import peak_floor
 from remat_compiler.simulate.timeline import MemoryTimeline, simulate
+from remat_compiler.simulate.transfers import moved_bytes
 
 
 def build_report(
@@ -73,6 +74,8 @@ def build_report(
         live_at_peak=live_at_peak(problem, result, after),
         stages=tuple(StageTime(stage, seconds) for stage, seconds in stages),
         notes=tuple(notes),
+        offloaded_bytes=moved_bytes(graph, plan),
+        stall_ns=after.stall_ns,
     )
 
 

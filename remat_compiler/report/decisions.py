@@ -2,7 +2,8 @@
 
 A storage is listed if a step of the backward reads it and its operator ran in the forward.  It is saved
 if the instance of the forward is read after the boundary, recomputed if only later instances are.  A storage
-that is saved and later recomputed, too, is listed as saved, with its repetitions.
+that is saved and later recomputed, too, is listed as saved, with its repetitions.  One that is saved, but not on the
+device, is listed as offloaded.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ def decisions(graph: TrainingGraph, plan: Plan, costs: CostTable | None = None) 
     runs = Counter(plan.steps)
     in_forward = set(plan.steps[: plan.boundary])
     producers = graph.producers()
+    away = {one.storage for one in plan.transfers if one.out_after <= plan.boundary < one.back_before}
     found: list[tuple[int, StorageId, StorageDecision]] = []
     for storage_id in read:
         producer = producers[storage_id]
@@ -36,8 +38,12 @@ def decisions(graph: TrainingGraph, plan: Plan, costs: CostTable | None = None) 
         op, storage = graph.ops[producer], graph.storages[storage_id]
         repeats = runs[producer] - 1
         time_ns = 0 if costs is None else costs.time_ns[producer]
-        decision = Decision.SAVE if storage_id in crossing else Decision.RECOMPUTE
-        reason = _save_reason(op, storage, time_ns) if storage_id in crossing else _recompute_reason(op, repeats)
+        if storage_id not in crossing:
+            decision, reason = Decision.RECOMPUTE, _recompute_reason(op, repeats)
+        elif storage_id in away:
+            decision, reason = Decision.OFFLOAD, "moved off the device to stay within the budget"
+        else:
+            decision, reason = Decision.SAVE, _save_reason(op, storage, time_ns)
         made = StorageDecision(
             storage.name, storage.size_bytes, decision, repeats, repeats * time_ns, reason, origin_of(op)
         )

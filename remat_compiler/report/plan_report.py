@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from remat_compiler.errors import FormatError
-from remat_compiler.ir.codec import from_document, to_document
+from remat_compiler.ir.codec import OPTIONAL, from_document, to_document
 from remat_compiler.ir.graph import StorageKind
 from remat_compiler.ir.plan import Decision, PlanStatus
 
@@ -132,7 +132,9 @@ class PlanReport:
         saved_before_bytes: Bytes kept from forward to backward without a budget.
         saved_bytes: Bytes kept from forward to backward under the plan.
         step_ns: Time of a step that executes every operator once.
-        added_ns: Time that recomputation adds.
+        added_ns: Time that recomputation adds, and waiting for copies.
+        offloaded_bytes: Bytes that the plan moves off the device in a step.
+        stall_ns: The part of `added_ns` that is waiting for copies.
         lower_bound_ns: Proven lower bound of `added_ns`.
         floor: What no plan can go below, and the operator that forces it.
         peak: The step of the plan that reaches its peak.
@@ -168,6 +170,8 @@ class PlanReport:
     stages: tuple[StageTime, ...] = ()
     step: StepFigures | None = None
     notes: tuple[str, ...] = ()
+    offloaded_bytes: int = field(default=0, metadata=OPTIONAL)
+    stall_ns: int = field(default=0, metadata=OPTIONAL)
 
     @property
     def peak_bytes(self) -> int:

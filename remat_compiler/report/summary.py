@@ -57,10 +57,19 @@ def _figures(report: PlanReport) -> list[tuple[str, ...]]:
         ("resident beside it", _size(report.resident_bytes), "parameters, buffers and inputs"),
         ("step, modelled", format_time(report.step_ns), "each operator once"),
         ("added time", format_time(report.added_ns), f"+{report.added_percent:.1f} % of the step"),
+        *_offloaded(report),
         ("planner", report.planner, f"{report.status.value}, {gap}"),
         ("took", f"{report.seconds:.2f} s", ", ".join(f"{s.stage} {s.seconds:.2f} s" for s in report.stages)),
     ]
     return rows
+
+
+def _offloaded(report: PlanReport) -> list[tuple[str, ...]]:
+    """The row of what is moved off the device, if anything is."""
+    if not report.offloaded_bytes:
+        return []
+    waits = f"the step waits {format_time(report.stall_ns)} for it" if report.stall_ns else "hidden behind the step"
+    return [("offloaded", _size(report.offloaded_bytes), waits)]
 
 
 def _size(num_bytes: int | None) -> str:

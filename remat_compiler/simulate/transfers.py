@@ -21,7 +21,8 @@ from itertools import accumulate
 
 import numpy as np
 
-from remat_compiler.ir.plan import Transfer
+from remat_compiler.ir.graph import TrainingGraph
+from remat_compiler.ir.plan import PAGE_BYTES, Plan, Transfer
 from remat_compiler.simulate.arrays import GraphArrays, IntArray
 
 
@@ -83,6 +84,11 @@ def transfer_times(arrays: GraphArrays, steps: IntArray, boundary: int, transfer
             queues[one.tier, is_back] = begin_ns + copy_ns
     copies = tuple(Copies(*out[life.first], *back[i]) for i, life in enumerate(lives))
     return TransferTimes(begins[-1] + late_ns, late_ns, copies)
+
+
+def moved_bytes(graph: TrainingGraph, plan: Plan) -> int:
+    """What the plan's transfers take where they go, if nothing is given back before the step ends: whole pages."""
+    return sum(-(-graph.storages[one.storage].size_bytes // PAGE_BYTES) * PAGE_BYTES for one in plan.transfers)
 
 
 @dataclass(frozen=True, slots=True)

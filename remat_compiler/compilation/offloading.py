@@ -1,0 +1,78 @@
+"""Where a graph may move values to, and the room that is kept there for its steps."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from collections.abc import Collection
+from pathlib import Path
+
+from remat_compiler.errors import OffloadError, OptionError
+from remat_compiler.ir.plan import Tier
+from remat_compiler.offload.place import Place
+from remat_compiler.offload.store import Reservation, store_of
+from remat_compiler.options import RematOptions, format_bytes
+
+logger = logging.getLogger(__name__)
+
+DISK_SHARE = 0.95
+"""Part of what is free on a disk that is reserved at most."""
+
+
+def place_of(options: RematOptions, device_types: Collection[str]) -> Place | None:
+    """Where a graph on these devices may move values to; `None` for nowhere.
+
+    Raises:
+        OptionError: The tier cannot be reached from the device.
+        OffloadError: The folder cannot be written.
+    """
+    if not options.offload_budget:
+        return None
+    from_gpu = any(kind != "cpu" for kind in device_types)
+    if from_gpu and options.offload_tier == "disk":
+        raise OptionError('offload_tier="disk" is for graphs on a CPU; from a GPU, values go to the "host"')
+    on_host = options.offload_tier == "host" or (from_gpu and options.offload_tier == "auto")
+    place = Place.of(Tier.HOST if on_host else Tier.DISK, options.offload_dir)
+    if place.folder is not None and not os.access(place.folder, os.W_OK | os.X_OK):
+        what = "cannot be written" if place.folder.is_dir() else "does not exist"
+        raise OffloadError(f"offload_dir {str(place.folder)!r} {what}; name a folder on a fast disk")
+    return place
+
+
+def usable_bytes(place: Place, budget_bytes: int) -> int:
+    """The part of `budget_bytes` that is free at `place`; with a warning if that is not all of it."""
+    # Host memory is taken from the same total by everything else that runs: only taking it tells whether it is there.
+    if place.folder is None:
+        return budget_bytes
+    usable = min(budget_bytes, int(DISK_SHARE * _free_bytes(place.folder)))
+    if usable < budget_bytes:
+        logger.warning(
+            "offload_budget=%s is more than the %s that are free on the disk of %s: plans move no more than these",
+            format_bytes(budget_bytes),
+            format_bytes(usable),
+            place.folder,
+        )
+    return usable
+
+
+def _free_bytes(folder: Path) -> int:
+    # What is reserved there already may be the graph's own, from an earlier compilation.
+    return shutil.disk_usage(folder).free + store_of(Place(Tier.DISK, folder), pinned=False).held_bytes
+
+
+def reserve(place: Place | None, moved_bytes: int, limit_bytes: int, pinned: bool) -> Reservation | None:
+    """Room for the steps of a plan; `None` if it moves nothing.
+
+    Args:
+        place: Where it moves values to.
+        moved_bytes: What one step moves, see `simulate.transfers.moved_bytes`.
+        limit_bytes: The user's `offload_budget`.
+        pinned: Whether a GPU copies to and from it.
+
+    Raises:
+        OffloadError: There is no such room any more.
+    """
+    if place is None or not moved_bytes:
+        return None
+    return store_of(place, pinned).reserve(moved_bytes, limit_bytes)

@@ -1,0 +1,85 @@
+"""How fast values are copied off a device and back: measured once by the copies that steps use, then kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from remat_compiler import torch_compat
+from remat_compiler.costs.calibration import rounded
+from remat_compiler.costs.clock import best_ns
+from remat_compiler.costs.store import shared_store
+from remat_compiler.ir.plan import PAGE_BYTES, Tier
+from remat_compiler.ir.problem import Link
+from remat_compiler.offload.copies import copy_back, copy_out
+from remat_compiler.offload.place import Place
+from remat_compiler.offload.store import store_of
+
+LARGE_BYTES = 64 * 2**20
+"""Large enough that the time of starting a copy does not count."""
+LINK_SHARE = 0.8
+"""Part of a link's bandwidth that copies of pinned memory reach; an assumption, for GPUs that are not there."""
+LATENCY_NS = 10_000
+"""Time to start a copy there."""
+NOMINAL = {Tier.HOST: (5 * 10**9, 5 * 10**9, 10_000), Tier.DISK: (10**9, 10**9, 50_000)}
+"""Bandwidths and latency that stand for every machine, to compare plans between machines."""
+
+
+def links_to(place: Place | None, device_type: str, cost_model: str, directory: Path | None) -> tuple[Link, ...]:
+    """The link between the current device of the type and `place`; none without a place.
+
+    Args:
+        place: Where values may be moved to.
+        device_type: Type of the device.
+        cost_model: One of `options.COST_MODELS`.
+        directory: Where figures are kept between processes, as for `rates.rates_of`.
+
+    Raises:
+        OffloadError: The place cannot be used.
+    """
+    if place is None:
+        return ()
+    gpu = torch_compat.paper_gpu() if device_type == "cuda" else None
+    if cost_model == "nominal":
+        return (Link(place.tier, *NOMINAL[place.tier]),)
+    if gpu is not None and place.tier is Tier.HOST:
+        rate = int(LINK_SHARE * gpu.link_bytes_per_s) or NOMINAL[Tier.HOST][0]
+        return (Link(place.tier, rate, rate, LATENCY_NS),)
+    store = shared_store("rates", directory, least=1)
+    names = [f"{device_type} {place} {figure}" for figure in ("out_bytes_per_s", "back_bytes_per_s", "latency_ns")]
+    figures = store.current()
+    if any(name not in figures for name in names):
+        store.add(dict(zip(names, _measured(place, device_type))))
+    return (Link(place.tier, *(figures[name] for name in names)),)
+
+
+def _measured(place: Place, device_type: str) -> list[int]:
+    """Bandwidth out, bandwidth back, latency, each rounded as rates are."""
+    with torch_compat.outside_tracing(), torch.no_grad():
+        small = _times_ns(place, device_type, PAGE_BYTES)
+        large = _times_ns(place, device_type, LARGE_BYTES)
+    rates = [(LARGE_BYTES - PAGE_BYTES) / max(slow - quick, 1) * 1e9 for slow, quick in zip(large, small)]
+    return [rounded(figure) for figure in (*rates, sum(small) / 2)]
+
+
+def _times_ns(place: Place, device_type: str, size_bytes: int) -> tuple[int, int]:
+    """Nanoseconds of a copy out and of a copy back."""
+    value = torch.zeros(size_bytes, dtype=torch.uint8, device=device_type)
+    slot = store_of(place, pinned=value.is_cuda).take(size_bytes)
+
+    def out() -> None:
+        copy_out(value, slot).wait()
+
+    # The first copy pays for pages that nobody has touched.
+    out()
+    done = copy_out(value, slot)
+    done.wait()
+
+    def back() -> None:
+        copy_back(slot, value, done).wait()
+
+    return (
+        best_ns(out, device_type, most=4, seconds=0.3),
+        best_ns(back, device_type, most=4, seconds=0.3),
+    )
