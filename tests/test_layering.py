@@ -19,12 +19,23 @@ PACKAGES = {"remat_compiler": ROOT / "remat_compiler", "remat_passes": ROOT / "p
 
 COMPILER = (
     *("cli", "fitting", "backend", "pipeline", "step_budget", "dynamic_shapes", "compilation", "partition", "rewrite"),
-    *("dry_run", "plan_cache", "capture", "report", "costs", "torch_compat", "distributed", "observer", "stats"),
+    *(
+        "dry_run",
+        "plan_cache",
+        "capture",
+        "report",
+        "costs",
+        "offload",
+        "torch_compat",
+        "distributed",
+        "observer",
+        "stats",
+    ),
     *("simulate", "ir", "progress", "files", "options", "option_values", "devices", "errors", "units", "version"),
 )
 PASSES = (
     *("ahead_of_time", "planning", "layers", "search", "blocks", "chains", "moves", "orders", "bounds", "exact"),
-    *("sequences", "apart", "tables"),
+    *("transfers", "sequences", "apart", "tables"),
 )
 """Each room of both packages, from the top."""
 REGISTRY = "remat_passes.registry"

@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from remat_compiler.ir.plan import PlanResult
+from remat_compiler.ir.plan import Plan, PlanResult
 from remat_compiler.ir.problem import RematProblem
 from remat_passes.planning.interface import Candidate, choose
 from remat_passes.planning.portfolio import WORK_PER_SECOND, improve
+from remat_passes.search.moving_search import MOST_ENTRIES, MovingSearch, search_between
 from remat_passes.search.sequence_search import SequenceSearch
 from remat_passes.sequences.candidate import SequenceCandidate
 
@@ -51,6 +52,24 @@ class Auto:
             result = choose(problem, self.name, [Candidate(problem.reference)])
             if result.peak_bytes <= problem.budget_bytes:
                 return result
+        if problem.moves:
+            return self._moving(problem)
+        best = self._recomputing(problem)
+        return choose(problem, self.name, [Candidate(best.plan())])
+
+    def _moving(self, problem: RematProblem) -> PlanResult:
+        """The plan where values may be moved: never a slower one than without."""
+        moving = MovingSearch.of(problem)
+        moving.offer([Plan.saving_all(problem.graph)])
+        if not moving.free:
+            moving.offer([self._recomputing(problem).plan()])
+        if not moving.free:
+            search_between(moving, lambda budget, share: self._search(problem, budget, share))
+        assert moving.best is not None
+        return choose(problem, self.name, [Candidate(moving.best.plan)])
+
+    def _recomputing(self, problem: RematProblem) -> SequenceCandidate:
+        """The best sequence where nothing is moved."""
         search = self._search(problem, problem.budget_bytes)
         search.run()
         if not search.solved:
@@ -59,15 +78,19 @@ class Auto:
             lowest.run()
             search.adopt([*lowest.pool[:4], *self._within_time(problem, lowest)])
         limit = None if self.time_limit is None else int(min(WORK_PER_SECOND * self.time_limit, MOST_WORK))
-        best = improve(search, limit)
-        return choose(problem, self.name, [Candidate(best.plan())])
+        return improve(search, limit)
 
     def smallest_peak(self, problem: RematProblem) -> PlanResult:
         """The plan of the lowest peak found within `max_added_ns`; its status is for the problem's budget."""
         search = self._search(problem, 0)
         search.run()
         best = search.adopt(self._within_time(problem, search))
-        return choose(problem, self.name, [Candidate(best.plan())])
+        if not problem.moves:
+            return choose(problem, self.name, [Candidate(best.plan())])
+        lowest = MovingSearch.of(replace(problem, budget_bytes=0))
+        lowest.offer([Plan.saving_all(problem.graph), *(entry.plan() for entry in search.pool[:MOST_ENTRIES])])
+        assert lowest.best is not None
+        return choose(problem, self.name, [Candidate(lowest.best.plan)])
 
     def frontier(self, problem: RematProblem, budgets: Sequence[int]) -> list[PlanResult]:
         """One result for each budget, in the order of `budgets`.
