@@ -16,12 +16,15 @@ from remat_compiler.offload.copies import copy_back, copy_out
 from remat_compiler.offload.place import Place
 from remat_compiler.offload.store import store_of
 
+_FIGURES = ("out_bytes_per_s", "back_bytes_per_s", "latency_ns", "drag_percent")
 LARGE_BYTES = 64 * 2**20
 """Large enough that the time of starting a copy does not count."""
 LINK_SHARE = 0.8
 """Part of a link's bandwidth that copies of pinned memory reach; an assumption, for GPUs that are not there."""
 LATENCY_NS = 10_000
 """Time to start a copy there."""
+_DRAG_STEP, _MOST_DRAG = 25, 200
+"""The drag is rounded to multiples of the first, so that calibrations agree, and is at most the second."""
 NOMINAL = {Tier.HOST: (5 * 10**9, 5 * 10**9, 10_000), Tier.DISK: (10**9, 10**9, 50_000)}
 """Bandwidths and latency that stand for every machine, to compare plans between machines."""
 
@@ -47,20 +50,47 @@ def links_to(place: Place | None, device_type: str, cost_model: str, directory: 
         rate = int(LINK_SHARE * gpu.link_bytes_per_s) or NOMINAL[Tier.HOST][0]
         return (Link(place.tier, rate, rate, LATENCY_NS),)
     store = shared_store("rates", directory, least=1)
-    names = [f"{device_type} {place} {figure}" for figure in ("out_bytes_per_s", "back_bytes_per_s", "latency_ns")]
+    names = [f"{device_type} {place} {figure}" for figure in _FIGURES]
     figures = store.current()
     if any(name not in figures for name in names):
         store.add(dict(zip(names, _measured(place, device_type))))
-    return (Link(place.tier, *(figures[name] for name in names)),)
+    out, back, latency_ns, drag = (figures[name] for name in names)
+    # Figures in the store are at least 1.
+    return (Link(place.tier, out, back, latency_ns, drag - 1),)
 
 
 def _measured(place: Place, device_type: str) -> list[int]:
-    """Bandwidth out, bandwidth back, latency, each rounded as rates are."""
+    """Bandwidth out, bandwidth back, latency, each rounded as rates are; drag in percent, plus 1."""
     with torch_compat.outside_tracing(), torch.no_grad():
         small = _times_ns(place, device_type, PAGE_BYTES)
         large = _times_ns(place, device_type, LARGE_BYTES)
+        # Engines of a GPU copy beside its processors.
+        drag = _drag_percent(place, large[0]) if device_type == "cpu" else 0
     rates = [(LARGE_BYTES - PAGE_BYTES) / max(slow - quick, 1) * 1e9 for slow, quick in zip(large, small)]
-    return [rounded(figure) for figure in (*rates, sum(small) / 2)]
+    return [*(rounded(figure) for figure in (*rates, sum(small) / 2)), drag + 1]
+
+
+def _drag_percent(place: Place, copy_ns: int) -> int:
+    """What products of matrices lose beside a copy out that takes `copy_ns` alone, in percent of that time."""
+    factor, value = torch.full((512, 512), 0.5), torch.zeros(LARGE_BYTES, dtype=torch.uint8)
+    slot = store_of(place, pinned=False).take(LARGE_BYTES)
+    once_ns = best_ns(lambda: torch.mm(factor, factor), "cpu", most=5, seconds=0.05)
+    # Products for twice the time of the copy, which so ends before them.
+    count = max(2 * copy_ns // once_ns, 1)
+
+    def products() -> None:
+        for _ in range(count):
+            torch.mm(factor, factor)
+
+    def beside() -> None:
+        copy = copy_out(value, slot)
+        products()
+        copy.wait()
+
+    beside()
+    alone_ns = best_ns(products, "cpu", most=5, seconds=0.3)
+    lost_ns = best_ns(beside, "cpu", most=5, seconds=0.3) - alone_ns
+    return min(max(round(100 * lost_ns / copy_ns / _DRAG_STEP), 0) * _DRAG_STEP, _MOST_DRAG)
 
 
 def _times_ns(place: Place, device_type: str, size_bytes: int) -> tuple[int, int]:
@@ -77,7 +107,8 @@ def _times_ns(place: Place, device_type: str, size_bytes: int) -> tuple[int, int
     done.wait()
 
     def back() -> None:
-        copy_back(slot, value, done).wait()
+        # Into memory that is new each time, as in a step.
+        copy_back(slot, torch.empty_like(value), done).wait()
 
     return (
         best_ns(out, device_type, most=4, seconds=0.3),

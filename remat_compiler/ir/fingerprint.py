@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import astuple
 
 from remat_compiler.ir.graph import StorageKind, TrainingGraph
 from remat_compiler.ir.problem import RematProblem
@@ -54,8 +55,7 @@ def fingerprint(problem: RematProblem) -> str:
     ]
     if not costs.links:
         return _digest([ops, storages])
-    links = [(one.tier.value, one.out_bytes_per_s, one.back_bytes_per_s, one.latency_ns) for one in costs.links]
-    return _digest([ops, storages, links])
+    return _digest([ops, storages, [astuple(link) for link in costs.links]])
 
 
 def structure(problem: RematProblem) -> str:

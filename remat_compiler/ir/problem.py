@@ -21,12 +21,15 @@ class Link:
         out_bytes_per_s: Bandwidth from the device, at least 1.
         back_bytes_per_s: Bandwidth to the device, at least 1.
         latency_ns: Time of a copy of no bytes.
+        drag_percent: What operators lose while copies run, in percent of the time of the copies: 0 where engines of
+            their own copy, about 100 where processors copy that are busy with operators.
     """
 
     tier: Tier
     out_bytes_per_s: int
     back_bytes_per_s: int
     latency_ns: int = 0
+    drag_percent: int = 0
 
     def out_ns(self, size_bytes: int) -> int:
         """Time of a copy from the device."""

@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -34,12 +34,13 @@ class ThreadCopy:
     """A copy by a thread.
 
     Args:
-        work: Copies.
+        slot: Where the value is off the device.
+        array: The bytes of the value or of the target.
         back: Direction, which has a thread of its own.
     """
 
-    def __init__(self, work: Callable[[], None], back: bool) -> None:
-        self._future: Future[None] | None = _threads(os.getpid(), back).submit(work)
+    def __init__(self, slot: Slot, array: ByteArray, back: bool) -> None:
+        self._future: Future[None] | None = _threads(os.getpid(), back).submit(_copy, [slot, array], back)
 
     def wait(self) -> None:
         """Block until the copy is done."""
@@ -85,9 +86,7 @@ def copy_out(value: Tensor, slot: Slot) -> Copy:
     """Begin to copy the bytes of `value`, which is dense, to `slot`."""
     flat = flat_bytes(value)
     if value.device.type == "cpu":
-        source: ByteArray = flat.numpy()
-        # The closure holds the value and the slot.
-        return ThreadCopy(lambda: slot.memory.write(slot.offset, source), back=False)
+        return ThreadCopy(slot, flat.numpy(), back=False)
     target = _pinned(slot, value.device)
     return StreamCopy(lambda: _copy_tensor(target, flat), flat, back=False)
 
@@ -99,8 +98,7 @@ def copy_back(slot: Slot, target: Tensor, out: Copy) -> Copy:
         source = _pinned(slot, target.device)
         return StreamCopy(lambda: _copy_tensor(flat, source), flat, back=True, after=out)
     out.wait()
-    array: ByteArray = flat.numpy()
-    return ThreadCopy(lambda: slot.memory.read(slot.offset, array), back=True)
+    return ThreadCopy(slot, flat.numpy(), back=True)
 
 
 def flat_bytes(value: Tensor) -> Tensor:
@@ -118,6 +116,17 @@ def is_dense(value: Tensor) -> bool:
             return False
         expected *= size
     return True
+
+
+def _copy(held: list[Any], back: bool) -> None:
+    """Copy between the slot and the array that `held` has, and let go of both."""
+    slot, array = held
+    try:
+        (slot.memory.read if back else slot.memory.write)(slot.offset, array)
+    finally:
+        # The thread holds on to its arguments until after the copy counts as done, when the graph may free the memory:
+        # without this, now and then, a value would live longer than planned.
+        held.clear()
 
 
 def _copy_tensor(target: Tensor, source: Tensor) -> None:

@@ -8,9 +8,9 @@ Operators run one after the other; beside them, each tier has a queue for copies
                 asked for before it are back; the next step that reads the instance waits for its end, and so does the
                 end of the forward
 
-Copies take their bytes over the bandwidth of their direction, and a latency; neither slows operators down, nor does one
-direction the other.  A copy costs what is left of it once the operators beside it have run, as in HOME (section 3.4,
-Figure 4), where copies do not wait for each other.
+Copies take their bytes over the bandwidth of their direction, and a latency.  Where they slow operators down, the step
+takes longer by a part of their time (`Link.drag_percent`).  A copy costs what is left of it once the operators beside
+it have run, as in HOME (section 3.4, Figure 4), where copies do not wait for each other.
 """
 
 from __future__ import annotations
@@ -43,11 +43,13 @@ class TransferTimes:
     Attributes:
         time_ns: Time of the step, in which operators that repeat count again.
         stall_ns: The part of it in which an operator waits for a copy.
+        drag_ns: The part of it that operators lose because copies slow them down.
         copies: The copies of each transfer, in the order of `Plan.transfers`.
     """
 
     time_ns: int
     stall_ns: int
+    drag_ns: int
     copies: tuple[Copies, ...]
 
 
@@ -67,7 +69,7 @@ def transfer_times(arrays: GraphArrays, steps: IntArray, boundary: int, transfer
     queues = {(one.tier, back): 0 for one in transfers for back in (False, True)}
     out: dict[int, tuple[int, int]] = {}
     back: dict[int, tuple[int, int]] = {}
-    late_ns = 0
+    late_ns = drag_ns = 0
     for step, kind, _, i in _events(transfers, lives):
         first = lives[i].first
         if kind == _GONE:
@@ -78,12 +80,13 @@ def transfer_times(arrays: GraphArrays, steps: IntArray, boundary: int, transfer
             one, is_back = transfers[first], kind == _ASKED
             size_bytes, link = int(arrays.size_bytes[one.storage]), links.get(one.tier)
             copy_ns = 0 if link is None else link.back_ns(size_bytes) if is_back else link.out_ns(size_bytes)
+            drag_ns += 0 if link is None else copy_ns * link.drag_percent // 100
             asked_ns = late_ns + begins[step if is_back else step + 1]
             begin_ns = max(asked_ns, queues[one.tier, is_back])
             (back if is_back else out)[i] = begin_ns, begin_ns + copy_ns
             queues[one.tier, is_back] = begin_ns + copy_ns
     copies = tuple(Copies(*out[life.first], *back[i]) for i, life in enumerate(lives))
-    return TransferTimes(begins[-1] + late_ns, late_ns, copies)
+    return TransferTimes(begins[-1] + late_ns + drag_ns, late_ns, drag_ns, copies)
 
 
 def moved_bytes(graph: TrainingGraph, plan: Plan) -> int:
