@@ -83,7 +83,7 @@ class StreamCopy:
 
 
 def copy_out(value: Tensor, slot: Slot) -> Copy:
-    """Begin to copy the bytes of `value`, which is dense, to `slot`."""
+    """Begin to copy the bytes of `value` to `slot`, which must have room for `flat_bytes` of it."""
     flat = flat_bytes(value)
     if value.device.type == "cpu":
         return ThreadCopy(slot, flat.numpy(), back=False)
@@ -92,7 +92,7 @@ def copy_out(value: Tensor, slot: Slot) -> Copy:
 
 
 def copy_back(slot: Slot, target: Tensor, out: Copy) -> Copy:
-    """Begin to fill `target`, which is dense, from `slot`, once `out` is done."""
+    """Begin to fill `target`, which has the layout of the value, from `slot`, once `out` is done."""
     flat = flat_bytes(target)
     if isinstance(out, StreamCopy):
         source = _pinned(slot, target.device)
@@ -102,20 +102,9 @@ def copy_back(slot: Slot, target: Tensor, out: Copy) -> Copy:
 
 
 def flat_bytes(value: Tensor) -> Tensor:
-    """The bytes of a dense tensor in the order of memory, as a view."""
-    return value.detach().as_strided((value.numel(),), (1,), value.storage_offset()).view(torch.uint8)
-
-
-def is_dense(value: Tensor) -> bool:
-    """Whether the elements fill a range of memory, each once, in whatever order of dimensions."""
-    expected = 1
-    for stride, size in sorted(zip(value.stride(), value.shape)):
-        if size == 1:
-            continue
-        if stride != expected:
-            return False
-        expected *= size
-    return True
+    """The bytes from the first element in memory to the last one, as a view; gaps between elements included."""
+    extent = 1 + sum((n - 1) * s for n, s in zip(value.shape, value.stride())) if value.numel() else 0
+    return value.detach().as_strided((extent,), (1,), value.storage_offset()).view(torch.uint8)
 
 
 def _copy(held: list[Any], back: bool) -> None:

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from remat_compiler.errors import OffloadError
-from remat_compiler.offload.copies import Copy, copy_back, copy_out, is_dense
+from remat_compiler.offload.copies import Copy, copy_back, copy_out, flat_bytes
 from remat_compiler.offload.place import Place
 from remat_compiler.offload.store import Slot, store_of
 
@@ -49,6 +49,7 @@ class _Moved:
     out: Copy
     size: tuple[int, ...]
     stride: tuple[int, ...]
+    dtype: torch.dtype
 
 
 @dataclass(eq=False)
@@ -96,10 +97,9 @@ def _held_by(tensor: Tensor) -> Any:
 
 
 def _offload(x: Tensor, place: str) -> Tensor:
-    # What fills no range of memory has none of its own to copy; no operator that allocates returns such a value.
-    value = x if is_dense(x) else x.contiguous()
-    slot = store_of(Place.parse(place), pinned=x.is_cuda).take(value.nbytes)
-    return _tensor_for(_Moved(slot, copy_out(value, slot), tuple(value.shape), value.stride()))
+    # Also what has no bytes has a place.
+    slot = store_of(Place.parse(place), pinned=x.is_cuda).take(max(flat_bytes(x).nbytes, 1))
+    return _tensor_for(_Moved(slot, copy_out(x, slot), tuple(x.shape), x.stride(), x.dtype))
 
 
 def _offloaded(handle: Tensor, x: Tensor) -> None:
@@ -110,8 +110,8 @@ def _prefetch(
     handle: Tensor, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
     moved: _Moved = _held_by(handle)
-    # As it went: some operators give results another layout than the graph says, to readers that take any.
-    value = torch.empty_strided(moved.size, moved.stride, dtype=dtype, device=device)
+    # As it went: some operators give results another layout or type than the graph says, to readers that take any.
+    value = torch.empty_strided(moved.size, moved.stride, dtype=moved.dtype, device=device)
     return value, _tensor_for(_Returning(moved, copy_back(moved.slot, value, moved.out)))
 
 

@@ -117,6 +117,10 @@ class _Lowering:
                 local[node] = self._copy(node, local)
                 if op_id in self.stored and isinstance(node.meta.get("val"), torch.Tensor):
                     local[node] = self._stored(local[node])
+                if self.captured.fused and storage.get(node) in self.transfers.storages:
+                    local[node] = self.out.node(
+                        torch_compat.LAY_OUT.default, (local[node],), {}, name="laid_out", meta=node.meta
+                    )
             else:
                 local[node] = self._emit_inlined(node, local)
         for node in owned:

@@ -47,6 +47,9 @@ class EmittedTransfers:
         places: Where values of each tier go.
         out: Both graphs.
         current: The latest instance of each node of the joint graph; changed when a value is back.
+
+    Attributes:
+        storages: The storages that are moved.
     """
 
     def __init__(
@@ -67,6 +70,8 @@ class EmittedTransfers:
         # Of what happens at one place, the copy that is needed first goes first, as in the model of time.
         self._out_first = sorted(self._moving, key=lambda one: (one.transfer.out_after, one.transfer.storage))
         self._back_first = sorted(self._moving, key=lambda one: (one.life.read, one.transfer.storage))
+        # What is copied away comes back as the graph says, so it must lie in memory so.
+        self.storages = {one.storage for one in plan.transfers}
         self._places, self._out, self._current, self._boundary = places, out, current, plan.boundary
 
     def before(self, step: int) -> None:

@@ -39,6 +39,8 @@ def storage_lives(problem: RematProblem, plan: Plan) -> list[Life]:
 
 def _joined(problem: RematProblem, plan: Plan, made: list[tuple[int, Life]]) -> list[Life]:
     """The instances, those that share memory as one."""
+    back = {(one.storage, one.back_before) for one in plan.transfers}
+    came_back = {n for n, (storage, life) in enumerate(made) if (storage, life.made) in back}
     starting, ending = defaultdict(list), defaultdict(list)
     for n, (_, life) in enumerate(made):
         starting[life.made].append(n)
@@ -50,6 +52,7 @@ def _joined(problem: RematProblem, plan: Plan, made: list[tuple[int, Life]]) -> 
         if size <= 0:
             continue
         arguments = [n for n in ending[step + 1] if made[n][0] in reads and made[n][1].size_bytes == size]
+        arguments = [n for n in arguments if n not in came_back]
         results = [n for n in starting[step] if made[n][0] in writes and made[n][1].size_bytes == size]
         for argument, result in zip(arguments[:1], results[:1]):
             storage, life = made[result]

@@ -7,7 +7,8 @@ anything that it reads is freed, so at step ``t``
 
 Tangents appear at the boundary and stay to the end, since autograd holds them while the backward runs.  A repetition
 that replays a random state also holds the generator's own state, to restore it afterwards: as many bytes again.
-While a transfer keeps an instance off the device, its bytes do not count.
+While a transfer keeps an instance off the device, its bytes do not count.  An instance that was off the device lies in
+memory that no result takes over (`CostTable.workspace_bytes` below 0).
 
 The added time of a plan is its time less that of executing each of its operators once: what operators that repeat take,
 and what it waits for copies and is slowed down by them (`transfers`).
@@ -113,7 +114,8 @@ def simulate_arrays(
     live = np.cumsum(delta[:-1])
     crossing = (instances.start < boundary) & (instances.last >= boundary)
     # Added after the running sum, because both last for their own step only.
-    live = live + arrays.workspace_bytes[steps] + _returned_state_bytes(arrays, steps)
+    workspace = arrays.workspace_bytes[steps] + _not_taken_over(arrays, steps, instances, transfers)
+    live = live + workspace + _returned_state_bytes(arrays, steps)
     peak_step = int(np.argmax(live)) if n else 0
     time_ns, stall_ns = int(arrays.time_ns[steps].sum()), 0
     if transfers:
@@ -165,6 +167,32 @@ def find_instances(arrays: GraphArrays, steps: IntArray) -> Instances:
     first_of_storage[1:] = w_sto[1:] != w_sto[:-1]
     last[first_of_storage & arrays.kept[w_sto]] = max(n - 1, 0)
     return Instances(storage=w_sto, start=w_pos, last=last)
+
+
+def _not_taken_over(
+    arrays: GraphArrays, steps: IntArray, instances: Instances, transfers: Sequence[Transfer]
+) -> IntArray:
+    """At each step, bytes that its result would take over from an argument, if that had not been off the device."""
+    found = np.zeros(len(steps), np.int64)
+    takes = arrays.workspace_bytes[steps]
+    for step in np.flatnonzero(takes < 0).tolist() if transfers else ():
+        row = slice(arrays.read_start[steps[step]], arrays.read_start[steps[step] + 1])
+        ending = [
+            int(s)
+            for s in arrays.read_items[row]
+            if arrays.size_bytes[s] == -takes[step] and ((instances.storage == s) & (instances.last == step)).any()
+        ]
+        # Another argument of the size, if one ends here too, serves as well.
+        if ending and all(_was_away(instances, s, step, transfers) for s in ending):
+            found[step] = -takes[step]
+    return found
+
+
+def _was_away(instances: Instances, storage: int, step: int, transfers: Sequence[Transfer]) -> bool:
+    """Whether the instance that `step` reads has been off the device."""
+    starts = instances.start[(instances.storage == storage) & (instances.start < step)]
+    made = int(starts.max()) if len(starts) else -1
+    return any(one.storage == storage and made < one.out_after and one.back_before <= step for one in transfers)
 
 
 def _is_repeat(steps: IntArray, num_ops: int) -> npt.NDArray[np.bool_]:

@@ -11,7 +11,7 @@ plan, so only their number is checked; capture makes none of them random or muta
 
 from __future__ import annotations
 
-from remat_compiler.ir.graph import KEPT_KINDS, RESIDENT_KINDS, Op, Phase, SavePolicy, StorageKind, Trait
+from remat_compiler.ir.graph import KEPT_KINDS, RESIDENT_KINDS, Op, Phase, SavePolicy, StorageKind, TrainingGraph, Trait
 from remat_compiler.ir.plan import Plan
 from remat_compiler.ir.problem import RematProblem
 from remat_compiler.simulate.rules import Rule, Violation
@@ -227,7 +227,12 @@ def _walk_forward(
         if replay is not None and first_write[replay] < step:
             extra += counted[replay]  # the state that the generator returns to afterwards
         # Results and workspace are allocated before anything that the step reads is freed.
-        live = standing + sum(counted[s] for s in made) + extra + problem.costs.workspace_bytes[op_id]
+        workspace = problem.costs.workspace_bytes[op_id]
+        ending = [s for s in last_needed[step] if s in op.reads and counted.get(s) == -workspace]
+        # What comes back from elsewhere is in memory that no result takes over.
+        if workspace < 0 and ending and all(_has_been_away(graph, plan, s, step) for s in ending):
+            workspace = 0
+        live = standing + sum(counted[s] for s in made) + extra + workspace
         if live > peak:
             peak, peak_step = live, step
         for storage in made:
@@ -240,3 +245,13 @@ def _walk_forward(
                 alive.remove(storage)
                 standing -= counted[storage]
     return peak, peak_step, saved
+
+
+def _has_been_away(graph: TrainingGraph, plan: Plan, storage: int, step: int) -> bool:
+    """Whether the instance of `storage` that `step` reads has been off the device."""
+    for transfer in plan.transfers:
+        if transfer.storage == storage and transfer.back_before <= step:
+            since = plan.steps[transfer.out_after : step]
+            if not any(storage in graph.ops[op_id].writes for op_id in since):
+                return True
+    return False

@@ -35,6 +35,7 @@ from remat_compiler.torch_compat.patches import (
     TRITON_KERNELS,
 )
 from remat_compiler.torch_compat.patching import change_setting, named, original, replace, settings
+from remat_compiler.torch_compat.store import LAY_OUT as LAY_OUT
 from remat_compiler.torch_compat.store import STORE as STORE
 from remat_compiler.torch_compat.store import materialise as materialise
 

@@ -1,4 +1,5 @@
-"""An operator of our own, ``remat::store``: it returns its argument, which Inductor writes to memory at that place.
+"""Operators of our own that return their argument: ``remat::store``, which Inductor writes to memory at that place, and
+``remat::lay_out``, which lies in memory as the graph says, while Inductor chooses a layout of its own for others.
 
 Inductor's nearest operators also fix the layout of the value in memory; under a layout that Inductor chose for
 convolutions that costs a copy of nearly every activation.
@@ -20,7 +21,11 @@ _LIBRARY = torch.library.Library("remat", "FRAGMENT")  # type: ignore[no-untyped
 _LIBRARY.define("store(Tensor value) -> Tensor")  # type: ignore[no-untyped-call]
 _LIBRARY.impl("store", torch.clone, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
 
+_LIBRARY.define("lay_out(Tensor value) -> Tensor")  # type: ignore[no-untyped-call]
+_LIBRARY.impl("lay_out", torch.clone, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+
 STORE = torch.ops.remat.store
+LAY_OUT = torch.ops.remat.lay_out
 
 
 @register_lowering(STORE, type_promotion_kind=None)
@@ -33,6 +38,13 @@ def _lowered(value: Any) -> Any:
         value = lowerings[torch.ops.aten.clone.default](value)
     value.realize()
     return value
+
+
+@register_lowering(LAY_OUT, type_promotion_kind=None)
+def _laid_out(value: Any) -> Any:
+    """The value itself if it has its strides in the graph, or can still get them; else a copy that has them."""
+    value.realize()
+    return ir.ExternKernel.require_exact_strides(value, V.graph.current_node.meta["val"].stride())
 
 
 def materialise(node: fx.Node) -> tuple[Any, tuple[Any, ...]]:

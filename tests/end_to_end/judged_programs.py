@@ -10,7 +10,7 @@ import gc
 import logging
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -104,20 +104,26 @@ class _Stock:
             return None
 
 
-def judge(program: Program, budgets: Sequence[float | str], inner: str = "eager") -> Iterator[Trial]:
-    """The trials of a program, budget by budget.  ``"bytes"`` is three quarters of the peak without a budget."""
+def judge(program: Program, budgets: Sequence[float | str], inner: str = "eager", **others: object) -> Iterator[Trial]:
+    """The trials of a program, budget by budget, with other options.
+
+    ``"bytes"`` is three quarters of the peak without a budget.
+    """
     with inductor_config.patch(fallback_random=True):
         expected = observe(program, None)[0]
         whole = 0
         stock = _Stock(program, "aot_eager" if inner == "eager" else "inductor")
         for budget in budgets:
             careful = (program.seed + crc32(str(budget).encode())) % 2 == 0
-            trial = _try(stock, budget, inner, expected, whole, "error" if careful else "min")
+            given = {**others, "on_infeasible": "error" if careful else "min"}
+            trial = _try(stock, budget, inner, expected, whole, given)
             whole = whole or (trial.measured_bytes if budget == 1.0 else 0)
             yield trial
 
 
-def _try(stock: _Stock, budget: float | str, inner: str, expected: Observed, whole: int, infeasible: str) -> Trial:
+def _try(
+    stock: _Stock, budget: float | str, inner: str, expected: Observed, whole: int, given: Mapping[str, object]
+) -> Trial:
     asked = int(0.75 * whole) if budget == "bytes" else budget
     if asked == 0:
         return Trial(budget, Verdict.UNPLANNED, "no peak is known")
@@ -132,7 +138,7 @@ def _try(stock: _Stock, budget: float | str, inner: str, expected: Observed, who
     program = stock.program
     with _warnings() as heard:
         try:
-            found, measured = observe(program, partial(remat, options={**options, "on_infeasible": infeasible}))
+            found, measured = observe(program, partial(remat, options={**options, **given}))
         except Exception as error:  # whatever it is, it is what the trial is about
             refused = _refusal(error)
             if refused is not None:

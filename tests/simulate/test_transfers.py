@@ -101,6 +101,27 @@ def test_each_sabotage_is_refused(transfers: list[Transfer], rule: Rule) -> None
     assert rule in {v.rule for v in verify(problem, replace(plan, transfers=tuple(transfers)))}
 
 
+@pytest.mark.parametrize(
+    ("moved", "taken_over"), [((), True), ((1,), True), ((2,), True), ((1, 2), False)], ids=lambda value: str(value)
+)
+def test_no_result_takes_over_memory_of_what_came_back(moved: tuple[int, ...], taken_over: bool) -> None:
+    """Two saved values of one size end at an operator whose result takes over the memory of one of them."""
+    b = ProblemBuilder()
+    x = b.storage(1000, StorageKind.INPUT)
+    first = b.forward([x], 64)
+    second = b.forward([x], 64)
+    b.run(Phase.FORWARD, [first, second], [(1, StorageKind.OUTPUT)])
+    b.run(Phase.FORWARD, [x], [(1, StorageKind.OUTPUT)])
+    tangent = b.storage(1, StorageKind.TANGENT)
+    (flow,) = b.run(Phase.BACKWARD, [tangent, first, second], [(64, StorageKind.TEMPORARY)], workspace=-64)
+    b.run(Phase.BACKWARD, [flow], [(1, StorageKind.GRADIENT)])
+    problem = with_tiers(b.problem())
+    plan = Plan(tuple(map(OpId, range(6))), 4, tuple(Transfer(StorageId(s), 3, 4) for s in moved))
+    timeline = simulate(problem.graph, problem.costs, plan)
+    assert timeline.live_bytes[4] == 2 * 64 + 2 + 1 + (0 if taken_over else 64)
+    assert verify(problem, plan, timeline.peak_bytes) == []
+
+
 def test_what_is_moved_needs_its_tier_and_room_in_whole_pages() -> None:
     problem, plan = small()
     one = replace(plan, transfers=(Transfer(StorageId(1), 2, 5),))
