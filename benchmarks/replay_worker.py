@@ -95,7 +95,9 @@ def fitted(kind: Any, data: Any) -> Any:
         missing = [name for name in hints if name not in data and name not in defaults]
         if missing:
             raise LookupError(f"{getattr(kind, '__name__', kind)} needs {', '.join(missing)}")
-        filled = {name: data[name] if name in data else plain(defaults[name]) for name in hints}
+        # Documents leave out optional fields that have their defaults.
+        left_out = {field.name for field in fields(kind) if field.metadata.get("optional")} - data.keys()
+        filled = {name: data[name] if name in data else plain(defaults[name]) for name in hints if name not in left_out}
         return {name: fitted(hints[name], value) for name, value in filled.items()}
     if isinstance(data, list):
         inner = next((argument for argument in get_args(kind) if argument is not Ellipsis), None)

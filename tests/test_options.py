@@ -174,6 +174,13 @@ def test_every_int_is_its_own_byte_string(size: int) -> None:
         ({"dump": 3}, "dump must be the path of a folder or None, got 3"),
         ({"planner": 3}, "planner must be the name of a planner, got 3"),
         ({1: 2}, "unknown option 1"),
+        ({"offload_budget": -1}, "offload_budget must be an int of at least 0 (bytes), a byte string such as"),
+        ({"offload_budget": True}, "or None to move nothing, got True"),
+        ({"offload_budget": 0.5}, "got 0.5"),
+        ({"offload_budget": "many"}, "got 'many'"),
+        ({"offload_budget": 10**5000}, "got a whole number of about"),
+        ({"offload_tier": "dick"}, "unknown offload_tier 'dick'; did you mean 'disk'?"),
+        ({"offload_dir": ""}, "offload_dir must be the path of a folder"),
     ],
 )
 def test_a_refused_option_says_got_and_allowed(options: dict[str, object], says: str) -> None:
@@ -213,6 +220,9 @@ OF_THE_ENVIRONMENT: dict[str, tuple[str, object]] = {
     "variants": ("never", "never"),
     "max_variants": ("4", 4),
     "estimator": ("quadratic", "quadratic"),
+    "offload_budget": ("2GiB", 2 * 1024**3),
+    "offload_tier": ("host", "host"),
+    "offload_dir": ("/fast", Path("/fast")),
 }
 """Text of the variable of each option, and what it means."""
 CODE_ONLY = {"inductor"}

@@ -122,7 +122,8 @@ class EmittedTransfers:
             self._node(OFFLOADED, arguments, f"offloaded_{one.root.name}", None)
 
     def _prefetch(self, one: _Moving) -> None:
-        like, name = one.root.meta["val"], one.root.name
+        # Strides that leave gaps between elements are not kept by `lay_out`, which copies as a clone does.
+        like, name = one.root.meta["val"].clone(), one.root.name
         arguments = (
             self._out.here(self._handles[one.life.first]),
             [*like.size()],
@@ -133,7 +134,9 @@ class EmittedTransfers:
         ticket = like.new_empty((1,), dtype=torch.int64, device="cpu")
         both = self._node(PREFETCH, arguments, f"prefetch_{name}", (like, ticket))
         # With all that is known of the value itself.
-        one.value = self._out.node(operator.getitem, (both, 0), {}, name=f"{name}_back", meta=one.root.meta)
+        one.value = self._out.node(
+            operator.getitem, (both, 0), {}, name=f"{name}_back", meta={**one.root.meta, "val": like}
+        )
         one.ticket = self._node(operator.getitem, (both, 1), f"ticket_{name}", ticket)
 
     def _fetch(self, one: _Moving) -> None:

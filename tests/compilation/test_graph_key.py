@@ -36,6 +36,9 @@ OTHER_OPTIONS: dict[str, object] = {
     "variants": "never",
     "max_variants": 3,
     "estimator": "quadratic",
+    "offload_budget": 1,
+    "offload_tier": "host",
+    "offload_dir": Path("/fast"),
     "inductor": (("max_autotune", True),),
 }
 OTHER_REQUEST: dict[str, object] = {
@@ -53,6 +56,8 @@ OTHER_REQUEST: dict[str, object] = {
     "between_bytes": 9,
     "sizes": (("s0", 10),),
     "layer_bytes": (5, 6),
+    "offload_bytes": 1,
+    "offload_place": "host",
 }
 REQUEST = PartitionRequest(budget_bytes=7)
 

@@ -29,6 +29,8 @@ OTHERS: dict[str, object] = {
     "between_bytes": 9,
     "sizes": (("s0", 10),),
     "layer_bytes": (5, 6),
+    "offload_bytes": 1,
+    "offload_place": "host",
 }
 """Another value of each field of a request."""
 
