@@ -10,20 +10,22 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from brute_force import cheapest_added_ns
-from builders import LIBRARY, generators, problems, random_problem, random_steps, untagged, with_budget
+from builders import LIBRARY, generators, problems, random_problem, random_steps, untagged, with_budget, with_tiers
 from remat_compiler.ir.graph import OpId, Phase
-from remat_compiler.ir.plan import Plan, PlanStatus
+from remat_compiler.ir.plan import Plan, PlanResult, PlanStatus
 from remat_compiler.ir.problem import RematProblem
 from remat_compiler.simulate.timeline import simulate
+from remat_compiler.simulate.transfers import moved_bytes
 from remat_compiler.simulate.verify import verify
 from remat_passes.bounds.instant import Instant, OrderClass
-from remat_passes.bounds.lower_bound import THOROUGH, BoundEffort, lower_bound_ns, with_bound
+from remat_passes.bounds.lower_bound import THOROUGH, BoundEffort, lower_bound_ns, with_bound, without_transfers
 from remat_passes.bounds.network import network_of
 from remat_passes.bounds.relaxed import relax
 from remat_passes.bounds.step_graph import StepGraph
 from remat_passes.planning.auto import Auto
 from remat_passes.planning.save_all import SaveAll
 from remat_passes.registry import make_planner, planner_names
+from transfers_at_random import with_random_transfers
 
 EVERY_INSTANT = BoundEffort(instants=1_000)
 FRACTIONS = (0.3, 0.5, 0.7, 0.85, 0.95)
@@ -93,6 +95,24 @@ def test_random_plans(rng: Random, reorder: bool) -> None:
     problem = with_budget(problem, timeline.peak_bytes)
     assume(verify(problem, plan) == [])
     check_bounds(problem, plan, timeline.added_ns)
+
+
+@settings(max_examples=150, suppress_health_check=SLOW)
+@given(rng=generators())
+def test_random_plans_that_move_values(rng: Random) -> None:
+    """At its own peak as the budget, with room for just what it moves: no bound may rule it out."""
+    problem = with_tiers(random_problem(rng, rng.randint(1, 9), rng.randint(1, 9)))
+    plan = random_steps(rng, problem, rng.randint(1, 6))
+    plan = with_random_transfers(problem.graph, plan, rng, share=0.6)
+    timeline = simulate(problem.graph, problem.costs, plan)
+    room = moved_bytes(problem.graph, plan)
+    problem = replace(with_budget(problem, timeline.peak_bytes), offload_bytes=room)
+    assume(verify(problem, plan) == [])
+    claimed = PlanResult(PlanStatus.FEASIBLE, "random", plan, timeline.peak_bytes, timeline.time_ns, timeline.added_ns)
+    bounded = with_bound(claimed, problem)
+    assert bounded.lower_bound_ns <= timeline.added_ns
+    if room:
+        assert not lower_bound_ns(without_transfers(problem)).infeasible
 
 
 @pytest.mark.parametrize("name", planner_names())

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from remat_compiler.ir.graph import OpId
 from remat_compiler.ir.plan import PlanResult, PlanStatus
-from remat_compiler.ir.problem import RematProblem
+from remat_compiler.ir.problem import UNLIMITED_BYTES, RematProblem
 from remat_passes.bounds.counted import counted_bound_ns
 from remat_passes.bounds.instant import OrderClass
 from remat_passes.bounds.orders import split_orders
@@ -115,10 +115,22 @@ def with_bound(result: PlanResult, problem: RematProblem, effort: BoundEffort = 
     if result.plan is None or result.added_ns == 0 or result.peak_bytes > problem.budget_bytes:
         return result
     # The planner may have proven more on its own.
-    bound = max(result.lower_bound_ns, lower_bound_ns(problem, effort).bound_ns)
+    bound = max(result.lower_bound_ns, lower_bound_ns(without_transfers(problem), effort).bound_ns)
     return replace(
         result, lower_bound_ns=bound, status=PlanStatus.OPTIMAL if bound >= result.added_ns else result.status
     )
+
+
+def without_transfers(problem: RematProblem) -> RematProblem:
+    """A problem in which nothing is moved, and of which each bound bounds the plans of `problem`, too.
+
+    A plan without its transfers has the same operators, adds no more time, and peaks higher by at most what was off the
+    device: so it is a plan within a budget that is larger by all that may be.
+    """
+    if not problem.moves:
+        return problem
+    larger = min(problem.budget_bytes + problem.offload_bytes, max(problem.budget_bytes, UNLIMITED_BYTES))
+    return replace(problem, budget_bytes=larger, offload_bytes=0)
 
 
 def _counted(part: Pricing) -> Bound:
