@@ -10,7 +10,17 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from brute_force import cheapest_added_ns
-from builders import LIBRARY, generators, problems, random_problem, random_steps, untagged, with_budget, with_tiers
+from builders import (
+    LIBRARY,
+    chain,
+    generators,
+    problems,
+    random_problem,
+    random_steps,
+    untagged,
+    with_budget,
+    with_tiers,
+)
 from remat_compiler.ir.graph import OpId, Phase
 from remat_compiler.ir.plan import Plan, PlanResult, PlanStatus
 from remat_compiler.ir.problem import RematProblem
@@ -25,7 +35,7 @@ from remat_passes.bounds.step_graph import StepGraph
 from remat_passes.planning.auto import Auto
 from remat_passes.planning.save_all import SaveAll
 from remat_passes.registry import make_planner, planner_names
-from transfers_at_random import with_random_transfers
+from transfers_at_random import possible_transfers, with_random_transfers
 
 EVERY_INSTANT = BoundEffort(instants=1_000)
 FRACTIONS = (0.3, 0.5, 0.7, 0.85, 0.95)
@@ -113,6 +123,20 @@ def test_random_plans_that_move_values(rng: Random) -> None:
     assert bounded.lower_bound_ns <= timeline.added_ns
     if room:
         assert not lower_bound_ns(without_transfers(problem)).infeasible
+
+
+def test_the_bound_of_recomputation_does_not_bound_plans_that_move_values() -> None:
+    problem = with_tiers(chain(12))
+    slow = tuple(replace(link, latency_ns=1) for link in problem.costs.links)
+    problem = replace(problem, costs=replace(problem.costs, links=slow))
+    steps = Plan.saving_all(problem.graph)
+    longest = {one.storage: one for one in possible_transfers(problem.graph, steps)}
+    plan = replace(steps, transfers=tuple(longest.values()))
+    timeline = simulate(problem.graph, problem.costs, plan)
+    problem = replace(with_budget(problem, timeline.peak_bytes), offload_bytes=moved_bytes(problem.graph, plan))
+    assert 0 < timeline.added_ns < lower_bound_ns(replace(problem, offload_bytes=0)).bound_ns
+    claimed = PlanResult(PlanStatus.FEASIBLE, "all", plan, timeline.peak_bytes, timeline.time_ns, timeline.added_ns)
+    assert with_bound(claimed, problem).lower_bound_ns <= timeline.added_ns
 
 
 @pytest.mark.parametrize("name", planner_names())
