@@ -11,6 +11,7 @@ import logging
 import os
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from decimal import Decimal
 from enum import Enum
@@ -315,16 +316,13 @@ def _bad_budget(value: object, hint: str = "") -> OptionError:
 
 def _offload_bytes(value: object) -> int:
     """Bytes that may be off the device; `None` is 0."""
-    if value is None or (isinstance(value, str) and value.strip().lower() == "none"):
+    if value is None or (isinstance(value, str) and value.strip().lower() in ("none", "0")):
         return 0
-    if isinstance(value, bool):
-        pass
-    elif isinstance(value, str):
-        try:
-            return 0 if value.strip() == "0" else parse_bytes(value)
-        except OptionError:
-            pass
-    elif isinstance(value, Integral) and 0 <= int(value) <= _LARGEST_BUDGET:
+    if isinstance(value, str):
+        with suppress(OptionError):  # whose words are of the other budget
+            return parse_bytes(value)
+    # `True` would otherwise be one byte.
+    elif not isinstance(value, bool) and isinstance(value, Integral) and 0 <= int(value) <= _LARGEST_BUDGET:
         return int(value)
     raise OptionError(
         'offload_budget must be an int of at least 0 (bytes), a byte string such as "16GiB", or None to move nothing, '

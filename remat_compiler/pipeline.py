@@ -12,7 +12,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import torch
 from torch import fx
 
 from remat_compiler import torch_compat
@@ -26,6 +25,7 @@ from remat_compiler.compilation.search import BudgetSearch, SearchGoal
 from remat_compiler.costs.table import cost_identity
 from remat_compiler.costs.workspace import WorkspaceTable
 from remat_compiler.distributed.agreement import Point, current_agreement
+from remat_compiler.dry_run.fake_inputs import counted_device_type
 from remat_compiler.dynamic_shapes.variant_maker import VariantContext, dispatched
 from remat_compiler.dynamic_shapes.variant_store import VariantStore
 from remat_compiler.errors import InfeasibleBudget
@@ -137,7 +137,7 @@ def _for_these_sizes(
         again = replace(search, compile_=compiler.with_inputs(torch_compat.fake_twins(inputs)).run)
         recompile = RecompileContext(again, SearchGoal(first.without_transfers), context)
     moved = sum(report.offloaded_bytes for report in outcome.reports)
-    on_gpu = any(isinstance(one, torch.Tensor) and one.is_cuda for one in inputs)
+    on_gpu = counted_device_type(inputs) != "cpu"
     room = reserve(attempt.request.place, moved, options.offload_budget, on_gpu)
     if room is not None:
         # The outcome tells by the attempt whether it has reported it.

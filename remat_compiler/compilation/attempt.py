@@ -65,11 +65,6 @@ class Attempt:
         return sum(one.step_ns for one in self.partitions)
 
     @property
-    def moved_bytes(self) -> int:
-        """Bytes that a step moves off the device."""
-        return sum(one.moved_bytes for one in self.partitions)
-
-    @property
     def aimed_bytes(self) -> int:
         """Largest peak that planners were allowed."""
         return sum(one.budget_bytes for one in self.partitions)

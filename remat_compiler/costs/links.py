@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 import torch
@@ -29,12 +30,14 @@ NOMINAL = {Tier.HOST: (5 * 10**9, 5 * 10**9, 10_000), Tier.DISK: (10**9, 10**9, 
 """Bandwidths and latency that stand for every machine, to compare plans between machines."""
 
 
-def links_to(place: Place | None, device_type: str, cost_model: str, directory: Path | None) -> tuple[Link, ...]:
-    """The link between the current device of the type and `place`; none without a place.
+def links_to(
+    place: Place | None, device_types: Collection[str], cost_model: str, directory: Path | None
+) -> tuple[Link, ...]:
+    """The link between the device that a graph computes on and `place`; none without a place.
 
     Args:
         place: Where values may be moved to.
-        device_type: Type of the device.
+        device_types: Types of the graph's devices; values are moved from the GPU if there is one among them.
         cost_model: One of `options.COST_MODELS`.
         directory: Where figures are kept between processes, as for `rates.rates_of`.
 
@@ -43,9 +46,10 @@ def links_to(place: Place | None, device_type: str, cost_model: str, directory: 
     """
     if place is None:
         return ()
-    gpu = torch_compat.paper_gpu() if device_type == "cuda" else None
     if cost_model == "nominal":
         return (Link(place.tier, *NOMINAL[place.tier]),)
+    device_type = "cuda" if "cuda" in device_types else "cpu"
+    gpu = torch_compat.paper_gpu() if device_type == "cuda" else None
     if gpu is not None and place.tier is Tier.HOST:
         rate = int(LINK_SHARE * gpu.link_bytes_per_s) or NOMINAL[Tier.HOST][0]
         return (Link(place.tier, rate, rate, LATENCY_NS),)

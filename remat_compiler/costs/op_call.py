@@ -92,9 +92,6 @@ class OpCall:
             symbolic: Leave symbolic sizes as they are; see `concrete`.
         """
         if isinstance(func, OpOverload):
-            # Operators of this project allocate their results alone, and cannot run on made-up values.
-            if func.namespace == "remat":
-                return None
             # Decided by the operator alone, without a look at the arguments.
             if _allocates_results_only(func):
                 return OpCall.any(func, args, kwargs, symbolic=symbolic) if _may_transpose(func, args) else None
@@ -175,7 +172,8 @@ def _leaves(value: Any, kind: type) -> Iterator[Any]:
 
 @cache
 def _allocates_results_only(func: OpOverload) -> bool:
-    return func.is_view or func._schema.name.split("::")[-1] in _NO_WORKSPACE
+    # Operators of this project do, and those that move values cannot run on made-up ones.
+    return func.is_view or func.namespace == "remat" or func._schema.name.split("::")[-1] in _NO_WORKSPACE
 
 
 def _may_transpose(func: OpOverload, args: tuple[Any, ...]) -> bool:

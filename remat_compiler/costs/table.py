@@ -37,14 +37,9 @@ def cost_table(
     else:
         ops = range(len(captured.main))
         times, provenance = [roofline.time_ns(op) for op in ops], [roofline.provenance(op) for op in ops]
-    links = links_to(place, _device_type(captured), cost_model, directory)
-    return CostTable(tuple(times), workspace_bytes, tuple(provenance), links)
-
-
-def _device_type(captured: CapturedOps) -> str:
-    """Type of the device that the step computes on."""
     kinds = {value.device.type for node in captured.main for value in tensors_in(node.meta.get("val"))}
-    return "cuda" if "cuda" in kinds else "cpu"
+    links = links_to(place, kinds, cost_model, directory)
+    return CostTable(tuple(times), workspace_bytes, tuple(provenance), links)
 
 
 def cost_identity(
@@ -62,7 +57,7 @@ def cost_identity(
         place: Where values may be moved to, as in `cost_table`.
     """
     kinds = sorted(set(device_types))
-    links = links_to(place, "cuda" if "cuda" in kinds else "cpu", cost_model, directory)
+    links = links_to(place, kinds, cost_model, directory)
     # The same on every machine, so no device needs to be calibrated.
     if cost_model == "nominal":
         return repr((cost_model, NOMINAL, *links))

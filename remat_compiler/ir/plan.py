@@ -53,6 +53,11 @@ PAGE_BYTES = 4096
 """Memory off the device is given out in multiples of it, as disks and pinned memory are."""
 
 
+def in_pages(size_bytes: int) -> int:
+    """`size_bytes` rounded up to whole pages."""
+    return -(-size_bytes // PAGE_BYTES) * PAGE_BYTES
+
+
 @dataclass(frozen=True, slots=True)
 class Transfer:
     """One instance off the device for some steps.

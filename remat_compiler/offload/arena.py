@@ -4,12 +4,7 @@ from __future__ import annotations
 
 from bisect import insort
 
-from remat_compiler.ir.plan import PAGE_BYTES
-
-
-def in_pages(size_bytes: int) -> int:
-    """`size_bytes` rounded up to whole pages."""
-    return -(-size_bytes // PAGE_BYTES) * PAGE_BYTES
+from remat_compiler.ir.plan import in_pages
 
 
 class Arena:

@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from remat_compiler.errors import OffloadError
-from remat_compiler.offload.arena import Arena, in_pages
+from remat_compiler.ir.plan import in_pages
+from remat_compiler.offload.arena import Arena
 from remat_compiler.offload.memory import DiskMemory, HostMemory, Memory
 from remat_compiler.offload.place import Place
 from remat_compiler.options import format_bytes
@@ -85,16 +86,16 @@ class Store:
             OffloadError: There is no such room.
         """
         made = Reservation(self, size_bytes, limit_bytes)
+        key = id(made)
         with self._changing():
-            self._reserved[id(made)] = size_bytes, limit_bytes
+            self._reserved[key] = size_bytes, limit_bytes
             try:
                 missing = sum(size for size, _ in self._reserved.values()) - self._held()
                 if missing > 0:
                     self._add_piece(missing)
             except OffloadError:
-                del self._reserved[id(made)]
+                del self._reserved[key]
                 raise
-        key = id(made)
         weakref.finalize(made, self._return, lambda: self._release(key))
         return made
 

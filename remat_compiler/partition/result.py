@@ -11,7 +11,6 @@ from remat_compiler.ir.plan import Plan, PlanResult
 from remat_compiler.ir.problem import CostTable, RematProblem
 from remat_compiler.simulate.step_peak import GraphMemory, memory_of
 from remat_compiler.simulate.timeline import MemoryTimeline, simulate
-from remat_compiler.simulate.transfers import moved_bytes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -106,12 +105,6 @@ class Partition:
     def budget_bytes(self) -> int:
         """Largest peak that the planner was allowed."""
         return self.problem.budget_bytes
-
-    @property
-    def moved_bytes(self) -> int:
-        """Bytes that a step moves off the device."""
-        plan = self.result.plan
-        return 0 if plan is None else moved_bytes(self.problem.graph, plan)
 
     @property
     def memory(self) -> GraphMemory:

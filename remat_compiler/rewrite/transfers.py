@@ -61,7 +61,9 @@ class EmittedTransfers:
         current: dict[fx.Node, fx.Node],
     ) -> None:
         roots = {storage: node for node, storage in captured.storage.items()}
-        lives = transfer_lives(GraphArrays.of(captured.graph), plan.steps, plan.boundary, plan.transfers)
+        # Most plans move nothing, and need no arrays.
+        arrays = GraphArrays.of(captured.graph) if plan.transfers else None
+        lives = transfer_lives(arrays, plan.steps, plan.boundary, plan.transfers) if arrays else []
         self._moving = [
             _Moving(i, one, life, roots[one.storage]) for i, (one, life) in enumerate(zip(plan.transfers, lives))
         ]

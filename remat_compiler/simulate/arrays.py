@@ -61,3 +61,13 @@ def _rows(rows: Sequence[Sequence[int]]) -> tuple[IntArray, IntArray]:
     start = np.zeros(len(rows) + 1, np.int64)
     np.cumsum([len(r) for r in rows], out=start[1:])
     return start, np.array([item for row in rows for item in row], np.int64)
+
+
+def expand(start: IntArray, items: IntArray, steps: IntArray) -> tuple[IntArray, IntArray]:
+    """(position, item) pairs of the rows named by `steps`, in order."""
+    count = start[steps + 1] - start[steps]
+    total = int(count.sum())
+    position = np.repeat(np.arange(len(steps)), count)
+    # Position of each item within its own row: the running index less the number of items in the rows before.
+    offset = np.arange(total) - np.repeat(np.cumsum(count) - count, count)
+    return position, items[np.repeat(start[steps], count) + offset]

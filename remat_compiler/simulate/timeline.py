@@ -26,7 +26,7 @@ import numpy.typing as npt
 from remat_compiler.ir.graph import TrainingGraph
 from remat_compiler.ir.plan import Plan, Transfer
 from remat_compiler.ir.problem import CostTable
-from remat_compiler.simulate.arrays import GraphArrays, IntArray
+from remat_compiler.simulate.arrays import GraphArrays, IntArray, expand
 from remat_compiler.simulate.transfers import transfer_times
 
 
@@ -141,8 +141,8 @@ def find_instances(arrays: GraphArrays, steps: IntArray) -> Instances:
     """Lives of all instances that executing `steps` makes."""
     n = len(steps)
     repeated = _is_repeat(steps, len(arrays.time_ns))
-    w_pos, w_sto = _expand(arrays.write_start, arrays.write_items, steps)
-    r_pos, r_sto = _expand(arrays.read_start, arrays.read_items, steps)
+    w_pos, w_sto = expand(arrays.write_start, arrays.write_items, steps)
+    r_pos, r_sto = expand(arrays.read_start, arrays.read_items, steps)
     # A random state is an instance only if a repetition replays it: the first execution makes it, later ones read it.
     replay = arrays.replay[steps]
     if (replay >= 0).any():
@@ -209,13 +209,3 @@ def _returned_state_bytes(arrays: GraphArrays, steps: IntArray) -> IntArray:
         return np.zeros(len(steps), np.int64)
     # Operators without a state have replay -1 and pick an arbitrary size here, which the condition discards.
     return np.where(_is_repeat(steps, len(arrays.time_ns)) & (replay >= 0), arrays.size_bytes[replay], 0)
-
-
-def _expand(start: IntArray, items: IntArray, steps: IntArray) -> tuple[IntArray, IntArray]:
-    """(position, item) pairs of the rows named by `steps`, in order."""
-    count = start[steps + 1] - start[steps]
-    total = int(count.sum())
-    position = np.repeat(np.arange(len(steps)), count)
-    # Position of each item within its own row: the running index less the number of items in the rows before.
-    offset = np.arange(total) - np.repeat(np.cumsum(count) - count, count)
-    return position, items[np.repeat(start[steps], count) + offset]

@@ -22,7 +22,7 @@ from itertools import accumulate
 import numpy as np
 
 from remat_compiler.ir.graph import TrainingGraph
-from remat_compiler.ir.plan import PAGE_BYTES, Plan, Transfer
+from remat_compiler.ir.plan import Plan, Transfer, in_pages
 from remat_compiler.simulate.arrays import GraphArrays, IntArray
 
 
@@ -91,7 +91,7 @@ def transfer_times(arrays: GraphArrays, steps: IntArray, boundary: int, transfer
 
 def moved_bytes(graph: TrainingGraph, plan: Plan) -> int:
     """What the plan's transfers take where they go, if nothing is given back before the step ends: whole pages."""
-    return sum(-(-graph.storages[one.storage].size_bytes // PAGE_BYTES) * PAGE_BYTES for one in plan.transfers)
+    return sum(in_pages(graph.storages[one.storage].size_bytes) for one in plan.transfers)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from builders import generators
-from remat_compiler.ir.plan import PAGE_BYTES
-from remat_compiler.offload.arena import Arena, in_pages
+from remat_compiler.ir.plan import PAGE_BYTES, in_pages
+from remat_compiler.offload.arena import Arena
 
 
 @given(pages=st.integers(0, 40), rng=generators(), turns=st.integers(1, 60))

@@ -162,33 +162,34 @@ def test_values_at_one_address_are_told_apart(place: str) -> None:
         assert torch.equal(back(handle, value), value)
 
 
-def test_what_comes_back_never_lies_over_a_live_tensor(slow: tuple[str, threading.Event]) -> None:
+def on_its_way_back(value: Tensor, slow: tuple[str, threading.Event]) -> tuple[Tensor, Tensor]:
+    """Target and ticket of a copy back that waits for the event."""
     place, gate = slow
     gate.set()
-    value = torch.randn(1 << 16)
     handle = moved(value, place)
     gate.clear()
     target, ticket = PREFETCH(handle, value.size(), value.stride(), value.dtype, value.device)
+    return target, ticket
+
+
+def test_what_comes_back_never_lies_over_a_live_tensor(slow: tuple[str, threading.Event]) -> None:
+    value = torch.randn(1 << 16)
+    target, ticket = on_its_way_back(value, slow)
     # Under way while the step goes on and allocates.
     others = [torch.full((1 << 16,), float(i)) for i in range(4)]
-    gate.set()
+    slow[1].set()
     FETCH(target, ticket)
     assert torch.equal(target, value)
     assert all((one == i).all() for i, one in enumerate(others))
 
 
 def test_a_target_that_is_dropped_under_way_is_not_freed_under_the_copy(slow: tuple[str, threading.Event]) -> None:
-    place, gate = slow
-    gate.set()
-    value = torch.randn(1 << 16)
-    handle = moved(value, place)
-    gate.clear()
-    target, ticket = PREFETCH(handle, value.size(), value.stride(), value.dtype, value.device)
+    target, ticket = on_its_way_back(torch.randn(1 << 16), slow)
     address = target.data_ptr()
-    del target, ticket, handle
+    del target, ticket
     others = [torch.zeros(1 << 16) for _ in range(4)]
     assert address not in [one.data_ptr() for one in others]
-    gate.set()
+    slow[1].set()
     assert not any(one.any() for one in others)
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from remat_compiler.ir.graph import StorageKind, TrainingGraph
-from remat_compiler.simulate.arrays import GraphArrays, IntArray
+from remat_compiler.simulate.arrays import GraphArrays, IntArray, expand
 from remat_compiler.simulate.timeline import find_instances
 
 
@@ -29,31 +30,26 @@ class Gaps:
     first: IntArray
     read: IntArray
 
+    def moved_in(self, chosen: Sequence[int], live_bytes: IntArray) -> IntArray:
+        """Live bytes at each step if something is off the device throughout each chosen gap."""
+        live: IntArray = live_bytes.copy()
+        for gap in chosen:
+            live[self.first[gap] : self.read[gap]] -= self.size_bytes[gap]
+        return live
+
 
 def movable_storages(graph: TrainingGraph) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     """For each storage, whether it may be off the device: nobody else holds it, and it is no random state."""
     states = {op.replay for op in graph.ops}
-    return np.array(
-        [
-            not s.resident
-            and not s.kept
-            and s.kind is not StorageKind.TANGENT
-            and s.id not in states
-            and s.size_bytes > 0
-            for s in graph.storages
-        ],
-        np.bool_,
-    )
+    kinds = (StorageKind.ACTIVATION, StorageKind.TEMPORARY)
+    return np.array([s.kind in kinds and s.id not in states and s.size_bytes > 0 for s in graph.storages], np.bool_)
 
 
 def gaps_of(graph: TrainingGraph, arrays: GraphArrays, steps: IntArray) -> Gaps:
     """The gaps of a plan in which something may be off the device."""
     movable = movable_storages(graph)
     lives = find_instances(arrays, steps)
-    count = arrays.read_start[steps + 1] - arrays.read_start[steps]
-    read_step = np.repeat(np.arange(len(steps)), count)
-    offset = np.arange(int(count.sum())) - np.repeat(np.cumsum(count) - count, count)
-    read_storage = arrays.read_items[np.repeat(arrays.read_start[steps], count) + offset]
+    read_step, read_storage = expand(arrays.read_start, arrays.read_items, steps)
     wanted = movable[read_storage]
     read_step, read_storage = read_step[wanted], read_storage[wanted]
     order = np.lexsort((read_step, read_storage))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from remat_compiler.ir.plan import PAGE_BYTES
+from remat_compiler.ir.plan import in_pages
 from remat_compiler.ir.problem import Link
 from remat_compiler.simulate.arrays import IntArray
 from remat_passes.transfers.gaps import Gaps
@@ -33,8 +33,9 @@ def insert_offload(
     """
     live = live_bytes.copy()
     over = live > budget_bytes
-    pages = -(-gaps.size_bytes // PAGE_BYTES) * PAGE_BYTES
-    copies_ns = np.array([link.out_ns(int(size)) + link.back_ns(int(size)) for size in gaps.size_bytes], np.int64)
+    sizes = gaps.size_bytes.tolist()
+    pages = np.array([in_pages(size) for size in sizes], np.int64)
+    copies_ns = np.array([link.out_ns(size) + link.back_ns(size) for size in sizes], np.int64)
     spare_ns = begins_ns[gaps.read] - begins_ns[gaps.first] - copies_ns
     open_ = np.ones(len(gaps.size_bytes), np.bool_)
     chosen: list[int] = []
@@ -63,9 +64,7 @@ def insert_offload(
 
 def _needed(gaps: Gaps, live_bytes: IntArray, budget_bytes: int, chosen: list[int]) -> list[int]:
     """`chosen` without gaps that are not needed, the last ones first."""
-    live = live_bytes.copy()
-    for gap in chosen:
-        live[gaps.first[gap] : gaps.read[gap]] -= gaps.size_bytes[gap]
+    live = gaps.moved_in(chosen, live_bytes)
     # Steps that stay above the budget whatever is moved must not get higher.
     limit = np.maximum(live, budget_bytes)
     kept = []

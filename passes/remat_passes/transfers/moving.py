@@ -14,7 +14,7 @@ from remat_compiler.simulate.arrays import GraphArrays
 from remat_compiler.simulate.timeline import simulate_arrays
 from remat_passes.transfers.gaps import gaps_of
 from remat_passes.transfers.insert_offload import insert_offload
-from remat_passes.transfers.prefetch import leave_and_return
+from remat_passes.transfers.prefetch import Placing
 
 
 def with_transfers(problem: RematProblem, arrays: GraphArrays, plan: Plan) -> Plan:
@@ -31,11 +31,9 @@ def with_transfers(problem: RematProblem, arrays: GraphArrays, plan: Plan) -> Pl
     gaps = gaps_of(problem.graph, arrays, steps)
     begins = np.array(list(accumulate(arrays.time_ns[steps].tolist(), initial=0)), np.int64)
     chosen = insert_offload(gaps, live, begins[:-1], budget, problem.offload_bytes, link)
-    lowest = live.copy()
-    for gap in chosen:
-        lowest[gaps.first[gap] : gaps.read[gap]] -= gaps.size_bytes[gap]
-    limit = max(budget, int(lowest.max())) if len(lowest) else budget
-    places = leave_and_return(gaps, chosen, lowest, begins, plan.boundary, limit, link)
+    lowest = gaps.moved_in(chosen, live)
+    limit = max(budget, int(lowest.max(initial=0)))
+    places = Placing(gaps, chosen, lowest, begins, plan.boundary, limit, link).places()
     transfers = [
         Transfer(StorageId(int(gaps.storage[gap])), out_after, back_before, link.tier)
         for gap, (out_after, back_before) in zip(chosen, places)
