@@ -34,7 +34,19 @@ COMPILER = (
     *("simulate", "ir", "progress", "files", "options", "option_values", "devices", "errors", "units", "version"),
 )
 PASSES = (
-    *("ahead_of_time", "planning", "layers", "search", "blocks", "chains", "moves", "orders", "bounds", "exact"),
+    *(
+        "ahead_of_time",
+        "planning",
+        "layers",
+        "search",
+        "policies",
+        "blocks",
+        "chains",
+        "moves",
+        "orders",
+        "bounds",
+        "exact",
+    ),
     *("transfers", "sequences", "apart", "tables"),
 )
 """Each room of both packages, from the top."""

@@ -23,6 +23,11 @@ def compiled(function: Function) -> Function:
     return cast("Function", _forgetting(_for_any_number(njit(cache=True)(function))))
 
 
+def parallel(function: Function) -> Function:
+    """`compiled`, for functions that several threads run at once."""
+    return cast("Function", _forgetting(_for_any_number(njit(cache=True, nogil=True)(function))))
+
+
 def inner(function: Function) -> Function:
     """`compiled`, for functions that only compiled functions call: without a Python entry point they compile faster."""
     bare: dict[str, Any] = {"cache": True, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}

@@ -14,7 +14,7 @@ from remat_compiler.simulate.arrays import GraphArrays
 from remat_compiler.simulate.timeline import simulate_arrays
 from remat_passes.transfers.gaps import gaps_of
 from remat_passes.transfers.insert_offload import insert_offload
-from remat_passes.transfers.prefetch import Placing
+from remat_passes.transfers.prefetch import Moves, find_places
 
 
 def with_transfers(problem: RematProblem, arrays: GraphArrays, plan: Plan) -> Plan:
@@ -33,7 +33,16 @@ def with_transfers(problem: RematProblem, arrays: GraphArrays, plan: Plan) -> Pl
     chosen = insert_offload(gaps, live, begins[:-1], budget, problem.offload_bytes, link)
     lowest = gaps.moved_in(chosen, live)
     limit = max(budget, int(lowest.max(initial=0)))
-    places = Placing(gaps, chosen, lowest, begins, plan.boundary, limit, link).places()
+    size = gaps.size_bytes[chosen]
+    moves = Moves(
+        gaps.made[chosen],
+        gaps.first[chosen],
+        gaps.read[chosen],
+        size,
+        np.array([link.out_ns(one) for one in size.tolist()], np.int64),
+        np.array([link.back_ns(one) for one in size.tolist()], np.int64),
+    )
+    places = find_places(moves, lowest, begins, plan.boundary, limit).tolist()
     transfers = [
         Transfer(StorageId(int(gaps.storage[gap])), out_after, back_before, link.tier)
         for gap, (out_after, back_before) in zip(chosen, places)

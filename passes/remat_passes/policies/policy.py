@@ -1,0 +1,49 @@
+"""A policy: one action for each value that the backward reads, as HOME has it (section 3.3).
+
+    value     conv1   bn1         relu1       conv2    ...
+    action    MOVE    RECOMPUTE   RECOMPUTE   KEEP     ...
+
+A value is a storage that the forward saves when nothing is recomputed.  A moved one leaves after its last use in the
+forward and comes back for its next use; a recomputed one is made again just before its first use in the backward.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from remat_passes.sequences.profile import Arrays, BoolArray, IntArray
+
+KEEP, MOVE, RECOMPUTE = range(3)
+"""The actions."""
+
+
+class Policies(NamedTuple):
+    """The policies of one order of the step, as the compiled loops take them.
+
+    Attributes:
+        g: The problem.
+        forward: Operators of the forward, in order.
+        backward: Operators of the backward, in order.
+        at_hand: For each storage, whether its first instance serves every read; see `StepIndex.always_at_hand`.
+        values: Storages that a policy decides about, ascending.
+        allowed: A row a value: which of the actions it may have.
+        out_ns: For each storage, the time of its copy from the device.
+        back_ns: The same for the way back.
+        drag_percent: See `Link.drag_percent`.
+        pages_bytes: For each storage, what it takes off the device.
+        room_bytes: What may be off the device.
+        budget_bytes: Most bytes that may be alive.
+    """
+
+    g: Arrays
+    forward: IntArray
+    backward: IntArray
+    at_hand: BoolArray
+    values: IntArray
+    allowed: BoolArray
+    out_ns: IntArray
+    back_ns: IntArray
+    drag_percent: int
+    pages_bytes: IntArray
+    room_bytes: int
+    budget_bytes: int
