@@ -12,10 +12,13 @@ import time
 from dataclasses import replace
 
 from remat_compiler.ir.graph import Op, OpId, Phase, Storage, StorageId, StorageKind, TrainingGraph
-from remat_compiler.ir.problem import CostTable, RematProblem
+from remat_compiler.ir.plan import Tier
+from remat_compiler.ir.problem import CostTable, Link, RematProblem
 from remat_passes.exact.prove import cheaper_plan
 from remat_passes.planning.auto import Auto
+from remat_passes.planning.capuchin import Capuchin
 from remat_passes.planning.dtr import Dtr
+from remat_passes.planning.home import Home
 from remat_passes.planning.save_all import SaveAll
 
 FEW, MANY = 6, 30
@@ -36,6 +39,10 @@ def compile_loops() -> float:
         # The portfolio tries this only with more work than is worth waiting for here.
         cheaper_plan(small, plan, [100], 3_000)
     Auto(time_limit=SECONDS).plan(_tight(MANY))
+    moving = _with_link(small)
+    Auto(effort=100).plan(moving)
+    Home(particles=2, turns=1).plan(moving)
+    Capuchin().plan(moving)
     return time.monotonic() - began
 
 
@@ -44,6 +51,12 @@ def _tight(blocks: int) -> RematProblem:
     step = _step(blocks)
     low, high = Auto(effort=100).smallest_peak(step), SaveAll().plan(step)
     return replace(step, budget_bytes=(low.peak_bytes + high.peak_bytes) // 2)
+
+
+def _with_link(problem: RematProblem) -> RematProblem:
+    """`problem` with a link that is too slow to move all that has to leave."""
+    link = Link(Tier.HOST, 10**10, 10**10)
+    return replace(problem, costs=replace(problem.costs, links=(link,)), offload_bytes=1 << 40)
 
 
 class _Writer:

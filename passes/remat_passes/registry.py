@@ -24,16 +24,21 @@ LAYOUT_GROUP = "remat_compiler.layouts"
 PLANNERS: Mapping[str, str] = MappingProxyType(
     {
         "auto": "remat_passes.planning.auto:Auto",
+        "capuchin": "remat_passes.planning.capuchin:Capuchin",
         "chain_dp": "remat_passes.planning.chain_dp:ChainDp",
         "chen_sqrt": "remat_passes.planning.chen_sqrt:ChenSqrt",
+        "delta": "remat_passes.planning.delta:Delta",
         "dtr": "remat_passes.planning.dtr:Dtr",
         "greedy": "remat_passes.planning.greedy:Greedy",
         "hierarchical": "remat_passes.planning.hierarchical:Hierarchical",
+        "home": "remat_passes.planning.home:Home",
         "ilp": "remat_passes.planning.ilp:Ilp",
         "knapsack": "remat_passes.planning.knapsack:Knapsack",
         "mimose": "remat_passes.planning.mimose:Mimose",
         "min_cut": "remat_passes.planning.min_cut:MinCut",
         "save_all": "remat_passes.planning.save_all:SaveAll",
+        "superneurons": "remat_passes.planning.superneurons:SuperNeurons",
+        "vdnn": "remat_passes.planning.vdnn:Vdnn",
     }
 )
 """The planners of this project."""

@@ -12,16 +12,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from remat_compiler.ir.plan import Plan, PlanResult
+from remat_compiler.ir.plan import PlanResult
 from remat_compiler.ir.problem import RematProblem
 from remat_passes.planning.interface import Candidate, choose
 from remat_passes.planning.portfolio import WORK_PER_SECOND, improve
+from remat_passes.policies.space import PolicySpace
 from remat_passes.search.moving_search import MOST_ENTRIES, MovingSearch, search_between
+from remat_passes.search.policy_search import improve_best, search_policies
 from remat_passes.search.sequence_search import SequenceSearch
 from remat_passes.sequences.candidate import SequenceCandidate
 
 HALVINGS = 8
 """Budgets tried to find the lowest peak within a time limit."""
+LAST_CLIMBS = 8
+"""How much more work the last climbs are given than those before."""
 MOST_WORK = 2**53
 """More work than any search does: the limit if a user names more seconds."""
 
@@ -60,11 +64,14 @@ class Auto:
     def _moving(self, problem: RematProblem) -> PlanResult:
         """The plan where values may be moved: never a slower one than without."""
         moving = MovingSearch.of(problem)
-        moving.offer([Plan.saving_all(problem.graph)])
+        # One action for each value first, which is quick, then sequences, which know more; each improves the other's.
+        search_policies(moving, self.effort, self.seed)
         if not moving.free:
-            moving.offer([self._recomputing(problem).plan()])
-        if not moving.free:
-            search_between(moving, lambda budget, share: self._search(problem, budget, share))
+            without = self._recomputing(problem).plan()
+            moving.offer([without])
+            improve_best(moving, self.effort, self.seed)
+            search_between(moving, without, lambda budget, share: self._search(problem, budget, share))
+            improve_best(moving, LAST_CLIMBS * self.effort, self.seed + 1)
         assert moving.best is not None
         return choose(problem, self.name, [Candidate(moving.best.plan)])
 
@@ -88,7 +95,8 @@ class Auto:
         if not problem.moves:
             return choose(problem, self.name, [Candidate(best.plan())])
         lowest = MovingSearch.of(replace(problem, budget_bytes=0))
-        lowest.offer([Plan.saving_all(problem.graph), *(entry.plan() for entry in search.pool[:MOST_ENTRIES])])
+        kept = (space.kept for space in PolicySpace.of_all(problem))
+        lowest.offer([*kept, *(entry.plan() for entry in search.pool[:MOST_ENTRIES])])
         assert lowest.best is not None
         return choose(problem, self.name, [Candidate(lowest.best.plan)])
 

@@ -70,26 +70,36 @@ class MovingSearch:
 
     def offer(self, plans: Iterable[Plan]) -> tuple[bool, int, int, int]:
         """Try plans without transfers, and with transfers where they do not fit; the rank of the best of them."""
-        budget, ranks = self.problem.budget_bytes, []
+        ranks = []
         for plan in plans:
             made = self._judged(plan)
-            if made.peak_bytes > budget:
+            if made.peak_bytes > self.problem.budget_bytes:
                 made = self._judged(with_transfers(self.problem, self.arrays, plan))
-            if self.best is None or made.rank(budget) < self.best.rank(budget):
-                self.best = made
-            ranks.append(made.rank(budget))
+            ranks.append(self._kept(made))
         return min(ranks)
+
+    def adopt(self, plan: Plan) -> None:
+        """Try a plan as it is."""
+        self._kept(self._judged(plan))
 
     def _judged(self, plan: Plan) -> MovingCandidate:
         timeline = simulate_arrays(self.arrays, np.array(plan.steps, np.int64), plan.boundary, plan.transfers)
         return MovingCandidate(plan, timeline.peak_bytes, timeline.added_ns)
 
+    def _kept(self, made: MovingCandidate) -> tuple[bool, int, int, int]:
+        """Remember `made` if it is the best so far; its rank."""
+        budget = self.problem.budget_bytes
+        if self.best is None or made.rank(budget) < self.best.rank(budget):
+            self.best = made
+        return made.rank(budget)
 
-def search_between(moving: MovingSearch, search_for: Callable[[int, int], SequenceSearch]) -> None:
+
+def search_between(moving: MovingSearch, without: Plan, search_for: Callable[[int, int], SequenceSearch]) -> None:
     """Offer sequences for budgets between the problem's and the peak without a budget.
 
     Args:
         moving: Gets the sequences.
+        without: The best plan that moves nothing.
         search_for: A search for a budget, with a part of the effort: the budget, and by what the effort is divided.
     """
     problem = moving.problem
@@ -103,7 +113,9 @@ def search_between(moving: MovingSearch, search_for: Callable[[int, int], Sequen
         search.run()
         tried[share] = moving.offer(entry.plan() for entry in search.pool[:MOST_ENTRIES])
 
-    for share in (0.0, *SHARES):
+    # With the budget itself nothing is moved, and that has been searched.
+    tried[0.0] = moving.offer([without])
+    for share in SHARES:
         attempt(share)
     width = SHARES[0] / 2
     for _ in range(HALVINGS):
