@@ -16,8 +16,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from fake_capture import Captured
 from planner_rows import cpu_seconds
-from published_models import GPUS, MODELS, Captured, capture_fake
+from published_models import GPUS, MODELS, capture_fake
 from remat_compiler.ir.graph import StorageKind
 from remat_compiler.ir.planner import Planner
 from remat_compiler.ir.problem import RematProblem

@@ -3,30 +3,23 @@
 Sizes are those of GPT-2 (Radford et al., 2019) as `topal-team/rockmate` (``models/GPT.py``) has them: small 12 layers
 of 768, medium 24 of 1024, large 36 of 1280, xl 48 of 1600; materialised attention, dropout 0.1, a vocabulary of 50,257,
 float32.  The loss is the mean of the logits, as in that repository's ``exp/exp.py``, or the cross entropy of every
-token ("ce"), whose logits are most of the memory of a short network.  An operator is a node of the joint graph, as in
-eager PyTorch.
+token ("ce"), whose logits are most of the memory of a short network.
 
 Rates are four fifths of what NVIDIA's data sheets name, and 5 µs a launch: Tesla V100 SXM2 15.7 TFLOP/s and 900 GB/s,
-Quadro RTX 8000 16.3 TFLOP/s and 672 GB/s.  Workspaces of the GPU's kernels are not known here, and counted as nothing.
+Quadro RTX 8000 16.3 TFLOP/s and 672 GB/s.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from remat_compiler import torch_compat
-from remat_compiler.capture.graph import capture
+from fake_capture import Captured, captured_on_fakes
 from remat_compiler.costs.rates import Rates
-from remat_compiler.costs.roofline import Roofline
-from remat_compiler.ir.problem import CostTable, RematProblem
 from zoo.loss import TokenLoss
 
 REACHED, LAUNCH_NS = 0.8, 5_000
@@ -124,64 +117,6 @@ MODELS = {
 """The networks of the comparison: as short as in HiRemate's comparison with Checkmate, up to 112 layers for size."""
 
 
-class _Joint(BaseException):
-    """Ends a compilation once the joint graph is there."""
-
-    def __init__(self, graph: fx.GraphModule, keywords: dict[str, Any]) -> None:
-        super().__init__()
-        self.graph, self.keywords = graph, keywords
-
-
-class _Probe(torch_compat.CustomPartitionerFn):
-    """Takes the joint graph."""
-
-    def __call__(self, gm: fx.GraphModule, joint_inputs: Sequence[object], **keywords: Any) -> Any:
-        raise _Joint(gm, keywords)
-
-    def uuid(self) -> None:
-        """Nothing may be served from a cache."""
-
-
-@dataclass(frozen=True, slots=True)
-class Captured:
-    """A network as planners see it.
-
-    Attributes:
-        joint_nodes: Nodes of the joint graph.
-        problems: The problem under the rates of each GPU, by its name, with a budget of one byte.
-    """
-
-    joint_nodes: int
-    problems: dict[str, RematProblem]
-
-
 def capture_fake(model: Gpt2) -> Captured:
-    """`model` captured without its memory: no tensor of it is ever allocated.
-
-    Raises:
-        RuntimeError: No joint graph was made.
-    """
-    torch._dynamo.reset()
-
-    def backend(gm: fx.GraphModule, inputs: Any) -> Any:
-        return torch_compat.compile_with_interpreter(gm, inputs, _Probe())
-
-    with FakeTensorMode(), torch_compat.partitioner_always_runs():
-        module, inputs = model.build()
-        try:
-            torch.compile(module, backend=backend, dynamic=False)(**inputs)
-        except _Joint as found:
-            joint, keywords = found.graph, found.keywords
-        else:
-            raise RuntimeError(f"no joint graph was made of {model.name}")
-    static = tuple(keywords.get("static_lifetime_input_indices") or ())
-    torch_compat.prepare_joint(joint, keywords["num_fwd_outputs"], static)
-    captured = capture(joint, num_fwd_outputs=keywords["num_fwd_outputs"], static_input_indices=static, fused=False)
-    count = len(captured.graph.ops)
-    problems = {}
-    for name, rates in GPUS.items():
-        roofline = Roofline(captured, None, rates)
-        times = tuple(roofline.time_ns(op) for op in range(count))
-        costs = CostTable(times, (0,) * count, tuple(roofline.provenance(op) for op in range(count)))
-        problems[name] = RematProblem(captured.graph, costs, 1)
-    return Captured(len(joint.graph.nodes), problems)
+    """`model` captured without its memory; see `captured_on_fakes`."""
+    return captured_on_fakes(model.name, model.build, GPUS)

@@ -200,12 +200,15 @@ def _moves(p: Policies, actions: IntArray, boundary: int, start: IntArray, event
 @inner
 def _placed(budget: int, moves: Moves, live: IntArray, begins: IntArray, boundary: int) -> IntArray:
     """When each leaves and returns; `live` becomes what is alive then."""
+    away = np.zeros(len(live) + 1, np.int64)
     for i in range(len(moves.made)):
-        for step in range(moves.first[i], moves.read[i]):
-            live[step] -= moves.size_bytes[i]
-    limit = budget
-    for here in live:
-        limit = max(limit, here)
+        away[moves.first[i]] += moves.size_bytes[i]
+        away[moves.read[i]] -= moves.size_bytes[i]
+    limit, gone = budget, 0
+    for step in range(len(live)):
+        gone += away[step]
+        live[step] -= gone
+        limit = max(limit, live[step])
     return places(moves, live, begins, boundary, limit)
 
 

@@ -27,6 +27,8 @@ class Policies(NamedTuple):
         at_hand: For each storage, whether its first instance serves every read; see `StepIndex.always_at_hand`.
         values: Storages that a policy decides about, ascending.
         allowed: A row a value: which of the actions it may have.
+        alike: For each value, the number of its group: values of the same size, made by the same kind of operator.
+        group_sizes: Values in each group.
         out_ns: For each storage, the time of its copy from the device.
         back_ns: The same for the way back.
         drag_percent: See `Link.drag_percent`.
@@ -41,6 +43,8 @@ class Policies(NamedTuple):
     at_hand: BoolArray
     values: IntArray
     allowed: BoolArray
+    alike: IntArray
+    group_sizes: IntArray
     out_ns: IntArray
     back_ns: IntArray
     drag_percent: int

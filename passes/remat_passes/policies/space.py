@@ -52,6 +52,7 @@ class PolicySpace:
             np.array(index.always_at_hand(), np.bool_),
             values,
             allowed,
+            *_groups(problem, index, values),
             np.array(nothing if link is None else [link.out_ns(size) for size in sizes], np.int64),
             np.array(nothing if link is None else [link.back_ns(size) for size in sizes], np.int64),
             0 if link is None else link.drag_percent,
@@ -107,6 +108,15 @@ class PolicySpace:
                 for storage, (leaves, returns) in zip(moved.tolist(), places.tolist())
             )
         return Plan(tuple(map(OpId, steps.tolist())), int(boundary), transfers)
+
+
+def _groups(problem: RematProblem, index: StepIndex, values: IntArray) -> tuple[IntArray, IntArray]:
+    """`Policies.alike` and `Policies.group_sizes`."""
+    ops = problem.graph.ops
+    kinds = [(ops[index.producer[s]].target, index.size_bytes[s]) for s in values.tolist()]
+    number = {kind: n for n, kind in enumerate(dict.fromkeys(kinds))}
+    alike = np.array([number[kind] for kind in kinds], np.int64)
+    return alike, np.bincount(alike, minlength=len(number)).astype(np.int64)
 
 
 def _saved(index: StepIndex, order: Order) -> IntArray:

@@ -25,10 +25,13 @@ def search_policies(moving: MovingSearch, effort: int, seed: int) -> None:
         effort: Work of each climb, for each operator.
         seed: Of the changes at random.
     """
+    ranks = {}
     for space in PolicySpace.of_all(moving.problem):
         # Moved by need alone, where a policy moves a value for as long as it can.
         moving.offer([space.kept])
-        _climb(moving, space, [space.all_of(action) for action in (KEEP, MOVE, RECOMPUTE)], effort, seed)
+        ranks[space] = _climb(moving, space, [space.all_of(KEEP)], effort, seed)
+    best = min(ranks, key=lambda space: ranks[space])
+    _climb(moving, best, [best.all_of(MOVE), best.all_of(RECOMPUTE)], effort, seed)
 
 
 def improve_best(moving: MovingSearch, effort: int, seed: int) -> None:
@@ -42,15 +45,18 @@ def improve_best(moving: MovingSearch, effort: int, seed: int) -> None:
         _climb(moving, space, starts, effort, seed)
 
 
-def _climb(moving: MovingSearch, space: PolicySpace, starts: Iterable[IntArray], effort: int, seed: int) -> None:
-    """Offer the plan of what a climb from each of `starts` reaches."""
+def _climb(moving: MovingSearch, space: PolicySpace, starts: Iterable[IntArray], effort: int, seed: int) -> int:
+    """Offer the plan of what a climb from each of `starts` reaches; the least rank, see `decode.rank`."""
     most = evaluations(space.policies, effort)
     draws = np.random.default_rng(seed).integers(0, 1 << 40, (most, 4))
+    least = 1 << 62
     for start in starts:
         if moving.free:
-            return
-        actions, _, _ = climb(space.policies, start, draws, most)
+            break
+        actions, rank, _ = climb(space.policies, start, draws, most)
         moving.adopt(space.plan(actions))
+        least = min(least, int(rank))
+    return least
 
 
 def evaluations(policies: Policies, effort: int) -> int:
