@@ -3,10 +3,10 @@
     python benchmarks/offload_curves.py [--models gpt2-xl ...] [--positions 0.75 0.5 0.25] [--json OUT] [--plot OUT]
 
 The steps are compiled on paper, down to the kernels that Inductor would write; times are modelled at the data sheet's
-rates (`costs.rates.paper_rates`), so all of this is a model's word and nothing was measured.  Budgets stand at positions
-between the smallest peak that recomputation alone reaches (0) and the peak without a budget (1).  A link is as fast in
-both directions at once, and copies reach the rate that is given: PCI Express 4 and 5 reach about 25 and 50 GB/s, and
-GB200's link 450 at most.
+rates (`costs.rates.paper_rates`), so all of this is a model's word and nothing was measured.  Budgets stand at
+positions between the smallest peak that recomputation alone reaches (0) and the peak without a budget (1).  A link is
+as fast in both directions at once, and copies reach the rate that is given: PCI Express 4 and 5 reach about 25 and 50
+GB/s, and GB200's link 450 at most.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from remat_compiler.simulate.transfers import moved_bytes
 from remat_passes.planning.auto import Auto
 from remat_passes.planning.save_all import SaveAll
 
-SPEEDS = (0, 4, 8, 16, 25, 50, 100, 200, 450)
+SPEEDS = (0, 8, 16, 25, 50, 100, 200, 450)
 """GB/s in each direction; 0 is no link."""
 POSITIONS = (0.75, 0.5, 0.25)
 LATENCY_NS = 10_000
@@ -143,8 +143,8 @@ def points(
     high = SaveAll().plan(replace(problem, budget_bytes=1 << 62)).peak_bytes
     low = planner.smallest_peak(replace(problem, budget_bytes=0)).peak_bytes
     print(
-        f"{name}: {len(problem.graph.ops)} operators, {problem.costs.step_ns / 1e6:.0f} ms; {high / 1e9:.2f} GB without "
-        f"a budget, {low / 1e9:.2f} GB at least",
+        f"{name}: {len(problem.graph.ops)} operators, {problem.costs.step_ns / 1e6:.0f} ms; {high / 1e9:.2f} GB "
+        f"without a budget, {low / 1e9:.2f} GB at least",
         flush=True,
     )
     made = []

@@ -52,7 +52,8 @@ def _joined(problem: RematProblem, plan: Plan, made: list[tuple[int, Life]]) -> 
         if size <= 0:
             continue
         arguments = [n for n in ending[step + 1] if made[n][0] in reads and made[n][1].size_bytes == size]
-        arguments = [n for n in arguments if n not in came_back]
+        # As in the timeline: if one of them has been away, it may be the only one that would have served.
+        arguments = [] if came_back.intersection(arguments) else arguments
         results = [n for n in starting[step] if made[n][0] in writes and made[n][1].size_bytes == size]
         for argument, result in zip(arguments[:1], results[:1]):
             storage, life = made[result]

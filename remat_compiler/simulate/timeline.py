@@ -182,8 +182,8 @@ def _not_taken_over(
             for s in arrays.read_items[row]
             if arrays.size_bytes[s] == -takes[step] and ((instances.storage == s) & (instances.last == step)).any()
         ]
-        # Another argument of the size, if one ends here too, serves as well.
-        if ending and all(_was_away(instances, s, step, transfers) for s in ending):
+        # Another argument of the size may end here too, but need not serve as well.
+        if any(_was_away(instances, s, step, transfers) for s in ending):
             found[step] = -takes[step]
     return found
 

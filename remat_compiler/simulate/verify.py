@@ -230,7 +230,7 @@ def _walk_forward(
         workspace = problem.costs.workspace_bytes[op_id]
         ending = [s for s in last_needed[step] if s in op.reads and counted.get(s) == -workspace]
         # What comes back from elsewhere is in memory that no result takes over.
-        if workspace < 0 and ending and all(_has_been_away(graph, plan, s, step) for s in ending):
+        if workspace < 0 and any(_has_been_away(graph, plan, s, step) for s in ending):
             workspace = 0
         live = standing + sum(counted[s] for s in made) + extra + workspace
         if live > peak:

@@ -82,5 +82,19 @@ def test_what_another_loop_may_read_behind_it_is_not_taken_over() -> None:
     assert not bytes_taken_over(graph)[tanh.id]
 
 
+def test_nothing_takes_over_what_was_scattered_into() -> None:
+    """Inductor fills such memory and changes it, and gives it to no later loop."""
+
+    def step(x: Tensor, w: Tensor) -> Tensor:
+        rows = torch.arange(SIZE) // 2
+        return (torch.tanh(((x @ w) * 2.0)[rows]) @ x).sum()
+
+    graph = graph_of(step)
+    scattered = {s for op in graph.graph.ops if "index_put" in op.target for s in op.writes}
+    assert scattered
+    for op, taken_over in zip(graph.graph.ops, bytes_taken_over(graph)):
+        assert not taken_over or set(op.reads) - scattered
+
+
 def test_the_interpreter_takes_nothing_over() -> None:
     assert targets(graph_of(through_gelu, fused=False)) == []

@@ -96,6 +96,7 @@ class Auto:
             return choose(problem, self.name, [Candidate(best.plan())])
         lowest = MovingSearch.of(replace(problem, budget_bytes=0))
         kept = (space.kept for space in PolicySpace.of_all(problem))
+        lowest.adopt(best.plan())
         lowest.offer([*kept, *(entry.plan() for entry in search.pool[:MOST_ENTRIES])])
         assert lowest.best is not None
         return choose(problem, self.name, [Candidate(lowest.best.plan)])

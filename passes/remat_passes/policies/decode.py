@@ -12,7 +12,6 @@ from remat_passes.policies.policy import MOVE, RECOMPUTE, Policies
 from remat_passes.sequences.jit import compiled, inner
 from remat_passes.sequences.profile import (
     END,
-    KEPT,
     MUST_NOT_SAVE,
     PRODUCER,
     READS,
@@ -232,24 +231,19 @@ def _count_new_memory(
         op, size = steps[step], -g.ops[steps[step], WORKSPACE]
         if size <= 0:
             continue
-        ending, away = 0, 0
+        away = False
         for i in range(g.ops[op, READS], g.ops[op, WRITES]):
             s = g.items[i]
-            if g.storages[s, SIZE] != size:
-                continue
-            if g.storages[s, KEPT]:
-                # Held to the end by the caller, which is here at the last step alone.
-                ending += step == len(steps) - 1
+            one = which[s]
+            if one < 0 or g.storages[s, SIZE] != size:
                 continue
             k = next_event(start, events, s, step)
             if k + 1 < start[s + 1] and events[k + 1] & 1 == 0:
                 continue
-            ending += 1
-            one = which[s]
-            if one >= 0 and found[one, 1] <= step:
+            if found[one, 1] <= step:
                 k -= 1
                 while events[k] & 1 == 0:
                     k -= 1
-                away += events[k] >> 1 == made[one]
-        if ending > 0 and ending == away:
+                away = away or events[k] >> 1 == made[one]
+        if away:
             live[step] += size
