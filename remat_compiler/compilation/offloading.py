@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Collection
 from pathlib import Path
 
+from remat_compiler import torch_compat
 from remat_compiler.errors import OffloadError, OptionError
 from remat_compiler.ir.plan import Tier
 from remat_compiler.offload.place import Place
@@ -62,7 +63,7 @@ def _free_bytes(folder: Path) -> int:
 
 
 def reserve(place: Place | None, moved_bytes: int, limit_bytes: int, pinned: bool) -> Reservation | None:
-    """Room for the steps of a plan; `None` if it moves nothing.
+    """Room for the steps of a plan; `None` if it moves nothing, or on paper.
 
     Args:
         place: Where it moves values to.
@@ -73,6 +74,7 @@ def reserve(place: Place | None, moved_bytes: int, limit_bytes: int, pinned: boo
     Raises:
         OffloadError: There is no such room any more.
     """
-    if place is None or not moved_bytes:
+    # On paper there is no memory to pin, and nothing is copied.
+    if place is None or not moved_bytes or torch_compat.paper_gpu() is not None:
         return None
     return store_of(place, pinned).reserve(moved_bytes, limit_bytes)

@@ -167,3 +167,21 @@ MAKERS = {
     "defaulted": defaulted,
     "checkpointed": checkpointed,
 }
+
+
+class Wide(nn.Module):
+    """Layers whose results take long to make and are quickly moved."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(1024, 1024) for _ in range(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = x + F.gelu(layer(x))
+        return x.square().mean()
+
+
+def wide_inputs() -> Tensor:
+    """Inputs of `Wide`."""
+    return torch.randn(8192, 1024)

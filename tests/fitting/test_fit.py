@@ -25,7 +25,7 @@ from fitting.paper_answers import (
     updates,
     warnings_of,
 )
-from fitting.paper_models import Language, Vision, language, untrained
+from fitting.paper_models import Language, Vision, Wide, language, untrained, wide_inputs
 from remat_compiler.cli.main import main
 from remat_compiler.errors import OptionError, PaperFailure
 from remat_compiler.fitting.fit_report import FitPoint
@@ -165,6 +165,17 @@ def test_a_budget_holds_for_every_batch_on_paper() -> None:
     # Small batches recompute nothing, large ones do.
     assert max(a_sample[:4]) < 1.01 * min(a_sample[:4])
     assert max(a_sample[4:]) < 0.7 * min(a_sample[:4])
+
+
+def test_a_step_on_paper_moves_values() -> None:
+    """There is no memory to pin, and nothing is copied; the plan and its peak are those of a GPU."""
+    alone, moved = (
+        remat_compiler.fit(Wide, wide_inputs, device="h100", budget=0.5, options={**INTERPRETED, **room}).points[0]
+        for room in ({}, {"offload_budget": "4GiB"})
+    )
+    assert alone.planned_bytes is not None
+    assert max(moved.forward_bytes, moved.backward_bytes) == moved.planned_bytes
+    assert 0 < moved.added_ns < alone.added_ns
 
 
 def test_memory_of_tensors_is_told_apart() -> None:
