@@ -68,7 +68,9 @@ def _offloaded(report: PlanReport) -> list[tuple[str, ...]]:
     """The row of what is moved off the device, if anything is."""
     if not report.offloaded_bytes:
         return []
-    waits = f"the step waits {format_time(report.stall_ns)} for it" if report.stall_ns else "which the step never waits for"
+    waits = (
+        f"the step waits {format_time(report.stall_ns)} for it" if report.stall_ns else "the step never waits for it"
+    )
     return [("offloaded", _size(report.offloaded_bytes), waits)]
 
 
