@@ -28,7 +28,7 @@ from remat_compiler.compilation.refusal import (
     warn_of_smallest,
 )
 from remat_compiler.errors import InfeasibleBudget
-from remat_compiler.options import RematOptions
+from remat_compiler.options import BudgetKind, RematOptions
 from remat_compiler.partition.request import PartitionRequest
 from remat_compiler.partition.result import NoPlan
 from remat_compiler.simulate.step_peak import GraphMemory
@@ -129,6 +129,9 @@ class _Tries:
         best = best_of(tries, self.limit)
         if best is None or best.is_over(self.limit):
             best = self._when_nothing_fits(best)
+        if self._may_be_lower_unmoved(best):
+            unmoved = self.compile(best.request.without_transfers, real=False)
+            best = min(best, unmoved, key=lambda one: one.needed_bytes or 0)
         # The budget is kept by the code that runs, so that is checked, too.
         if not best.real:
             best = self.compile(best.request)
@@ -187,6 +190,12 @@ class _Tries:
                 break
             request = following
         return tries
+
+    def _may_be_lower_unmoved(self, best: Attempt) -> bool:
+        """Whether the smallest peak is asked for, and moving values misses the one that was planned."""
+        if self.options.memory_budget.kind is not BudgetKind.MIN or best.request.place is None:
+            return False
+        return bool(best.partitions) and not best.check.unknown and (best.needed_bytes or 0) > best.planned_bytes
 
     def _layout_costs(self, tries: Sequence[Attempt]) -> bool:
         """Whether the inner compiler's layout does not fit, or fits only by recomputing much more."""

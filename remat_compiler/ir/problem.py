@@ -21,7 +21,7 @@ class Link:
         out_bytes_per_s: Bandwidth from the device, at least 1.
         back_bytes_per_s: Bandwidth to the device, at least 1.
         latency_ns: Time of a copy of no bytes.
-        drag_percent: What operators lose while copies run, in percent of the time of the copies: 0 where engines of
+        drag_percent: What operators lose while copies run beside them, in percent of that time: 0 where engines of
             their own copy, about 100 where processors copy that are busy with operators.
     """
 

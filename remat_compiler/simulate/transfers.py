@@ -9,8 +9,8 @@ Operators run one after the other; beside them, each tier has a queue for copies
                 end of the forward
 
 Copies take their bytes over the bandwidth of their direction, and a latency.  Where they slow operators down, the step
-takes longer by a part of their time (`Link.drag_percent`).  A copy costs what is left of it once the operators beside
-it have run, as in HOME (section 3.4, Figure 4), where copies do not wait for each other.
+takes longer by a part of their time that does not pass in waiting (`Link.drag_percent`).  A copy costs what is left of
+it once the operators beside it have run, as in HOME (section 3.4, Figure 4), where copies do not wait for each other.
 """
 
 from __future__ import annotations
@@ -69,7 +69,8 @@ def transfer_times(arrays: GraphArrays, steps: IntArray, boundary: int, transfer
     queues = {(one.tier, back): 0 for one in transfers for back in (False, True)}
     out: dict[int, tuple[int, int]] = {}
     back: dict[int, tuple[int, int]] = {}
-    late_ns = drag_ns = 0
+    late_ns = 0
+    copied_ns = dict.fromkeys(links, 0)
     for step, kind, _, i in _events(transfers, lives):
         first = lives[i].first
         if kind == _GONE:
@@ -80,11 +81,14 @@ def transfer_times(arrays: GraphArrays, steps: IntArray, boundary: int, transfer
             one, is_back = transfers[first], kind == _ASKED
             size_bytes, link = int(arrays.size_bytes[one.storage]), links.get(one.tier)
             copy_ns = 0 if link is None else link.back_ns(size_bytes) if is_back else link.out_ns(size_bytes)
-            drag_ns += 0 if link is None else copy_ns * link.drag_percent // 100
+            if link is not None:
+                copied_ns[one.tier] += copy_ns
             asked_ns = late_ns + begins[step if is_back else step + 1]
             begin_ns = max(asked_ns, queues[one.tier, is_back])
             (back if is_back else out)[i] = begin_ns, begin_ns + copy_ns
             queues[one.tier, is_back] = begin_ns + copy_ns
+    # Nobody is slowed down by a copy that the step waits for.
+    drag_ns = sum(max(ns - late_ns, 0) * links[tier].drag_percent // 100 for tier, ns in copied_ns.items())
     copies = tuple(Copies(*out[life.first], *back[i]) for i, life in enumerate(lives))
     return TransferTimes(begins[-1] + late_ns + drag_ns, late_ns, drag_ns, copies)
 

@@ -35,6 +35,7 @@ class MadeUpCompiler:
         ns_per_byte: Time that each byte below 1,000 adds.
         native_bytes: What the step takes without a budget.
         early_bytes: Bytes that loops fused across kernels take more.
+        moving_bytes: Bytes that plans take more that may move values.
         origin: Where in the plan cache plans come from; empty for plans that were solved.
         requests: What was asked for, and whether for real.
     """
@@ -45,6 +46,7 @@ class MadeUpCompiler:
     ns_per_byte: float = 0.1
     native_bytes: int = 1000
     early_bytes: int = 0
+    moving_bytes: int = 0
     origin: str = ""
     requests: list[tuple[PartitionRequest, bool]] = field(default_factory=list)
 
@@ -68,6 +70,7 @@ class MadeUpCompiler:
         )
         emitted = request.budget_bytes + self.other_bytes + (self.layout_bytes if request.free_layout else 0)
         emitted += self.early_bytes if early else 0
+        emitted += self.moving_bytes if request.place else 0
         check = DryRun(emitted, (MemorySample("forward", "aten.convolution", 0, "x = conv(y)", emitted, 0),))
         return Attempt(request, lambda: None, real, True, (cast("Partition", partition),), check)
 
@@ -202,6 +205,17 @@ def test_what_is_held_beside_others_makes_the_whole_budget_a_share() -> None:
     search = BudgetSearch(MadeUpCompiler(layout_bytes=0, floor_bytes=300), options_of(memory_budget=200), False)
     with pytest.raises(InfeasibleBudget, match="other graphs"):
         search.run(SearchGoal(PartitionRequest(200, between_bytes=10), limit_bytes=200, whole_bytes=200))
+
+
+@pytest.mark.parametrize(("moving_bytes", "moves", "tries"), [(0, True, 1), (30, False, 3)])
+def test_the_smallest_peak_is_not_missed_by_moving_values(moving_bytes: int, moves: bool, tries: int) -> None:
+    compiler = MadeUpCompiler(0, moving_bytes=moving_bytes)
+    search = BudgetSearch(compiler, options_of(memory_budget="min"), chooses_layout=False)
+    kept, _ = search.run(SearchGoal(PartitionRequest(500, offload_bytes=1 << 20, offload_place="disk:/tmp")))
+    assert (kept.request.place is not None) == moves
+    assert kept.needed_bytes == 500
+    assert kept.real
+    assert len(compiler.requests) == tries
 
 
 @pytest.mark.parametrize("on_infeasible", ["error", "min"])

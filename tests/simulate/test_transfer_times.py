@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from builders import ProblemBuilder, generators, problems, random_steps
-from remat_compiler.ir.graph import Phase, StorageKind
+from remat_compiler.ir.graph import OpId, Phase, StorageId, StorageKind
 from remat_compiler.ir.plan import Plan, Tier, Transfer
 from remat_compiler.ir.problem import Link, RematProblem
 from remat_compiler.simulate.arrays import GraphArrays
@@ -33,7 +33,7 @@ def times_of(problem: RematProblem, plan: Plan, links: Sequence[Link] = LINKS) -
     timeline = simulate(problem.graph, costs, plan)
     assert (timeline.time_ns, timeline.stall_ns) == (found.time_ns, found.stall_ns)
     executions = sum(costs.time_ns[op] for op in plan.steps) - sum(costs.time_ns[op] for op in set(plan.steps))
-    assert timeline.added_ns == executions + found.stall_ns
+    assert timeline.added_ns == executions + found.stall_ns + found.drag_ns
     return found
 
 
@@ -175,3 +175,19 @@ def test_without_transfers_nothing_waits() -> None:
     problem, plan = step_of_four(1, 3)
     found = times_of(problem, replace(plan, transfers=()))
     assert (found.time_ns, found.stall_ns, found.copies) == (40, 0, ())
+
+
+@pytest.mark.parametrize(("percent", "drag_ns"), [(0, 0), (50, 2), (100, 5)])
+def test_copies_slow_down_what_does_not_wait_for_them(percent: int, drag_ns: int) -> None:
+    """Both copies take 64 ns, and for 123 of these 128 the step waits."""
+    b = ProblemBuilder()
+    value = b.forward([b.storage(8, StorageKind.INPUT)], 64)
+    b.run(Phase.FORWARD, [value], [(4, StorageKind.OUTPUT)], time=5)
+    grad = b.storage(8, StorageKind.TANGENT)
+    (flow,) = b.run(Phase.BACKWARD, [grad], [(8, StorageKind.TEMPORARY)], time=5)
+    b.run(Phase.BACKWARD, [flow, value], [(8, StorageKind.GRADIENT)])
+    plan = Plan(tuple(map(OpId, range(4))), 2, (Transfer(StorageId(1), 2, 2 + 1, Tier.HOST),))
+    problem = replace(b.problem(), offload_bytes=1 << 20)
+    found = times_of(problem, plan, [Link(Tier.HOST, 10**9, 10**9, 0, percent)])
+    assert (found.stall_ns, found.drag_ns) == (123, drag_ns)
+    assert found.time_ns == 10 + 5 + 5 + 10 + 123 + drag_ns

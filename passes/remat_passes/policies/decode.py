@@ -67,10 +67,11 @@ def figures(p: Policies, actions: IntArray) -> tuple[int, int, int]:
     if len(storages):
         found = _placed(p.budget_bytes, moves, live, begins, boundary)
         _count_new_memory(p, steps, start, events, live, storages, moves.made, found)
-        added += waiting_ns(moves, found, begins, boundary)
+        late, copied = waiting_ns(moves, found, begins, boundary), 0
         for i in range(len(storages)):
-            added += moves.out_ns[i] * p.drag_percent // 100 + moves.back_ns[i] * p.drag_percent // 100
+            copied += moves.out_ns[i] + moves.back_ns[i]
             room += p.pages_bytes[storages[i]]
+        added += late + max(copied - late, 0) * p.drag_percent // 100
     peak = 0
     for here in live:
         peak = max(peak, here)
