@@ -239,10 +239,11 @@ def main() -> None:
         planners += [("auto, quick", Auto(effort=QUICK)), ("auto, nothing moved", _Staying())]
         answer_rows += answers(name, step, batches, planners)
         curves[name] = curve(step, batches[-1], options.particles)
+        # After each network, since a whole run takes long.
+        if options.json:
+            rows = {"largest": [asdict(row) for row in largest_rows], "answers": [asdict(row) for row in answer_rows]}
+            options.json.write_text(json.dumps(rows, indent=1), encoding="utf-8")
     print(tables(largest_rows, answer_rows))
-    if options.json:
-        rows = {"largest": [asdict(row) for row in largest_rows], "answers": [asdict(row) for row in answer_rows]}
-        options.json.write_text(json.dumps(rows, indent=1), encoding="utf-8")
     if options.plot:
         plot(curves, options.plot)
 

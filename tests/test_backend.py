@@ -79,7 +79,7 @@ def test_a_malformed_budget_is_named(bad: object) -> None:
         ),
         ({"time_limit": -2.0}, OptionError, "time_limit must be a finite number of at least 0, or None, got -2.0"),
         ({"planner": ""}, OptionError, "planner must be the name of a planner, got ''"),
-        ({"planner": "gurobi"}, UnknownName, "unknown planner 'gurobi' .allowed: auto, chain_dp"),
+        ({"planner": "gurobi"}, UnknownName, "unknown planner 'gurobi' .allowed: auto, capuchin, chain_dp"),
         (
             {"planner": "ilp", "solver": "gurobi"},
             OptionError,
