@@ -5,25 +5,25 @@ Sizes of storages and times of operators are straight lines in the batch; those 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from fake_capture import captured_on_fakes
+from remat_compiler.costs.links import paper_link
 from remat_compiler.costs.rates import paper_rates
 from remat_compiler.devices.gpus import Gpu
 from remat_compiler.ir.graph import StorageKind
-from remat_compiler.ir.plan import PlanResult, Tier
+from remat_compiler.ir.plan import PlanResult
 from remat_compiler.ir.planner import Planner
 from remat_compiler.ir.problem import Link, RematProblem
 from zoo.loss import Classifier
 
 SMALL, LARGE = 64, 256
 """The batches that are captured."""
-LINK_SHARE = 0.8
-"""Part of a link's bandwidth that copies of pinned memory reach."""
 CLOSE = 200
 """The largest batch is found to one part in so many."""
 
@@ -94,7 +94,7 @@ def image_step(
 
 
 def growing(
-    name: str, made: Callable[[int], tuple[nn.Module, Mapping[str, Tensor]]], gpu: Gpu, states: int
+    name: str, made: Callable[[int], tuple[nn.Module, dict[str, Tensor]]], gpu: Gpu, states: int
 ) -> GrowingBatch:
     """The step of what `made` makes of a batch; other arguments as for `image_step`.
 
@@ -102,16 +102,11 @@ def growing(
         RuntimeError: The graph itself changes with the batch.
     """
     rates = {gpu.name: paper_rates(gpu)}
-    small, large = (
-        captured_on_fakes(name, lambda batch=batch: (made(batch)[0], dict(made(batch)[1])), rates).problems[gpu.name]  # type: ignore[misc]
-        for batch in (SMALL, LARGE)
-    )
+    small, large = (captured_on_fakes(name, partial(made, batch), rates).problems[gpu.name] for batch in (SMALL, LARGE))
     if [op.reads for op in small.graph.ops] != [op.reads for op in large.graph.ops]:
         raise RuntimeError(f"the graph of {name} is another at batch {LARGE} than at {SMALL}")
     parameters = sum(s.size_bytes for s in small.graph.storages if s.kind is StorageKind.PARAMETER)
-    rate = int(LINK_SHARE * gpu.link_bytes_per_s)
-    link = Link(Tier.HOST, rate, rate, 10_000)
-    return GrowingBatch(small, large, parameters * (1 + states), gpu.usable_bytes, link)
+    return GrowingBatch(small, large, parameters * (1 + states), gpu.usable_bytes, paper_link(gpu))
 
 
 def largest_batch(step: GrowingBatch, planner: Planner, least: int = 1) -> tuple[int, PlanResult | None]:

@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from remat_compiler.costs.links import LATENCY_NS
 from remat_compiler.fitting.paper_process import call_in_process
 from remat_compiler.fitting.request import FitRequest
 from remat_compiler.ir.plan import Tier
@@ -33,7 +34,6 @@ from remat_passes.planning.save_all import SaveAll
 SPEEDS = (0, 8, 16, 25, 50, 100, 200, 450)
 """GB/s in each direction; 0 is no link."""
 POSITIONS = (0.75, 0.5, 0.25)
-LATENCY_NS = 10_000
 
 
 def gpt2_xl(batch: int) -> tuple[Any, ...]:

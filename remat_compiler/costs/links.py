@@ -11,6 +11,7 @@ from remat_compiler import torch_compat
 from remat_compiler.costs.calibration import rounded
 from remat_compiler.costs.clock import best_ns
 from remat_compiler.costs.store import shared_store
+from remat_compiler.devices.gpus import Gpu
 from remat_compiler.ir.plan import PAGE_BYTES, Tier
 from remat_compiler.ir.problem import Link
 from remat_compiler.offload.copies import copy_back, copy_out
@@ -51,8 +52,7 @@ def links_to(
     device_type = "cuda" if "cuda" in device_types else "cpu"
     gpu = torch_compat.paper_gpu() if device_type == "cuda" else None
     if gpu is not None and place.tier is Tier.HOST:
-        rate = int(LINK_SHARE * gpu.link_bytes_per_s) or NOMINAL[Tier.HOST][0]
-        return (Link(place.tier, rate, rate, LATENCY_NS),)
+        return (paper_link(gpu),)
     store = shared_store("rates", directory, least=1)
     names = [f"{device_type} {place} {figure}" for figure in _FIGURES]
     figures = store.current()
@@ -61,6 +61,12 @@ def links_to(
     out, back, latency_ns, drag = (figures[name] for name in names)
     # Figures in the store are at least 1.
     return (Link(place.tier, out, back, latency_ns, drag - 1),)
+
+
+def paper_link(gpu: Gpu) -> Link:
+    """The link between a GPU that is not there and its host, by its data sheet."""
+    rate = int(LINK_SHARE * gpu.link_bytes_per_s) or NOMINAL[Tier.HOST][0]
+    return Link(Tier.HOST, rate, rate, LATENCY_NS)
 
 
 def _measured(place: Place, device_type: str) -> list[int]:

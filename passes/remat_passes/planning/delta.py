@@ -73,24 +73,24 @@ class Delta:
     def _trace(self, space: PolicySpace, start: float) -> Plan:
         """The plan of one run."""
         actions = DeltaForward(space, self.heuristic, start, self.bandwidth_share).run()
-        plan = self._with_copies(space, actions)
+        # Made once for all the plans that are tried.
+        arrays = GraphArrays.of(space.problem.graph, space.problem.costs)
+        plan = self._with_copies(space, arrays, actions)
         # A value whose reload would be waited for is recomputed where that is cheaper.
         for _ in range(len(actions)):
-            late = self._cheaper_again(space, actions, plan)
+            late = self._cheaper_again(space, arrays, actions, plan)
             if not late:
                 break
             actions[late] = RECOMPUTE
-            plan = self._with_copies(space, actions)
+            plan = self._with_copies(space, arrays, actions)
         return plan
 
-    def _with_copies(self, space: PolicySpace, actions: IntArray) -> Plan:
+    def _with_copies(self, space: PolicySpace, arrays: GraphArrays, actions: IntArray) -> Plan:
         """The plan of a policy with DELTA's own times of copies."""
         plan = space.plan(actions)
         if self.overlaps:
-            return prefetched(space.problem, plan, self.reloads)
+            return prefetched(arrays, plan, self.reloads, space.problem.budget_bytes)
         # Out at once, and back when it is needed.
-        problem = space.problem
-        arrays = GraphArrays.of(problem.graph, problem.costs)
         lives = transfer_lives(arrays, plan.steps, plan.boundary, plan.transfers)
         last = {s: step for step, op in enumerate(plan.steps[: plan.boundary]) for s in space.index.reads[op]}
         transfers = tuple(
@@ -99,10 +99,9 @@ class Delta:
         )
         return replace(plan, transfers=transfers)
 
-    def _cheaper_again(self, space: PolicySpace, actions: IntArray, plan: Plan) -> list[int]:
+    def _cheaper_again(self, space: PolicySpace, arrays: GraphArrays, actions: IntArray, plan: Plan) -> list[int]:
         """The first moved value, in order of use, that the step waits longer for than recomputing it takes; or none."""
-        problem, index = space.problem, space.index
-        arrays = GraphArrays.of(problem.graph, problem.costs)
+        index = space.index
         steps = np.array(plan.steps, np.int64)
         begins = np.concatenate(([0], np.cumsum(arrays.time_ns[steps])))
         copies = transfer_times(arrays, steps, plan.boundary, plan.transfers).copies
@@ -111,6 +110,7 @@ class Delta:
         saved = index.all_savable()
         for v in np.flatnonzero(actions == RECOMPUTE).tolist():
             saved[space.policies.values[v]] = False
+        held = [kept or hand for kept, hand in zip(saved, index.always_at_hand())]
         late = 0
         for i in sorted(range(len(lives)), key=lambda i: (lives[i].read, i)):
             v, storage = which[plan.transfers[i].storage], plan.transfers[i].storage
@@ -118,8 +118,8 @@ class Delta:
             late += max(wait, 0)
             if wait <= 0 or actions[v] != MOVE or not space.policies.allowed[v, RECOMPUTE]:
                 continue
-            at_hand = [kept or hand for kept, hand in zip(saved, index.always_at_hand())]
+            at_hand = held.copy()
             at_hand[storage] = False
-            if sum(problem.costs.time_ns[op] for op in recompute_closure(index, [storage], at_hand)) < wait:
+            if sum(space.problem.costs.time_ns[op] for op in recompute_closure(index, [storage], at_hand)) < wait:
                 return [v]
         return []

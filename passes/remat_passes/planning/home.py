@@ -33,7 +33,7 @@ class Home:
     seed: int = 1
 
     def plan(self, problem: RematProblem) -> PlanResult:
-        """The best policy found for the order of the step that peaks lower."""
+        """The best policy found in any order of the step that the placement of tangent-free operators gives."""
         spaces = PolicySpace.of_all(problem)
         found = [Candidate(space.kept) for space in spaces]
         kept = choose(problem, self.name, found)

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
+
 from remat_compiler.ir.plan import PlanResult
 from remat_compiler.ir.problem import RematProblem
 from remat_passes.planning.interface import Candidate, choose
@@ -34,10 +36,8 @@ class SuperNeurons:
         heavy = heavy_layers(problem.graph)
         for space in PolicySpace.of_all(problem):
             yield Candidate(space.kept)
-            actions = space.all_of(KEEP)
-            for v, storage in enumerate(space.policies.values.tolist()):
-                producer = space.index.producer[storage]
-                product = is_product(problem.graph.ops[producer])
-                wanted = MOVE if producer in heavy else KEEP if product else RECOMPUTE
-                actions[v] = wanted if space.policies.allowed[v, wanted] else KEEP
-            yield Candidate(space.plan(actions))
+            makers = [space.index.producer[storage] for storage in space.policies.values.tolist()]
+            wanted = [
+                MOVE if op in heavy else KEEP if is_product(problem.graph.ops[op]) else RECOMPUTE for op in makers
+            ]
+            yield Candidate(space.plan(space.allowed(np.array(wanted, np.int64))))

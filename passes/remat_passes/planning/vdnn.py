@@ -48,7 +48,7 @@ def _moving(problem: RematProblem, plan: Plan) -> Plan:
     """`plan` with a transfer for each input of a convolution that both parts of the step read."""
     graph, tier = problem.graph, problem.costs.links[0].tier
     heavy = heavy_layers(graph)
-    inputs = {s for op in heavy for s in graph.ops[op].reads if op in plan.steps[: plan.boundary]}
+    inputs = {s for op in heavy.intersection(plan.steps[: plan.boundary]) for s in graph.ops[op].reads}
     gaps = gaps_of(graph, GraphArrays.of(graph), np.array(plan.steps, np.int64))
     # Where a convolution of the backward begins: there the inputs of the one before it are asked for.
     begins = [p for p in range(plan.boundary, len(plan.steps)) if plan.steps[p] in heavy]

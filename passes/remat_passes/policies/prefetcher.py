@@ -7,33 +7,32 @@ from dataclasses import replace
 import numpy as np
 
 from remat_compiler.ir.plan import Plan
-from remat_compiler.ir.problem import RematProblem
 from remat_compiler.simulate.arrays import GraphArrays
 from remat_compiler.simulate.timeline import simulate_arrays
 from remat_compiler.simulate.transfers import transfer_lives
 
 
-def prefetched(problem: RematProblem, plan: Plan, reloads: int) -> Plan:
+def prefetched(arrays: GraphArrays, plan: Plan, reloads: int, budget_bytes: int) -> Plan:
     """`plan` with its moved values back in the backward as early as the budget allows, in the order of their use.
 
     Args:
-        problem: The problem.
+        arrays: The step.
         plan: A plan whose transfers each cross from forward to backward.
         reloads: Most values that are back and not yet read.
+        budget_bytes: Bytes that may be alive.
     """
     if not plan.transfers:
         return plan
-    arrays = GraphArrays.of(problem.graph, problem.costs)
     lives = transfer_lives(arrays, plan.steps, plan.boundary, plan.transfers)
     late = [replace(one, back_before=life.read) for one, life in zip(plan.transfers, lives)]
     live = simulate_arrays(arrays, np.array(plan.steps, np.int64), plan.boundary, late).live_bytes.copy()
-    limit = max(problem.budget_bytes, int(live.max()))
+    limit = max(budget_bytes, int(live.max()))
     queue = sorted(range(len(late)), key=lambda i: (late[i].back_before, i))
     asked: dict[int, int] = {}
     for step in range(plan.boundary, len(plan.steps)):
         while queue:
             one = late[queue[0]]
-            size = problem.graph.storages[one.storage].size_bytes
+            size = int(arrays.size_bytes[one.storage])
             waiting = sum(late[i].back_before > step for i in asked)
             enough = waiting < reloads and (live[step : one.back_before] + size <= limit).all()
             # It must be gone before it can come back, and is asked for at the latest when it is read.

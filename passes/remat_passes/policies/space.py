@@ -84,18 +84,22 @@ class PolicySpace:
 
     def all_of(self, action: int) -> IntArray:
         """The policy that gives `action` to all values that may have it, and keeps the others."""
-        able = self.policies.allowed[:, action]
-        return np.where(able, action, KEEP).astype(np.int64)
+        return self.allowed(np.full(len(self.policies.values), action, np.int64))
+
+    def allowed(self, wanted: IntArray) -> IntArray:
+        """The policy `wanted`, but for values that may not have their action: these are kept."""
+        able = self.policies.allowed[np.arange(len(wanted)), wanted]
+        return np.where(able, wanted, KEEP).astype(np.int64)
 
     def actions_of(self, plan: Plan) -> IntArray:
         """The policy that is nearest to `plan`: values made more than once, and values moved."""
         again = {op for op, count in Counter(plan.steps).items() if count > 1}
         moved = {one.storage for one in plan.transfers}
-        found = self.all_of(KEEP)
-        for v, storage in enumerate(self.policies.values.tolist()):
-            wanted = MOVE if storage in moved else RECOMPUTE if self.index.producer[storage] in again else KEEP
-            found[v] = wanted if self.policies.allowed[v, wanted] else KEEP
-        return found
+        wanted = [
+            MOVE if storage in moved else RECOMPUTE if self.index.producer[storage] in again else KEEP
+            for storage in self.policies.values.tolist()
+        ]
+        return self.allowed(np.array(wanted, np.int64))
 
     def plan(self, actions: IntArray) -> Plan:
         """The plan of a policy: one of `KEEP`, `MOVE`, `RECOMPUTE` for each of `Policies.values`."""
