@@ -9,7 +9,8 @@ Sources, by column:
   0.3 GiB; the least one that was found in public reports stands here.
 - `sms`, `l2_bytes`, `bytes_per_s`, `flops_per_s`: NVIDIA's data sheet or architecture white paper, see `source`.
   FLOP/s are those of dense matrix products with sums in float32, of the tensor cores where the type has them.
-- `link_bytes_per_s`: the generation of PCI Express that the data sheet names, with 16 lanes.
+- `link_bytes_per_s`: the generation of PCI Express that the data sheet names, with 16 lanes;
+  of GB200, NVLink-C2C to its Grace CPU.
 - `limits`, by compute capability: CUDA C++ Programming Guide, "Compute
   Capabilities".
 """
@@ -109,6 +110,9 @@ _LIMITS = {
 
 _PCIE = {3: 15.75e9, 4: 31.5e9, 5: 63e9}
 """Bytes per second of 16 lanes in one direction, by generation: GT/s per lane, less the coding of 128 bits in 130."""
+
+_NVLINK_C2C = 450e9
+"""Bytes per second between a Grace CPU and its GPUs in one direction: half of the data sheet's 900 GB/s."""
 
 
 def _tera(**rates: float) -> dict[str, float]:
@@ -250,6 +254,18 @@ GPUS: Mapping[str, Gpu] = {
             link_bytes_per_s=_PCIE[5],
             flops_per_s=_tera(float64=40, float32=80, tf32=1100, float16=2250, bfloat16=2250),
             source="NVIDIA HGX B200 data sheet (2025), one GPU of eight",
+        ),
+        Gpu(
+            name="gb200",
+            product="NVIDIA GB200",
+            capability=(10, 0),
+            sms=152,
+            total_bytes=int(184.31 * _GIB),
+            l2_bytes=126 * _MIB,
+            bytes_per_s=8000e9,
+            link_bytes_per_s=_NVLINK_C2C,
+            flops_per_s=_tera(float64=40, float32=80, tf32=1250, float16=2500, bfloat16=2500),
+            source="NVIDIA GB200 NVL72 data sheet (2025), one GPU of 72",
         ),
     )
 }

@@ -35,6 +35,7 @@ def test_a_data_sheet_is_whole(gpu: Gpu) -> None:
         ("RTX 4090", "rtx4090"),
         ("NVIDIA GeForce RTX 2080 Ti", "rtx2080ti"),
         ("Tesla T4", "t4"),
+        ("GB200", "gb200"),
     ],
 )
 def test_names_are_found_as_people_write_them(asked: str, name: str) -> None:
