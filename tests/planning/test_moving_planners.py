@@ -12,9 +12,10 @@ from builders import ProblemBuilder, generators, with_budget
 from conformance import check_result
 from moving_problems import moving_problem
 from remat_compiler.ir.graph import Phase, SavePolicy, StorageKind
-from remat_compiler.ir.plan import PlanStatus, Tier
+from remat_compiler.ir.plan import PAGE_BYTES, PlanStatus, Tier
 from remat_compiler.ir.planner import Planner
 from remat_compiler.ir.problem import Link, RematProblem
+from remat_compiler.simulate.transfers import moved_bytes
 from remat_passes.planning.auto import Auto
 from remat_passes.planning.capuchin import Capuchin
 from remat_passes.planning.delta import Delta
@@ -61,6 +62,29 @@ def tight(problem: RematProblem, part: float = 0.5) -> RematProblem:
 @given(rng=generators())
 def test_conformance_where_values_may_be_moved(planner: Planner, rng: Random) -> None:
     check_result(planner, moving_problem(rng))
+
+
+@pytest.mark.parametrize("planner", [*BASELINES, Auto(effort=100)], ids=lambda planner: planner.name)
+@settings(max_examples=40)
+@given(rng=generators())
+def test_no_planner_moves_more_than_there_is_room_for(planner: Planner, rng: Random) -> None:
+    problem = moving_problem(rng)
+    # Every value takes one page or more.
+    result = check_result(planner, replace(problem, offload_bytes=rng.randrange(4) * PAGE_BYTES))
+    assert result.plan is not None
+    assert len(result.plan.transfers) <= 3
+
+
+def test_where_nothing_fits_room_is_not_traded_for_memory() -> None:
+    problem = replace(convolutions(bytes_per_s=10**10), offload_bytes=16 * KB, budget_bytes=1)
+    # Else what finds no room would be recomputed, which takes neither memory nor room.
+    ops = tuple(replace(op, no_recompute="pinned") for op in problem.graph.ops)
+    problem = replace(problem, graph=replace(problem.graph, ops=ops))
+    for planner in (Auto(effort=500), Home(particles=20, turns=20)):
+        result = check_result(planner, problem)
+        assert result.status is PlanStatus.INFEASIBLE
+        assert result.plan is not None
+        assert moved_bytes(problem.graph, result.plan) <= 16 * KB
 
 
 def test_vdnn_moves_the_inputs_of_convolutions_and_waits_for_each_copy() -> None:

@@ -21,7 +21,9 @@ from remat_passes.sequences.profile import IntArray
 def rank(p: Policies, actions: IntArray) -> int:
     """`decode.rank`, from figures."""
     peak, added, room = measure_policy(p, actions)
-    over = max(peak - p.budget_bytes, 0) + max(room - p.room_bytes, 0)
+    over = max(peak - p.budget_bytes, 0)
+    if room > p.room_bytes:
+        return 2 * OVER + over + room - p.room_bytes
     return OVER + over if over else added
 
 

@@ -11,6 +11,7 @@ from remat_compiler.ir.plan import Plan, PlanResult, PlanStatus
 from remat_compiler.ir.problem import RematProblem
 from remat_compiler.simulate.arrays import GraphArrays
 from remat_compiler.simulate.timeline import simulate_arrays
+from remat_compiler.simulate.transfers import moved_bytes
 
 Stats = tuple[tuple[str, str], ...]
 
@@ -31,10 +32,12 @@ def finish(problem: RematProblem, planner: str, plan: Plan, stats: Stats = ()) -
 def choose(problem: RematProblem, planner: str, candidates: Iterable[Candidate]) -> PlanResult:
     """The best of `candidates`: the cheapest within the budget, or else the one of the smallest peak.
 
-    Plans within `max_added_ns` go before others; the first of equals wins.
+    Plans within `max_added_ns` go before others; the first of equals wins.  A plan that moves more than there is room
+    for is none.
     """
     arrays = GraphArrays.of(problem.graph, problem.costs)
-    results = (_judge(problem, arrays, planner, candidate) for candidate in candidates)
+    able = (one for one in candidates if moved_bytes(problem.graph, one.plan) <= problem.offload_bytes)
+    results = (_judge(problem, arrays, planner, candidate) for candidate in able)
     best = min(results, key=lambda result: _rank(problem, result), default=None)
     return failed(planner, "the planner proposed no plan") if best is None else best
 

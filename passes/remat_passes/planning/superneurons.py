@@ -17,7 +17,7 @@ from remat_compiler.ir.plan import PlanResult
 from remat_compiler.ir.problem import RematProblem
 from remat_passes.planning.interface import Candidate, choose
 from remat_passes.policies.kinds import heavy_layers, is_product
-from remat_passes.policies.policy import KEEP, MOVE, RECOMPUTE
+from remat_passes.policies.policy import KEEP, MOVE, RECOMPUTE, within_room
 from remat_passes.policies.space import PolicySpace
 
 
@@ -40,4 +40,4 @@ class SuperNeurons:
             wanted = [
                 MOVE if op in heavy else KEEP if is_product(problem.graph.ops[op]) else RECOMPUTE for op in makers
             ]
-            yield Candidate(space.plan(space.allowed(np.array(wanted, np.int64))))
+            yield Candidate(space.plan(within_room(space.policies, space.allowed(np.array(wanted, np.int64)))))

@@ -80,9 +80,15 @@ def figures(p: Policies, actions: IntArray) -> tuple[int, int, int]:
 
 @inner
 def rank(p: Policies, actions: IntArray) -> int:
-    """Smaller is better: the added time of a policy that fits; of others, by how much they do not."""
+    """Smaller is better: the added time of a policy that fits; of others, by how much they do not.
+
+    One that moves more than there is room for is worse than any other: what is over the budget may be all that there
+    is to answer, and that is still a plan.
+    """
     peak, added, room = figures(p, actions)
-    over = max(peak - p.budget_bytes, 0) + max(room - p.room_bytes, 0)
+    over = max(peak - p.budget_bytes, 0)
+    if room > p.room_bytes:
+        return 2 * OVER + over + room - p.room_bytes
     return added if over == 0 else OVER + over
 
 

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
+
 from remat_passes.sequences.profile import Arrays, BoolArray, IntArray
 
 KEEP, MOVE, RECOMPUTE = range(3)
@@ -51,3 +53,16 @@ class Policies(NamedTuple):
     pages_bytes: IntArray
     room_bytes: int
     budget_bytes: int
+
+
+def within_room(p: Policies, actions: IntArray) -> IntArray:
+    """Policies without the moves that find no room any more: the values after those that fill it are kept.
+
+    Args:
+        p: What the policies are of.
+        actions: One policy, or a row for each.
+    """
+    moved = actions == MOVE
+    taken = np.cumsum(np.where(moved, p.pages_bytes[p.values], 0), axis=-1)
+    found: IntArray = np.where(moved & (taken > p.room_bytes), KEEP, actions)
+    return found

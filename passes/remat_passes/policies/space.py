@@ -43,6 +43,7 @@ class PolicySpace:
         allowed = np.zeros((len(values), 3), np.bool_)
         allowed[:, KEEP] = True
         allowed[:, MOVE] = movable_storages(problem.graph)[values] & (link is not None)
+        allowed[:, MOVE] &= np.array([in_pages(sizes[s]) <= problem.offload_bytes for s in values.tolist()], np.bool_)
         allowed[:, RECOMPUTE] = [not index.pinned[index.producer[s]] for s in values.tolist()]
         nothing = [0] * len(sizes)
         policies = Policies(

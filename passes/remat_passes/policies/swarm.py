@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from remat_passes.policies.decode import OVER, rank
-from remat_passes.policies.policy import Policies
+from remat_passes.policies.policy import Policies, within_room
 from remat_passes.sequences.jit import parallel
 from remat_passes.sequences.profile import IntArray
 
@@ -113,11 +113,10 @@ class Swarm:
 
 
 def _first(policies: Policies, count: int, seed: int) -> IntArray:
-    """Particles with actions at random, of those that each value may have."""
+    """Particles with actions at random, of those that each value may have, and there is room for."""
     draw = np.random.default_rng(seed)
     scores = np.where(policies.allowed, draw.random((count, *policies.allowed.shape)), -1.0)
-    found: IntArray = np.argmax(scores, axis=2).astype(np.int64)
-    return found
+    return within_room(policies, np.argmax(scores, axis=2).astype(np.int64))
 
 
 @parallel

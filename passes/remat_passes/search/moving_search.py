@@ -18,6 +18,7 @@ from remat_compiler.ir.plan import Plan
 from remat_compiler.ir.problem import RematProblem
 from remat_compiler.simulate.arrays import GraphArrays
 from remat_compiler.simulate.timeline import simulate, simulate_arrays
+from remat_compiler.simulate.transfers import moved_bytes
 from remat_passes.search.sequence_search import SequenceSearch
 from remat_passes.transfers.moving import with_transfers
 
@@ -79,8 +80,9 @@ class MovingSearch:
         return min(ranks)
 
     def adopt(self, plan: Plan) -> None:
-        """Try a plan as it is."""
-        self._kept(self._judged(plan))
+        """Try a plan as it is, unless it moves more than there is room for."""
+        if moved_bytes(self.problem.graph, plan) <= self.problem.offload_bytes:
+            self._kept(self._judged(plan))
 
     def _judged(self, plan: Plan) -> MovingCandidate:
         timeline = simulate_arrays(self.arrays, np.array(plan.steps, np.int64), plan.boundary, plan.transfers)
