@@ -18,7 +18,7 @@ from remat_compiler import torch_compat
 from remat_compiler.compilation.attempt import Attempt
 from remat_compiler.compilation.compiler import Compiler
 from remat_compiler.compilation.graph_key import device_types, parameter_shapes, plan_key
-from remat_compiler.compilation.offloading import place_of, reserve, usable_bytes
+from remat_compiler.compilation.offloading import place_of, usable_bytes, with_room
 from remat_compiler.compilation.outcome import PART_ONLY, Outcome, StoredOutcome
 from remat_compiler.compilation.refusal import warn_of_smallest
 from remat_compiler.compilation.search import BudgetSearch, SearchGoal
@@ -103,7 +103,7 @@ def _for_these_sizes(
     context = torch_compat.saved_compilation() if has_fixed_sizes(inputs) else None
     # Without Dynamo's context it could not be compiled again; an earlier outcome knows the graph's own budget already.
     anew = known is None and context is not None
-    # What the graphs of a step move together, no plan of one of them knows: only one that is a step of its own moves.
+    # What the graphs of a step move together, no plan of one of them knows: their room is shared with the budget.
     part = first_request_of_several(compiler.gm, options, first.without_transfers, COORDINATOR) if anew else None
     if earlier is not None and known is not None and known.trains and not known.partitions:
         # The code came from the inner compiler's cache, so nothing was planned: the stored reports stand for it.
@@ -131,17 +131,13 @@ def _for_these_sizes(
     if not attempt.trains:
         # Its results are inputs of the next graph only if there is one.
         return Untrained(attempt.compiled) if torch_compat.ends_at_graph_break(compiler.gm) else attempt.compiled
-    recompile = None
+    recompile, on_gpu = None, counted_device_type(inputs) != "cpu"
     if context is not None:
         # Twins without data: the real inputs must not stay alive until the step is known.
         again = replace(search, compile_=compiler.with_inputs(torch_compat.fake_twins(inputs)).run)
-        recompile = RecompileContext(again, SearchGoal(first.without_transfers), context)
-    moved = sum(report.offloaded_bytes for report in outcome.reports)
-    on_gpu = counted_device_type(inputs) != "cpu"
-    room = reserve(attempt.request.place, moved, options.offload_budget, on_gpu)
-    if room is not None:
-        # The outcome tells by the attempt whether it has reported it.
-        attempt = outcome.attempt = replace(attempt, room=room)
+        recompile = RecompileContext(again, SearchGoal(first), context, on_gpu)
+    # The outcome tells by the attempt whether it has reported it.
+    attempt = outcome.attempt = with_room(attempt, 1, on_gpu, outcome.reports)
     whole = None if options.memory_budget.kind is BudgetKind.MIN else first.budget_bytes
     return CompiledGraph(
         attempt, options, whole, outcome.keep, recompile, COORDINATOR, inputs, has_part=part is not None

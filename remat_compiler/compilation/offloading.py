@@ -5,15 +5,19 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from remat_compiler import torch_compat
+from remat_compiler.compilation.attempt import Attempt
 from remat_compiler.errors import OffloadError, OptionError
 from remat_compiler.ir.plan import Tier
 from remat_compiler.offload.place import Place
 from remat_compiler.offload.store import Reservation, store_of
 from remat_compiler.options import RematOptions, format_bytes
+from remat_compiler.report.plan_report import PlanReport
+from remat_compiler.simulate.transfers import moved_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -62,19 +66,30 @@ def _free_bytes(folder: Path) -> int:
     return shutil.disk_usage(folder).free + store_of(Place(Tier.DISK, folder), pinned=False).held_bytes
 
 
-def reserve(place: Place | None, moved_bytes: int, limit_bytes: int, pinned: bool) -> Reservation | None:
-    """Room for the steps of a plan; `None` if it moves nothing, or on paper.
+def with_room(attempt: Attempt, runs: int, pinned: bool, known: Sequence[PlanReport] = ()) -> Attempt:
+    """`attempt` with room for what its steps move.
 
     Args:
-        place: Where it moves values to.
-        moved_bytes: What one step moves, see `simulate.transfers.moved_bytes`.
-        limit_bytes: The user's `offload_budget`.
+        attempt: A compilation.
+        runs: How often a step runs it.
         pinned: Whether a GPU copies to and from it.
+        known: Its reports, where no partition tells what it moves.
 
     Raises:
         OffloadError: There is no such room any more.
     """
+    limit_bytes = attempt.request.offload_bytes
+    if attempt.partitions:
+        moved = sum(moved_bytes(p.problem.graph, p.result.plan) for p in attempt.partitions if p.result.plan)
+    else:
+        # From a compiler's cache: without reports, as much as it may move.
+        moved = sum(report.offloaded_bytes for report in known) if known else limit_bytes
+    room = _reserve(attempt.request.place, runs * moved, runs * limit_bytes, pinned)
+    return attempt if room is None else replace(attempt, room=room)
+
+
+def _reserve(place: Place | None, size_bytes: int, limit_bytes: int, pinned: bool) -> Reservation | None:
     # On paper there is no memory to pin, and nothing is copied.
-    if place is None or not moved_bytes or torch_compat.paper_gpu() is not None:
+    if place is None or not size_bytes or torch_compat.paper_gpu() is not None:
         return None
-    return store_of(place, pinned).reserve(moved_bytes, limit_bytes)
+    return store_of(place, pinned).reserve(size_bytes, limit_bytes)

@@ -63,8 +63,8 @@ class PartitionRequest:
 
     @property
     def without_transfers(self) -> PartitionRequest:
-        """The same request for plans that move nothing off the device."""
-        return replace(self, offload_bytes=0, offload_place="")
+        """The same request for plans that move nothing off the device; costs know the way there all the same."""
+        return replace(self, offload_bytes=0)
 
     @property
     def without_budget(self) -> PartitionRequest:

@@ -19,6 +19,7 @@ import torch
 
 from remat_compiler import torch_compat
 from remat_compiler.compilation.attempt import Attempt
+from remat_compiler.compilation.offloading import with_room
 from remat_compiler.compilation.search import BudgetSearch, SearchGoal
 from remat_compiler.errors import BudgetFacts, InfeasibleBudget
 from remat_compiler.options import RematOptions, format_bytes
@@ -47,11 +48,13 @@ class RecompileContext:
         search: Compiles the graph within a budget, or by one request.
         alone: The goal of the search if the graph turns out to have the budget for itself.
         dynamo_context: What Dynamo knew of the graph.
+        pinned: Whether a GPU copies to and from where values are moved to.
     """
 
     search: BudgetSearch
     alone: SearchGoal
     dynamo_context: Callable[[], AbstractContextManager[None]]
+    pinned: bool = False
 
 
 class CompiledGraph:
@@ -90,6 +93,8 @@ class CompiledGraph:
         self.options = options
         self.budget_bytes = budget_bytes
         self.recompile = recompile
+        # What one run may move off the device, and the runs of a step, once graphs share a step.
+        self.room_bytes, self.runs = 0, 1
         self._has_part = has_part
         self.changing = changing
         self.awaits_earlier_graphs = follows_others(example_inputs)
@@ -342,7 +347,15 @@ class CompiledGraph:
             self.attempt = replace(self.attempt, partitions=again.partitions)
 
     def exchange(self, attempt: Attempt) -> None:
-        """Run `attempt` from now on."""
+        """Run `attempt` from now on.
+
+        Raises:
+            OffloadError: There is no room for what it moves off the device.
+        """
+        if self.recompile is not None:
+            # What the present code has reserved is given back first: both together may be more than there is.
+            self.attempt = None if self.attempt is None else replace(self.attempt, room=None)
+            attempt = with_room(attempt, self.runs, self.recompile.pinned)
         self.attempt, self.compiled, self._memory = attempt, attempt.compiled, None
 
     def finalise(self) -> None:

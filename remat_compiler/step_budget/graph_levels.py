@@ -68,14 +68,21 @@ def _is_planned_anew(graph: CompiledGraph) -> bool:
     return (graph.recompile is not None or graph.changing is not None) and graph.partition is not None
 
 
-def levels_of_graph(graph: CompiledGraph, *, extremes: bool = False) -> tuple[PlanLevel, ...]:
-    """The levels of a graph; only its present one if it cannot be compiled again."""
+def levels_of_graph(graph: CompiledGraph, *, extremes: bool = False, moves: bool = True) -> tuple[PlanLevel, ...]:
+    """The levels of a graph; only its present one if it cannot be compiled again.
+
+    Args:
+        graph: The graph.
+        extremes: See `levels_of`.
+        moves: Whether it may move what it has room for off the device.
+    """
     unbudgeted, one = graph.unbudgeted, graph.partition
     if not _is_planned_anew(graph) or unbudgeted is None or one is None:
         return (level_without_budget(graph),)
     options = graph.options
     planner = make_planner(options.planner, effort=LEVEL_EFFORT, time_limit=0.0)
-    return levels_of(one.problem, unbudgeted, planner.plan, extremes=extremes)
+    problem = replace(one.problem, offload_bytes=graph.room_bytes if moves else 0)
+    return levels_of(problem, unbudgeted, planner.plan, extremes=extremes)
 
 
 def compiled_at(graph: CompiledGraph, level: PlanLevel, *, real: bool) -> Attempt | None:
@@ -87,6 +94,7 @@ def compiled_at(graph: CompiledGraph, level: PlanLevel, *, real: bool) -> Attemp
         budget_bytes=level.budget_bytes,
         between_bytes=level.between_bytes,
         fraction=None,
+        offload_bytes=level.offload_bytes,
         take_smallest=True,  # the extreme levels ask for 1 byte, that is for the smallest peak
     )
     if request == graph.attempt.request:

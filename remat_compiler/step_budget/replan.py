@@ -21,8 +21,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NoReturn
 
-from remat_compiler.compilation.attempt import Attempt
-from remat_compiler.dynamic_shapes.variant_value import WORTH_IT
 from remat_compiler.errors import BudgetFacts, InfeasibleBudget
 from remat_compiler.options import BudgetKind, format_bytes
 from remat_compiler.report.plan_report import StepFigures
@@ -33,21 +31,17 @@ from remat_compiler.step_budget.compiled_graph import CompiledGraph
 from remat_compiler.step_budget.coordinator import share_budget
 from remat_compiler.step_budget.graph_levels import (
     compiled_at,
-    level_without_budget,
-    levels_of_graph,
     member_of,
     passing,
 )
+from remat_compiler.step_budget.joint_plans import JointPlan, JointPlans
 from remat_compiler.step_budget.joint_steps import JointSteps
 from remat_compiler.step_budget.known_steps import learn, refuse
-from remat_compiler.step_budget.share import PlanLevel, share, smallest
 from remat_compiler.step_budget.share_sizes import BudgetSplit, GraphChoices, SharedBudget, SizeShares
 from remat_compiler.step_budget.step_watch import WatchedStep
 
 logger = logging.getLogger(__name__)
 
-MAX_ROUNDS = 4
-"""Largest number of attempts to share the budget until the emitted graphs fit together."""
 _LIMITED = (BudgetKind.BYTES, BudgetKind.FRACTION)
 GRAPH_BREAKS = 'TORCH_LOGS="graph_breaks" shows where the step is cut'
 
@@ -95,6 +89,7 @@ def _decide_alone(graph: CompiledGraph) -> None:
         graph.keep(own_budget)
         return
     assert graph.recompile is not None
+    graph.room_bytes = graph.recompile.alone.request.offload_bytes
     # A fraction could not be decided before: it is one of this graph's own peak, which is known to be alone only here.
     # Under bytes, a plan that adds nothing in a part of the budget cannot get better with all of it.
     if graph.options.memory_budget.kind is BudgetKind.FRACTION or (graph.added_ns and own_budget is not None):
@@ -109,6 +104,7 @@ class _Replan:
 
     def __init__(self, step: WatchedStep[CompiledGraph]) -> None:
         self.joint = JointSteps(step)
+        self.plans = JointPlans(self.joint)
         self.step, self.graphs, self.options = step, self.joint.graphs, self.joint.options
 
     def decide(self) -> None:
@@ -139,7 +135,8 @@ class _Replan:
         if self.options.memory_budget.kind is BudgetKind.MIN:
             self._minimise(peak)
             return
-        if limit is None or (peak <= limit and not any(graph.has_part for graph in self.graphs)):
+        settled = not any(graph.has_part for graph in self.graphs) and self.plans.room_is_kept
+        if limit is None or (peak <= limit and settled):
             self._keep_all(peak, limit)
             return
         fixed = [graph for graph in self.graphs if graph.recompile is None]
@@ -173,8 +170,7 @@ class _Replan:
 
     def _share_sizes(self, limit: int) -> None:
         """Limit the graphs whose sizes change; compile the others again at their levels."""
-        for graph in self.graphs:
-            graph.plan_again()
+        self.plans.learn()
         changing = [graph.changing for graph in self.graphs]
         passed = handed_on(self.joint.calls, self.joint.turns)
         members = [member_of(graph, passed.get(i, ())) for i, graph in enumerate(self.graphs)]
@@ -229,63 +225,32 @@ class _Replan:
 
     def _share(self, peak: int, limit: int) -> None:
         """Compile again under a shared budget, if that is needed or worth it."""
-        for graph in self.graphs:
-            graph.plan_again()
-        # Planning at all levels takes long: it waits until the graphs turn out not to fit without any recomputation.
-        levels: list[tuple[PlanLevel, ...]] = [(level_without_budget(graph),) for graph in self.graphs]
-        planned, target = False, limit
-        for _ in range(MAX_ROUNDS):
-            found = share(levels, self.joint.runs, self.joint.peak, target)
-            if found is None and not planned:
-                levels, planned = [levels_of_graph(graph) for graph in self.graphs], True
-                found = share(levels, self.joint.runs, self.joint.peak, target)
-            if found is None:
-                break
-            if peak <= limit and not self._worth_it(found):
-                self._keep_all(peak, limit)
-                return
-            # Only code is generated: enough for the dry run, and most rounds are thrown away.
-            chosen = [compiled_at(graph, level, real=False) for graph, level in zip(self.graphs, found)]
-            together = self.joint.peak_of(chosen)
-            if together is None or together <= limit:
-                self._exchange(chosen, found, together, limit)
-                return
-            # Emitted code peaks above the simulation by about as much in the next round.
-            target -= together - limit
-        if peak <= limit:
+        self.plans.learn()
+        fits = peak <= limit and self.plans.room_is_kept
+        found = self.plans.within(limit, fits)
+        if found is not None:
+            self._exchange(found, limit)
+        elif fits:
             self._keep_all(peak, limit)
-            return
-        self._take_smallest(limit)
+        else:
+            self._take_smallest(limit)
 
     def _take_smallest(self, limit: int) -> None:
         """Take the smallest peak: silently if it fits, else with a warning or the error, as the options say."""
-        lowest = smallest(
-            [levels_of_graph(graph, extremes=True) for graph in self.graphs], self.joint.runs, self.joint.peak
-        )
-        attempts = [compiled_at(graph, level, real=False) for graph, level in zip(self.graphs, lowest)]
-        together = self.joint.peak_of(attempts) or self.joint.peak([level.memory for level in lowest])
-        if together > limit:
+        found = self.plans.smallest()
+        peak = found.peak_bytes or self.joint.peak([level.memory for level in found.levels])
+        if peak > limit:
             if self.options.on_infeasible != "min":
-                self._refuse(limit, together)
-            self._warn_of_smallest(limit, together)
-        self._exchange(attempts, lowest, together, limit)
-
-    def _lowest(self, *, extremes: bool) -> Sequence[PlanLevel]:
-        """The levels of the graphs with the smallest peak together."""
-        levels = [levels_of_graph(graph, extremes=extremes) for graph in self.graphs]
-        return smallest(levels, self.joint.runs, self.joint.peak)
+                self._refuse(limit, peak)
+            self._warn_of_smallest(limit, peak)
+        self._exchange(replace(found, peak_bytes=peak), limit)
 
     def _minimise(self, peak: int) -> None:
         """Take the smallest joint peak if it is below that of the graphs' own smallest peaks."""
-        for graph in self.graphs:
-            graph.plan_again()
-        lowest = smallest(
-            [levels_of_graph(graph, extremes=True) for graph in self.graphs], self.joint.runs, self.joint.peak
-        )
-        attempts = [compiled_at(graph, level, real=False) for graph, level in zip(self.graphs, lowest)]
-        together = self.joint.peak_of(attempts)
-        if together is not None and together < peak:
-            self._exchange(attempts, lowest, together, None)
+        self.plans.learn()
+        found = self.plans.smallest()
+        if found.peak_bytes is not None and (found.peak_bytes < peak or not self.plans.room_is_kept):
+            self._exchange(found, None)
         else:
             self._keep_all(peak, None)
 
@@ -311,9 +276,8 @@ class _Replan:
             # Only bytes that the user named are for all there is: "auto" was measured with these calls' bytes taken,
             # and a fraction is one of the step alone.
             return min(limit, left) if peak <= left else limit
-        for graph in self.graphs:
-            graph.plan_again()
-        lowest = self._lowest(extremes=False)
+        self.plans.learn()
+        lowest = self.plans.lowest(extremes=False)
         least = self.joint.peak([level.memory for level in lowest])
         if least <= left:
             return left
@@ -346,19 +310,9 @@ class _Replan:
             format_bytes(smallest),
         )
 
-    def _worth_it(self, found: Sequence[PlanLevel]) -> bool:
-        """Whether the graphs would recompute clearly less than now, or nothing any more."""
-        now_ns = sum(n * graph.added_ns for n, graph in zip(self.joint.runs, self.graphs))
-        then_ns = sum(n * level.added_ns for n, level in zip(self.joint.runs, found))
-        partitions = [(n, graph.partition) for n, graph in zip(self.joint.runs, self.graphs)]
-        step_ns = sum(n * one.step_ns for n, one in partitions if one is not None)
-        return now_ns - then_ns > WORTH_IT * step_ns or (now_ns > 0 and then_ns == 0)
-
-    def _exchange(
-        self, attempts: Sequence[Attempt | None], levels: Sequence[PlanLevel], peak: int | None, limit: int | None
-    ) -> None:
-        step = self._figures(peak, limit)
-        for graph, attempt, level in zip(self.graphs, attempts, levels):
+    def _exchange(self, plan: JointPlan, limit: int | None) -> None:
+        step = self._figures(plan.peak_bytes, limit)
+        for graph, attempt, level in zip(self.graphs, plan.attempts, plan.levels):
             final = attempt if attempt is None or attempt.real else compiled_at(graph, level, real=True)
             if final is not None and final is not graph.attempt:
                 graph.exchange(final)

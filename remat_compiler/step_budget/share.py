@@ -28,13 +28,15 @@ class PlanLevel:
         budget_bytes: The budget that the planner gets.
         between_bytes: Bytes of the budget to leave free between forward and backward.
         memory: The memory of the plan, by the simulator.
-        added_ns: Time that recomputation adds to one run of the graph.
+        added_ns: Time that the plan adds to one run of the graph.
+        offload_bytes: Most bytes that one run may move off the device.
     """
 
     budget_bytes: int
     between_bytes: int
     memory: GraphMemory
     added_ns: int
+    offload_bytes: int = 0
 
 
 def levels_of(
@@ -82,7 +84,8 @@ def _planned(
     if result.plan is None:
         return None
     timeline = simulate(problem.graph, problem.costs, result.plan)
-    return PlanLevel(budget_bytes, between_bytes, memory_of(problem.graph, timeline), timeline.added_ns)
+    memory = memory_of(problem.graph, timeline)
+    return PlanLevel(budget_bytes, between_bytes, memory, timeline.added_ns, problem.offload_bytes)
 
 
 def share(

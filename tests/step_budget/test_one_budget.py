@@ -19,7 +19,7 @@ from remat_compiler.observer import Observer, observed_by
 from remat_compiler.partition.request import PartitionRequest
 from remat_compiler.report.plan_report import StepFigures
 from remat_compiler.simulate.step_peak import whole_step_peak
-from remat_compiler.step_budget import replan
+from remat_compiler.step_budget import joint_plans
 from remat_compiler.step_budget.compiled_graph import CompiledGraph
 from remat_compiler.step_budget.step_watch import WatchedStep
 
@@ -254,8 +254,10 @@ def test_graphs_that_fit_together_are_not_planned(
     budget: object, planned: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
-    original = replan.levels_of_graph
-    monkeypatch.setattr(replan, "levels_of_graph", lambda graph: (asked.append(graph), original(graph))[1])
+    original = joint_plans.levels_of_graph
+    monkeypatch.setattr(
+        joint_plans, "levels_of_graph", lambda graph, **how: (asked.append(graph), original(graph, **how))[1]
+    )
     model, x = Broken(), torch.randn(BATCH, WIDTH)
     compile_model(model, budget)
     for _ in range(3):

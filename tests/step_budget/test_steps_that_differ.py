@@ -15,7 +15,7 @@ from measure import measure_step
 from remat_compiler.backend import remat
 from remat_compiler.errors import InfeasibleBudget
 from remat_compiler.pipeline import COORDINATOR
-from remat_compiler.step_budget import replan
+from remat_compiler.step_budget import joint_plans
 from remat_compiler.step_budget.compiled_graph import CompiledGraph
 from versions import DENSE_GRADIENTS
 
@@ -113,7 +113,7 @@ def test_sharing_that_was_broken_off_is_tried_again(
 
     step()
     with monkeypatch.context() as patched:
-        patched.setattr(replan, "share", broken_off)
+        patched.setattr(joint_plans, "share", broken_off)
         for _ in range(2):
             with pytest.raises(error):
                 step()

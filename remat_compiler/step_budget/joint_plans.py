@@ -1,0 +1,126 @@
+"""Plans for the graphs of a step together, and their compilation: within a limit, or at the smallest peak."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from remat_compiler.compilation.attempt import Attempt
+from remat_compiler.dynamic_shapes.variant_value import WORTH_IT
+from remat_compiler.step_budget.graph_levels import compiled_at, level_without_budget, levels_of_graph
+from remat_compiler.step_budget.joint_steps import JointSteps
+from remat_compiler.step_budget.room import room_is_kept, share_room
+from remat_compiler.step_budget.share import PlanLevel, share, smallest
+
+MAX_ROUNDS = 4
+"""Largest number of attempts to share the budget until the emitted graphs fit together."""
+
+
+@dataclass(frozen=True, slots=True)
+class JointPlan:
+    """One compilation for each graph of a step.
+
+    Attributes:
+        attempts: The compilations; `None` for a graph that keeps what it has.
+        levels: The levels that they were compiled at.
+        peak_bytes: Their peak together; `None` if it is not known.
+    """
+
+    attempts: Sequence[Attempt | None]
+    levels: Sequence[PlanLevel]
+    peak_bytes: int | None
+
+
+class JointPlans:
+    """Finds plans for the graphs of `joint`.
+
+    Only code is generated for them, enough for the dry run: most of it is thrown away.
+
+    Args:
+        joint: The steps.
+    """
+
+    def __init__(self, joint: JointSteps) -> None:
+        self.joint, self.graphs = joint, joint.graphs
+
+    def learn(self) -> None:
+        """Learn the partitions of all graphs, and share what they may move off the device."""
+        for graph in self.graphs:
+            graph.plan_again()
+        share_room(self.graphs, self.joint.runs)
+
+    @property
+    def room_is_kept(self) -> bool:
+        """Whether the graphs, as they are, move no more than they may together."""
+        return room_is_kept(self.graphs, self.joint.runs)
+
+    @property
+    def _ways(self) -> Sequence[bool]:
+        """Whether graphs may move values off the device: all answers to try."""
+        # Levels are planned quickly, and the plans with moves may turn out worse than those without.
+        return (True, False) if any(graph.room_bytes for graph in self.graphs) else (False,)
+
+    def within(self, limit: int, fits: bool) -> JointPlan | None:
+        """The graphs compiled within the limit; `None` if that was not found, or is not worth it.
+
+        Args:
+            limit: Most bytes that the steps may take.
+            fits: Whether the graphs as they are fit.
+        """
+        found = [one for moves in self._ways if (one := self._within(limit, fits, moves)) is not None]
+        return min(found, key=lambda one: self._added_ns(one.attempts), default=None)
+
+    def _within(self, limit: int, fits: bool, moves: bool) -> JointPlan | None:
+        # Planning at all levels takes long: it waits until the graphs turn out not to fit without any recomputation.
+        levels: list[tuple[PlanLevel, ...]] = [(level_without_budget(graph),) for graph in self.graphs]
+        planned, target = False, limit
+        for _ in range(MAX_ROUNDS):
+            found = share(levels, self.joint.runs, self.joint.peak, target)
+            if found is None and not planned:
+                levels, planned = [levels_of_graph(graph, moves=moves) for graph in self.graphs], True
+                found = share(levels, self.joint.runs, self.joint.peak, target)
+            if found is None or (fits and not self._worth_it(found)):
+                return None
+            made = self._compiled(found)
+            if made.peak_bytes is None or made.peak_bytes <= limit:
+                return made
+            # Emitted code peaks above the simulation by about as much in the next round.
+            target -= made.peak_bytes - limit
+        return None
+
+    def smallest(self) -> JointPlan:
+        """The graphs compiled at their smallest peak together; among equal ones, the one that adds the least time."""
+        found = [self._compiled(self.lowest(extremes=True, moves=moves)) for moves in self._ways]
+
+        def rank(one: JointPlan) -> tuple[bool, int, int]:
+            return one.peak_bytes is None, one.peak_bytes or 0, self._added_ns(one.attempts)
+
+        return min(found, key=rank)
+
+    def lowest(self, *, extremes: bool, moves: bool = True) -> Sequence[PlanLevel]:
+        """The levels of the graphs with the smallest peak together.
+
+        Args:
+            extremes: See `share.levels_of`.
+            moves: Whether graphs may move values off the device.
+        """
+        levels = [levels_of_graph(graph, extremes=extremes, moves=moves) for graph in self.graphs]
+        return smallest(levels, self.joint.runs, self.joint.peak)
+
+    def _compiled(self, levels: Sequence[PlanLevel]) -> JointPlan:
+        attempts = [compiled_at(graph, level, real=False) for graph, level in zip(self.graphs, levels)]
+        return JointPlan(attempts, levels, self.joint.peak_of(attempts))
+
+    def _worth_it(self, found: Sequence[PlanLevel]) -> bool:
+        """Whether the steps would take clearly less time than now, or nothing would be added any more."""
+        now_ns = self._added_ns([graph.attempt for graph in self.graphs])
+        then_ns = sum(n * level.added_ns for n, level in zip(self.joint.runs, found))
+        partitions = [(n, graph.partition) for n, graph in zip(self.joint.runs, self.graphs)]
+        step_ns = sum(n * one.step_ns for n, one in partitions if one is not None)
+        return now_ns - then_ns > WORTH_IT * step_ns or (now_ns > 0 and then_ns == 0)
+
+    def _added_ns(self, attempts: Sequence[Attempt | None]) -> int:
+        """Modelled time that the plans of these compilations add to the steps."""
+        pairs = zip(self.joint.runs, attempts)
+        known = [(n, one.partition) for n, one in pairs if one is not None]
+        return sum(n * one.added_ns for n, one in known if one is not None)

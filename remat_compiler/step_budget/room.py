@@ -1,0 +1,43 @@
+"""One `offload_budget` for all graphs of a step: each may move a part of it off the device.
+
+What a graph can move with effect is what it holds between its forward and its backward, so the parts are in proportion
+to that.  Nothing is given back while a step runs, so a graph that runs several times needs its part as often.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from remat_compiler.ir.plan import PAGE_BYTES
+from remat_compiler.step_budget.compiled_graph import CompiledGraph
+
+
+def share_room(graphs: Sequence[CompiledGraph], runs: Sequence[int]) -> None:
+    """Set `room_bytes` and `runs` of each graph.
+
+    Args:
+        graphs: The graphs of a step; those that cannot be compiled again keep what they have.
+        runs: How often the step runs each.
+    """
+    fixed = sum(n * _reserved(graph) // max(graph.runs, 1) for graph, n in zip(graphs, runs) if graph.recompile is None)
+    left = max(_budget(graphs) - fixed, 0)
+    planned = [(graph, n) for graph, n in zip(graphs, runs) if graph.recompile is not None]
+    held = [0 if graph.unbudgeted is None else n * graph.unbudgeted.held_bytes for graph, n in planned]
+    for (graph, n), own in zip(planned, held):
+        part = left * own // max(sum(held), 1) // max(n, 1)
+        graph.runs, graph.room_bytes = n, part // PAGE_BYTES * PAGE_BYTES
+
+
+def room_is_kept(graphs: Sequence[CompiledGraph], runs: Sequence[int]) -> bool:
+    """Whether the graphs, as they are compiled, move no more than the budget for it in a step."""
+    moved = sum(n * _reserved(graph) // max(graph.runs, 1) for graph, n in zip(graphs, runs))
+    return moved <= _budget(graphs)
+
+
+def _budget(graphs: Sequence[CompiledGraph]) -> int:
+    return min((graph.recompile.alone.request.offload_bytes for graph in graphs if graph.recompile), default=0)
+
+
+def _reserved(graph: CompiledGraph) -> int:
+    room = None if graph.attempt is None else graph.attempt.room
+    return 0 if room is None else room.size_bytes
