@@ -37,8 +37,9 @@ SEEDS = range(5000, 5060)
 QUICK = (5004, 5006, 5007, 5010)
 """Some of them whose plans move something."""
 ROOM = 1 << 30
-ROUNDING = 16
-"""Last places of the largest number by which results may differ under Inductor."""
+ROUNDING, WORSE = 16, 4
+"""Under Inductor, results may differ by so many last places of the largest number, or by so many times as much as
+without moving they differ from eager's: sums that cancel have hardly a right digit."""
 
 
 class _RandomPlans(torch_compat.CustomPartitionerFn):
@@ -130,8 +131,10 @@ def test_moving_changes_nothing(seed: int, inner: str, tmp_path: Path) -> None:
     moved, again = observed(program, place, True, inner)
     assert again == transfers
     assert transfers or seed not in QUICK
-    for number, (before, after) in enumerate(zip(kept.steps, moved.steps, strict=True)):
+    eager = observe(program, "eager")[0]
+    for number, (exact, before, after) in enumerate(zip(eager.steps, kept.steps, moved.steps, strict=True)):
         assert before.keys() == after.keys()
         off = {name: off_by(before[name], after[name]) for name in before}
-        differing = {name: places for name, places in off.items() if places > (ROUNDING if inner == "inductor" else 0)}
-        assert not differing, f"step {number}: {differing}, {transfers} transfers\n{program.source}"
+        if inner == "inductor":
+            off = {k: n for k, n in off.items() if n > max(ROUNDING, WORSE * off_by(exact[k], before[k]))}
+        assert not any(off.values()), f"step {number}: {off}, {transfers} transfers\n{program.source}"
