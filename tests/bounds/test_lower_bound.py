@@ -22,8 +22,8 @@ from builders import (
     with_tiers,
 )
 from remat_compiler.ir.graph import OpId, Phase
-from remat_compiler.ir.plan import Plan, PlanResult, PlanStatus
-from remat_compiler.ir.problem import RematProblem
+from remat_compiler.ir.plan import Plan, PlanResult, PlanStatus, Tier
+from remat_compiler.ir.problem import Link, RematProblem
 from remat_compiler.simulate.timeline import simulate
 from remat_compiler.simulate.transfers import moved_bytes
 from remat_compiler.simulate.verify import verify
@@ -112,6 +112,9 @@ def test_random_plans(rng: Random, reorder: bool) -> None:
 def test_random_plans_that_move_values(rng: Random) -> None:
     """At its own peak as the budget, with room for just what it moves: no bound may rule it out."""
     problem = with_tiers(random_problem(rng, rng.randint(1, 9), rng.randint(1, 9)))
+    speed = rng.choice((10**8, 10**9, 10**10, 10**18))
+    slow = tuple(replace(link, out_bytes_per_s=speed, back_bytes_per_s=2 * speed) for link in problem.costs.links)
+    problem = replace(problem, costs=replace(problem.costs, links=slow))
     plan = random_steps(rng, problem, rng.randint(1, 6))
     plan = with_random_transfers(problem.graph, plan, rng, share=0.6)
     timeline = simulate(problem.graph, problem.costs, plan)
@@ -122,7 +125,23 @@ def test_random_plans_that_move_values(rng: Random) -> None:
     bounded = with_bound(claimed, problem)
     assert bounded.lower_bound_ns <= timeline.added_ns
     if room:
-        assert not lower_bound_ns(without_transfers(problem)).infeasible
+        assert not lower_bound_ns(without_transfers(problem, timeline.added_ns)).infeasible
+
+
+def test_what_a_slow_link_moves_bounds_what_need_not_be_recomputed() -> None:
+    """Room for everything, at speeds at which almost nothing of it can be used."""
+    problem = chain(12)
+    problem = with_budget(problem, int(0.5 * SaveAll().plan(problem).peak_bytes))
+    alone = with_bound(Auto().plan(problem), problem)
+    assert alone.lower_bound_ns > 0
+    bounds = []
+    for speed in (1, 10**3, 10**15):
+        links = (Link(Tier.HOST, speed, speed),)
+        moving = replace(problem, offload_bytes=1 << 40, costs=replace(problem.costs, links=links))
+        bounds.append(with_bound(replace(alone, lower_bound_ns=0), moving).lower_bound_ns)
+    assert bounds[0] == alone.lower_bound_ns
+    assert bounds == sorted(bounds, reverse=True)
+    assert bounds[2] == 0
 
 
 def test_the_bound_of_recomputation_does_not_bound_plans_that_move_values() -> None:

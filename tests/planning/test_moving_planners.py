@@ -20,6 +20,7 @@ from remat_passes.planning.auto import Auto
 from remat_passes.planning.capuchin import Capuchin
 from remat_passes.planning.delta import Delta
 from remat_passes.planning.home import Home
+from remat_passes.planning.ilp import Ilp
 from remat_passes.planning.save_all import SaveAll
 from remat_passes.planning.superneurons import SuperNeurons
 from remat_passes.planning.vdnn import Vdnn
@@ -85,6 +86,18 @@ def test_where_nothing_fits_room_is_not_traded_for_memory() -> None:
         assert result.status is PlanStatus.INFEASIBLE
         assert result.plan is not None
         assert moved_bytes(problem.graph, result.plan) <= 16 * KB
+
+
+def test_what_is_proven_of_plans_that_move_nothing_is_not_claimed_where_values_may_be_moved() -> None:
+    planner, auto, moved = Ilp(time_limit=2.0, effort=500), Auto(), 0
+    for seed in range(24):
+        problem = moving_problem(Random(seed))
+        result, best = check_result(planner, problem), auto.plan(problem)
+        if best.status is PlanStatus.FEASIBLE:
+            assert result.lower_bound_ns <= best.added_ns
+            assert result.status is not PlanStatus.OPTIMAL or result.added_ns <= best.added_ns
+        moved += result.plan is not None and len(result.plan.transfers) > 0
+    assert moved
 
 
 def test_vdnn_moves_the_inputs_of_convolutions_and_waits_for_each_copy() -> None:

@@ -115,22 +115,37 @@ def with_bound(result: PlanResult, problem: RematProblem, effort: BoundEffort = 
     if result.plan is None or result.added_ns == 0 or result.peak_bytes > problem.budget_bytes:
         return result
     # The planner may have proven more on its own.
-    bound = max(result.lower_bound_ns, lower_bound_ns(without_transfers(problem), effort).bound_ns)
+    found = lower_bound_ns(without_transfers(problem, result.added_ns), effort).bound_ns
+    if problem.moves:
+        # Only plans that add no more than this one are bounded by it.
+        found = min(found, result.added_ns)
+    bound = max(result.lower_bound_ns, found)
     return replace(
         result, lower_bound_ns=bound, status=PlanStatus.OPTIMAL if bound >= result.added_ns else result.status
     )
 
 
-def without_transfers(problem: RematProblem) -> RematProblem:
+def without_transfers(problem: RematProblem, added_ns: int) -> RematProblem:
     """A problem in which nothing is moved, and of which each bound bounds the plans of `problem`, too.
 
     A plan without its transfers has the same operators, adds no more time, and peaks higher by at most what was off the
-    device: so it is a plan within a budget that is larger by all that may be.
+    device: so it is a plan within a budget that is larger by that.  What is off at one instant was copied out before it
+    and is copied back after it, one value after the other: all of that passes within the step.
+
+    Args:
+        problem: The problem.
+        added_ns: Plans that add more time than this are not bounded.
     """
     if not problem.moves:
         return problem
-    larger = min(problem.budget_bytes + problem.offload_bytes, max(problem.budget_bytes, UNLIMITED_BYTES))
-    return replace(problem, budget_bytes=larger, offload_bytes=0)
+    # A copy's time is rounded down to whole nanoseconds.
+    step_ns, off_bytes = problem.costs.step_ns + added_ns + 2 * len(problem.graph.storages), 0
+    for link in problem.costs.links:
+        there, back = link.out_bytes_per_s, link.back_bytes_per_s
+        # ceil(step_ns / (1 / there + 1 / back)), with nanoseconds as parts of a second.
+        off_bytes -= -step_ns * there * back // ((there + back) * 10**9)
+    larger = problem.budget_bytes + min(off_bytes, problem.offload_bytes)
+    return replace(problem, budget_bytes=min(larger, max(problem.budget_bytes, UNLIMITED_BYTES)), offload_bytes=0)
 
 
 def _counted(part: Pricing) -> Bound:

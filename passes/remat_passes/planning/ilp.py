@@ -8,6 +8,9 @@ plans; `Auto` may go below it by reordering the backward or by running operators
 stats say what was proven, and whether a limit or the size of the program stopped the proof.
 
 `Auto`, kept to that order, gives the initial plan and the cutoff; its plan is the answer if nothing better is found.
+
+Where values may be moved off the device, the programs still decide about executions alone: the answer is the better of
+their plan and of `Auto`'s, which moves values, and nothing is proven of it.
 """
 
 from __future__ import annotations
@@ -70,6 +73,8 @@ class Ilp:
         """
         # An unknown solver is an error even if the problem needs no solver.
         check_solver(self.solver)
+        if problem.moves:
+            return self._moving(problem)
         # Without the reference, since `Auto` would return one that fits as it is and search no further.
         auto = Auto(self.effort, reorders=False).plan(replace(problem, reference=None))
         if auto.plan is None:
@@ -92,6 +97,21 @@ class Ilp:
             return self._result(problem, first, prove(problem, first.plan if fits else None, self._effort()))
         except OutsideSpace as error:
             return _explained(first, f"not tried: {error}")
+
+    def _moving(self, problem: RematProblem) -> PlanResult:
+        """The better of a plan by `Auto`, which may move values, and of the exact plan that moves none.
+
+        The programs decide about executions alone, so neither their bound nor their proof holds here.
+        """
+        alone = self.plan(replace(problem, offload_bytes=0))
+        auto = Auto(self.effort, reorders=False).plan(replace(problem, reference=None))
+        plans = [plan for plan in (alone.plan, auto.plan) if plan is not None]
+        if not plans:
+            return replace(auto, planner=self.name)
+        best = choose(problem, self.name, [Candidate(plan) for plan in plans])
+        if best.status is PlanStatus.FEASIBLE and best.added_ns == 0:
+            return replace(best, status=PlanStatus.OPTIMAL, stats=(("proof", "nothing is executed twice"),))
+        return _explained(best, "none where values may be moved")
 
     def _effort(self) -> Effort:
         return Effort(
