@@ -128,6 +128,18 @@ def test_random_plans_that_move_values(rng: Random) -> None:
         assert not lower_bound_ns(without_transfers(problem, timeline.added_ns)).infeasible
 
 
+def test_what_is_off_at_once_was_copied_out_and_is_copied_back_within_the_step() -> None:
+    """At 1 byte out and 3 back in a nanosecond, 3 bytes take 4 ns, from the memory that is freed to its return."""
+    problem = chain(12)
+    links = (Link(Tier.HOST, 10**9, 3 * 10**9),)
+    problem = replace(problem, offload_bytes=1 << 40, costs=replace(problem.costs, links=links))
+    time_ns = problem.costs.step_ns + 100
+    more = without_transfers(problem, 100).budget_bytes - problem.budget_bytes
+    # Whole nanoseconds may hide one of each copy.
+    assert 3 * time_ns / 4 <= more <= 3 * (time_ns + 2 * len(problem.graph.storages)) / 4 + 1
+    assert without_transfers(replace(problem, offload_bytes=5), 100).budget_bytes == problem.budget_bytes + 5
+
+
 def test_what_a_slow_link_moves_bounds_what_need_not_be_recomputed() -> None:
     """Room for everything, at speeds at which almost nothing of it can be used."""
     problem = chain(12)
