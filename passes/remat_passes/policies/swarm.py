@@ -69,7 +69,7 @@ class Swarm:
 
     def run(self) -> IntArray:
         """The best policy found."""
-        particles = _first(self.policies, self.count, self.seed)
+        particles = random_policies(self.policies, self.count, self.seed)
         figures = np.zeros((self.count, 2), np.int64)
         parts = [
             slice(i * self.count // self.threads, (i + 1) * self.count // self.threads) for i in range(self.threads)
@@ -112,7 +112,7 @@ class Swarm:
         )
 
 
-def _first(policies: Policies, count: int, seed: int) -> IntArray:
+def random_policies(policies: Policies, count: int, seed: int) -> IntArray:
     """Particles with actions at random, of those that each value may have, and there is room for."""
     draw = np.random.default_rng(seed)
     scores = np.where(policies.allowed, draw.random((count, *policies.allowed.shape)), -1.0)

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from remat_passes.policies.climb import climb
 from remat_passes.policies.policy import KEEP, MOVE, RECOMPUTE, Policies
 from remat_passes.policies.space import PolicySpace
+from remat_passes.policies.swarm import random_policies
 from remat_passes.search.moving_search import MovingSearch
 from remat_passes.search.sequence_search import SMALLEST
 from remat_passes.sequences.profile import IntArray
 
 WORK_OF_EVALUATION = 10
 """Work of evaluating one policy, for each operator."""
+RESTARTS = 16
+"""Policies at random from which the search begins once more, where it may evaluate enough of them."""
+ROUNDS = 4
+"""Enough of them, for each value."""
+LONGER = 3
+"""The best policies found so are climbed on from, four times as long."""
 
 
 def search_policies(moving: MovingSearch, effort: int, seed: int) -> None:
@@ -32,6 +39,28 @@ def search_policies(moving: MovingSearch, effort: int, seed: int) -> None:
         ranks[space] = _climb(moving, space, [space.all_of(KEEP)], effort, seed)
     best = min(ranks, key=lambda space: ranks[space])
     _climb(moving, best, [best.all_of(MOVE), best.all_of(RECOMPUTE)], effort, seed)
+    if evaluations(best.policies, effort) >= ROUNDS * len(best.policies.values):
+        _restart(moving, best, effort, seed)
+
+
+def _restart(moving: MovingSearch, space: PolicySpace, effort: int, seed: int) -> None:
+    """Offer what climbs from policies at random reach: one climb ends at the next peak, and there are many."""
+    most = evaluations(space.policies, effort)
+    found = []
+    for number, start in enumerate(random_policies(space.policies, RESTARTS, seed)):
+        if moving.free:
+            return
+        actions, rank, _ = climb(space.policies, start, _draws((seed, 1, number), most), most)
+        found.append((int(rank), number, actions))
+    found.sort(key=lambda one: one[:2])
+    for _, number, start in found[:LONGER]:
+        actions, _, _ = climb(space.policies, start, _draws((seed, 2, number), 4 * most), 4 * most)
+        moving.adopt(space.plan(actions))
+
+
+def _draws(seed: int | Sequence[int], rows: int) -> IntArray:
+    """Random numbers for `climb`."""
+    return np.random.default_rng(seed).integers(0, 1 << 40, (rows, 4))
 
 
 def improve_best(moving: MovingSearch, effort: int, seed: int) -> None:
@@ -48,7 +77,7 @@ def improve_best(moving: MovingSearch, effort: int, seed: int) -> None:
 def _climb(moving: MovingSearch, space: PolicySpace, starts: Iterable[IntArray], effort: int, seed: int) -> int:
     """Offer the plan of what a climb from each of `starts` reaches; the least rank, see `decode.rank`."""
     most = evaluations(space.policies, effort)
-    draws = np.random.default_rng(seed).integers(0, 1 << 40, (most, 4))
+    draws = _draws(seed, most)
     least = 1 << 62
     for start in starts:
         if moving.free:
