@@ -70,7 +70,7 @@ class MadeUpCompiler:
         )
         emitted = request.budget_bytes + self.other_bytes + (self.layout_bytes if request.free_layout else 0)
         emitted += self.early_bytes if early else 0
-        emitted += self.moving_bytes if request.place else 0
+        emitted += self.moving_bytes if request.offload_bytes else 0
         check = DryRun(emitted, (MemorySample("forward", "aten.convolution", 0, "x = conv(y)", emitted, 0),))
         return Attempt(request, lambda: None, real, True, (cast("Partition", partition),), check)
 
@@ -212,7 +212,7 @@ def test_the_smallest_peak_is_not_missed_by_moving_values(moving_bytes: int, mov
     compiler = MadeUpCompiler(0, moving_bytes=moving_bytes)
     search = BudgetSearch(compiler, options_of(memory_budget="min"), chooses_layout=False)
     kept, _ = search.run(SearchGoal(PartitionRequest(500, offload_bytes=1 << 20, offload_place="disk:/tmp")))
-    assert (kept.request.place is not None) == moves
+    assert (kept.request.offload_bytes > 0) == moves
     assert kept.needed_bytes == 500
     assert kept.real
     assert len(compiler.requests) == tries
