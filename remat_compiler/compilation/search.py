@@ -193,7 +193,7 @@ class _Tries:
 
     def _may_be_lower_unmoved(self, best: Attempt) -> bool:
         """Whether the smallest peak is asked for, and moving values misses the one that was planned."""
-        if self.options.memory_budget.kind is not BudgetKind.MIN or best.request.place is None:
+        if self.options.memory_budget.kind is not BudgetKind.MIN or not best.request.offload_bytes:
             return False
         return bool(best.partitions) and not best.check.unknown and (best.needed_bytes or 0) > best.planned_bytes
 
