@@ -15,10 +15,13 @@ from remat_compiler.ir.graph import Phase, SavePolicy, StorageKind
 from remat_compiler.ir.plan import PAGE_BYTES, PlanStatus, Tier
 from remat_compiler.ir.planner import Planner
 from remat_compiler.ir.problem import Link, RematProblem
+from remat_compiler.simulate.timeline import simulate
 from remat_compiler.simulate.transfers import moved_bytes
+from remat_compiler.simulate.verify import verify
 from remat_passes.planning.auto import Auto
 from remat_passes.planning.capuchin import Capuchin
 from remat_passes.planning.delta import Delta
+from remat_passes.planning.hierarchical import Hierarchical
 from remat_passes.planning.home import Home
 from remat_passes.planning.ilp import Ilp
 from remat_passes.planning.save_all import SaveAll
@@ -65,7 +68,11 @@ def test_conformance_where_values_may_be_moved(planner: Planner, rng: Random) ->
     check_result(planner, moving_problem(rng))
 
 
-@pytest.mark.parametrize("planner", [*BASELINES, Auto(effort=100)], ids=lambda planner: planner.name)
+@pytest.mark.parametrize(
+    "planner",
+    [*BASELINES, Auto(effort=100), Hierarchical(effort=300), Ilp(time_limit=2.0, effort=100)],
+    ids=lambda planner: planner.name,
+)
 @settings(max_examples=40)
 @given(rng=generators())
 def test_no_planner_moves_more_than_there_is_room_for(planner: Planner, rng: Random) -> None:
@@ -98,6 +105,31 @@ def test_what_is_proven_of_plans_that_move_nothing_is_not_claimed_where_values_m
             assert result.status is not PlanStatus.OPTIMAL or result.added_ns <= best.added_ns
         moved += result.plan is not None and len(result.plan.transfers) > 0
     assert moved
+
+
+@pytest.mark.parametrize(
+    ("bytes_per_s", "moves", "repeats"), [(10**12, True, False), (4 * 10**9, True, True), (10**8, False, True)]
+)
+@pytest.mark.parametrize("planner", [Hierarchical(), Ilp()], ids=lambda planner: planner.name)
+def test_blocks_and_programs_move_as_much_as_the_link_allows(
+    planner: Hierarchical | Ilp, bytes_per_s: int, moves: bool, repeats: bool
+) -> None:
+    problem = tight(convolutions(bytes_per_s=bytes_per_s))
+    if isinstance(planner, Ilp):
+        # Of the programs alone: the planner answers with the best of several plans.
+        found = planner._programmed(problem, SaveAll().plan(problem))
+        assert found is not None
+        assert verify(problem, found) == []
+        added_ns = simulate(problem.graph, problem.costs, found).added_ns
+    else:
+        result = check_result(planner, problem)
+        found, added_ns = result.plan, result.added_ns
+        assert found is not None
+        assert result.status is PlanStatus.FEASIBLE
+    assert bool(found.transfers) is moves
+    assert (len(found.steps) > len(problem.graph.ops)) is repeats
+    alone = planner.plan(replace(problem, offload_bytes=0)).added_ns
+    assert added_ns < alone if moves else added_ns == alone
 
 
 def test_vdnn_moves_the_inputs_of_convolutions_and_waits_for_each_copy() -> None:

@@ -10,11 +10,14 @@ from remat_compiler.ir.plan import Plan
 from remat_passes.exact.program import Program, Term
 from remat_passes.exact.space import BOUNDARY, Space
 from remat_passes.sequences.sequence import StepIndex, drop_dead_repeats
+from remat_passes.transfers.moving import with_moved
 
 
 def decode(program: Program, values: Mapping[str, float]) -> Plan:
-    """The plan that `values` describe, see `plan_of`."""
-    return plan_of(program.space, sorted(key for key, run in program.runs.items() if values.get(run.name, 0.0) > 0.5))
+    """The plan that `values` describe, see `plan_of`; what they move leaves and returns as `with_moved` says."""
+    plan = plan_of(program.space, sorted(key for key, run in program.runs.items() if values.get(run.name, 0.0) > 0.5))
+    moved = [v for v, variable in program.moves.moved.items() if values.get(variable.name, 0.0) > 0.5]
+    return with_moved(program.space.problem, plan, moved) if moved else plan
 
 
 def plan_of(space: Space, executed: Sequence[tuple[int, int]]) -> Plan:
@@ -65,7 +68,8 @@ def start_values(program: Program, plan: Plan) -> dict[str, float]:
     Executions in gaps are taken over; each storage is retained no longer than they need.
     """
     executed = executions(program.space, plan)
-    if executed is None:
+    # Values of a plan that moves something are not looked for: the solver finds its own.
+    if executed is None or program.moves.returns:
         return {}
     executed &= program.runs.keys()  # repetitions that a merged stage makes needless are retained instead
     values = {variable.name: float(key in executed) for key, variable in program.runs.items()}

@@ -28,6 +28,7 @@ from typing import TypeAlias
 
 import pulp
 
+from remat_passes.exact.moved_values import MovedValues
 from remat_passes.exact.space import BOUNDARY, Reductions, Space, Stage
 from remat_passes.exact.subset_sums import largest_sum
 
@@ -78,6 +79,7 @@ class Program:
         states: Variable of each storage at the start of a gap, by stage and storage.
         chains: Variable of each piece of a life within a gap, by stage, storage and number of the reader.
         random: Variable of each random state, by stage and operator.
+        moves: Values that may be moved off the device.
         alive: Storages with a life in each stage.
     """
 
@@ -95,7 +97,9 @@ class Program:
         self.alive = self._storages_by_stage()
         self._make_runs()
         self._make_states()
+        self.moves = MovedValues.of(space, lambda t, v: (t, v) in self.states)
         self._add_objective(cutoff_ns)
+        self._add_moves()
         self._add_demands()
         self._add_random_states()
         for t, stage in enumerate(space.stages):
@@ -152,6 +156,19 @@ class Program:
             return 1
         return self.states.get((t, v), 0)
 
+    def _after(self, t: int, v: int) -> Term:
+        """Whether v is alive at the end of stage t for a stage after it."""
+        if t >= self.space.last[v]:
+            return 0
+        return self.moves.kept[v] if self.moves.returns.get(v) == t + 1 else self._state(t + 1, v)
+
+    def _add_moves(self) -> None:
+        """s[f,v] <= k[v] + m[v], the room, and the windows; see `remat_passes.exact.moved_values`."""
+        for v, f in self.moves.returns.items():
+            self._at_most(self.states[f, v], self.moves.kept[v], self.moves.moved[v])
+        for row, right in self.moves.rows(self.runs):
+            self._add(row.items(), pulp.LpConstraintLE, right)
+
     def _run(self, t: int, i: int) -> Term:
         return self.runs.get((t, i), 0)
 
@@ -183,9 +200,10 @@ class Program:
             self._add([(smaller, 1), *((term, -1) for term in larger)], pulp.LpConstraintLE, 0)
 
     def _add_objective(self, cutoff_ns: int | None) -> None:
-        """Added time: executions in gaps, less the first of each floating operator; at most `cutoff_ns`."""
+        """Added time, at most `cutoff_ns`: executions in gaps less the first of each floating operator, and waits."""
         times = self.space.problem.costs.time_ns
         terms = [(variable, times[i]) for (_, i), variable in self.runs.items() if times[i]]
+        terms += [(variable, 1) for variable in (*self.moves.waits, *self.moves.drag)]
         constant = -sum(times[i] for i in self.space.floating)
         # A variable that is 1 carries the constant, since solvers take gaps relative to what they know of.
         once = [(pulp.LpVariable("one", 1, 1), constant)] if constant else []
@@ -229,7 +247,7 @@ class Program:
             self._add([(before, 1), (run, 1)], pulp.LpConstraintLE, 1)
         readers = [i for i in stage.candidates if v in self._reads[i]]
         wanted = any(v in self._reads[anchor] for anchor in stage.anchors if anchor >= 0)
-        after = self._state(t + 1, v) if t < self.space.last[v] else 0
+        after = self._after(t, v)
         if wanted:
             # An anchor reads v whatever is chosen, so v lives from the gap's start or from its maker up to that anchor.
             self._at_most(1, before, run)

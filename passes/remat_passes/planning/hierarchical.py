@@ -3,6 +3,7 @@
     blocks      the forward is cut where few bytes cross, repeated parts into identical blocks (`blocks.repeats`)
     options     each distinct block is a problem of its own, with a Pareto set of sequences (`blocks.options`)
     chain       a dynamic program over the blocks chooses one option each, and which blocks run again as a whole
+    moving      where values may be moved, plans for larger budgets come within it by moving what they save
     exact       the sequences are measured by the exact profile, finished by gap greedy if they are over the
                 budget, and trimmed
 
@@ -15,14 +16,16 @@ which takes milliseconds a block; and peaks of the chain are estimates until the
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from remat_compiler.ir.plan import PlanResult
+from remat_compiler.ir.plan import Plan, PlanResult
 from remat_compiler.ir.problem import RematProblem
+from remat_compiler.simulate.timeline import simulate
 from remat_passes.blocks.chain import BlockOptionCache, Segmentation, turns_within
 from remat_passes.orders.early_order import early_orders
 from remat_passes.planning.interface import Candidate, choose
+from remat_passes.search.moving_search import SHARES, MovingSearch
 from remat_passes.search.sequence_search import SequenceSearch
 from remat_passes.sequences.candidate import SequenceCandidate
 from remat_passes.sequences.sequence import Placement, baseline_order
@@ -49,6 +52,8 @@ class Hierarchical:
 
     def plan(self, problem: RematProblem) -> PlanResult:
         """Answer `problem`; see `Planner.plan`.  The backward keeps its order."""
+        if problem.moves:
+            return self._moving(problem)
         search = SequenceSearch.of(problem, self.effort, self.seed, reorders=False)
         search.keep([search.base(baseline_order(search.index, placement)) for placement in Placement])
         # A sequence without recomputation that fits cannot be beaten.
@@ -56,6 +61,20 @@ class Hierarchical:
             search.keep([entry for entries in block_plans(search, self.counts, 1.0) for entry in entries])
         reference = [] if problem.reference is None else [Candidate(problem.reference)]
         return choose(problem, self.name, [*reference, Candidate(search.pool[0].plan())])
+
+    def _moving(self, problem: RematProblem) -> PlanResult:
+        """Plans for more memory than there is, brought within the budget by moving what the blocks save."""
+        moving = MovingSearch.of(problem)
+        native = Plan.saving_all(problem.graph)
+        high = max(simulate(problem.graph, problem.costs, native).peak_bytes, problem.budget_bytes)
+        for share in (0.0, *SHARES, 1.0):
+            budget = problem.budget_bytes + int(share * (high - problem.budget_bytes))
+            result = self.plan(replace(problem, budget_bytes=budget, offload_bytes=0, reference=None))
+            assert result.plan is not None
+            moving.offer([result.plan])
+        assert moving.best is not None
+        found = [moving.best.plan, *([problem.reference] if problem.reference else [])]
+        return choose(problem, self.name, [Candidate(plan) for plan in found])
 
 
 def block_plans(search: SequenceSearch, counts: Sequence[int], share: float) -> Iterator[list[SequenceCandidate]]:

@@ -9,8 +9,9 @@ stats say what was proven, and whether a limit or the size of the program stoppe
 
 `Auto`, kept to that order, gives the initial plan and the cutoff; its plan is the answer if nothing better is found.
 
-Where values may be moved off the device, the programs still decide about executions alone: the answer is the better of
-their plan and of `Auto`'s, which moves values, and nothing is proven of it.
+Where values may be moved off the device, programs with a variable more for each value decide which ones are (see
+`remat_passes.exact.moved_values`).  The answer is the best of their plan, of `Auto`'s, and of the exact plan that moves
+nothing; nothing is proven of it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from remat_compiler.ir.plan import PlanResult, PlanStatus
+from remat_compiler.ir.plan import Plan, PlanResult, PlanStatus
 from remat_compiler.ir.problem import RematProblem
 from remat_compiler.simulate.floor import peak_floor
 from remat_compiler.simulate.verify import verify
@@ -99,19 +100,32 @@ class Ilp:
             return _explained(first, f"not tried: {error}")
 
     def _moving(self, problem: RematProblem) -> PlanResult:
-        """The better of a plan by `Auto`, which may move values, and of the exact plan that moves none.
-
-        The programs decide about executions alone, so neither their bound nor their proof holds here.
-        """
+        """The best of `Auto`'s plan, of the exact plan that moves nothing, and of the programs' plan with moves."""
         alone = self.plan(replace(problem, offload_bytes=0))
         auto = Auto(self.effort, reorders=False).plan(replace(problem, reference=None))
-        plans = [plan for plan in (alone.plan, auto.plan) if plan is not None]
-        if not plans:
+        candidates = [Candidate(plan) for plan in (alone.plan, auto.plan) if plan is not None]
+        if not candidates:
             return replace(auto, planner=self.name)
-        best = choose(problem, self.name, [Candidate(plan) for plan in plans])
+        best = choose(problem, self.name, candidates)
         if best.status is PlanStatus.FEASIBLE and best.added_ns == 0:
             return replace(best, status=PlanStatus.OPTIMAL, stats=(("proof", "nothing is executed twice"),))
+        found = self._programmed(problem, best)
+        if found is not None:
+            best = choose(problem, self.name, [*candidates, Candidate(found)])
         return _explained(best, "none where values may be moved")
+
+    def _programmed(self, problem: RematProblem, first: PlanResult) -> Plan | None:
+        """The plan of the programs in which values may be moved; `None` if they find none."""
+        try:
+            space = space_of(problem, self._effort().reductions, self.passes_per_gap)
+            if sum(len(stage.candidates) for stage in space.stages) > self.max_executions:
+                return None
+            # The search over demanded sets knows of no moves.
+            effort = replace(self._effort(), states=0)
+            found = prove(problem, first.plan if first.status is PlanStatus.FEASIBLE else None, effort).plan
+        except OutsideSpace:
+            return None
+        return None if found is None or verify(problem, found) else found
 
     def _effort(self) -> Effort:
         return Effort(

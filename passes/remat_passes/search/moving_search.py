@@ -70,7 +70,7 @@ class MovingSearch:
         return self.best is not None and self.best.peak_bytes <= self.problem.budget_bytes and not self.best.added_ns
 
     def offer(self, plans: Iterable[Plan]) -> tuple[bool, int, int, int]:
-        """Try plans without transfers, and with transfers where they do not fit; the rank of the best of them."""
+        """Try plans, one at least, and with transfers where they do not fit; the rank of the best of them."""
         ranks = []
         for plan in plans:
             made = self._judged(plan)

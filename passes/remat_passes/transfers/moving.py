@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from itertools import accumulate
 
@@ -10,9 +11,9 @@ import numpy as np
 from remat_compiler.ir.graph import StorageId
 from remat_compiler.ir.plan import Plan, Transfer
 from remat_compiler.ir.problem import RematProblem
-from remat_compiler.simulate.arrays import GraphArrays
+from remat_compiler.simulate.arrays import GraphArrays, IntArray
 from remat_compiler.simulate.timeline import simulate_arrays
-from remat_passes.transfers.gaps import gaps_of
+from remat_passes.transfers.gaps import Gaps, gaps_of
 from remat_passes.transfers.insert_offload import insert_offload
 from remat_passes.transfers.prefetch import Moves, find_places
 
@@ -27,17 +28,38 @@ def with_transfers(problem: RematProblem, arrays: GraphArrays, plan: Plan) -> Pl
     """
     steps = np.array(plan.steps, np.int64)
     live = simulate_arrays(arrays, steps, plan.boundary).live_bytes
-    budget, link = problem.budget_bytes, problem.costs.links[0]
+    gaps, begins = gaps_of(problem.graph, arrays, steps), _begins(arrays, steps)
+    link = problem.costs.links[0]
+    chosen = insert_offload(gaps, live, begins[:-1], problem.budget_bytes, problem.offload_bytes, link)
+    return _placed(problem, plan, gaps, chosen, live, begins)
+
+
+def with_moved(problem: RematProblem, plan: Plan, storages: Collection[int]) -> Plan:
+    """`plan`, which moves nothing, with these storages moved between their uses on both sides of the boundary."""
+    arrays, steps = GraphArrays.of(problem.graph, problem.costs), np.array(plan.steps, np.int64)
     gaps = gaps_of(problem.graph, arrays, steps)
-    begins = np.array(list(accumulate(arrays.time_ns[steps].tolist(), initial=0)), np.int64)
-    chosen = insert_offload(gaps, live, begins[:-1], budget, problem.offload_bytes, link)
-    lowest = gaps.moved_in(chosen, live)
-    limit = max(budget, int(lowest.max(initial=0)))
-    size = gaps.size_bytes[chosen]
+    across = (gaps.first <= plan.boundary) & (gaps.read >= plan.boundary) & np.isin(gaps.storage, list(storages))
+    live = simulate_arrays(arrays, steps, plan.boundary).live_bytes
+    return _placed(problem, plan, gaps, np.flatnonzero(across).tolist(), live, _begins(arrays, steps))
+
+
+def _begins(arrays: GraphArrays, steps: IntArray) -> IntArray:
+    """When each step begins, and at last when they end."""
+    return np.array(list(accumulate(arrays.time_ns[steps].tolist(), initial=0)), np.int64)
+
+
+def _placed(
+    problem: RematProblem, plan: Plan, gaps: Gaps, chosen: Sequence[int], live: IntArray, begins: IntArray
+) -> Plan:
+    """`plan` with the instances of the chosen gaps moved."""
+    link, lowest = problem.costs.links[0], gaps.moved_in(chosen, live)
+    limit = max(problem.budget_bytes, int(lowest.max(initial=0)))
+    at = np.array(chosen, np.int64)
+    size = gaps.size_bytes[at]
     moves = Moves(
-        gaps.made[chosen],
-        gaps.first[chosen],
-        gaps.read[chosen],
+        gaps.made[at],
+        gaps.first[at],
+        gaps.read[at],
         size,
         np.array([link.out_ns(one) for one in size.tolist()], np.int64),
         np.array([link.back_ns(one) for one in size.tolist()], np.int64),
