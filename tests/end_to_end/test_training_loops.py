@@ -44,6 +44,18 @@ def test_the_promise_holds(name: str) -> None:
     assert outcome.good, outcome
 
 
+@pytest.mark.parametrize(
+    "name",
+    [name if name == "graph break after each layer" else pytest.param(name, marks=pytest.mark.slow) for name in LOOPS],
+)
+def test_the_promise_holds_where_values_are_moved(name: str) -> None:
+    needs = LOOPS[name].needs
+    if needs and importlib.util.find_spec(needs) is None:
+        pytest.skip(f"needs the package {needs}")
+    outcome = outcome_of(name, 0.6, offload_budget="1GiB", offload_tier="host")
+    assert outcome.good, outcome
+
+
 def test_something_is_planned_and_kept() -> None:
     """The judgement itself: a plain loop under a budget that needs recomputation is planned, measured and kept."""
     outcome = outcome_of("one graph")
