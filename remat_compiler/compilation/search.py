@@ -126,7 +126,8 @@ class _Tries:
         # The second layout, starting from the first request: the first layout's corrections do not apply to it.
         if request.free_layout and self.chooses_layout and self._layout_costs(tries):
             tries += self._tries(replace(request, free_layout=False), None)
-        best = best_of(tries, self.limit)
+        # Within 0 bytes, where all are over, the lowest peak is the best.
+        best = best_of(tries, 0 if self._minimises else self.limit)
         if best is None or best.is_over(self.limit):
             best = self._when_nothing_fits(best)
         if self._may_be_lower_unmoved(best):
@@ -191,17 +192,24 @@ class _Tries:
             request = following
         return tries
 
+    @property
+    def _minimises(self) -> bool:
+        """Whether the smallest peak is asked for."""
+        return self.options.memory_budget.kind is BudgetKind.MIN
+
     def _may_be_lower_unmoved(self, best: Attempt) -> bool:
         """Whether the smallest peak is asked for, and moving values misses the one that was planned."""
-        if self.options.memory_budget.kind is not BudgetKind.MIN or not best.request.offload_bytes:
+        if not self._minimises or not best.request.offload_bytes:
             return False
         return bool(best.partitions) and not best.check.unknown and (best.needed_bytes or 0) > best.planned_bytes
 
     def _layout_costs(self, tries: Sequence[Attempt]) -> bool:
-        """Whether the inner compiler's layout does not fit, or fits only by recomputing much more."""
+        """Whether the inner compiler's layout does not fit, or fits only by recomputing much more, or may be higher."""
         # Planning failed, which another layout does not change.
         if any(one.failure is not None for one in tries):
             return False
+        if self._minimises:
+            return True
         best = best_of(tries, self.limit)
         if best is None or best.is_over(self.limit):
             return True

@@ -218,6 +218,16 @@ def test_the_smallest_peak_is_not_missed_by_moving_values(moving_bytes: int, mov
     assert len(compiler.requests) == tries
 
 
+@pytest.mark.parametrize("layout_bytes", [-40, 40])
+def test_the_smallest_peak_is_that_of_the_lower_layout(layout_bytes: int) -> None:
+    compiler = MadeUpCompiler(layout_bytes)
+    search = BudgetSearch(compiler, options_of(memory_budget="min", inner="inductor"), chooses_layout=True)
+    kept, _ = search.run(SearchGoal(PartitionRequest(500, take_smallest=True)))
+    assert kept.needed_bytes == min(500, 500 + layout_bytes)
+    assert kept.request.free_layout == (layout_bytes < 0)
+    assert kept.real
+
+
 @pytest.mark.parametrize("on_infeasible", ["error", "min"])
 def test_a_goal_may_take_the_smallest_peak_without_a_word(on_infeasible: str, caplog: pytest.LogCaptureFixture) -> None:
     compiler = MadeUpCompiler(layout_bytes=0, floor_bytes=300)

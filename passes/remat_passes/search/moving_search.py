@@ -74,9 +74,10 @@ class MovingSearch:
         ranks = []
         for plan in plans:
             made = self._judged(plan)
-            if made.peak_bytes > self.problem.budget_bytes:
-                made = self._judged(with_transfers(self.problem, self.arrays, plan))
             ranks.append(self._kept(made))
+            # What comes back takes new memory: where nothing fits, the plan may be lower as it is.
+            if made.peak_bytes > self.problem.budget_bytes:
+                ranks.append(self._kept(self._judged(with_transfers(self.problem, self.arrays, plan))))
         return min(ranks)
 
     def adopt(self, plan: Plan) -> None:
