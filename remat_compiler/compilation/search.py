@@ -35,6 +35,8 @@ from remat_compiler.simulate.step_peak import GraphMemory
 
 MAX_TRIES = 4
 """Most plans that are tried for each layout, until the checked peak fits and uses the budget."""
+NEAR = 0.8
+"""Part of the simulated peak without a budget above which a smallest peak is held against the emitted one."""
 LAYOUT_GAIN = 0.05
 """Recomputation, as a fraction of the step, that the faster layout of the inner compiler may add."""
 
@@ -133,6 +135,9 @@ class _Tries:
         if self._may_be_lower_unmoved(best):
             unmoved = self.compile(best.request.without_transfers, real=False)
             best = min(best, unmoved, key=lambda one: one.needed_bytes or 0)
+        if self._may_be_lower_unplanned(best):
+            native = self.compile(request.without_budget, real=False)
+            best = min(best, native, key=lambda one: one.needed_bytes or 0)
         # The budget is kept by the code that runs, so that is checked, too.
         if not best.real:
             best = self.compile(best.request)
@@ -202,6 +207,16 @@ class _Tries:
         if not self._minimises or not best.request.offload_bytes:
             return False
         return bool(best.partitions) and not best.check.unknown and (best.needed_bytes or 0) > best.planned_bytes
+
+    def _may_be_lower_unplanned(self, best: Attempt) -> bool:
+        """Whether the smallest peak is asked for, and the step without a budget may have a lower one.
+
+        Copies of weights, which the simulator does not see, may be larger than what a plan saves.
+        """
+        if not self._minimises or not best.partitions or best.check.unknown or best.request.budget_bytes is None:
+            return False
+        unbudgeted = sum(one.before.timeline.peak_bytes for one in best.partitions)
+        return (best.needed_bytes or 0) > NEAR * unbudgeted
 
     def _layout_costs(self, tries: Sequence[Attempt]) -> bool:
         """Whether the inner compiler's layout does not fit, or fits only by recomputing much more, or may be higher."""

@@ -218,6 +218,21 @@ def test_the_smallest_peak_is_not_missed_by_moving_values(moving_bytes: int, mov
     assert len(compiler.requests) == tries
 
 
+@pytest.mark.parametrize(("other_bytes", "kept_bytes", "tries"), [(0, 500, 1), (450, 950, 2), (600, 990, 3)])
+def test_the_smallest_peak_is_at_most_that_without_a_budget(other_bytes: int, kept_bytes: int, tries: int) -> None:
+    """Where emitted code takes more than was planned, and that of the step without a budget does not."""
+    compiler = MadeUpCompiler(0, other_bytes)
+
+    def emitted(request: PartitionRequest, real: bool = True) -> Attempt:
+        made = compiler(request, real)
+        made = replace(made, request=request)
+        return made if request.budget_bytes else replace(made, check=replace(made.check, peak_bytes=990))
+
+    search = BudgetSearch(emitted, options_of(memory_budget="min"), chooses_layout=False)
+    kept, _ = search.run(SearchGoal(PartitionRequest(500, take_smallest=True)))
+    assert (kept.needed_bytes, kept.real, len(compiler.requests)) == (kept_bytes, True, tries)
+
+
 @pytest.mark.parametrize("layout_bytes", [-40, 40])
 def test_the_smallest_peak_is_that_of_the_lower_layout(layout_bytes: int) -> None:
     compiler = MadeUpCompiler(layout_bytes)
