@@ -134,7 +134,8 @@ class _Tries:
             best = self._when_nothing_fits(best)
         if self._may_be_lower_unmoved(best):
             unmoved = self.compile(best.request.without_transfers, real=False)
-            best = min(best, unmoved, key=lambda one: one.needed_bytes or 0)
+            # Moving for nothing only takes time.
+            best = min(best, unmoved, key=lambda one: (one.needed_bytes or 0, one.added_ns))
         if self._may_be_lower_unplanned(best):
             native = self.compile(request.without_budget, real=False)
             best = min(best, native, key=lambda one: one.needed_bytes or 0)
