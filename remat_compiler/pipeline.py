@@ -137,7 +137,7 @@ def _for_these_sizes(
         again = replace(search, compile_=compiler.with_inputs(torch_compat.fake_twins(inputs)).run)
         recompile = RecompileContext(again, SearchGoal(first), context, on_gpu)
     # The outcome tells by the attempt whether it has reported it.
-    attempt = outcome.attempt = with_room(attempt, 1, on_gpu, outcome.reports)
+    attempt = outcome.attempt = with_room(attempt, 1, on_gpu, outcome.reports, first.offload_bytes)
     whole = None if options.memory_budget.kind is BudgetKind.MIN else first.budget_bytes
     return CompiledGraph(
         attempt, options, whole, outcome.keep, recompile, COORDINATOR, inputs, has_part=part is not None

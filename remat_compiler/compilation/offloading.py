@@ -66,7 +66,14 @@ def _free_bytes(folder: Path) -> int:
     return shutil.disk_usage(folder).free + store_of(Place(Tier.DISK, folder), pinned=False).held_bytes
 
 
-def with_room(attempt: Attempt, runs: int, pinned: bool, known: Sequence[PlanReport] = ()) -> Attempt:
+def with_room(
+    attempt: Attempt,
+    runs: int,
+    pinned: bool,
+    known: Sequence[PlanReport] = (),
+    limit_bytes: int | None = None,
+    before: Reservation | None = None,
+) -> Attempt:
     """`attempt` with room for what its steps move.
 
     Args:
@@ -74,22 +81,28 @@ def with_room(attempt: Attempt, runs: int, pinned: bool, known: Sequence[PlanRep
         runs: How often a step runs it.
         pinned: Whether a GPU copies to and from it.
         known: Its reports, where no partition tells what it moves.
+        limit_bytes: The most that steps under way at the same time may move; `None` for `runs` times what it may.
+        before: Room that it takes the place of.
 
     Raises:
-        OffloadError: There is no such room any more.
+        OffloadError: There is no such room any more; `before` is as it was.
     """
-    limit_bytes = attempt.request.offload_bytes
+    # What could not be planned moves nothing.
+    if attempt.failure is not None:
+        return attempt
+    most = attempt.request.offload_bytes
     if attempt.partitions:
         moved = sum(moved_bytes(p.problem.graph, p.result.plan) for p in attempt.partitions if p.result.plan)
     else:
         # From a compiler's cache: without reports, as much as it may move.
-        moved = sum(report.offloaded_bytes for report in known) if known else limit_bytes
-    room = _reserve(attempt.request.place, runs * moved, runs * limit_bytes, pinned)
-    return attempt if room is None else replace(attempt, room=room)
-
-
-def _reserve(place: Place | None, size_bytes: int, limit_bytes: int, pinned: bool) -> Reservation | None:
+        moved = sum(report.offloaded_bytes for report in known) if known else most
+    place, limit_bytes = attempt.request.place, runs * most if limit_bytes is None else limit_bytes
     # On paper there is no memory to pin, and nothing is copied.
-    if place is None or not size_bytes or torch_compat.paper_gpu() is not None:
-        return None
-    return store_of(place, pinned).reserve(size_bytes, limit_bytes)
+    if place is None or not moved or torch_compat.paper_gpu() is not None:
+        return attempt
+    store = store_of(place, pinned)
+    if before is None or before.store is not store:
+        return replace(attempt, room=store.reserve(runs * moved, limit_bytes))
+    # Both together may be more than there is.
+    store.resize(before, runs * moved, limit_bytes)
+    return replace(attempt, room=before)

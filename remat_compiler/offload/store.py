@@ -99,6 +99,25 @@ class Store:
         weakref.finalize(made, self._return, lambda: self._release(key))
         return made
 
+    def resize(self, room: Reservation, size_bytes: int, limit_bytes: int) -> None:
+        """Give `room` another size.
+
+        Raises:
+            OffloadError: There is no such room; it is as before.
+        """
+        key, before = id(room), (room.size_bytes, room.limit_bytes)
+        with self._changing():
+            self._reserved[key] = size_bytes, limit_bytes
+            try:
+                missing = sum(size for size, _ in self._reserved.values()) - self._held()
+                if missing > 0:
+                    self._add_in_one_piece(size_bytes, missing)
+            except OffloadError:
+                self._reserved[key] = before
+                raise
+            room.size_bytes, room.limit_bytes = size_bytes, limit_bytes
+            self._shrink()
+
     def take(self, size_bytes: int) -> Slot:
         """Room for one value.
 
@@ -129,6 +148,14 @@ class Store:
         piece = _Piece(self.make(size_bytes), Arena(size_bytes))
         self._pieces.append(piece)
         return piece
+
+    def _add_in_one_piece(self, size_bytes: int, missing: int) -> None:
+        """Add a piece of `size_bytes`, or of what is missing to it where there is not so much beside the others."""
+        # A value may be larger than each of two pieces that together have room for it.
+        try:
+            self._add_piece(size_bytes)
+        except OffloadError:
+            self._add_piece(missing)
 
     @contextmanager
     def _changing(self) -> Iterator[None]:

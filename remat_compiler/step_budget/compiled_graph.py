@@ -95,6 +95,7 @@ class CompiledGraph:
         self.recompile = recompile
         # What one run may move off the device, and the runs of a step, once graphs share a step.
         self.room_bytes, self.runs = 0, 1
+        self.room_runs = 1  # those that the present room was reserved for
         self._has_part = has_part
         self.changing = changing
         self.awaits_earlier_graphs = follows_others(example_inputs)
@@ -350,12 +351,12 @@ class CompiledGraph:
         """Run `attempt` from now on.
 
         Raises:
-            OffloadError: There is no room for what it moves off the device.
+            OffloadError: There is no room for what it moves off the device; the present code stays.
         """
         if self.recompile is not None:
-            # What the present code has reserved is given back first: both together may be more than there is.
-            self.attempt = None if self.attempt is None else replace(self.attempt, room=None)
-            attempt = with_room(attempt, self.runs, self.recompile.pinned)
+            before = None if self.attempt is None else self.attempt.room
+            attempt = with_room(attempt, self.runs, self.recompile.pinned, before=before)
+            self.room_runs = self.runs
         self.attempt, self.compiled, self._memory = attempt, attempt.compiled, None
 
     def finalise(self) -> None:

@@ -47,12 +47,12 @@ class JointPlans:
         """Learn the partitions of all graphs, and share what they may move off the device."""
         for graph in self.graphs:
             graph.plan_again()
-        share_room(self.graphs, self.joint.runs)
+        share_room(self.graphs, [max(runs) for runs in zip(*self.joint.runs_of_steps)])
 
     @property
     def room_is_kept(self) -> bool:
         """Whether the graphs, as they are, move no more than they may together."""
-        return room_is_kept(self.graphs, self.joint.runs)
+        return room_is_kept(self.graphs, self.joint.runs_of_steps)
 
     @property
     def _ways(self) -> Sequence[bool]:
@@ -67,8 +67,15 @@ class JointPlans:
             limit: Most bytes that the steps may take.
             fits: Whether the graphs as they are fit.
         """
-        found = [one for moves in self._ways if (one := self._within(limit, fits, moves)) is not None]
-        return min(found, key=lambda one: self._added_ns(one.attempts), default=None)
+        found: list[JointPlan] = []
+        for moves in self._ways:
+            one = self._within(limit, fits, moves)
+            if one is not None:
+                found.append(one)
+                # The other way would find the same.
+                if not any(level.offload_bytes for level in one.levels):
+                    break
+        return min(found, key=lambda one: (one.peak_bytes is None, self._planned_ns(one)), default=None)
 
     def _within(self, limit: int, fits: bool, moves: bool) -> JointPlan | None:
         # Planning at all levels takes long: it waits until the graphs turn out not to fit without any recomputation.
@@ -93,7 +100,7 @@ class JointPlans:
         found = [self._compiled(self.lowest(extremes=True, moves=moves)) for moves in self._ways]
 
         def rank(one: JointPlan) -> tuple[bool, int, int]:
-            return one.peak_bytes is None, one.peak_bytes or 0, self._added_ns(one.attempts)
+            return one.peak_bytes is None, one.peak_bytes or 0, self._planned_ns(one)
 
         return min(found, key=rank)
 
@@ -118,6 +125,14 @@ class JointPlans:
         partitions = [(n, graph.partition) for n, graph in zip(self.joint.runs, self.graphs)]
         step_ns = sum(n * one.step_ns for n, one in partitions if one is not None)
         return now_ns - then_ns > WORTH_IT * step_ns or (now_ns > 0 and then_ns == 0)
+
+    def _planned_ns(self, plan: JointPlan) -> int:
+        """Modelled time that a plan adds to the steps; where a compiler's cache had the code, that of the level."""
+        parts = zip(self.joint.runs, plan.attempts, plan.levels)
+        return sum(
+            n * (level.added_ns if one is None or one.partition is None else one.partition.added_ns)
+            for n, one, level in parts
+        )
 
     def _added_ns(self, attempts: Sequence[Attempt | None]) -> int:
         """Modelled time that the plans of these compilations add to the steps."""

@@ -29,6 +29,7 @@ class JointSteps:
         calls: Calls of the complete step, by the graph numbers used here.
         turns: Its turns.
         runs: For each graph, how often all the steps together call it.
+        runs_of_steps: For each step, how often it calls each graph.
         aside_bytes: Bytes that open calls of earlier steps hold.
     """
 
@@ -37,7 +38,9 @@ class JointSteps:
         self.steps, self.graphs = _connected(step)
         self.options = step.graphs[0].options
         self._calls = [self._renumbered(one) for one in self.steps]
-        self.runs = [sum(call.graph == i for calls in self._calls for call in calls) for i in range(len(self.graphs))]
+        graphs = range(len(self.graphs))
+        self.runs_of_steps = [[sum(call.graph == i for call in calls) for i in graphs] for calls in self._calls]
+        self.runs = [sum(runs) for runs in zip(*self.runs_of_steps)]
         # A call that was dropped in this step may have a backward in the next of its kind: without its turn it counts
         # as one whose backward is still to come, at the end.
         self._turns = [[(turn, call) for turn, call in one.turns if turn is not Turn.DROPPED] for one in self.steps]

@@ -249,7 +249,7 @@ class _Replan:
         """Take the smallest joint peak if it is below that of the graphs' own smallest peaks."""
         self.plans.learn()
         found = self.plans.smallest()
-        if found.peak_bytes is not None and (found.peak_bytes < peak or not self.plans.room_is_kept):
+        if not self.plans.room_is_kept or (found.peak_bytes is not None and found.peak_bytes < peak):
             self._exchange(found, None)
         else:
             self._keep_all(peak, None)

@@ -16,10 +16,10 @@ def share_room(graphs: Sequence[CompiledGraph], runs: Sequence[int]) -> None:
     """Set `room_bytes` and `runs` of each graph.
 
     Args:
-        graphs: The graphs of a step; those that cannot be compiled again keep what they have.
-        runs: How often the step runs each.
+        graphs: The graphs of some steps; those that cannot be compiled again keep what they have.
+        runs: How often a step runs each at most.
     """
-    fixed = sum(n * _reserved(graph) // max(graph.runs, 1) for graph, n in zip(graphs, runs) if graph.recompile is None)
+    fixed = sum(n * _moved_bytes(graph) for graph, n in zip(graphs, runs) if graph.recompile is None)
     left = max(_budget(graphs) - fixed, 0)
     planned = [(graph, n) for graph, n in zip(graphs, runs) if graph.recompile is not None]
     held = [0 if graph.unbudgeted is None else n * graph.unbudgeted.held_bytes for graph, n in planned]
@@ -28,16 +28,22 @@ def share_room(graphs: Sequence[CompiledGraph], runs: Sequence[int]) -> None:
         graph.runs, graph.room_bytes = n, part // PAGE_BYTES * PAGE_BYTES
 
 
-def room_is_kept(graphs: Sequence[CompiledGraph], runs: Sequence[int]) -> bool:
-    """Whether the graphs, as they are compiled, move no more than the budget for it in a step."""
-    moved = sum(n * _reserved(graph) // max(graph.runs, 1) for graph, n in zip(graphs, runs))
-    return moved <= _budget(graphs)
+def room_is_kept(graphs: Sequence[CompiledGraph], runs_of_steps: Sequence[Sequence[int]]) -> bool:
+    """Whether the graphs, as they are compiled, move no more than the budget for it in any step.
+
+    Args:
+        graphs: The graphs of the steps.
+        runs_of_steps: For each step, how often it runs each graph.
+    """
+    moved = [sum(n * _moved_bytes(graph) for graph, n in zip(graphs, runs)) for runs in runs_of_steps]
+    return max(moved, default=0) <= _budget(graphs)
 
 
 def _budget(graphs: Sequence[CompiledGraph]) -> int:
     return min((graph.recompile.alone.request.offload_bytes for graph in graphs if graph.recompile), default=0)
 
 
-def _reserved(graph: CompiledGraph) -> int:
+def _moved_bytes(graph: CompiledGraph) -> int:
+    """What one run moves off the device."""
     room = None if graph.attempt is None else graph.attempt.room
-    return 0 if room is None else room.size_bytes
+    return 0 if room is None else room.size_bytes // graph.room_runs

@@ -42,6 +42,43 @@ def test_steps_at_the_same_time_take_more_up_to_the_limit() -> None:
     assert room.take(1).size_bytes == 1
 
 
+def test_a_room_that_grows_is_in_one_piece_and_one_that_shrinks_gives_back() -> None:
+    room = store()
+    kept = room.reserve(2 * PAGE_BYTES, 2 * PAGE_BYTES)
+    room.resize(kept, 5 * PAGE_BYTES, 5 * PAGE_BYTES)
+    assert (kept.size_bytes, kept.limit_bytes, room.held_bytes) == (5 * PAGE_BYTES, 5 * PAGE_BYTES, 5 * PAGE_BYTES)
+    slot = room.take(5 * PAGE_BYTES)
+    assert room.held_bytes == 5 * PAGE_BYTES
+    del slot
+    other = room.reserve(4 * PAGE_BYTES, 4 * PAGE_BYTES)
+    room.resize(kept, PAGE_BYTES, PAGE_BYTES)
+    # The piece that serves both stays.
+    assert room.held_bytes == 5 * PAGE_BYTES
+    del kept, other
+    gc.collect()
+    assert room.held_bytes == 0
+
+
+def test_a_room_that_cannot_grow_is_as_before() -> None:
+    left = [3]
+
+    def some(size_bytes: int) -> HostMemory:
+        left[0] -= size_bytes // PAGE_BYTES
+        if left[0] < 0:
+            left[0] += size_bytes // PAGE_BYTES
+            raise OffloadError("no memory")
+        return HostMemory(size_bytes, pinned=False)
+
+    room = Store(some)
+    kept = room.reserve(2 * PAGE_BYTES, 2 * PAGE_BYTES)
+    with pytest.raises(OffloadError, match="no memory"):
+        room.resize(kept, 4 * PAGE_BYTES, 4 * PAGE_BYTES)
+    assert (kept.size_bytes, kept.limit_bytes, room.held_bytes) == (2 * PAGE_BYTES, 2 * PAGE_BYTES, 2 * PAGE_BYTES)
+    # What is missing is enough where there is no more.
+    room.resize(kept, 3 * PAGE_BYTES, 3 * PAGE_BYTES)
+    assert room.held_bytes == 3 * PAGE_BYTES
+
+
 def test_memory_that_cannot_be_had_is_not_reserved() -> None:
     def none(size_bytes: int) -> HostMemory:
         raise OffloadError("no memory")

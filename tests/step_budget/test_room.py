@@ -68,12 +68,23 @@ def test_the_rooms_of_all_count_together(sizes: tuple[int, int], runs: tuple[int
     graphs = graphs_of(MadeUpCompiler(chain(16)), MadeUpCompiler(chain(16)))
     for graph, pages in zip(graphs, sizes):
         with_reserved(graph, pages * PAGE_BYTES)
-    assert room_is_kept(graphs, runs) is kept
+    assert room_is_kept(graphs, [runs]) is kept
+
+
+def test_each_step_may_move_all_of_it() -> None:
+    graphs = graphs_of(MadeUpCompiler(chain(16)), MadeUpCompiler(chain(16)))
+    for graph in graphs:
+        with_reserved(graph, 64 * PAGE_BYTES)
+    assert room_is_kept(graphs, [[1, 0], [0, 1]])
+    assert not room_is_kept(graphs, [[1, 0], [1, 1]])
 
 
 def test_a_room_that_was_reserved_for_one_run_counts_for_each() -> None:
     (graph,) = graphs_of(MadeUpCompiler(chain(16)))
     with_reserved(graph, 40 * PAGE_BYTES)
-    assert not room_is_kept([graph], [2])
-    graph.runs = 2  # it was reserved for both
-    assert room_is_kept([graph], [2])
+    # What is planned for two runs is not yet reserved for them.
+    share_room([graph], [2])
+    assert graph.room_bytes == 32 * PAGE_BYTES
+    assert not room_is_kept([graph], [[2]])
+    graph.room_runs = 2
+    assert room_is_kept([graph], [[2]])

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 
 import pulp
 
+from remat_compiler.ir.graph import Phase
 from remat_compiler.ir.plan import in_pages
 from remat_passes.exact.space import BOUNDARY, Space
 from remat_passes.transfers.gaps import movable_storages
@@ -86,13 +87,18 @@ class MovedValues:
             ({self.moved[v]: in_pages(size[v]) for v in self.returns}, self.space.problem.offload_bytes)
         ]
         boundary, (wait_out, wait_back) = self._boundary, self.waits
-        made = {v: self.space.made_at[self.space.index.producer[v]] for v in self.returns}
-        for first in sorted(set(made.values())):
-            row = {self.moved[v]: out[v] for v in self.returns if made[v] >= first}
-            found.append(self._window(row, first, boundary, True, runs, wait_out))
+        maker = {v: self.space.index.producer[v] for v in self.returns}
+        for first in sorted({self.space.made_at[op] for op in maker.values()}):
+            later = [v for v in self.returns if self.space.made_at[maker[v]] >= first]
+            anchors = self._anchors(first, boundary, ahead=True)
+            # What runs up to the first of the values is over before its copy begins.
+            anchors = anchors[1 + min(anchors.index(maker[v]) for v in later) :]
+            row = {self.moved[v]: out[v] for v in later}
+            found.append(self._window(row, anchors, range(first + 1, boundary + 1), runs, wait_out))
         for last in sorted(set(self.returns.values())):
             row = {self.moved[v]: back[v] for v in self.returns if self.returns[v] <= last}
-            found.append(self._window(row, boundary, last - 1, False, runs, wait_back))
+            anchors = self._anchors(boundary, last - 1, ahead=False)
+            found.append(self._window(row, anchors, range(boundary + 1, last), runs, wait_back))
         # Nobody is slowed down by a copy that the step waits for.
         if link.drag_percent:
             slowed = {self.moved[v]: link.drag_percent * (out[v] + back[v]) for v in self.returns}
@@ -104,24 +110,25 @@ class MovedValues:
     def _window(
         self,
         row: dict[pulp.LpVariable, int],
-        first: int,
-        last: int,
-        forward: bool,
+        anchors: list[int],
+        gaps: range,
         runs: Mapping[tuple[int, int], pulp.LpVariable],
         wait: pulp.LpVariable,
     ) -> Row:
-        """Copies of `row` pass while stages `first` to `last` run, on one side of the boundary, or are waited for."""
+        """Copies of `row` pass while `anchors` and what is executed in `gaps` run, or are waited for."""
         times = self.space.problem.costs.time_ns
-        anchors = [op for op in self.space.skipped if op >= 0] if first < 0 else []
-        for t in range(max(first, 0), last + 1):
-            marks = self.space.stages[t].anchors
-            cut = marks.index(BOUNDARY) if BOUNDARY in marks else len(marks)
-            # Of the stage in which the boundary stands, only what is on this side of it.
-            ahead = marks[:cut] if forward else marks[cut if t == self._boundary else 0 :]
-            anchors += [op for op in ahead if op >= 0]
-        gaps = range(max(first, 0), last + 1) if forward else range(first + 1, last + 1)
         beside = {run: -times[op] for (t, op), run in runs.items() if t in gaps and times[op]}
         return {**row, **beside, wait: -1}, sum(times[op] for op in anchors)
+
+    def _anchors(self, first: int, last: int, *, ahead: bool) -> list[int]:
+        """Operators that are anchors of these stages (-1: of none of them), ahead of the boundary or behind it."""
+        found = list(self.space.skipped) if first < 0 else []
+        for t in range(max(first, 0), last + 1):
+            marks = self.space.stages[t].anchors
+            # Of the stage in which the boundary stands, only what is on this side of it.
+            cut = marks.index(BOUNDARY) if t == self._boundary else len(marks)
+            found += marks[:cut] if ahead else marks[cut if t == self._boundary else 0 :]
+        return [op for op in found if op >= 0]
 
     @property
     def _boundary(self) -> int:
@@ -133,12 +140,12 @@ def _first_reads(space: Space) -> dict[int, int]:
     boundary = [t for t, stage in enumerate(space.stages) if BOUNDARY in stage.anchors]
     if not boundary:
         return {}
-    movable, found = movable_storages(space.problem.graph), dict[int, int]()
+    ops, movable, found = space.problem.graph.ops, movable_storages(space.problem.graph), dict[int, int]()
     for t in range(boundary[0] + 1, len(space.stages)):
         for anchor in space.stages[t].anchors:
             for v in space.index.reads[anchor] if anchor >= 0 else ():
                 maker = space.index.producer[v]
-                # Made by an anchor of the forward, which is there for certain before the boundary.
-                if movable[v] and space.made_at.get(maker, len(space.stages)) <= boundary[0]:
+                # Made by an anchor of the forward, so it is there for certain before the boundary.
+                if movable[v] and maker in space.made_at and ops[maker].phase is Phase.FORWARD:
                     found.setdefault(v, t)
     return {v: t for v, t in found.items() if not space.held(v) and not space.unsavable(v)}

@@ -135,7 +135,8 @@ def _learned(found: Refined, solution: Solution, windows: int) -> Refined:
         stats=(("solver", solution.solver), *_fallbacks(found.stats, solution.stats)),
     )
     if solution.status is SolveStatus.INFEASIBLE:
-        # Nothing is as cheap as the cutoff, which the plan to begin with is: only arithmetic can bring this about.
+        # Nothing is as cheap as the cutoff, which the plan to begin with is: by arithmetic, or because that plan moves
+        # values as no solution can.
         return replace(known, infeasible=found.added_ns is None, bound_ns=found.added_ns or 0)
     bound = max(found.bound_ns, _whole(solution.bound))
     return replace(known, bound_ns=bound if found.added_ns is None else min(bound, found.added_ns))

@@ -101,7 +101,8 @@ class Ilp:
 
     def _moving(self, problem: RematProblem) -> PlanResult:
         """The best of `Auto`'s plan, of the exact plan that moves nothing, and of the programs' plan with moves."""
-        alone = self.plan(replace(problem, offload_bytes=0))
+        half = replace(self, time_limit=self.time_limit / 2)
+        alone = half.plan(replace(problem, offload_bytes=0))
         auto = Auto(self.effort, reorders=False).plan(replace(problem, reference=None))
         candidates = [Candidate(plan) for plan in (alone.plan, auto.plan) if plan is not None]
         if not candidates:
@@ -109,7 +110,7 @@ class Ilp:
         best = choose(problem, self.name, candidates)
         if best.status is PlanStatus.FEASIBLE and best.added_ns == 0:
             return replace(best, status=PlanStatus.OPTIMAL, stats=(("proof", "nothing is executed twice"),))
-        found = self._programmed(problem, best)
+        found = half._programmed(problem, best)
         if found is not None:
             best = choose(problem, self.name, [*candidates, Candidate(found)])
         return _explained(best, "none where values may be moved")
