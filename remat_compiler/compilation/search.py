@@ -133,12 +133,9 @@ class _Tries:
         if best is None or best.is_over(self.limit):
             best = self._when_nothing_fits(best)
         if self._may_be_lower_unmoved(best):
-            unmoved = self.compile(best.request.without_transfers, real=False)
-            # Moving for nothing only takes time.
-            best = min(best, unmoved, key=lambda one: (one.needed_bytes or 0, one.added_ns))
+            best = self._lower(best, best.request.without_transfers)
         if self._may_be_lower_unplanned(best):
-            native = self.compile(request.without_budget, real=False)
-            best = min(best, native, key=lambda one: one.needed_bytes or 0)
+            best = self._lower(best, request.without_budget)
         # The budget is kept by the code that runs, so that is checked, too.
         if not best.real:
             best = self.compile(best.request)
@@ -202,6 +199,14 @@ class _Tries:
     def _minimises(self) -> bool:
         """Whether the smallest peak is asked for."""
         return self.options.memory_budget.kind is BudgetKind.MIN
+
+    def _lower(self, best: Attempt, request: PartitionRequest) -> Attempt:
+        """The lower of `best` and what `request` gives; of equal peaks, the faster."""
+        other = self.compile(request, real=False)
+        # A peak that is not known is no lower one.
+        if other.check.unknown:
+            return best
+        return min(best, other, key=lambda one: (one.needed_bytes or 0, one.added_ns))
 
     def _may_be_lower_unmoved(self, best: Attempt) -> bool:
         """Whether the smallest peak is asked for, and moving values misses the one that was planned."""

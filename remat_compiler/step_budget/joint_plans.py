@@ -120,7 +120,7 @@ class JointPlans:
 
     def _worth_it(self, found: Sequence[PlanLevel]) -> bool:
         """Whether the steps would take clearly less time than now, or nothing would be added any more."""
-        now_ns = self._added_ns([graph.attempt for graph in self.graphs])
+        now_ns = sum(n * graph.added_ns for n, graph in zip(self.joint.runs, self.graphs))
         then_ns = sum(n * level.added_ns for n, level in zip(self.joint.runs, found))
         partitions = [(n, graph.partition) for n, graph in zip(self.joint.runs, self.graphs)]
         step_ns = sum(n * one.step_ns for n, one in partitions if one is not None)
@@ -133,9 +133,3 @@ class JointPlans:
             n * (level.added_ns if one is None or one.partition is None else one.partition.added_ns)
             for n, one, level in parts
         )
-
-    def _added_ns(self, attempts: Sequence[Attempt | None]) -> int:
-        """Modelled time that the plans of these compilations add to the steps."""
-        pairs = zip(self.joint.runs, attempts)
-        known = [(n, one.partition) for n, one in pairs if one is not None]
-        return sum(n * one.added_ns for n, one in known if one is not None)

@@ -40,7 +40,7 @@ class JointSteps:
         self._calls = [self._renumbered(one) for one in self.steps]
         graphs = range(len(self.graphs))
         self.runs_of_steps = [[sum(call.graph == i for call in calls) for i in graphs] for calls in self._calls]
-        self.runs = [sum(runs) for runs in zip(*self.runs_of_steps)]
+        self.runs: list[int] = [sum(runs) for runs in zip(*self.runs_of_steps)]
         # A call that was dropped in this step may have a backward in the next of its kind: without its turn it counts
         # as one whose backward is still to come, at the end.
         self._turns = [[(turn, call) for turn, call in one.turns if turn is not Turn.DROPPED] for one in self.steps]

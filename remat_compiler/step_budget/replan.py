@@ -89,7 +89,6 @@ def _decide_alone(graph: CompiledGraph) -> None:
         graph.keep(own_budget)
         return
     assert graph.recompile is not None
-    graph.room_bytes = graph.recompile.alone.request.offload_bytes
     # A fraction could not be decided before: it is one of this graph's own peak, which is known to be alone only here.
     # Under bytes, a plan that adds nothing in a part of the budget cannot get better with all of it.
     if graph.options.memory_budget.kind is BudgetKind.FRACTION or (graph.added_ns and own_budget is not None):

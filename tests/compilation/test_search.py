@@ -233,6 +233,19 @@ def test_the_smallest_peak_is_at_most_that_without_a_budget(other_bytes: int, ke
     assert (kept.needed_bytes, kept.real, len(compiler.requests)) == (kept_bytes, True, tries)
 
 
+def test_a_peak_that_is_not_known_is_not_taken_for_a_lower_one() -> None:
+    compiler = MadeUpCompiler(0, other_bytes=450)
+
+    def emitted(request: PartitionRequest, real: bool = True) -> Attempt:
+        made = compiler(request, real)
+        return made if request.budget_bytes else replace(made, check=replace(made.check, unknown="a loop"))
+
+    search = BudgetSearch(emitted, options_of(memory_budget="min"), chooses_layout=False)
+    kept, _ = search.run(SearchGoal(PartitionRequest(500, take_smallest=True)))
+    assert kept.needed_bytes == 950
+    assert len(compiler.requests) == 2
+
+
 @pytest.mark.parametrize("layout_bytes", [-40, 40])
 def test_the_smallest_peak_is_that_of_the_lower_layout(layout_bytes: int) -> None:
     compiler = MadeUpCompiler(layout_bytes)

@@ -36,6 +36,7 @@ class MovedValues:
 
     Attributes:
         space: The space.
+        boundary: The stage in which the boundary stands; -1 if nothing may be moved.
         returns: The stage in which the backward first reads each.
         moved: m[v].
         kept: k[v].
@@ -44,6 +45,7 @@ class MovedValues:
     """
 
     space: Space
+    boundary: int
     returns: Mapping[int, int]
     moved: Mapping[int, pulp.LpVariable]
     kept: Mapping[int, pulp.LpVariable]
@@ -58,11 +60,13 @@ class MovedValues:
             space: The space.
             comes: Whether a storage may come into a stage, by stage and storage.
         """
-        if not space.problem.moves:
-            return MovedValues(space, {}, {}, {}, (), ())
-        returns = {v: f for v, f in _first_reads(space).items() if comes(f, v)}
+        boundary = next((t for t, stage in enumerate(space.stages) if BOUNDARY in stage.anchors), -1)
+        if not space.problem.moves or boundary < 0:
+            return MovedValues(space, -1, {}, {}, {}, (), ())
+        returns = {v: f for v, f in _first_reads(space, boundary).items() if comes(f, v)}
         return MovedValues(
             space,
+            boundary,
             returns,
             {v: pulp.LpVariable(f"m_{v}", cat=pulp.LpBinary) for v in returns},
             {v: pulp.LpVariable(f"k_{v}", 0, 1) for v in returns},
@@ -86,7 +90,7 @@ class MovedValues:
         found: list[Row] = [
             ({self.moved[v]: in_pages(size[v]) for v in self.returns}, self.space.problem.offload_bytes)
         ]
-        boundary, (wait_out, wait_back) = self._boundary, self.waits
+        boundary, (wait_out, wait_back) = self.boundary, self.waits
         maker = {v: self.space.index.producer[v] for v in self.returns}
         for first in sorted({self.space.made_at[op] for op in maker.values()}):
             later = [v for v in self.returns if self.space.made_at[maker[v]] >= first]
@@ -126,22 +130,15 @@ class MovedValues:
         for t in range(max(first, 0), last + 1):
             marks = self.space.stages[t].anchors
             # Of the stage in which the boundary stands, only what is on this side of it.
-            cut = marks.index(BOUNDARY) if t == self._boundary else len(marks)
-            found += marks[:cut] if ahead else marks[cut if t == self._boundary else 0 :]
+            cut = marks.index(BOUNDARY) if t == self.boundary else len(marks)
+            found += marks[:cut] if ahead else marks[cut if t == self.boundary else 0 :]
         return [op for op in found if op >= 0]
 
-    @property
-    def _boundary(self) -> int:
-        return next(t for t, stage in enumerate(self.space.stages) if BOUNDARY in stage.anchors)
 
-
-def _first_reads(space: Space) -> dict[int, int]:
+def _first_reads(space: Space, boundary: int) -> dict[int, int]:
     """The first stage behind the boundary of which an anchor reads a value that may be moved, by value."""
-    boundary = [t for t, stage in enumerate(space.stages) if BOUNDARY in stage.anchors]
-    if not boundary:
-        return {}
     ops, movable, found = space.problem.graph.ops, movable_storages(space.problem.graph), dict[int, int]()
-    for t in range(boundary[0] + 1, len(space.stages)):
+    for t in range(boundary + 1, len(space.stages)):
         for anchor in space.stages[t].anchors:
             for v in space.index.reads[anchor] if anchor >= 0 else ():
                 maker = space.index.producer[v]

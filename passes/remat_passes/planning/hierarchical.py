@@ -19,13 +19,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from remat_compiler.ir.plan import Plan, PlanResult
+from remat_compiler.ir.plan import PlanResult
 from remat_compiler.ir.problem import RematProblem
-from remat_compiler.simulate.timeline import simulate
 from remat_passes.blocks.chain import BlockOptionCache, Segmentation, turns_within
 from remat_passes.orders.early_order import early_orders
 from remat_passes.planning.interface import Candidate, choose
-from remat_passes.search.moving_search import SHARES, MovingSearch
+from remat_passes.search.moving_search import SHARES, MovingSearch, budgets_of
 from remat_passes.search.sequence_search import SequenceSearch
 from remat_passes.sequences.candidate import SequenceCandidate
 from remat_passes.sequences.sequence import Placement, baseline_order
@@ -64,12 +63,9 @@ class Hierarchical:
 
     def _moving(self, problem: RematProblem) -> PlanResult:
         """Plans for more memory than there is, brought within the budget by moving what the blocks save."""
-        moving = MovingSearch.of(problem)
-        native = Plan.saving_all(problem.graph)
-        high = max(simulate(problem.graph, problem.costs, native).peak_bytes, problem.budget_bytes)
+        moving, budget_at = MovingSearch.of(problem), budgets_of(problem)
         for share in (0.0, *SHARES, 1.0):
-            budget = problem.budget_bytes + int(share * (high - problem.budget_bytes))
-            result = self.plan(replace(problem, budget_bytes=budget, offload_bytes=0, reference=None))
+            result = self.plan(replace(problem, budget_bytes=budget_at(share), offload_bytes=0, reference=None))
             assert result.plan is not None
             moving.offer([result.plan])
         assert moving.best is not None

@@ -90,8 +90,7 @@ class Ilp:
         if floor > problem.budget_bytes:
             return _explained(first, f"proven: one operator needs {floor} bytes")
         try:
-            space = space_of(problem, self._effort().reductions, self.passes_per_gap)
-            executions = sum(len(stage.candidates) for stage in space.stages)
+            executions = self._executions(problem)
             if executions > self.max_executions:
                 return _explained(first, f"not tried: {executions} executions to decide, limit {self.max_executions}")
             fits = first.status is PlanStatus.FEASIBLE
@@ -118,8 +117,7 @@ class Ilp:
     def _programmed(self, problem: RematProblem, first: PlanResult) -> Plan | None:
         """The plan of the programs in which values may be moved; `None` if they find none."""
         try:
-            space = space_of(problem, self._effort().reductions, self.passes_per_gap)
-            if sum(len(stage.candidates) for stage in space.stages) > self.max_executions:
+            if self._executions(problem) > self.max_executions:
                 return None
             # The search over demanded sets knows of no moves.
             effort = replace(self._effort(), states=0)
@@ -127,6 +125,11 @@ class Ilp:
         except OutsideSpace:
             return None
         return None if found is None or verify(problem, found) else found
+
+    def _executions(self, problem: RematProblem) -> int:
+        """How many executions the program decides about; errors as `space_of`."""
+        space = space_of(problem, self._effort().reductions, self.passes_per_gap)
+        return sum(len(stage.candidates) for stage in space.stages)
 
     def _effort(self) -> Effort:
         return Effort(

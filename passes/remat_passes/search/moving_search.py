@@ -97,6 +97,13 @@ class MovingSearch:
         return made.rank(budget)
 
 
+def budgets_of(problem: RematProblem) -> Callable[[float], int]:
+    """Budgets from the problem's (0) to the peak of what recomputes nothing (1), above which nothing changes."""
+    low = problem.budget_bytes
+    high = max(simulate(problem.graph, problem.costs, Plan.saving_all(problem.graph)).peak_bytes, low)
+    return lambda share: low + int(share * (high - low))
+
+
 def search_between(moving: MovingSearch, without: Plan, search_for: Callable[[int, int], SequenceSearch]) -> None:
     """Offer sequences for budgets between the problem's and the peak without a budget.
 
@@ -105,14 +112,11 @@ def search_between(moving: MovingSearch, without: Plan, search_for: Callable[[in
         without: The best plan that moves nothing.
         search_for: A search for a budget, with a part of the effort: the budget, and by what the effort is divided.
     """
-    problem = moving.problem
-    # From the budget to the peak of what recomputes nothing, above which nothing changes.
-    low = problem.budget_bytes
-    high = max(simulate(problem.graph, problem.costs, Plan.saving_all(problem.graph)).peak_bytes, low)
+    budget_at = budgets_of(moving.problem)
     tried: dict[float, tuple[bool, int, int, int]] = {}
 
     def attempt(share: float) -> None:
-        search = search_for(low + int(share * (high - low)), len(SHARES) + HALVINGS)
+        search = search_for(budget_at(share), len(SHARES) + HALVINGS)
         search.run()
         tried[share] = moving.offer(entry.plan() for entry in search.pool[:MOST_ENTRIES])
 
