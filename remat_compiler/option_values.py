@@ -46,6 +46,13 @@ def one_of(name: str, value: object, allowed: Iterable[str]) -> str:
     return value
 
 
+def switch(name: str, value: object) -> bool:
+    """`value`, when it is a bool."""
+    if not isinstance(value, bool):
+        raise OptionError(f"{name} must be True or False, got {shown(value)}")
+    return value
+
+
 def folder(name: str, value: object) -> Path | None:
     """`value` as the path of a folder, with ``~`` expanded; `None` for none."""
     if value is None:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from remat_compiler.errors import OptionError, UnknownName, suggestion
-from remat_compiler.option_values import as_float, count, folder, one_of, seconds, shown, slowdown
+from remat_compiler.option_values import as_float, count, folder, one_of, seconds, shown, slowdown, switch
 from remat_compiler.units import format_bytes as format_bytes
 
 logger = logging.getLogger(__name__)
@@ -213,6 +213,7 @@ class RematOptions:
         offload_tier: Where they are moved to: ``"host"`` memory, a file on a ``"disk"``, or ``"auto"``: to host memory
             from an accelerator, to a disk from a CPU.
         offload_dir: Folder of that file, or `None` for the system's folder for temporary files.
+        offload_direct: Whether copies to and from that file pass by the system's cache of files (direct I/O).
         inductor: Names and values of Inductor's own settings among the options; sorted.
     """
 
@@ -230,6 +231,7 @@ class RematOptions:
     offload_budget: int = 0
     offload_tier: str = "auto"
     offload_dir: Path | None = None
+    offload_direct: bool = False
 
     inductor: tuple[tuple[str, Any], ...] = ()
 
@@ -353,6 +355,7 @@ _CHECKS: Final[dict[str, Callable[[object], object]]] = {
     "offload_budget": _offload_bytes,
     "offload_tier": partial(one_of, "offload_tier", allowed=OFFLOAD_TIERS),
     "offload_dir": partial(folder, "offload_dir"),
+    "offload_direct": partial(switch, "offload_direct"),
 }
 """The check of each option, in the order in which messages list the options."""
 
@@ -391,8 +394,14 @@ def _number_text(text: str) -> object:
     return text
 
 
+def _switch_text(text: str) -> object:
+    """The bool in a text, else the text itself, which the check refuses."""
+    return {"1": True, "true": True, "0": False, "false": False}.get(text.strip().lower(), text)
+
+
 _FRACTION: Final = re.compile(r"\s*(?:[0-9]+\.[0-9]*|\.[0-9]+)(?:e[+-]?[0-9]+)?\s*", re.IGNORECASE | re.ASCII)
 _READERS: Final[dict[str, Callable[[str], object]]] = {
     "memory_budget": _budget_text,
     **dict.fromkeys(("max_slowdown", "time_limit", "max_variants"), _number_text),
+    "offload_direct": _switch_text,
 }

@@ -181,6 +181,7 @@ def test_every_int_is_its_own_byte_string(size: int) -> None:
         ({"offload_budget": 10**5000}, "got a whole number of about"),
         ({"offload_tier": "dick"}, "unknown offload_tier 'dick'; did you mean 'disk'?"),
         ({"offload_dir": ""}, "offload_dir must be the path of a folder"),
+        ({"offload_direct": 1}, "offload_direct must be True or False, got 1"),
     ],
 )
 def test_a_refused_option_says_got_and_allowed(options: dict[str, object], says: str) -> None:
@@ -223,6 +224,7 @@ OF_THE_ENVIRONMENT: dict[str, tuple[str, object]] = {
     "offload_budget": ("2GiB", 2 * 1024**3),
     "offload_tier": ("host", "host"),
     "offload_dir": ("/fast", Path("/fast")),
+    "offload_direct": ("1", True),
 }
 """Text of the variable of each option, and what it means."""
 CODE_ONLY = {"inductor"}

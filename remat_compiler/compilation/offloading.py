@@ -13,8 +13,9 @@ from remat_compiler import torch_compat
 from remat_compiler.compilation.attempt import Attempt
 from remat_compiler.errors import OffloadError, OptionError
 from remat_compiler.ir.plan import Tier
+from remat_compiler.offload.direct_file import moves_from_gpus
 from remat_compiler.offload.place import Place
-from remat_compiler.offload.store import Reservation, store_of
+from remat_compiler.offload.store import Reservation, held_on_disk, store_of
 from remat_compiler.options import RematOptions, format_bytes
 from remat_compiler.report.plan_report import PlanReport
 from remat_compiler.simulate.transfers import moved_bytes
@@ -29,16 +30,20 @@ def place_of(options: RematOptions, device_types: Collection[str]) -> Place | No
     """Where a graph on these devices may move values to; `None` for nowhere.
 
     Raises:
-        OptionError: The tier cannot be reached from the device.
+        OptionError: The tier cannot be reached from the device with what is installed.
         OffloadError: The folder cannot be written.
     """
     if not options.offload_budget:
         return None
     from_gpu = any(kind != "cpu" for kind in device_types)
-    if from_gpu and options.offload_tier == "disk":
-        raise OptionError('offload_tier="disk" is for graphs on a CPU; from a GPU, values go to the "host"')
+    if from_gpu and options.offload_tier == "disk" and not moves_from_gpus():
+        raise OptionError(
+            'offload_tier="disk" from a GPU needs kvikio, which is not installed: pip install '
+            '"remat-compiler[disk-cu13]", or "[disk-cu12]", by the CUDA that torch is built for; '
+            'or leave it out, and values go to the "host"'
+        )
     on_host = options.offload_tier == "host" or (from_gpu and options.offload_tier == "auto")
-    place = Place.of(Tier.HOST if on_host else Tier.DISK, options.offload_dir)
+    place = Place.of(Tier.HOST if on_host else Tier.DISK, options.offload_dir, options.offload_direct)
     if place.folder is not None and not os.access(place.folder, os.W_OK | os.X_OK):
         what = "cannot be written" if place.folder.is_dir() else "does not exist"
         raise OffloadError(f"offload_dir {str(place.folder)!r} {what}; name a folder on a fast disk")
@@ -63,7 +68,7 @@ def usable_bytes(place: Place, budget_bytes: int) -> int:
 
 def _free_bytes(folder: Path) -> int:
     # What is reserved there already may be the graph's own, from an earlier compilation.
-    return shutil.disk_usage(folder).free + store_of(Place(Tier.DISK, folder), pinned=False).held_bytes
+    return shutil.disk_usage(folder).free + held_on_disk(folder)
 
 
 def with_room(

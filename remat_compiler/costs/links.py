@@ -51,8 +51,9 @@ def links_to(
         return (Link(place.tier, *NOMINAL[place.tier]),)
     device_type = "cuda" if "cuda" in device_types else "cpu"
     gpu = torch_compat.paper_gpu() if device_type == "cuda" else None
-    if gpu is not None and place.tier is Tier.HOST:
-        return (paper_link(gpu),)
+    if gpu is not None:
+        # A disk's rates stand in no data sheet of a GPU.
+        return (paper_link(gpu) if place.tier is Tier.HOST else Link(place.tier, *NOMINAL[place.tier]),)
     store = shared_store("rates", directory, least=1)
     names = [f"{device_type} {place} {figure}" for figure in _FIGURES]
     figures = store.current()

@@ -1,4 +1,4 @@
-"""Copies that run beside the step: by a thread for each direction on a CPU, by a stream for each direction on a GPU.
+"""Copies that run beside the step: by a few threads for each direction on a CPU, by a stream for each on a GPU.
 
     out     begins once what was computed before is there, and reads the value; `wait` before its memory is given up
     back    begins once its value is out and all that used the target's memory before has run; `wait` before it is read
@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import cache
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -30,23 +30,39 @@ class Copy(Protocol):
         """What runs next on the device finds the copy done; raises `OffloadError` if it failed."""
 
 
+PIECE_BYTES = 4 * 2**20
+"""What one thread copies at a time; whole pages, and so much that handing it out does not count."""
+_MOST_THREADS = 4
+
+
 class ThreadCopy:
-    """A copy by a thread.
+    """A copy by threads, each of which takes the next piece of it that nobody has.
+
+    Pieces are taken in order, so of two copies in one direction the one that was begun first also ends first.
 
     Args:
         slot: Where the value is off the device.
-        array: The bytes of the value or of the target.
-        back: Direction, which has a thread of its own.
+        array: The bytes of the value or of the target: an array, or a tensor on a GPU.
+        back: Direction, which has threads of its own.
+        ready: Returns when the copy may begin.
     """
 
-    def __init__(self, slot: Slot, array: ByteArray, back: bool) -> None:
-        self._future: Future[None] | None = _threads(os.getpid(), back).submit(_copy, [slot, array], back)
+    def __init__(
+        self, slot: Slot, array: ByteArray | Tensor, back: bool, ready: Callable[[], None] = lambda: None
+    ) -> None:
+        threads = _threads(os.getpid(), back, slot.memory.waits)
+        starts = range(0, max(len(array), 1), PIECE_BYTES)
+        self._pieces: list[Future[None]] = [
+            threads.submit(_copy, [slot, array[start : start + PIECE_BYTES]], start, back, ready) for start in starts
+        ]
 
     def wait(self) -> None:
         """Block until the copy is done."""
-        future, self._future = self._future, None
-        if future is not None:
-            future.result()
+        pieces, self._pieces = self._pieces, []
+        # Even if one fails: the memory is given up when this returns or raises, and no thread may use it then.
+        wait(pieces)
+        for piece in pieces:
+            piece.result()
 
 
 class StreamCopy:
@@ -87,6 +103,8 @@ def copy_out(value: Tensor, slot: Slot) -> Copy:
     flat = flat_bytes(value)
     if value.device.type == "cpu":
         return ThreadCopy(slot, flat.numpy(), back=False)
+    if not isinstance(slot.memory, HostMemory):
+        return ThreadCopy(slot, flat, back=False, ready=_computed(value.device))
     target = _pinned(slot, value.device)
     return StreamCopy(lambda: _copy_tensor(target, flat), flat, back=False)
 
@@ -98,6 +116,8 @@ def copy_back(slot: Slot, target: Tensor, out: Copy) -> Copy:
         source = _pinned(slot, target.device)
         return StreamCopy(lambda: _copy_tensor(flat, source), flat, back=True, after=out)
     out.wait()
+    if target.is_cuda:
+        return ThreadCopy(slot, flat, back=True, ready=_computed(target.device))
     return ThreadCopy(slot, flat.numpy(), back=True)
 
 
@@ -107,11 +127,12 @@ def flat_bytes(value: Tensor) -> Tensor:
     return value.detach().as_strided((extent,), (1,), value.storage_offset()).view(torch.uint8)
 
 
-def _copy(held: list[Any], back: bool) -> None:
-    """Copy between the slot and the array that `held` has, and let go of both."""
+def _copy(held: list[Any], start: int, back: bool, ready: Callable[[], None]) -> None:
+    """Copy between the slot, from its byte `start` on, and the array that `held` has, and let go of both."""
     slot, array = held
     try:
-        (slot.memory.read if back else slot.memory.write)(slot.offset, array)
+        ready()
+        (slot.memory.read if back else slot.memory.write)(slot.offset + start, array)
     finally:
         # The thread holds on to its arguments until after the copy counts as done, when the graph may free the memory:
         # without this, now and then, a value would live longer than planned.
@@ -122,17 +143,25 @@ def _copy_tensor(target: Tensor, source: Tensor) -> None:
     target.copy_(source, non_blocking=True)
 
 
+def _computed(device: torch.device) -> Callable[[], None]:
+    """Waits until all is done that the GPU's current stream was given so far."""
+    event = torch.cuda.current_stream(device).record_event()
+    return cast("Callable[[], None]", event.synchronize)
+
+
 def _pinned(slot: Slot, device: torch.device) -> Tensor:
     """The slot as a tensor in pinned memory."""
     if not isinstance(slot.memory, HostMemory):
-        raise OffloadError(f"values on {device} can be moved to the host only")
+        raise OffloadError(f"streams of {device} copy to and from host memory only")
     return torch.from_numpy(slot.memory.bytes[slot.offset : slot.offset + slot.size_bytes])
 
 
 @cache
-def _threads(process: int, back: bool) -> ThreadPoolExecutor:
-    """The thread of one direction; a forked process, to which threads do not carry over, has its own."""
-    return ThreadPoolExecutor(1, f"remat-{'back' if back else 'out'}-{process}")
+def _threads(process: int, back: bool, waits: bool) -> ThreadPoolExecutor:
+    """The threads of one direction; a forked process, to which threads do not carry over, has its own."""
+    # Threads that copy take processors from the operators beside them; those that wait for a disk take none.
+    number = _MOST_THREADS if waits else min(max((os.cpu_count() or 1) // 2, 1), _MOST_THREADS)
+    return ThreadPoolExecutor(number, f"remat-{'back' if back else 'out'}-{process}")
 
 
 @cache

@@ -18,7 +18,13 @@ ByteArray = npt.NDArray[np.uint8]
 
 
 class Memory(Protocol):
-    """A piece of memory of fixed size."""
+    """A piece of memory of fixed size.
+
+    Attributes:
+        waits: Whether a thread that copies waits for a device, and does not copy by itself.
+    """
+
+    waits: bool
 
     def write(self, offset: int, source: ByteArray) -> None:
         """Copy all of `source` to `offset`."""
@@ -41,6 +47,8 @@ class HostMemory:
     Raises:
         OffloadError: There is not so much memory, or the driver refuses it.
     """
+
+    waits = False
 
     def __init__(self, size_bytes: int, pinned: bool) -> None:
         try:
@@ -79,22 +87,19 @@ class DiskMemory:
         OffloadError: The folder cannot be written, or the disk has no room.
     """
 
+    waits = False
+
     def __init__(self, size_bytes: int, folder: Path) -> None:
         self._folder = folder
         try:
             self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115 - open as long as this object
         except OSError as error:
-            raise OffloadError(
-                f"offload_dir {str(folder)!r} cannot be written ({error.strerror}); name a folder on a fast disk"
-            ) from error
+            raise folder_not_writable(folder, error) from error
         try:
             os.posix_fallocate(self._file.fileno(), 0, size_bytes)
         except OSError as error:
             self._file.close()
-            raise OffloadError(
-                f"the disk of offload_dir {str(folder)!r} has no {format_bytes(size_bytes)} left ({error.strerror}); "
-                f"lower offload_budget, or name another folder"
-            ) from error
+            raise disk_full(folder, size_bytes, error) from error
 
     def write(self, offset: int, source: ByteArray) -> None:
         """Copy all of `source` to `offset`."""
@@ -123,3 +128,18 @@ class DiskMemory:
                 offset, left = offset + done, left[done:]
         except OSError as error:
             raise OffloadError(f"copying to or from offload_dir {str(self._folder)!r} failed: {error}") from error
+
+
+def folder_not_writable(folder: Path, error: OSError) -> OffloadError:
+    """The error for a folder in which no file can be made."""
+    return OffloadError(
+        f"offload_dir {str(folder)!r} cannot be written ({error.strerror}); name a folder on a fast disk"
+    )
+
+
+def disk_full(folder: Path, size_bytes: int, error: OSError) -> OffloadError:
+    """The error for a disk that has no room for `size_bytes`."""
+    return OffloadError(
+        f"the disk of offload_dir {str(folder)!r} has no {format_bytes(size_bytes)} left ({error.strerror}); "
+        f"lower offload_budget, or name another folder"
+    )

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from remat_compiler.ir.plan import Tier
 
+_DIRECT = ",direct"
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
@@ -16,23 +18,27 @@ class Place:
     Attributes:
         tier: The kind of memory.
         folder: Folder of the file, for a disk.
+        direct: Whether copies pass by the system's cache of files, for a disk.
     """
 
     tier: Tier
     folder: Path | None = None
+    direct: bool = False
 
     @staticmethod
-    def of(tier: Tier, folder: Path | None = None) -> Place:
+    def of(tier: Tier, folder: Path | None = None, direct: bool = False) -> Place:
         """The place of `tier`; files go to the system's folder for temporary ones if no other is named."""
         if tier is not Tier.DISK:
             return Place(tier)
-        return Place(tier, folder or Path(tempfile.gettempdir()))
+        return Place(tier, folder or Path(tempfile.gettempdir()), direct)
 
     @staticmethod
     def parse(text: str) -> Place:
         """The place that `str` of it gave."""
-        tier, _, folder = text.partition(":")
-        return Place(Tier(tier), Path(folder) if folder else None)
+        kind, _, folder = text.partition(":")
+        tier = kind.removesuffix(_DIRECT)
+        return Place(Tier(tier), Path(folder) if folder else None, kind != tier)
 
     def __str__(self) -> str:
-        return self.tier.value if self.folder is None else f"{self.tier.value}:{self.folder}"
+        kind = self.tier.value + (_DIRECT if self.direct else "")
+        return kind if self.folder is None else f"{kind}:{self.folder}"

@@ -8,10 +8,12 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from remat_compiler.errors import OffloadError
 from remat_compiler.ir.plan import in_pages
 from remat_compiler.offload.arena import Arena
+from remat_compiler.offload.direct_file import DirectFile, GpuFile
 from remat_compiler.offload.memory import DiskMemory, HostMemory, Memory
 from remat_compiler.offload.place import Place
 from remat_compiler.options import format_bytes
@@ -224,5 +226,15 @@ def store_of(place: Place, pinned: bool) -> Store:
         return known
 
 
+def held_on_disk(folder: Path) -> int:
+    """Bytes that this process has in files of `folder`."""
+    with _lock:
+        stores = [store for (place, _), store in _stores.items() if place.folder == folder]
+    return sum(store.held_bytes for store in stores)
+
+
 def _memory(place: Place, pinned: bool, size_bytes: int) -> Memory:
-    return HostMemory(size_bytes, pinned) if place.folder is None else DiskMemory(size_bytes, place.folder)
+    if place.folder is None:
+        return HostMemory(size_bytes, pinned)
+    kind = GpuFile if pinned else DirectFile if place.direct else DiskMemory
+    return kind(size_bytes, place.folder)

@@ -39,6 +39,7 @@ OTHER_OPTIONS: dict[str, object] = {
     "offload_budget": 1,
     "offload_tier": "host",
     "offload_dir": Path("/fast"),
+    "offload_direct": True,
     "inductor": (("max_autotune", True),),
 }
 OTHER_REQUEST: dict[str, object] = {

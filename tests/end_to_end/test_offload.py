@@ -55,10 +55,11 @@ def options(tmp_path: Path, **others: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("budget", [0.5, "min"])
-@pytest.mark.parametrize("tier", ["host", "disk"])
+@pytest.mark.parametrize("tier", ["host", "disk", "disk, direct"])
 def test_a_step_that_moves_values_equals_eager(budget: float | str, tier: str, room: Store, tmp_path: Path) -> None:
     model, x = Layers(), torch.randn(512, 128, requires_grad=True)
-    given = options(tmp_path, memory_budget=budget, offload_tier=tier)
+    kind, _, direct = tier.partition(", ")
+    given = options(tmp_path, memory_budget=budget, offload_tier=kind, offload_direct=bool(direct))
     assert differences_from_eager(model, [x], steps=3, **given) == []
     (report,) = remat_compiler.reports()
     assert report.offloaded_bytes

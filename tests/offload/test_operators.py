@@ -37,10 +37,11 @@ class SlowMemory(HostMemory):
         super().read(offset, target)
 
 
-@pytest.fixture(params=list(Tier), ids=lambda tier: tier.value)
+@pytest.fixture(params=["host", "disk", "disk, direct"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """A place that no other test uses, for disks."""
-    return str(Place.of(request.param, tmp_path))
+    tier, _, direct = request.param.partition(", ")
+    return str(Place.of(Tier(tier), tmp_path, direct=bool(direct)))
 
 
 @pytest.fixture
@@ -82,6 +83,7 @@ VALUES = {
     "one": torch.randn(1, 1, 1),
     "nothing": torch.randn(0, 3),
     "large": torch.randn(1 << 18),
+    "in several pieces": torch.randn((9 << 18) + 3),
 }
 
 
