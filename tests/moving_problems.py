@@ -9,7 +9,7 @@ import numpy as np
 
 from builders import random_problem
 from remat_compiler.ir.plan import Tier
-from remat_compiler.ir.problem import Link, RematProblem
+from remat_compiler.ir.problem import CopyTime, Link, RematProblem
 from remat_passes.planning.save_all import SaveAll
 from remat_passes.policies.space import PolicySpace
 from remat_passes.sequences.profile import IntArray
@@ -20,12 +20,24 @@ def moving_problem(rng: Random) -> RematProblem:
     problem = random_problem(rng, forwards=rng.randint(1, 12), backwards=rng.randint(1, 10))
     speeds = (10**7, 10**8, 10**9)
     link = Link(Tier.HOST, rng.choice(speeds), rng.choice(speeds), rng.choice((0, 1, 5)), rng.choice((0, 50, 100)))
+    link = replace(link, curve=drawn_curve(rng, link.latency_ns))
     return replace(
         problem,
         costs=replace(problem.costs, links=(link,)),
         offload_bytes=1 << 40,
         budget_bytes=int(SaveAll().plan(problem).peak_bytes * rng.choice((0, 0.5, 0.8, 1))),
     )
+
+
+def drawn_curve(rng: Random, latency_ns: int) -> tuple[CopyTime, ...]:
+    """Up to three measured times; none as often as any."""
+    curve: list[CopyTime] = []
+    size_bytes, out_ns, back_ns = 0, max(latency_ns, 1), max(latency_ns, 1)
+    for _ in range(rng.choice((0, 0, 0, 1, 2, 3))):
+        size_bytes += rng.randint(1, 40)
+        out_ns, back_ns = out_ns + rng.randrange(60), back_ns + rng.randrange(60)
+        curve.append(CopyTime(size_bytes, out_ns, back_ns))
+    return tuple(curve)
 
 
 def drawn_actions(space: PolicySpace, rng: Random) -> IntArray:

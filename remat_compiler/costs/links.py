@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import torch
@@ -13,13 +13,18 @@ from remat_compiler.costs.clock import best_ns
 from remat_compiler.costs.store import shared_store
 from remat_compiler.devices.gpus import Gpu
 from remat_compiler.ir.plan import PAGE_BYTES, Tier
-from remat_compiler.ir.problem import Link
+from remat_compiler.ir.problem import CopyTime, Link
 from remat_compiler.offload.copies import copy_back, copy_out
 from remat_compiler.offload.place import Place
 from remat_compiler.offload.store import store_of
 
-_FIGURES = ("out_bytes_per_s", "back_bytes_per_s", "latency_ns", "drag_percent")
-LARGE_BYTES = 64 * 2**20
+_SIZES = tuple(2**exponent for exponent in (16, 18, 20, 22, 24, 26))
+"""Sizes of the copies that are timed: from what stays in caches to what needs memory that nobody has touched."""
+_FIGURES = (
+    *("latency_ns", "drag_percent plus 1"),
+    *(f"{direction} {size} ns" for size in _SIZES for direction in ("out", "back")),
+)
+_BESIDE_BYTES = 64 * 2**20
 """Large enough that the time of starting a copy does not count."""
 LINK_SHARE = 0.8
 """Part of a link's bandwidth that copies of pinned memory reach; an assumption, for GPUs that are not there."""
@@ -59,9 +64,7 @@ def links_to(
     figures = store.current()
     if any(name not in figures for name in names):
         store.add(dict(zip(names, _measured(place, device_type))))
-    out, back, latency_ns, drag = (figures[name] for name in names)
-    # Figures in the store are at least 1.
-    return (Link(place.tier, out, back, latency_ns, drag - 1),)
+    return (_link(place.tier, [figures[name] for name in names]),)
 
 
 def paper_link(gpu: Gpu) -> Link:
@@ -70,21 +73,36 @@ def paper_link(gpu: Gpu) -> Link:
     return Link(Tier.HOST, rate, rate, LATENCY_NS)
 
 
+def _link(tier: Tier, figures: Sequence[int]) -> Link:
+    """The link that has `_FIGURES`."""
+    latency_ns, drag, *times = figures
+    curve, out_ns, back_ns = [], latency_ns, latency_ns
+    for size, out, back in zip(_SIZES, times[::2], times[1::2]):
+        # Another process that was busy may have slowed down a copy of a smaller size more.
+        out_ns, back_ns = max(out_ns, out), max(back_ns, back)
+        curve.append(CopyTime(size, out_ns, back_ns))
+    out_rate, back_rate = (max(_SIZES[-1] * 10**9 // time_ns, 1) for time_ns in (out_ns, back_ns))
+    return Link(tier, out_rate, back_rate, latency_ns, drag - 1, tuple(curve))
+
+
 def _measured(place: Place, device_type: str) -> list[int]:
-    """Bandwidth out, bandwidth back, latency, each rounded as rates are; drag in percent, plus 1."""
+    """The figures of a link, in the order of `_FIGURES`, each rounded as rates are but for the drag."""
     with torch_compat.outside_tracing(), torch.no_grad():
-        small = _times_ns(place, device_type, PAGE_BYTES)
-        large = _times_ns(place, device_type, LARGE_BYTES)
+        smallest = _times_ns(place, device_type, PAGE_BYTES)
+        times = [time_ns for size in _SIZES for time_ns in _times_ns(place, device_type, size)]
         # Engines of a GPU copy beside its processors.
-        drag = _drag_percent(place, large[0]) if device_type == "cpu" else 0
-    rates = [(LARGE_BYTES - PAGE_BYTES) / max(slow - quick, 1) * 1e9 for slow, quick in zip(large, small)]
-    return [*(rounded(figure) for figure in (*rates, sum(small) / 2)), drag + 1]
+        drag = _drag_percent(place) if device_type == "cpu" else 0
+    # The store keeps figures of at least 1.
+    return [rounded(sum(smallest) / 2), drag + 1, *map(rounded, times)]
 
 
-def _drag_percent(place: Place, copy_ns: int) -> int:
-    """What products of matrices lose beside a copy out that takes `copy_ns` alone, in percent of that time."""
-    factor, value = torch.full((512, 512), 0.5), torch.zeros(LARGE_BYTES, dtype=torch.uint8)
-    slot = store_of(place, pinned=False).take(LARGE_BYTES)
+def _drag_percent(place: Place) -> int:
+    """What products of matrices lose beside a copy out, in percent of the time that the copy takes alone."""
+    factor, value = torch.full((512, 512), 0.5), torch.zeros(_BESIDE_BYTES, dtype=torch.uint8)
+    slot = store_of(place, pinned=False).take(_BESIDE_BYTES)
+    # The first copy pays for pages that nobody has touched.
+    copy_out(value, slot).wait()
+    copy_ns = best_ns(lambda: copy_out(value, slot).wait(), "cpu", most=4, seconds=0.3)
     once_ns = best_ns(lambda: torch.mm(factor, factor), "cpu", most=5, seconds=0.05)
     # Products for twice the time of the copy, which so ends before them.
     count = max(2 * copy_ns // once_ns, 1)
@@ -122,6 +140,6 @@ def _times_ns(place: Place, device_type: str, size_bytes: int) -> tuple[int, int
         copy_back(slot, torch.empty_like(value), done).wait()
 
     return (
-        best_ns(out, device_type, most=4, seconds=0.3),
-        best_ns(back, device_type, most=4, seconds=0.3),
+        best_ns(out, device_type, most=8, seconds=0.1),
+        best_ns(back, device_type, most=8, seconds=0.1),
     )

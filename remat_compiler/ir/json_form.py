@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, TypeVar
 
 from remat_compiler.errors import FormatError, InvalidGraph
@@ -74,6 +75,9 @@ def _check_costs(costs: CostTable, place: str = "$.data") -> None:
     for i, link in enumerate(costs.links):
         if link.out_bytes_per_s < 1 or link.back_bytes_per_s < 1 or link.latency_ns < 0:
             raise FormatError(f"{place}.links[{i}]", "expected bandwidths of at least 1 and a latency of at least 0")
+        times = [(0, link.latency_ns, link.latency_ns), *((c.size_bytes, c.out_ns, c.back_ns) for c in link.curve)]
+        if any(a[0] >= b[0] or a[1] > b[1] or a[2] > b[2] or not b[1] or not b[2] for a, b in pairwise(times)):
+            raise FormatError(f"{place}.links[{i}].curve", "expected ascending sizes, and times that never fall")
         if link.tier in [other.tier for other in costs.links[:i]]:
             raise FormatError(f"{place}.links[{i}].tier", f"expected each tier once, got {link.tier.value!r} again")
     _check_sum(costs.time_ns, "the times in nanoseconds", f"{place}.time_ns")

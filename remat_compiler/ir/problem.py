@@ -13,8 +13,26 @@ UNLIMITED_BYTES = 2**62
 
 
 @dataclass(frozen=True, slots=True)
+class CopyTime:
+    """What a copy of one size takes.
+
+    Attributes:
+        size_bytes: The size, at least 1.
+        out_ns: Time of a copy from the device, at least 1.
+        back_ns: Time of a copy to the device, at least 1.
+    """
+
+    size_bytes: int
+    out_ns: int
+    back_ns: int
+
+
+@dataclass(frozen=True, slots=True)
 class Link:
     """How fast values are copied to a tier and back.
+
+    Copies of up to the largest size of `curve` take what lies on the lines between its points, the first of which
+    begins at `latency_ns` for no bytes; larger ones take the rest at the bandwidth.
 
     Attributes:
         tier: The tier.
@@ -23,6 +41,7 @@ class Link:
         latency_ns: Time of a copy of no bytes.
         drag_percent: What operators lose while copies run beside them, in percent of that time: 0 where engines of
             their own copy, about 100 where processors copy that are busy with operators.
+        curve: Measured times, by ascending size, none shorter than those before it: what is small stays in caches.
     """
 
     tier: Tier
@@ -30,14 +49,36 @@ class Link:
     back_bytes_per_s: int
     latency_ns: int = 0
     drag_percent: int = 0
+    curve: tuple[CopyTime, ...] = field(default=(), metadata=OPTIONAL)
 
     def out_ns(self, size_bytes: int) -> int:
         """Time of a copy from the device."""
-        return self.latency_ns + size_bytes * 10**9 // self.out_bytes_per_s
+        points = [(point.size_bytes, point.out_ns) for point in self.curve]
+        return self._copy_ns(size_bytes, points, self.out_bytes_per_s)
 
     def back_ns(self, size_bytes: int) -> int:
         """Time of a copy to the device."""
-        return self.latency_ns + size_bytes * 10**9 // self.back_bytes_per_s
+        points = [(point.size_bytes, point.back_ns) for point in self.curve]
+        return self._copy_ns(size_bytes, points, self.back_bytes_per_s)
+
+    @property
+    def most_out_bytes_per_s(self) -> int:
+        """No copies from the device together are faster than this, each rounded up to the next nanosecond."""
+        # Bytes over time are monotone along a line, so they are most at its ends.
+        return max(self.out_bytes_per_s, *(-(-one.size_bytes * 10**9 // one.out_ns) for one in self.curve), 1)
+
+    @property
+    def most_back_bytes_per_s(self) -> int:
+        """The same for copies to the device."""
+        return max(self.back_bytes_per_s, *(-(-one.size_bytes * 10**9 // one.back_ns) for one in self.curve), 1)
+
+    def _copy_ns(self, size_bytes: int, points: list[tuple[int, int]], bytes_per_s: int) -> int:
+        before, before_ns = 0, self.latency_ns
+        for size, time_ns in points:
+            if size_bytes <= size:
+                return before_ns + (size_bytes - before) * (time_ns - before_ns) // (size - before)
+            before, before_ns = size, time_ns
+        return before_ns + (size_bytes - before) * 10**9 // bytes_per_s
 
 
 @dataclass(frozen=True, slots=True)

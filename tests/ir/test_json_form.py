@@ -17,7 +17,7 @@ from remat_compiler.ir.fingerprint import fingerprint
 from remat_compiler.ir.graph import StorageId, TrainingGraph
 from remat_compiler.ir.json_form import dumps, loads
 from remat_compiler.ir.plan import Plan, PlanResult, PlanStatus, Tier, Transfer
-from remat_compiler.ir.problem import CostTable, Link, RematProblem
+from remat_compiler.ir.problem import CopyTime, CostTable, Link, RematProblem
 
 GRAPH = chain([8, 16, 32])
 COSTS = CostTable((1,) * 6, (0,) * 6, ("roofline",) * 6)
@@ -55,7 +55,7 @@ def test_plans_and_results_survive_the_round_trip(
 def test_links_survive_the_round_trip_and_what_has_none_reads_as_before() -> None:
     assert "links" not in dumps(PROBLEM)
     assert "offload_bytes" not in dumps(PROBLEM)
-    links = (Link(Tier.DISK, 1, 2), Link(Tier.HOST, 3, 4, 5))
+    links = (Link(Tier.DISK, 1, 2), Link(Tier.HOST, 3, 4, 5, 6, (CopyTime(7, 8, 9), CopyTime(10, 8, 11))))
     moving = replace(PROBLEM, offload_bytes=7, costs=replace(PROBLEM.costs, links=links))
     assert loads(RematProblem, dumps(moving)) == moving
     assert fingerprint(moving) != fingerprint(PROBLEM)
@@ -67,6 +67,9 @@ def test_links_survive_the_round_trip_and_what_has_none_reads_as_before() -> Non
         ((Link(Tier.DISK, 0, 1),), "$.data.links[0]: expected bandwidths of at least 1"),
         ((Link(Tier.HOST, 1, 1), Link(Tier.DISK, 1, 0)), "$.data.links[1]: expected bandwidths of at least 1"),
         ((Link(Tier.DISK, 1, 1, -1),), "$.data.links[0]: expected bandwidths of at least 1"),
+        ((Link(Tier.DISK, 1, 1, 5, 0, (CopyTime(1, 4, 5),)),), "$.data.links[0].curve: expected ascending sizes"),
+        ((Link(Tier.DISK, 1, 1, 0, 0, (CopyTime(1, 0, 5),)),), "$.data.links[0].curve: expected ascending sizes"),
+        ((Link(Tier.DISK, 1, 1, 0, 0, (CopyTime(2, 3, 5), CopyTime(2, 4, 5))),), "$.data.links[0].curve: expected"),
         ((Link(Tier.DISK, 1, 1), Link(Tier.DISK, 2, 2)), "$.data.links[1].tier: expected each tier once"),
     ],
 )

@@ -141,7 +141,7 @@ def without_transfers(problem: RematProblem, added_ns: int) -> RematProblem:
     # A copy's time is rounded down to whole nanoseconds.
     step_ns, off_bytes = problem.costs.step_ns + added_ns + 2 * len(problem.graph.storages), 0
     for link in problem.costs.links:
-        there, back = link.out_bytes_per_s, link.back_bytes_per_s
+        there, back = link.most_out_bytes_per_s, link.most_back_bytes_per_s
         # ceil(step_ns / (1 / there + 1 / back)), with nanoseconds as parts of a second.
         off_bytes -= -step_ns * there * back // ((there + back) * 10**9)
     larger = problem.budget_bytes + min(off_bytes, problem.offload_bytes)
