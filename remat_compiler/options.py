@@ -31,6 +31,7 @@ COST_MODELS: Final = ("roofline", "measured", "nominal")
 ON_INFEASIBLE: Final = ("error", "min")
 VARIANTS: Final = ("auto", "always", "never")
 ESTIMATORS: Final = ("symbolic", "quadratic")
+BUDGETS_OF: Final = ("allocated", "reserved")
 OFFLOAD_TIERS: Final = ("auto", "host", "disk")
 PREFIX: Final = "REMAT_"
 ONLY_IN_ENVIRONMENT: Final = ("REMAT_CACHE_DIR", "REMAT_DISABLE_CACHE", "REMAT_VERIFY")
@@ -209,6 +210,8 @@ class RematOptions:
             dry runs if there is none), or ``"quadratic"``, learnt from dry runs at the first sizes.  With the latter,
             the bytes that layers save are also measured in the first steps, which run by the variant of the smallest
             peak.
+        budget_of: What the budget covers: what is ``"allocated"`` at once, or what torch's caching allocator has
+            ``"reserved"`` for the step, by a model of it.
         offload_budget: Most bytes that values moved off the device may take where they are moved to; 0 moves nothing.
         offload_tier: Where they are moved to: ``"host"`` memory, a file on a ``"disk"``, or ``"auto"``: to host memory
             from an accelerator, to a disk from a CPU.
@@ -228,6 +231,7 @@ class RematOptions:
     variants: str = "auto"
     max_variants: int = 6
     estimator: str = "symbolic"
+    budget_of: str = "allocated"
     offload_budget: int = 0
     offload_tier: str = "auto"
     offload_dir: Path | None = None
@@ -352,6 +356,7 @@ _CHECKS: Final[dict[str, Callable[[object], object]]] = {
     "variants": partial(one_of, "variants", allowed=VARIANTS),
     "max_variants": partial(count, "max_variants", least=2),
     "estimator": partial(one_of, "estimator", allowed=ESTIMATORS),
+    "budget_of": partial(one_of, "budget_of", allowed=BUDGETS_OF),
     "offload_budget": _offload_bytes,
     "offload_tier": partial(one_of, "offload_tier", allowed=OFFLOAD_TIERS),
     "offload_dir": partial(folder, "offload_dir"),

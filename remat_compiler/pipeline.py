@@ -153,6 +153,11 @@ def _for_all_sizes(
     variants: VariantStore,
 ) -> Callable[..., Any]:
     """Plan the graph for the sizes of the first call, and for others as they come; see `variant_maker`."""
+    if options.budget_of == "reserved":
+        logger.warning(
+            'budget_of="reserved" holds at fixed sizes; a graph whose sizes change is kept by what is allocated'
+        )
+        first = replace(first, budget_of="allocated")
     inputs, search = compiler.example_inputs, _search(compiler, options)
     # Larger sizes of an earlier process if their plan recomputes nothing: its plan and kernels are in the caches.
     sizes = variants.for_first([symbol.hint for symbol in symbols], [symbol.upper for symbol in symbols])
@@ -256,6 +261,7 @@ def first_request(options: RematOptions, environment: Environment, example_input
         max_slowdown=options.max_slowdown,
         time_limit=options.time_limit,
         verify=environment.verify,
+        budget_of=options.budget_of,
         # The inner compiler's own layout takes copies of weights: never the smallest peak.
         free_layout=budget.kind is not BudgetKind.MIN,
     )

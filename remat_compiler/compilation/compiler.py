@@ -16,6 +16,7 @@ from torch import fx
 from remat_compiler import torch_compat
 from remat_compiler.compilation.attempt import Attempt
 from remat_compiler.costs.workspace import WorkspaceTable
+from remat_compiler.devices.allocator_setting import segments_expand
 from remat_compiler.distributed.agreement import Point
 from remat_compiler.dry_run.dry_run import DryRun, dry_run
 from remat_compiler.dry_run.emitted_wrapper import EmittedGraph, GraphRecorder
@@ -27,6 +28,7 @@ from remat_compiler.partition.request import PartitionRequest
 from remat_compiler.partition.result import NoPlan
 from remat_compiler.partition.session import Session
 from remat_compiler.progress import progress
+from remat_compiler.simulate.reserved import reserved_figures
 from remat_compiler.stats import count, timed
 
 logger = logging.getLogger(__name__)
@@ -150,6 +152,8 @@ class Compiler:
         at_sizes = self.traced if sizes else self.example_inputs
         check_at = partial(_check_at, compiled, at_sizes, tuple(recorder.graphs), self.session.workspace)
         check, formula = replace(check_at(sizes), between_bytes=request.between_bytes), None
+        if request.budget_of == "reserved" and check.trace is not None:
+            check = replace(check, reserved_bytes=reserved_figures(check.trace).of(segments_expand()))
         if not sizes:
             return Attempt(request, compiled, real, trains, tuple(partitions), check, fake_outputs=fake_outputs)
         # Only code that runs needs a formula; a step that fails on numbers fails on symbols, too.

@@ -59,6 +59,9 @@ def next_request(request: PartitionRequest, attempt: Attempt, limit: int | None)
         return None
     # The margin keeps the next difference, which is a little other, from sending that try over the budget, too.
     aim = limit - (check.needed_bytes - planned) - (int(MARGIN * limit) if over else 0)
+    # More is lost in pieces than the budget has: the smallest peak may still fit, or is what the refusal names.
+    if aim <= 0 and check.reserved_bytes and not request.take_smallest:
+        return replace(request, budget_bytes=1, fraction=None, take_smallest=True)
     # An equal budget gives the same plan again, and so does one above the plan that was over.
     if aim <= 0 or aim == attempt.aimed_bytes or (over and aim >= planned):
         return None

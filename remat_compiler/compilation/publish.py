@@ -19,6 +19,7 @@ from remat_compiler.report.graph_text import graph_text
 from remat_compiler.report.plan_report import PlanReport
 from remat_compiler.report.store import add_report
 from remat_compiler.report.summary import one_line
+from remat_compiler.simulate.reserved import reserved_figures
 from remat_passes.registry import with_bound
 
 logger = logging.getLogger(__name__)
@@ -48,7 +49,11 @@ def make_reports(
     # An unchanged partition is the step without a budget.
     before = (checked if partitions[0].unchanged else native_peak_bytes) if alone else None
     reports = [_report(partition, checked, before, check, options) for partition in partitions]
-    return [replace(report, budget_bytes=limit_bytes) for report in reports] if len(reports) == 1 else reports
+    if not alone:
+        return reports
+    figures = None if check.trace is None else reserved_figures(check.trace)
+    reserved, expandable = (figures.reserved_bytes, figures.expandable_bytes) if figures else (0, 0)
+    return [replace(reports[0], budget_bytes=limit_bytes, reserved_bytes=reserved, expandable_bytes=expandable)]
 
 
 def _report(

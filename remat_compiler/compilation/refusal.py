@@ -56,6 +56,9 @@ def refusal_of_attempt(attempt: Attempt, options: RematOptions, limit_bytes: int
         foreseen = isinstance(failure, Unplannable)
         defect = "" if foreseen else f", since planning failed with {type(failure).__name__}"
         reason = f"no plan at all{defect}: {failure}"
+    elif attempt.check.reserved_bytes > attempt.check.peak_bytes:
+        pieces = f'budget_of="reserved": its live bytes peak at {format_bytes(attempt.check.peak_bytes)}'
+        reason = f"{reason}, {pieces}" if reason else pieces
     one = attempt.partition
     # Several joint graphs are several problems: there are no facts about them as a whole.
     facts = BudgetFacts(asked=options.memory_budget.asked)

@@ -156,7 +156,7 @@ class _Tries:
         if not native.trains or native.check.unknown:
             return request, None
         self.native = native.check.memory
-        self.limit = self.options.memory_budget.of_reference(native.check.peak_bytes)
+        self.limit = self.options.memory_budget.of_reference(native.check.needed_bytes)
         return (unlimited, native) if whole else (replace(request, fraction=None, budget_bytes=self.limit), None)
 
     def _tries(self, request: PartitionRequest, known: Attempt | None) -> list[Attempt]:
@@ -254,4 +254,7 @@ class _Tries:
 
 def _says_more(refusal: NoPlan, best: Attempt) -> bool:
     """Whether the planner's refusal is the better source for the error: the emitted try has a larger or no peak."""
+    # The planner knows nothing of what is reserved.
+    if best.check.reserved_bytes:
+        return False
     return bool(best.check.unknown) or refusal.needed_bytes < best.planned_bytes

@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -26,6 +26,8 @@ from remat_compiler.costs.workspace import WorkspaceTable
 from remat_compiler.dry_run.emitted_wrapper import DryRunUnsupported, EmittedGraph, make_twin
 from remat_compiler.dry_run.fake_inputs import counted_device_type, make_fake_inputs
 from remat_compiler.dry_run.storage_tracker import Moment, StorageLife, StorageTracker
+from remat_compiler.simulate.lives import Life
+from remat_compiler.simulate.reserved import AllocationTrace
 from remat_compiler.simulate.step_peak import GraphMemory
 
 log = logging.getLogger(__name__)
@@ -81,6 +83,8 @@ class DryRun:
         unmeasured: Operators whose workspace could not be measured (counted as 0).
         unknown: Why nothing is known about the step; empty when the figures are valid.
         between_bytes: Bytes that other graphs take between forward and backward, see `PartitionRequest`.
+        reserved_bytes: What the caching allocator reserves for the step, if the budget covers that; else 0.
+        trace: What the step allocates, for the model of that allocator; `None` where nothing is known.
     """
 
     peak_bytes: int = 0
@@ -94,13 +98,19 @@ class DryRun:
     unmeasured: tuple[str, ...] = ()
     unknown: str = ""
     between_bytes: int = 0
+    reserved_bytes: int = 0
+    trace: AllocationTrace | None = field(default=None, repr=False)
 
     @property
     def needed_bytes(self) -> int:
-        """The peak of the graph, or of its held bytes together with the other graphs that run meanwhile, if larger."""
+        """What the budget must cover.
+
+        The peak of the graph, or of its held bytes together with the other graphs that run meanwhile, or what is
+        reserved for it, whichever is largest.
+        """
         # Other graphs run between forward and backward, so they add to the bytes held there, not to the peak.
         beside = self.boundary_bytes + self.between_bytes if self.between_bytes else 0
-        return max(self.peak_bytes, beside)
+        return max(self.peak_bytes, beside, self.reserved_bytes)
 
     @property
     def memory(self) -> GraphMemory | None:
@@ -286,7 +296,22 @@ def _summary(step: FakeStep, workspace: WorkspaceTable) -> DryRun:
         final_bytes=step.final_bytes,
         resident_bytes=step.inputs.resident_bytes,
         unmeasured=tuple(sorted({str(call.func) for key, call in calls.items() if key not in known})),
+        trace=_trace(step, timeline),
     )
+
+
+_STATES = 2
+"""Values of an optimizer's state for each parameter: those of Adam."""
+
+
+def _trace(step: FakeStep, timeline: Sequence[MemorySample]) -> AllocationTrace:
+    lives = [Life(life.size_bytes, life.made, freed) for life, freed in step.alive if life.size_bytes]
+    lives += [Life(one.workspace_bytes, i, i + 1) for i, one in enumerate(timeline) if one.workspace_bytes]
+    # Stable, so that what is made at one moment stays in its order, and what an operator takes inside comes last.
+    lives.sort(key=lambda life: life.made)
+    boundary = sum(sample.phase == "forward" for sample in timeline)
+    inputs = step.inputs
+    return AllocationTrace(inputs.resident_sizes, inputs.trained_sizes * _STATES, tuple(lives), boundary, len(timeline))
 
 
 def _live(life: StorageLife, text: Callable[[str, int], str]) -> LiveStorage:

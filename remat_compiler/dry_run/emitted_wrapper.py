@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import FunctionType, MethodType, SimpleNamespace, TracebackType
 from typing import Any, Protocol
@@ -126,6 +126,12 @@ class _SkippedKernel:
 class StepObserver(Protocol):
     """The interface through which a twin reports kernels and makes tensors."""
 
+    def entered(self, is_backward: bool, arguments: Sequence[Any]) -> None:
+        """A wrapper is called."""
+
+    def left(self, results: Sequence[Any]) -> None:
+        """It returns."""
+
     def saw_kernel(self, name: str) -> None:
         """A compiled kernel would have run."""
 
@@ -170,12 +176,19 @@ def make_twin(graph: EmittedGraph, observer: StepObserver) -> Callable[[list[Any
     # torch adds assertions from version to version (on groups of tensors since 2.14); all read real memory.
     new.update((name, _assert_nothing) for name in old if name.startswith("assert_"))
     new.update((name, stand_in) for name, stand_in in _stand_ins(observer).items() if name in old)
-    call = _with_globals(function, new)
-    if not isinstance(graph.call, MethodType):
-        return call
-    # The wrapper calls its pieces as `self.partitions[i]`, so its twin needs a runner with twins of them.
-    runner = SimpleNamespace(partitions=[_with_globals(piece, new) for piece in graph.partitions])
-    return MethodType(call, runner)
+    call: Callable[[list[Any]], Any] = _with_globals(function, new)
+    if isinstance(graph.call, MethodType):
+        # The wrapper calls its pieces as `self.partitions[i]`, so its twin needs a runner with twins of them.
+        runner = SimpleNamespace(partitions=[_with_globals(piece, new) for piece in graph.partitions])
+        call = MethodType(call, runner)
+
+    def observed(arguments: list[Any]) -> Any:
+        observer.entered(graph.is_backward, arguments)
+        results = call(arguments)
+        observer.left(results)
+        return results
+
+    return observed
 
 
 def _with_globals(function: Callable[..., Any], new: dict[str, Any]) -> FunctionType:

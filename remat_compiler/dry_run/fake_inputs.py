@@ -20,14 +20,21 @@ class FakeInputs:
     Attributes:
         values: Fake tensors and plain integers, in the order of the example inputs.
         held: Tensors that keep the storages alive. All are resident: they exist before the step.
-        resident_bytes: Bytes of the distinct storages of the inputs on the counted device.
+        resident_sizes: Bytes of each distinct storage of the inputs on the counted device.
+        trained_sizes: Bytes of each leaf that requires grad, on that device.
         handed_on: After a backward, the gradients of inputs that are not leaves. They are alive after the step.
     """
 
     values: tuple[Any, ...]
     held: tuple[torch.Tensor, ...]
-    resident_bytes: int
+    resident_sizes: tuple[int, ...]
+    trained_sizes: tuple[int, ...]
     handed_on: list[torch.Tensor]
+
+    @property
+    def resident_bytes(self) -> int:
+        """Bytes of the distinct storages of the inputs on the counted device."""
+        return sum(self.resident_sizes)
 
 
 def make_fake_inputs(
@@ -51,7 +58,9 @@ def make_fake_inputs(
     """
     plain = partial(_plain, symbols)
     storages: dict[int, torch.Tensor] = {}
-    values, held, resident = [], [], 0
+    values, held = [], []
+    resident: list[int] = []
+    trained: list[int] = []
     handed_on: list[torch.Tensor] = []
     with fake_mode:
         for example in example_inputs:
@@ -68,7 +77,8 @@ def make_fake_inputs(
                 base = torch_compat.new_fake(fake_mode, (length,), (1,), example.dtype, example.device)
                 storages[storage._cdata] = base
                 held.append(base)
-                resident += torch_compat.size_hint(length) * itemsize if example.device.type == device_type else 0
+                if example.device.type == device_type:
+                    resident.append(torch_compat.size_hint(length) * itemsize)
             fake = _like(example, storages[storage._cdata], fake_mode, plain)
             if example.requires_grad and not example.is_leaf:
                 # The source is the leaf that makes the input a result of an operator; nothing reads its values.
@@ -76,11 +86,13 @@ def make_fake_inputs(
                 fake = _Computed.apply(source, fake, handed_on)  # type: ignore[no-untyped-call]
             elif example.requires_grad:
                 fake.requires_grad_()
+                if example.device.type == device_type:
+                    trained.append(torch_compat.size_hint(fake.numel()) * fake.dtype.itemsize)
             values.append(fake)
             if gradients_exist and fake.requires_grad and fake.is_leaf:
                 fake.grad = torch.empty_like(fake)
                 held.append(fake.grad)
-    return FakeInputs(tuple(values), tuple(held), resident, handed_on)
+    return FakeInputs(tuple(values), tuple(held), tuple(resident), tuple(trained), handed_on)
 
 
 class _Computed(torch.autograd.Function):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -37,6 +37,18 @@ def _run_its_twin(owner: Any) -> Callable[[], None]:
 
 class _Unobserved:
     """Makes the tensors of emitted code; whoever counts the step is told of them, if there is such."""
+
+    def entered(self, is_backward: bool, arguments: Sequence[Any]) -> None:
+        """A wrapper is called."""
+        tracker = active_tracker()
+        if tracker is not None:
+            tracker.entered(is_backward, arguments)
+
+    def left(self, results: Sequence[Any]) -> None:
+        """It returns."""
+        tracker = active_tracker()
+        if tracker is not None:
+            tracker.left(results)
 
     def saw_kernel(self, name: str) -> None:
         """A kernel would have run."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, partial
 from types import FrameType
 from typing import Any
@@ -65,6 +65,23 @@ class StorageLife:
     freed: int | None = None
 
 
+@dataclass(slots=True)
+class WrapperCall:
+    """One call of an emitted wrapper.
+
+    Attributes:
+        is_backward: Whether it is the backward's.
+        arguments: Storage of each argument; `None` for what does not count.
+        made: What its allocator returned, in order.
+        returned: Storage of each result.
+    """
+
+    is_backward: bool
+    arguments: tuple[StorageLife | None, ...]
+    made: list[StorageLife] = field(default_factory=list)
+    returned: tuple[StorageLife | None, ...] = ()
+
+
 class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Dispatch mode that counts storages of one device type; enter it above the fake tensor mode.
 
@@ -87,13 +104,14 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.moments: list[Moment] = []
         self.lives: list[StorageLife] = []
         self.calls: dict[str, OpCall] = {}
+        self.wrapper_calls: list[WrapperCall] = []
         self._fake_mode = fake_mode
         self._device_type = device_type
         self._alignment = torch_compat.allocation_alignment(device_type)
         self._files = frozenset(name for name in wrapper_files if name)
         # By address of the C++ storage; an entry goes with its storage, since the address may be used again.
         self._known: dict[int, weakref.ref[Any]] = {}
-        self._sizes: dict[int, int] = {}
+        self._lives: dict[int, StorageLife] = {}
         # Resident storages stay alive: one that died would give its address to a storage that counts.
         self._held: list[torch.Tensor] = []
         self._paused = False
@@ -123,7 +141,14 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Bytes of the distinct counted storages of `tensors`."""
         addresses = {tensor.untyped_storage()._cdata for tensor in tensors}
         # A storage without a size is resident, or lies on another device.
-        return sum(self._sizes.get(address, 0) for address in addresses)
+        return sum(self._lives[address].size_bytes for address in addresses if address in self._lives)
+
+    def lives_of(self, values: Iterable[object]) -> tuple[StorageLife | None, ...]:
+        """The life of the storage of each value; `None` for what is no tensor, and for storages that do not count."""
+        return tuple(
+            self._lives.get(value.untyped_storage()._cdata) if isinstance(value, torch.Tensor) else None
+            for value in values
+        )
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -140,12 +165,22 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         # A moment of its own all the same: the report names the kernels that run at the peak.
         self.moments.append(Moment(self.phase, name, *self._place(), self.live_bytes))
 
+    def entered(self, is_backward: bool, arguments: Sequence[Any]) -> None:
+        """Record the call of an emitted wrapper."""
+        self.wrapper_calls.append(WrapperCall(is_backward, self.lives_of(arguments)))
+
+    def left(self, results: Sequence[Any]) -> None:
+        """Record what the wrapper that was entered last returns."""
+        self.wrapper_calls[-1].returned = self.lives_of(results)
+
     def allocate(self, size: Any, stride: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """An empty fake tensor that counts."""
         tensor = torch_compat.new_fake(self._fake_mode, size, stride, dtype, device)
         life = self._see(tensor, "empty_strided")
         if life is not None:
             self._note("empty_strided", [life], None)
+            if self.wrapper_calls:
+                self.wrapper_calls[-1].made.append(life)
         return tensor
 
     def view(self, base: torch.Tensor, size: Any, stride: Any, offset: int) -> torch.Tensor:
@@ -218,7 +253,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         # Its first moment is the one that `_note` is about to add.
         life = StorageLife(size, len(self.moments), label, "", 0, symbolic)
         self._known[address] = weakref.ref(storage, partial(self._free, address, life))
-        self._sizes[address] = size
+        self._lives[address] = life
         self.lives.append(life)
         self.live_bytes += size
         return life
@@ -230,7 +265,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._known[address] = weakref.ref(storage, lambda _: self._known.pop(address))
 
     def _free(self, address: int, life: StorageLife, _: weakref.ref[Any]) -> None:
-        del self._known[address], self._sizes[address]
+        del self._known[address], self._lives[address]
         # Gone from the next moment on; that of the operator that ran last still counts it.
         life.freed = len(self.moments)
         self.live_bytes -= life.size_bytes

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from remat_compiler.fitting.reserved import reserved_bytes
 from remat_compiler.ir.plan import Plan
 from remat_compiler.ir.problem import RematProblem
 from remat_compiler.simulate.lives import Life, storage_lives
+from remat_compiler.simulate.reserved import reserved_bytes
 from remat_compiler.simulate.timeline import simulate
 
 

@@ -35,8 +35,8 @@ from remat_compiler.fitting.counted_step import (
 from remat_compiler.fitting.fit_report import FitPoint, FitReport
 from remat_compiler.fitting.made_step import MadeStep, made_step
 from remat_compiler.fitting.request import FitRequest
-from remat_compiler.fitting.reserved import reserved_bytes
 from remat_compiler.report.store import reports
+from remat_compiler.simulate.reserved import reserved_bytes
 
 
 @contextmanager

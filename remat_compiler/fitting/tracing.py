@@ -18,9 +18,9 @@ from remat_compiler.fitting.counted_step import BACKWARD, FORWARD, UPDATE, count
 from remat_compiler.fitting.made_step import MadeStep, made_step
 from remat_compiler.fitting.paper_step import modelled_ns, on_paper
 from remat_compiler.fitting.request import FitRequest
-from remat_compiler.fitting.reserved import reserved_bytes
 from remat_compiler.fitting.step_checks import DEVICE
 from remat_compiler.fitting.step_trace import OperatorCall, StepTrace
+from remat_compiler.simulate.reserved import reserved_bytes
 from remat_compiler.units import rounded_up
 
 _TIMED_STEPS = 5

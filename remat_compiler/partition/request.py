@@ -30,6 +30,7 @@ class PartitionRequest:
         sizes: Name and number of each symbolic size that is planned for; empty for those of the traced inputs.
         offload_bytes: Most bytes that may be off the device at once; 0 for none.
         offload_place: Where they may be, see `offload.place.Place`; empty for nowhere.
+        budget_of: What the budget covers, see `RematOptions`; decides the check alone.
         layer_bytes: Bytes of each layer at these sizes as an estimator predicts them, for planners of layers; empty
             for those that the graph itself gives.
     """
@@ -50,6 +51,7 @@ class PartitionRequest:
     layer_bytes: tuple[int, ...] = ()
     offload_bytes: int = 0
     offload_place: str = ""
+    budget_of: str = "allocated"
 
     @property
     def place(self) -> Place | None:

@@ -143,6 +143,9 @@ class PlanReport:
         stages: Seconds of each stage.
         step: The whole step, where it takes more than one call of this graph; `None` where it does not, or until a step
             is complete.
+        reserved_bytes: What torch's caching allocator reserves for the step on top of what is resident and of an Adam's
+            state, by a model of it with plain segments; 0 where the step is not known.
+        expandable_bytes: The same with segments that expand.
         notes: What the user should know besides, such as a budget that was not reachable.
     """
 
@@ -172,6 +175,8 @@ class PlanReport:
     notes: tuple[str, ...] = ()
     offloaded_bytes: int = field(default=0, metadata=OPTIONAL)
     stall_ns: int = field(default=0, metadata=OPTIONAL)
+    reserved_bytes: int = field(default=0, metadata=OPTIONAL)
+    expandable_bytes: int = field(default=0, metadata=OPTIONAL)
 
     @property
     def peak_bytes(self) -> int:

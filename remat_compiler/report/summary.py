@@ -45,6 +45,7 @@ def _figures(report: PlanReport) -> list[tuple[str, ...]]:
         ("budget", "none" if report.budget_bytes is None else _size(report.budget_bytes), ""),
         ("peak, first estimate", _size(report.estimated_peak_bytes), f"keeps {format_bytes(report.saved_bytes)}"),
         ("peak, checked", _size(report.checked_peak_bytes) if checked else "unknown", _use_of_budget(report)),
+        *_reserved(report),
         ("peak, reached by", str(report.peak.origin) or "-", _part(report.peak)),
         ("floor of any plan", _size(report.floor.peak_bytes), _forced_by(report.floor)),
     ]
@@ -72,6 +73,16 @@ def _offloaded(report: PlanReport) -> list[tuple[str, ...]]:
         f"the step waits {format_time(report.stall_ns)} for it" if report.stall_ns else "the step never waits for it"
     )
     return [("offloaded", _size(report.offloaded_bytes), waits)]
+
+
+def _reserved(report: PlanReport) -> list[tuple[str, ...]]:
+    """The row of what the caching allocator takes for the peak, if that is known."""
+    if not report.reserved_bytes:
+        return []
+    waste = 100.0 * (report.reserved_bytes / report.peak_bytes - 1) if report.peak_bytes else 0.0
+    saved = 100.0 * (1 - report.expandable_bytes / report.reserved_bytes)
+    change = f"{abs(saved):.1f} % {'less' if saved >= 0 else 'more'} with expandable_segments:True"
+    return [("reserved, modelled", _size(report.reserved_bytes), f"{waste:.1f} % above the peak; {change}")]
 
 
 def _size(num_bytes: int | None) -> str:

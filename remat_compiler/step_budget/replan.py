@@ -115,6 +115,11 @@ class _Replan:
             if any(graph.options.memory_budget.kind in _LIMITED for graph in self.graphs):
                 self._warn("together they take more than each alone", "what one of them takes is not known")
             return
+        if self.options.budget_of == "reserved":
+            logger.warning(
+                'budget_of="reserved" holds for steps of one graph; the graphs of this step share the budget by what '
+                "is allocated"
+            )
         limit = self.joint.limit_bytes()
         peak = self.joint.peak(known)
         change = any(graph.changing is not None for graph in self.graphs)

@@ -36,6 +36,7 @@ OTHER_OPTIONS: dict[str, object] = {
     "variants": "never",
     "max_variants": 3,
     "estimator": "quadratic",
+    "budget_of": "reserved",
     "offload_budget": 1,
     "offload_tier": "host",
     "offload_dir": Path("/fast"),
@@ -59,6 +60,7 @@ OTHER_REQUEST: dict[str, object] = {
     "layer_bytes": (5, 6),
     "offload_bytes": 1,
     "offload_place": "host",
+    "budget_of": "reserved",
 }
 REQUEST = PartitionRequest(budget_bytes=7)
 

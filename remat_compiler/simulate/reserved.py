@@ -1,12 +1,18 @@
-"""What torch's caching allocator reserves for a step on paper."""
+"""What torch's caching allocator reserves for a step: its live bytes, and what lies in pieces between them.
+
+Allocations of steps come in the order in which emitted code makes them, so the model of the allocator (`devices`) sees
+what the allocator would see.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from remat_compiler.devices.caching_allocator import CachingAllocator, OutOfMemory
 from remat_compiler.devices.expandable_segments import ExpandableAllocator
+from remat_compiler.simulate.lives import Life
 
 _UNLIMITED_BYTES = 2**62
 _STEPS = 3
@@ -26,6 +32,58 @@ class Allocation(Protocol):
     @property
     def freed(self) -> int | None:
         """When it is freed."""
+
+
+@dataclass(frozen=True, slots=True)
+class AllocationTrace:
+    """All that a step allocates, and what is there before it.
+
+    Attributes:
+        resident: Sizes of what is allocated before the first step: parameters, buffers, inputs.
+        state: Sizes of the optimizer's state, which exists from the end of the first step on.
+        lives: What one step allocates, in order.
+        boundary: First moment of the backward.
+        moments: Number of moments of the step.
+    """
+
+    resident: tuple[int, ...]
+    state: tuple[int, ...]
+    lives: tuple[Life, ...]
+    boundary: int
+    moments: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReservedFigures:
+    """What the allocator takes for a step, on top of what is resident and of the optimizer's state.
+
+    Attributes:
+        allocated_bytes: Most in use at once, as the allocator rounds.
+        reserved_bytes: Most that it reserves, with plain segments.
+        expandable_bytes: The same with segments that expand.
+    """
+
+    allocated_bytes: int
+    reserved_bytes: int
+    expandable_bytes: int
+
+    def of(self, expandable: bool) -> int:
+        """What it reserves with either kind of segments."""
+        return self.expandable_bytes if expandable else self.reserved_bytes
+
+
+def reserved_figures(trace: AllocationTrace) -> ReservedFigures:
+    """The figures of a step on a device without end."""
+    plain, expandable = CachingAllocator(_UNLIMITED_BYTES), ExpandableAllocator(_UNLIMITED_BYTES)
+    # As the allocator rounds: each by itself.
+    alone = CachingAllocator(_UNLIMITED_BYTES)
+    for size in (*trace.resident, *trace.state):
+        alone.allocate(size)
+    figures = [
+        _peak_reserved_bytes(trace.resident, trace.state, trace.lives, allocator) - alone.allocated_bytes
+        for allocator in (plain, expandable)
+    ]
+    return ReservedFigures(max(plain.peak_allocated_bytes - alone.allocated_bytes, 0), *figures)
 
 
 def reserved_bytes(

@@ -1,0 +1,60 @@
+"""What is reserved for a step: figures known by hand, and what holds for any step."""
+
+from __future__ import annotations
+
+from random import Random
+
+from hypothesis import given
+
+from builders import generators
+from remat_compiler.devices.caching_allocator import CachingAllocator
+from remat_compiler.simulate.lives import Life
+from remat_compiler.simulate.reserved import AllocationTrace, reserved_figures
+
+MIB = 2**20
+
+
+def trace(*lives: Life, resident: tuple[int, ...] = (), state: tuple[int, ...] = ()) -> AllocationTrace:
+    return AllocationTrace(resident, state, lives, 0, max((life.freed or life.made + 1) for life in lives))
+
+
+def test_a_step_in_one_piece_takes_its_segment() -> None:
+    # 30 MiB have a segment of their own, and what comes after them takes it over.
+    figures = reserved_figures(trace(Life(30 * MIB, 0, 1), Life(12 * MIB, 1, 2), Life(18 * MIB, 1, 2)))
+    assert (figures.allocated_bytes, figures.reserved_bytes) == (30 * MIB, 30 * MIB)
+    # Segments that expand grow by pages of 20 MiB.
+    assert figures.expandable_bytes == 40 * MIB
+
+
+def test_what_lies_between_keeps_memory_in_pieces() -> None:
+    # 11 MiB free, one page in use, 11 MiB free: 22 MiB at once find no place.
+    lives = (Life(22 * MIB, 0, 1), Life(11 * MIB, 1, 3), Life(2 * MIB, 2, 5), Life(22 * MIB, 3, 4))
+    figures = reserved_figures(trace(*lives))
+    assert figures.allocated_bytes == 24 * MIB
+    assert figures.reserved_bytes == 44 * MIB
+    assert figures.expandable_bytes == 40 * MIB
+
+
+def test_what_is_resident_counts_apart_and_the_state_takes_what_is_free() -> None:
+    # Of the 20 MiB that a step frees, 14 become the optimizer's state; the next step needs new ones.
+    figures = reserved_figures(trace(Life(20 * MIB, 0, 1), resident=(40 * MIB,), state=(14 * MIB,)))
+    assert figures.reserved_bytes == 20 * MIB + 20 * MIB - 14 * MIB
+
+
+@given(rng=generators())
+def test_no_step_takes_less_than_is_alive(rng: Random) -> None:
+    lives = []
+    for _ in range(rng.randrange(30)):
+        made = rng.randrange(20)
+        freed = rng.choice([None, rng.randint(made + 1, 21)])
+        lives.append(Life(rng.choice([0, rng.randrange(1, 3 * MIB), rng.randrange(1, 40 * MIB)]), made, freed))
+    lives.sort(key=lambda life: life.made)
+    resident = tuple(rng.randrange(1, 10 * MIB) for _ in range(rng.randrange(4)))
+    figures = reserved_figures(AllocationTrace(resident, (), tuple(lives), 0, 21))
+    rounded = [CachingAllocator(2**62).allocate(life.size_bytes).size_bytes for life in lives]
+    ends = [21 if life.freed is None else life.freed for life in lives]
+    alive = [sum(s for s, one, end in zip(rounded, lives, ends) if one.made <= t < end) for t in range(21)]
+    # A block that is not worth cutting is in use as a whole.
+    assert figures.allocated_bytes >= max(alive) - len(lives) * MIB
+    assert figures.reserved_bytes >= figures.allocated_bytes
+    assert figures.expandable_bytes >= max(alive)
