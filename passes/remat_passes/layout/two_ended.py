@@ -41,7 +41,7 @@ class TwoEnded:
 
     name: ClassVar[str] = "two_ended"
     dear_ns_per_kib: int = 20
-    long_lives: float = 0.1
+    long_lives: float = 0.5
 
     def place(self, problem: LayoutProblem) -> Layout:
         """Answer `problem`, by the order with the smallest arena."""
