@@ -32,8 +32,10 @@ BoolArray = npt.NDArray[np.bool_]
 NONE, FOUND, LIMIT = 0, 1, 2
 """Answers of `search`: there is no solution; there is one; the limit was reached before either was known."""
 
-# Columns of a frame: its sections; offset and rank of its last choice; marks to which that is undone; its parts.
+# Columns of a frame: its sections; offset and rank of its last choice; marks to which that is undone; its parts; where
+# its blocks are written down.
 _LO, _HI, _AT, _RANK, _PLACED, _RAISED, _RANKED, _LIFTED, _FIRST_PART, _PART, _LAST_PART = range(11)
+_BEGIN, _END = 11, 12
 
 
 @compiled
@@ -78,11 +80,16 @@ def search(
     ranked = np.empty((4 * n, 2), np.int64)  # blocks whose rank changed, and what it was
     floor = np.zeros(count, np.int64)  # the lowest place of a block still to be placed in a section
     lifted = np.empty((4 * count, 2), np.int64)  # sections whose floor went up, and where it was
-    touched = np.empty(count + 1, np.int64)  # sections whose floor may have gone up, and their number at the end
+    touched = np.empty(
+        count + 2, np.int64
+    )  # sections whose floor may have gone up; at the end, the work and their number
     num_placed = num_raised = num_ranked = num_lifted = depth = 0
     work = n + len(held)
     parts = np.empty((2 * n + 2, 2), np.int64)
-    frames = np.zeros((n + 1, 11), np.int64)
+    frames = np.zeros((n + 1, 13), np.int64)
+    members = np.empty(2 * n, np.int64)  # blocks of the parts that are open
+    members[:n] = np.arange(n)
+    frames[0, _END] = n
     frames[0, _AT] = frames[0, _RANK] = -1
     frames[0, _LAST_PART] = _cut(0, count, rest, joint, parts, 0)
     while True:
@@ -96,18 +103,24 @@ def search(
         frame, below = frames[depth], frames[depth - 1]
         frame[_LO], frame[_HI] = parts[below[_PART]]
         frame[_AT], frame[_RANK] = below[_AT], below[_RANK]
-        if by_total and (depth == 1 or frame[_LO] != below[_LO] or frame[_HI] != below[_HI]):
-            # With other ranks, all blocks at the last offset are behind the last choice.
-            frame[_AT], frame[_RANK] = below[_AT] - 1, -1
-            if num_ranked + n > len(ranked):
-                ranked = np.concatenate((ranked, ranked))
-            num_ranked = _rank(frame, first, last, placed, rest, total, ranked, num_ranked)
+        frame[_BEGIN], frame[_END] = below[_BEGIN], below[_END]
+        if depth == 1 or frame[_LO] != below[_LO] or frame[_HI] != below[_HI]:
+            if below[_END] + n > len(members):
+                members = np.concatenate((members, members))
+            _choose(frame, first, last, placed, members)
+            work += below[_END] - below[_BEGIN]
+            if by_total:
+                # With other ranks, all blocks at the last offset are behind the last choice.
+                frame[_AT], frame[_RANK] = below[_AT] - 1, -1
+                if num_ranked + n > len(ranked):
+                    ranked = np.concatenate((ranked, ranked))
+                num_ranked = _rank(frame, members, first, last, rest, total, ranked, num_ranked)
         frame[_RANKED] = num_ranked
         frame[_PLACED], frame[_RAISED], frame[_LIFTED] = num_placed, num_raised, num_lifted
         frame[_FIRST_PART] = below[_LAST_PART]
         while True:
             frame = frames[depth]
-            block = _next(frame, size, first, last, placed, low, total)
+            block = _next(frame, members, size, placed, low, total)
             if block < 0:
                 # Nothing is left to choose here, so the choice below was wrong.
                 depth -= 1
@@ -128,7 +141,15 @@ def search(
                     lifted = np.concatenate((lifted, lifted))
                 more = _lift(touched, held_start, held, placed, low, rest, floor, lifted[num_lifted:])
                 num_lifted += more
-                work += n + near_start[block + 1] - near_start[block] + frame[_HI] - frame[_LO] + touched[count]
+                work += (
+                    frame[_END]
+                    - frame[_BEGIN]
+                    + near_start[block + 1]
+                    - near_start[block]
+                    + frame[_HI]
+                    - frame[_LO]
+                    + touched[count]
+                )
                 if _has_room(frame, rest, floor, capacity, touched):
                     break
             frame = frames[depth]
@@ -179,40 +200,44 @@ def _count_in(
 
 
 @inner
+def _choose(frame: IntArray, first: IntArray, last: IntArray, placed: BoolArray, members: IntArray) -> None:
+    """Write the blocks of a part down behind those of the frame below, in the order of their rank."""
+    begin, end = frame[_BEGIN], frame[_END]
+    top = end
+    for k in range(begin, end):
+        i = members[k]
+        if not placed[i] and first[i] >= frame[_LO] and last[i] <= frame[_HI]:
+            members[top] = i
+            top += 1
+    frame[_BEGIN], frame[_END] = end, top
+
+
+@inner
 def _rank(
     frame: IntArray,
+    members: IntArray,
     first: IntArray,
     last: IntArray,
-    placed: BoolArray,
     rest: IntArray,
     total: IntArray,
     ranked: IntArray,
     num_ranked: int,
 ) -> int:
     """Rank the blocks of a part by what is left to place beside them; the new number of blocks that were ranked."""
-    for i in range(len(first)):
-        if not placed[i] and first[i] >= frame[_LO] and last[i] <= frame[_HI]:
-            ranked[num_ranked, 0], ranked[num_ranked, 1] = i, total[i]
-            num_ranked += 1
-            total[i] = rest[first[i] : last[i]].max()
+    for i in members[frame[_BEGIN] : frame[_END]]:
+        ranked[num_ranked, 0], ranked[num_ranked, 1] = i, total[i]
+        num_ranked += 1
+        total[i] = rest[first[i] : last[i]].max()
     return num_ranked
 
 
 @inner
-def _next(
-    frame: IntArray,
-    size: IntArray,
-    first: IntArray,
-    last: IntArray,
-    placed: BoolArray,
-    low: IntArray,
-    total: IntArray,
-) -> int:
+def _next(frame: IntArray, members: IntArray, size: IntArray, placed: BoolArray, low: IntArray, total: IntArray) -> int:
     """The lowest block of a frame, by rank of equals, behind the one that it chose last; -1 if there is none."""
-    lo, hi, at, rank = frame[_LO], frame[_HI], frame[_AT], frame[_RANK]
+    at, rank = frame[_AT], frame[_RANK]
     best, ceiling = -1, np.int64(1) << 62
-    for i in range(len(size)):
-        if not placed[i] and first[i] >= lo and last[i] <= hi:
+    for i in members[frame[_BEGIN] : frame[_END]]:
+        if not placed[i]:
             ceiling = min(ceiling, low[i] + size[i])
             behind = low[i] > at
             if low[i] == at and rank >= 0:
@@ -239,7 +264,7 @@ def _raise(
 ) -> int:
     """Move up what meets a block that was placed; the number of blocks that moved.  Sections of which any was the
     lowest block are `touched`; for now, their floor is negative."""
-    top, num_raised, num_touched = low[block] + size[block], 0, 0
+    top, num_raised, num_touched, looked = low[block] + size[block], 0, 0, 0
     for s in range(first[block], last[block]):
         if floor[s] == low[block]:
             floor[s] = -1 - floor[s]
@@ -248,6 +273,7 @@ def _raise(
     for k in range(near_start[block], near_start[block + 1]):
         i = near[k]
         if not placed[i] and low[i] < top:
+            looked += last[i] - first[i]
             for s in range(first[i], last[i]):
                 if floor[s] == low[i]:
                     floor[s] = -1 - floor[s]
@@ -256,7 +282,7 @@ def _raise(
             raised[num_raised, 0], raised[num_raised, 1] = i, low[i]
             num_raised += 1
             low[i] = top
-    touched[-1] = num_touched
+    touched[-2], touched[-1] = looked, num_touched
     return num_raised
 
 

@@ -26,7 +26,7 @@ class Exact:
     Attributes:
         capacity_bytes: An arena that is small enough, in whole units of the alignment.  0: the smallest is looked for.
         work: Most blocks and sections that the search may look at, for each part of the step that shares no time with
-            the others: a hundred million take about a second.
+            the others: a hundred million take about half a second.
     """
 
     name: ClassVar[str] = "exact"

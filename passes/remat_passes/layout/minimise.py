@@ -1,8 +1,9 @@
 """The smallest arena that a search of limited work finds: capacities and orders in turn, with growing limits.
 
 The search of `canonical` answers for one capacity and one order of blocks.  How long it takes says little beforehand:
-with one order it ends at once, with another never.  So every order gets a few placements at every capacity, the lower
-bound first, then twice as much, until the arena is as small as the bound or the work is used up.
+with one order it ends at once, with another never.  So every order gets a little work at every capacity, then twice as
+much, until the arena is as small as the bound or the work is used up.  The first capacity lies a quarter of the way up
+from the bound to the best known arena, where large steps are found at once that are not found at the bound.
 
 Source: MiniMalloc (Moffitt, ASPLOS 2023), for the orders and for taking them in turn; it asks about one given capacity,
 and always counts T anew.
@@ -22,8 +23,8 @@ ORDERS = (("TWA", True), ("TWA", False), ("TAW", True), ("WAT", False))
 """Ranks, most important key first, the largest first, and whether T is counted anew in parts of the problem.
 
 T: units alive in the fullest section of the block; W: how long it lives; A: its units times that."""
-STEPS = (0, 1, 4, 16)
-"""Where capacities are tried between the lower bound (0) and the best known arena (`PARTS`)."""
+STEPS = (4, 1, 0, 16)
+"""Where capacities are tried, in turn, between the lower bound (0) and the best known arena (`PARTS`)."""
 PARTS = 16
 MOST_MEETINGS = 1 << 23
 """Pairs of blocks that meet, counted from both sides, up to which there is a search: 64 MiB."""
@@ -82,9 +83,8 @@ class Ranked:
 
     @property
     def descent(self) -> int:
-        """About the work of a search that seldom turns back, from above."""
-        n = len(self.size)
-        return 2 * n * (n + int(self.last.max())) + 2 * len(self.near)
+        """About the work of a search that never turns back: each block is placed, and all that it meets looked at."""
+        return 2 * len(self.near) + 32 * len(self.size)
 
     @staticmethod
     def by(keys: str, by_total: bool, units: Units, sections: Sections) -> Ranked:
@@ -149,11 +149,11 @@ class _Search:
                 each *= 2
 
     def _capacities(self, goal: int) -> list[int]:
-        """What to try next, ascending."""
+        """What to try next."""
         least = max(goal, self.bound)
         if goal >= self.bound and goal:
             return [goal]
-        return sorted({least + (self.height - 1 - least) * step // PARTS for step in STEPS})
+        return list(dict.fromkeys(least + (self.height - 1 - least) * step // PARTS for step in STEPS))
 
     def _try(self, capacity: int, limit: int) -> int:
         """Each order once, until one has an answer; the work."""
