@@ -24,6 +24,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from remat_passes.layout.sections import ShortArray
 from remat_passes.layout.units import IntArray
 from remat_passes.sequences.jit import compiled, inner
 
@@ -44,7 +45,7 @@ def search(
     first: IntArray,
     last: IntArray,
     near_start: IntArray,
-    near: IntArray,
+    near: ShortArray,
     by_total: bool,
     capacity: int,
     limit: int,
@@ -80,9 +81,8 @@ def search(
     ranked = np.empty((4 * n, 2), np.int64)  # blocks whose rank changed, and what it was
     floor = np.zeros(count, np.int64)  # the lowest place of a block still to be placed in a section
     lifted = np.empty((4 * count, 2), np.int64)  # sections whose floor went up, and where it was
-    touched = np.empty(
-        count + 2, np.int64
-    )  # sections whose floor may have gone up; at the end, the work and their number
+    # Sections whose floor may have gone up; at the end, how many were looked at for it, and how many it is.
+    touched = np.empty(count + 2, np.int64)
     num_placed = num_raised = num_ranked = num_lifted = depth = 0
     work = n + len(held)
     parts = np.empty((2 * n + 2, 2), np.int64)
@@ -141,15 +141,8 @@ def search(
                     lifted = np.concatenate((lifted, lifted))
                 more = _lift(touched, held_start, held, placed, low, rest, floor, lifted[num_lifted:])
                 num_lifted += more
-                work += (
-                    frame[_END]
-                    - frame[_BEGIN]
-                    + near_start[block + 1]
-                    - near_start[block]
-                    + frame[_HI]
-                    - frame[_LO]
-                    + touched[count]
-                )
+                work += frame[_END] - frame[_BEGIN] + frame[_HI] - frame[_LO]
+                work += near_start[block + 1] - near_start[block] + touched[-2]
                 if _has_room(frame, rest, floor, capacity, touched):
                     break
             frame = frames[depth]
@@ -157,15 +150,9 @@ def search(
                 num_placed -= 1
                 placed[order[num_placed]] = False
                 _count_in(order[num_placed], 1, size, first, last, rest, joint)
-            while num_raised > frame[_RAISED]:
-                num_raised -= 1
-                low[raised[num_raised, 0]] = raised[num_raised, 1]
-            while num_lifted > frame[_LIFTED]:
-                num_lifted -= 1
-                floor[lifted[num_lifted, 0]] = lifted[num_lifted, 1]
-            while num_ranked > frame[_RANKED]:
-                num_ranked -= 1
-                total[ranked[num_ranked, 0]] = ranked[num_ranked, 1]
+            num_raised = _restore(low, raised, num_raised, frame[_RAISED])
+            num_lifted = _restore(floor, lifted, num_lifted, frame[_LIFTED])
+            num_ranked = _restore(total, ranked, num_ranked, frame[_RANKED])
         frame[_PART] = frame[_FIRST_PART]
         frame[_LAST_PART] = _cut(frame[_LO], frame[_HI], rest, joint, parts, frame[_FIRST_PART])
 
@@ -197,6 +184,14 @@ def _count_in(
         rest[s] += sign * size[block]
         if s + 1 < last[block]:
             joint[s] += sign
+
+
+@inner
+def _restore(values: IntArray, trail: IntArray, top: int, mark: int) -> int:
+    """Give values back what they were before, latest first, down to a mark in their trail; the mark."""
+    for k in range(top - 1, mark - 1, -1):
+        values[trail[k, 0]] = trail[k, 1]
+    return mark
 
 
 @inner
@@ -255,7 +250,7 @@ def _raise(
     first: IntArray,
     last: IntArray,
     near_start: IntArray,
-    near: IntArray,
+    near: ShortArray,
     placed: BoolArray,
     low: IntArray,
     floor: IntArray,

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from remat_passes.layout.canonical import FOUND, LIMIT, NONE, search
-from remat_passes.layout.sections import Sections, count_meetings, meetings, partitions
+from remat_passes.layout.sections import Sections, ShortArray, count_meetings, meetings, partitions
 from remat_passes.layout.units import IntArray, Units, largest_live
 
 ORDERS = (("TWA", True), ("TWA", False), ("TAW", True), ("WAT", False))
@@ -27,7 +27,7 @@ STEPS = (4, 1, 0, 16)
 """Where capacities are tried, in turn, between the lower bound (0) and the best known arena (`PARTS`)."""
 PARTS = 16
 MOST_MEETINGS = 1 << 23
-"""Pairs of blocks that meet, counted from both sides, up to which there is a search: 64 MiB."""
+"""Pairs of blocks that meet, counted from both sides, up to which there is a search: 32 MiB for each order."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,7 +78,7 @@ class Ranked:
     first: IntArray
     last: IntArray
     near_start: IntArray
-    near: IntArray
+    near: ShortArray
     by_total: bool
 
     @property

@@ -16,9 +16,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from remat_passes.layout.units import IntArray, Units
 from remat_passes.sequences.jit import compiled
+
+ShortArray = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,7 +99,7 @@ def count_meetings(first: IntArray, last: IntArray) -> int:
 
 
 @compiled
-def meetings(first: IntArray, last: IntArray, total: int) -> tuple[IntArray, IntArray]:
+def meetings(first: IntArray, last: IntArray, total: int) -> tuple[IntArray, ShortArray]:
     """The blocks that each block meets, one list behind the other: where each list starts, and the lists."""
     n = len(first)
     order = np.argsort(first)
@@ -111,7 +114,7 @@ def meetings(first: IntArray, last: IntArray, total: int) -> tuple[IntArray, Int
     for i in range(n):
         start[i + 1] += start[i]
     fill = start[:-1].copy()
-    met = np.empty(total, np.int64)
+    met = np.empty(total, np.int32)
     for a in range(n):
         i = order[a]
         b = a + 1
