@@ -9,6 +9,8 @@
   with plain and with expandable segments.  `two_ended` runs once by lifetimes and once by costs.
 - `sizes`: made-up training steps, for the time that it takes.
 
+Beside them stands the default allocator of the library omnimalloc, where that is installed.
+
 Every layout is checked.  Bytes over the largest live bytes are in percent; seconds are of one thread.
 """
 
@@ -20,12 +22,16 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
 
 from layout_problems import PlannedStep, made_up_step, overlapping, planned_steps, published
 from make_instances import instance_name, instance_paths
 from remat_compiler.fitting.reserved import reserved_bytes
-from remat_compiler.ir.layout import LayoutPlanner, LayoutProblem
+from remat_compiler.ir.layout import Layout, LayoutPlanner, LayoutProblem
 from remat_compiler.ir.problem_file import read_problem
 from remat_compiler.simulate.verify_layout import layout_defects
 from remat_passes.layout.exact import Exact
@@ -86,6 +92,23 @@ def _placed(planner: LayoutPlanner, problem: LayoutProblem) -> tuple[int, float]
 def live_bytes(problem: LayoutProblem) -> int:
     """The largest live bytes, in whole units of the alignment."""
     return largest_live(Units.of(problem)) * problem.alignment_bytes
+
+
+@dataclass(frozen=True)
+class Omnimalloc:
+    """The library's own choice of several orders."""
+
+    name: ClassVar[str] = "omnimalloc"
+
+    def place(self, problem: LayoutProblem) -> Layout:
+        """Answer `problem`, in whole units of the alignment."""
+        from omnimalloc import Allocation, allocate
+
+        units = Units.of(problem)
+        asked = zip(units.size.tolist(), units.start.tolist(), units.stop.tolist())
+        placed = allocate(tuple(Allocation(i, *one) for i, one in enumerate(asked)))
+        by_id = {one.id: one.offset or 0 for one in placed}
+        return units.layout(self.name, np.array([by_id[i] for i in range(len(units))], np.int64))
 
 
 def published_rows(planners: Sequence[LayoutPlanner]) -> Iterator[list[Row]]:
@@ -168,6 +191,8 @@ def main() -> None:
     options = parser.parse_args()
     chosen = [make_layout_planner(name) for name in options.planners]
     planners = [Exact(work=options.work) if isinstance(planner, Exact) else planner for planner in chosen]
+    if find_spec("omnimalloc"):
+        planners.append(Omnimalloc())
     makers = {
         "published": lambda: published_rows(planners),
         "plans": lambda: plan_rows(planners, options.instances, tuple(options.positions)),

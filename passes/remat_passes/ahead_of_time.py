@@ -19,6 +19,7 @@ from remat_compiler.ir.plan import Tier
 from remat_compiler.ir.problem import CostTable, Link, RematProblem
 from remat_passes.exact.prove import cheaper_plan
 from remat_passes.layout.minimise import minimise
+from remat_passes.layout.portfolio import Portfolio
 from remat_passes.layout.units import Units
 from remat_passes.planning.auto import Auto
 from remat_passes.planning.capuchin import Capuchin
@@ -66,8 +67,10 @@ def _with_link(problem: RematProblem) -> RematProblem:
 
 
 def _pack() -> None:
-    """Search for a smaller arena than that of blocks one above the other."""
-    units = Units.of(LayoutProblem((Block(0, 2, 64), Block(1, 3, 64), Block(2, 4, 64))))
+    """Place blocks, and search for a smaller arena than that of blocks one above the other."""
+    problem = LayoutProblem((Block(0, 2, 64), Block(1, 3, 64), Block(2, 4, 64)))
+    Portfolio().place(problem)
+    units = Units.of(problem)
     minimise(units, np.cumsum(units.size) - units.size, 1_000)
 
 

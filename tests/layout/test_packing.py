@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from random import Random
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,7 +16,7 @@ from layout_problems import PUBLISHED, made_up_step, overlapping, published, rea
 from remat_compiler.ir.layout import Block, Layout, LayoutProblem
 from remat_compiler.simulate.verify_layout import layout_defects
 from remat_passes.layout.exact import Exact
-from remat_passes.layout.orders import first_fits
+from remat_passes.layout.orders import first_fit, first_fits
 from remat_passes.layout.portfolio import Portfolio
 from remat_passes.layout.two_ended import TwoEnded
 from remat_passes.layout.units import Units, largest_live
@@ -56,6 +57,16 @@ def test_the_portfolio_is_never_worse_than_one_of_its_orders(rng: Random, work: 
     best = min(units.height(offsets) for offsets in first_fits(units))
     total = Portfolio(work=work).place(problem).total_bytes
     assert largest_live(units) <= -(-total // problem.alignment_bytes) <= best
+
+
+@given(rng=generators())
+def test_first_fit_takes_the_lowest_place_that_is_free(rng: Random) -> None:
+    problem = random_layout_problem(rng)
+    units = Units.of(problem)
+    in_turn = first_fit(units, np.arange(len(units)))
+    blocks = tuple(block for block in problem.blocks if block.size_bytes)
+    simple = FirstFit().place(replace(problem, blocks=blocks)).offsets
+    assert tuple(in_turn * problem.alignment_bytes) == simple
 
 
 @given(rng=generators(), shift=st.integers(-200, 200))
