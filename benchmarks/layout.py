@@ -72,7 +72,8 @@ class Row:
     @property
     def over_percent(self) -> float:
         """Bytes beyond those that are alive at once, in percent of them."""
-        return 100 * (self.arena_bytes / max(self.live_bytes, 1) - 1)
+        # An arena may end within the last unit of its alignment, which the live bytes count as a whole.
+        return max(0.0, 100 * (self.arena_bytes / max(self.live_bytes, 1) - 1))
 
 
 def _placed(planner: LayoutPlanner, problem: LayoutProblem) -> tuple[int, float]:
@@ -128,10 +129,11 @@ def plan_rows(
     paths = {path for pattern in patterns for path in instance_paths(pattern)}
     for path in sorted(paths, key=lambda path: (path.stat().st_size, path.name)):
         for step in planned_steps(read_problem(path), positions):
-            yield _rows_of_step(instance_name(path), step, planners)
+            yield rows_of_step(instance_name(path), step, planners)
 
 
-def _rows_of_step(name: str, step: PlannedStep, planners: Sequence[LayoutPlanner]) -> list[Row]:
+def rows_of_step(name: str, step: PlannedStep, planners: Sequence[LayoutPlanner]) -> list[Row]:
+    """The rows of one planned step: by every planner, and by the models of the allocator."""
     problem = step.layout_problem()
     shared = ("plans", name, step.position, len(problem.blocks), live_bytes(problem))
     rows = [Row(*shared, planner.name, *_placed(planner, problem)) for planner in planners]
