@@ -11,10 +11,16 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
+import numpy as np
+
 from remat_compiler.ir.graph import Op, OpId, Phase, Storage, StorageId, StorageKind, TrainingGraph
+from remat_compiler.ir.layout import Block, LayoutProblem
 from remat_compiler.ir.plan import Tier
 from remat_compiler.ir.problem import CostTable, Link, RematProblem
 from remat_passes.exact.prove import cheaper_plan
+from remat_passes.layout.minimise import minimise
+from remat_passes.layout.portfolio import Portfolio
+from remat_passes.layout.units import Units
 from remat_passes.planning.auto import Auto
 from remat_passes.planning.capuchin import Capuchin
 from remat_passes.planning.dtr import Dtr
@@ -43,6 +49,7 @@ def compile_loops() -> float:
     Auto(effort=100).plan(moving)
     Home(particles=2, turns=1).plan(moving)
     Capuchin().plan(moving)
+    _pack()
     return time.monotonic() - began
 
 
@@ -57,6 +64,14 @@ def _with_link(problem: RematProblem) -> RematProblem:
     """`problem` with a link that is too slow to move all that has to leave."""
     link = Link(Tier.HOST, 10**10, 10**10)
     return replace(problem, costs=replace(problem.costs, links=(link,)), offload_bytes=1 << 40)
+
+
+def _pack() -> None:
+    """Place blocks, and search for a smaller arena than that of blocks one above the other."""
+    problem = LayoutProblem((Block(0, 2, 64), Block(1, 3, 64), Block(2, 4, 64)))
+    Portfolio().place(problem)
+    units = Units.of(problem)
+    minimise(units, np.cumsum(units.size) - units.size, 1_000)
 
 
 class _Writer:

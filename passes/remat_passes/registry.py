@@ -44,7 +44,13 @@ PLANNERS: Mapping[str, str] = MappingProxyType(
 """The planners of this project."""
 
 
-LAYOUTS: Mapping[str, str] = MappingProxyType({})
+LAYOUTS: Mapping[str, str] = MappingProxyType(
+    {
+        "exact": "remat_passes.layout.exact:Exact",
+        "portfolio": "remat_passes.layout.portfolio:Portfolio",
+        "two_ended": "remat_passes.layout.two_ended:TwoEnded",
+    }
+)
 """The layout planners of this project; see `ir.layout.LayoutPlanner`."""
 
 _PLANNERS = Table("planner", "plan", ENTRY_POINT_GROUP, PLANNERS)

@@ -36,8 +36,13 @@ def line(x1: float, y1: float, x2: float, y2: float, color: str, *, dash: str = 
     )
 
 
-def rectangle(x: float, y: float, width: float, height: float, fill: str, opacity: float = 1.0) -> str:
-    """A filled rectangle."""
+def rectangle(x: float, y: float, width: float, height: float, fill: str, opacity: float = 1.0, rim: str = "") -> str:
+    """A filled rectangle; with sharp corners and a hairline around it, if `rim` gives its color."""
+    if rim:
+        return (
+            f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" fill="{fill}" '
+            f'fill-opacity="{opacity}" stroke="{rim}" stroke-width="0.6"/>'
+        )
     return (
         f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" rx="2" '
         f'fill="{fill}" fill-opacity="{opacity}"/>'

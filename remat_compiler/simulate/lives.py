@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, replace
 
-from remat_compiler.ir.graph import StorageKind
+from remat_compiler.ir.graph import StorageId, StorageKind
 from remat_compiler.ir.plan import Plan
 from remat_compiler.ir.problem import RematProblem
 from remat_compiler.simulate.timeline import MemoryTimeline, simulate
@@ -24,20 +24,41 @@ class Life:
     freed: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class OwnedLife:
+    """An allocation and what it is for.
+
+    Attributes:
+        storage: The storage that it holds, the last one where several share it; `None` for what operators take inside.
+        life: When it is alive.
+    """
+
+    storage: StorageId | None
+    life: Life
+
+
 def storage_lives(problem: RematProblem, plan: Plan) -> list[Life]:
     """What executing a valid plan allocates: results, tangents, and what operators take inside.
 
     A result that takes over an argument's memory (`CostTable.workspace_bytes` below 0) is one allocation with it.
     What the caller holds afterwards is never freed.
     """
+    return [owned.life for owned in owned_lives(problem, plan)]
+
+
+def owned_lives(problem: RematProblem, plan: Plan) -> list[OwnedLife]:
+    """As `storage_lives`, with the storage that each of them holds."""
     graph = problem.graph
     timeline = simulate(graph, problem.costs, plan)
     made = _instances(problem, timeline, len(plan.steps))
-    tangents = [Life(s.size_bytes, plan.boundary) for s in graph.storages if s.kind is StorageKind.TANGENT]
-    return [*_joined(problem, plan, made), *_inside(problem, plan), *tangents]
+    tangents = [
+        OwnedLife(s.id, Life(s.size_bytes, plan.boundary)) for s in graph.storages if s.kind is StorageKind.TANGENT
+    ]
+    inside = [OwnedLife(None, life) for life in _inside(problem, plan)]
+    return [*_joined(problem, plan, made), *inside, *tangents]
 
 
-def _joined(problem: RematProblem, plan: Plan, made: list[tuple[int, Life]]) -> list[Life]:
+def _joined(problem: RematProblem, plan: Plan, made: list[tuple[int, Life]]) -> list[OwnedLife]:
     """The instances, those that share memory as one."""
     back = {(one.storage, one.back_before) for one in plan.transfers}
     came_back = {n for n, (storage, life) in enumerate(made) if (storage, life.made) in back}
@@ -60,7 +81,7 @@ def _joined(problem: RematProblem, plan: Plan, made: list[tuple[int, Life]]) -> 
             # Steps are walked in order, so that each link of a chain of such operators has all before it.
             made[result] = storage, replace(life, made=made[argument][1].made)
             gone.add(argument)
-    return [life for n, (_, life) in enumerate(made) if n not in gone]
+    return [OwnedLife(StorageId(storage), life) for n, (storage, life) in enumerate(made) if n not in gone]
 
 
 def _inside(problem: RematProblem, plan: Plan) -> list[Life]:

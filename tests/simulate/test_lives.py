@@ -13,7 +13,7 @@ from builders import ProblemBuilder, generators, problems, random_steps
 from remat_compiler.ir.graph import KEPT_KINDS, OpId, Phase, StorageKind
 from remat_compiler.ir.plan import Plan, Transfer
 from remat_compiler.ir.problem import RematProblem
-from remat_compiler.simulate.lives import Life, storage_lives
+from remat_compiler.simulate.lives import Life, owned_lives, storage_lives
 from remat_compiler.simulate.timeline import simulate
 from transfers_at_random import possible_transfers
 
@@ -38,6 +38,10 @@ def test_all_that_is_alive_is_counted(problem: RematProblem, rng: Random, repeat
     lives = storage_lives(problem, plan)
     assert all(life.freed is None or life.made < life.freed <= len(plan.steps) for life in lives)
     assert added_up(lives, len(plan.steps)) == simulate(problem.graph, problem.costs, plan).live_bytes.tolist()
+    owned = owned_lives(problem, plan)
+    assert [one.life for one in owned] == lives
+    sizes = [storage.size_bytes for storage in problem.graph.storages]
+    assert all(one.storage is None or one.life.size_bytes == sizes[one.storage] for one in owned)
 
 
 @settings(max_examples=300)

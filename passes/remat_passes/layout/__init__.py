@@ -1,0 +1,1 @@
+"""Where each storage of a step stands in one arena: the layout planners, one a file, and what they share."""

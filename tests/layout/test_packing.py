@@ -1,0 +1,100 @@
+"""How close the planners come on published instances and on steps, and that two ends are two ends."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from builders import generators
+from drawn_layouts import MOMENTS, FirstFit, random_layout_problem
+from layout_problems import PUBLISHED, made_up_step, overlapping, published, read_published
+from remat_compiler.ir.layout import Block, Layout, LayoutProblem
+from remat_compiler.simulate.verify_layout import layout_defects
+from remat_passes.layout.exact import Exact
+from remat_passes.layout.orders import first_fit, first_fits
+from remat_passes.layout.portfolio import Portfolio
+from remat_passes.layout.two_ended import TwoEnded
+from remat_passes.layout.units import Units, largest_live
+
+
+def live_bytes(problem: LayoutProblem) -> int:
+    return largest_live(Units.of(problem)) * problem.alignment_bytes
+
+
+@pytest.mark.parametrize("name", ["F", "J", "K"])
+def test_hard_instances_fit_their_capacity(name: str) -> None:
+    capacity = 1_048_576
+    problem = read_published(PUBLISHED / f"{name}.{capacity}.csv")
+    layout = Exact(capacity_bytes=capacity).place(problem)
+    assert layout_defects(problem, layout) == []
+    assert layout.total_bytes <= capacity
+
+
+def test_the_published_instances_are_all_there() -> None:
+    known = {name: (capacity, live_bytes(problem)) for name, capacity, problem in published()}
+    assert sorted(known) == list("ABCDEFGHIJK")
+    others = {"C": 1_039_360, "D": 986_112, "J": 989_184}
+    assert all(known[name] == (1_048_576, others.get(name, 1_048_576)) for name in known)
+
+
+@pytest.mark.parametrize("size", [100, 1_000, 3_000])
+def test_steps_are_packed_within_one_percent(size: int) -> None:
+    problem = made_up_step(size)
+    layout = Portfolio().place(problem)
+    assert overlapping(problem, layout.offsets) == []
+    assert live_bytes(problem) - problem.alignment_bytes < layout.total_bytes <= 1.01 * live_bytes(problem)
+
+
+@given(rng=generators(), work=st.sampled_from([0, 10_000]))
+def test_the_portfolio_is_never_worse_than_one_of_its_orders(rng: Random, work: int) -> None:
+    problem = random_layout_problem(rng)
+    units = Units.of(problem)
+    best = min(units.height(offsets) for offsets in first_fits(units))
+    total = Portfolio(work=work).place(problem).total_bytes
+    assert largest_live(units) <= -(-total // problem.alignment_bytes) <= best
+
+
+@given(rng=generators())
+def test_first_fit_takes_the_lowest_place_that_is_free(rng: Random) -> None:
+    problem = random_layout_problem(rng)
+    units = Units.of(problem)
+    in_turn = first_fit(units, np.arange(len(units)))
+    blocks = tuple(block for block in problem.blocks if block.size_bytes)
+    simple = FirstFit().place(replace(problem, blocks=blocks)).offsets
+    assert tuple(in_turn * problem.alignment_bytes) == simple
+
+
+@given(rng=generators(), shift=st.integers(-200, 200))
+def test_the_sweep_finds_collisions_where_the_comparison_of_pairs_does(rng: Random, shift: int) -> None:
+    problem = replace(random_layout_problem(rng), alignment_bytes=1)
+    if not problem.blocks:
+        return
+    i = rng.randrange(len(problem.blocks))
+    offsets = tuple(at + (shift if k == i else 0) for k, at in enumerate(FirstFit().place(problem).offsets))
+    # An arena without end below and above: collisions alone are asked for.
+    lifted = tuple(at + 200 for at in offsets)
+    assert bool(overlapping(problem, offsets)) == bool(layout_defects(problem, Layout("x", lifted, 10**9)))
+
+
+@given(rng=generators(), dear=st.integers(0, 2**10 - 1))
+def test_cheap_and_dear_blocks_take_an_end_each(rng: Random, dear: int) -> None:
+    blocks = random_layout_problem(rng).blocks
+    costs = tuple(10**9 if dear >> i & 1 else 0 for i in range(len(blocks)))
+    problem = LayoutProblem(blocks, 1, costs)
+    layout = TwoEnded().place(problem)
+    assert layout_defects(problem, layout) == []
+    for moment in range(MOMENTS):
+        alive = [i for i, block in enumerate(blocks) if block.start <= moment < block.stop and block.size_bytes]
+        low = [layout.offsets[i] + blocks[i].size_bytes for i in alive if costs[i]]
+        high = [layout.offsets[i] for i in alive if not costs[i]]
+        assert max(low, default=0) <= min(high, default=layout.total_bytes)
+
+
+def test_long_lives_stand_below_short_ones() -> None:
+    layout = TwoEnded().place(LayoutProblem((Block(0, 1, 64), Block(0, 9, 128), Block(1, 2, 64))))
+    assert layout.offsets == (128, 0, 128)
