@@ -17,6 +17,7 @@ from remat_compiler.ir.problem import CostTable, Link, RematProblem
 from remat_passes.exact.prove import cheaper_plan
 from remat_passes.planning.auto import Auto
 from remat_passes.planning.capuchin import Capuchin
+from remat_passes.planning.coop import Coop
 from remat_passes.planning.dtr import Dtr
 from remat_passes.planning.home import Home
 from remat_passes.planning.save_all import SaveAll
@@ -34,6 +35,7 @@ def compile_loops() -> float:
     # A budget of 0 makes the searches evict, hoist and reorder as far as they can.
     Auto().smallest_peak(small)
     Dtr().plan(small)
+    Coop().plan(small)
     plan = Auto().plan(small).plan
     if plan is not None:
         # The portfolio tries this only with more work than is worth waiting for here.
