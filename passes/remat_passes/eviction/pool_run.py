@@ -8,6 +8,10 @@ Recomputable in-place (Zhang et al., *Coop*, NeurIPS 2023, section 3.5): an oper
 its result at the place of that input, which counts as evicted: where it is needed again, it is remade first.  There the
 program says which operators do so (``relu_``).  A captured graph no longer tells, so here it is every operator that
 could, on an input of the same size that the program reads no more.
+
+Tensors that can never be evicted split the pool for good if they lie anywhere.  There these are the parameters, which
+the paper places first, at the ends of the pool (section 3.5); here they are gradients and outputs, which are made in
+the step.  `kept_first` gives them their places before it, at the price of bytes that nobody uses until then.
 """
 
 from __future__ import annotations
@@ -113,7 +117,8 @@ def make_result(
     """Give the result `s` of `op` memory, and lock it, so that no further request of `op` evicts it."""
     m = r.m
     size = m.g.storages[s, SIZE]
-    source = NONE
+    # What the caller keeps may have its place from the beginning.
+    source, row = NONE, r.chunk[s]
     # Out of patience nothing more is evicted, in place neither.
     if frugal and size > 0 and not m.g.storages[s, KEPT]:
         source = overwritten(r, op, size, stack, at, depth, position)
@@ -123,7 +128,7 @@ def make_result(
         evict(m, source, position)
         r.pool.chunks[row, OWNER] = s
         r.tally[REUSED] += 1
-    else:
+    elif row == NONE:
         from_right = r.ends and r.classes[op, EXPENSIVE] == 0
         row = request(r, size, s, from_right, frugal, position)
     remade(m, s)
@@ -207,6 +212,14 @@ def cross(r: Room, frugal: bool, position: int) -> None:
 
 
 @inner
+def place_kept(r: Room) -> None:
+    """Give what the caller keeps, and what so is never evicted, its place at the left end, before anything runs."""
+    for s in range(len(r.m.g.storages)):
+        if r.m.g.storages[s, KEPT] and r.m.g.storages[s, PRODUCER] >= 0:
+            r.chunk[s] = request(r, r.m.g.storages[s, SIZE], HELD, False, False, 0)
+
+
+@inner
 def run_to(
     r: Room,
     op: int,
@@ -255,6 +268,7 @@ def run_in_pool(
     policy: int,
     ends: bool,
     in_place: bool,
+    kept_first: bool,
 ) -> tuple[IntArray, IntArray, FloatArray]:
     """Run `program`, whose backward begins at `boundary`, in a pool.
 
@@ -270,6 +284,7 @@ def run_in_pool(
         policy: How tensors are chosen, see `room`.
         ends: See `Room.ends`.
         in_place: See `Room.in_place`.
+        kept_first: Whether what the caller keeps has its place from the beginning, see `place_kept`.
 
     Returns:
         The trace; its figures, see the entries above; mean and highest fragmentation rate at the requests for which
@@ -279,6 +294,8 @@ def run_in_pool(
     # At once there are the storages, a second copy of kept results, the tangents, workspace, a state: all held.
     pool = new_pool(capacity, 2 * len(g.storages) + 4)
     r = new_room(m, pool, classes, policy, ends, in_place, granularity)
+    if kept_first:
+        place_kept(r)
     # Once nothing is evicted for room, what was evicted is remade once more at most.
     trace = np.empty(most + 4 * len(g.ops) + 2, np.int64)
     done, bound, expired = 0, 0, 0

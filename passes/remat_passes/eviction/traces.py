@@ -46,6 +46,7 @@ class PoolOptions:
         in_place: Whether operators that may write over an input do.
         granularity: Bytes to whose multiples the pool rounds sizes.
         patience: Executions allowed for each operator, on average; after these nothing is evicted any more.
+        kept_first: Whether gradients and outputs have their places before the step begins.
     """
 
     policy: int
@@ -53,6 +54,7 @@ class PoolOptions:
     in_place: bool
     granularity: int
     patience: int
+    kept_first: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +133,7 @@ def pool_traces(problem: RematProblem, classes: IntArray, options: PoolOptions) 
             options.policy,
             options.ends,
             options.in_place,
+            options.kept_first,
         )
         plan = Plan(tuple(map(OpId, steps.tolist())), int(figures[BOUNDARY]))
         yield PoolTrace(

@@ -20,7 +20,12 @@ How the printed algorithm is read, where it and the text differ:
 - As printed, an in-place operator takes its input's address without conditions.  Which operators of a captured graph
   were written in place is not known: here they are the pointwise ones, and the input is one of the same size that the
   program reads no more.
-- The pool holds what the step allocates.  Parameters, which the paper puts at the two ends, live outside of it.
+- The pool holds what the step allocates.  Parameters, which the paper puts at the two ends before the step since they
+  are never evicted, live outside of it; gradients and outputs take their part (`eviction.pool_run`).
+
+Running in place and placing gradients first each help most steps and hurt some: a result in place lies where its input
+lay, whatever its class, and a place that is kept free is lost to the forward.  Being ahead of time, the planner tries
+both ways and takes the cheapest trace that fits its pool.
 
 The classes are by the operator's name, as the paper's are; where a graph has no super-linear operator by name, they
 are those whose cost density is `DENSE` times the median, a little less than the order of magnitude of Table 1.
@@ -29,6 +34,7 @@ are those whose cost density is `DENSE` times the median, a little less than the
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 from statistics import median
 from typing import ClassVar
 
@@ -64,8 +70,9 @@ class Coop:
     Attributes:
         window: Whether the cheapest window is evicted; else one tensor after another by DTR's heuristic.
         partition: Whether results of super-linear operators go to the left end of the pool, all others to the right.
-        in_place: Whether pointwise operators may write over an input.  Runs without are tried as well, since the
-            simulator's peak counts a result beside its input.
+        in_place: Whether pointwise operators may write over an input.  Runs without are tried as well.
+        kept_first: Whether gradients and outputs may have their places before the step begins.  Runs without are tried
+            as well.
         granularity: Bytes to whose multiples the pool rounds sizes.
         patience: Executions allowed for each operator, on average; after these nothing is evicted any more.
     """
@@ -74,19 +81,28 @@ class Coop:
     window: bool = True
     partition: bool = True
     in_place: bool = True
+    kept_first: bool = True
     granularity: int = 512
     patience: int = 20
 
     def plan(self, problem: RematProblem) -> PlanResult:
         """The cheapest trace that fits its pool; see `eviction.traces` for what follows if none does."""
-        ways = (True, False) if self.in_place else (False,)
-        return choose_trace(problem, self.name, [trace for way in ways for trace in self.traces(problem, in_place=way)])
+        return choose_trace(problem, self.name, self.traces(problem))
 
-    def traces(self, problem: RematProblem, *, in_place: bool) -> list[PoolTrace]:
-        """A trace for each placement of tangent-free operators, all with or all without results in place."""
+    def traces(self, problem: RematProblem) -> list[PoolTrace]:
+        """A trace for each placement of tangent-free operators, with and without what may be left out."""
+        classes = operator_classes(problem)
         policy = COOP if self.window else DTR
-        options = PoolOptions(policy, self.partition, in_place, self.granularity, self.patience)
-        return list(pool_traces(problem, operator_classes(problem), options))
+        ways = product((True, False) if self.in_place else (False,), (True, False) if self.kept_first else (False,))
+        return [
+            trace
+            for in_place, kept_first in ways
+            for trace in pool_traces(
+                problem,
+                classes,
+                PoolOptions(policy, self.partition, in_place, self.granularity, self.patience, kept_first),
+            )
+        ]
 
 
 def operator_classes(problem: RematProblem) -> IntArray:
