@@ -2,12 +2,7 @@
 
 As `memory.run`, which has bytes but no addresses.  Operators run in program order, and evicted inputs are remade by
 running their producers in the same way.  Here each result, workspace and random state is a request to the pool, and
-`room` says how room is made for it.
-
-Recomputable in-place (Zhang et al., *Coop*, NeurIPS 2023, section 3.5): an operator that may overwrite an input gets
-its result at the place of that input, which counts as evicted: where it is needed again, it is remade first.  There the
-program says which operators do so (``relu_``).  A captured graph no longer tells, so here it is every operator that
-could, on an input of the same size that the program reads no more.
+`room` says how room is made for it, `overwriting` which results need none.
 
 Tensors that can never be evicted split the pool for good if they lie anywhere.  There these are the parameters, which
 the paper places first, at the ends of the pool (section 3.5); here they are gradients and outputs, which are made in
@@ -33,11 +28,11 @@ from remat_passes.eviction.memory import (
     new_memory,
     remade,
 )
-from remat_passes.eviction.pool import CAPACITY, HELD, NONE, OWNER, give_back, new_pool, rounded
+from remat_passes.eviction.overwriting import overwritten
+from remat_passes.eviction.pool import CAPACITY, HELD, NONE, OWNER, give_back, new_pool
 from remat_passes.eviction.room import (
     EXPENSIVE,
     MEAN,
-    OVERWRITES,
     REUSED,
     SCORED,
     SEARCHES,
@@ -68,46 +63,6 @@ from remat_passes.sequences.profile import (
 BOUNDARY, FORCED, ASKED, COMPARED, IN_PLACE, POOL_BYTES, MOST_BYTES = range(7)
 """Figures of a run: the boundary of its trace, evictions for want of room, requests that wanted them, tensors scored
 for them, results written in place, bytes of the pool in the end, and most bytes of storages that were live in it."""
-
-
-@inner
-def is_awaited(g: Arrays, stack: IntArray, at: IntArray, depth: int, storage: int) -> bool:
-    """Whether an operator that waits for its inputs has not yet come to `storage` among them."""
-    for k in range(depth - 1):
-        for i in range(at[k], g.ops[stack[k], WRITES]):
-            if g.items[i] == storage:
-                return True
-    return False
-
-
-@inner
-def may_overwrite(r: Room, storage: int, again: bool, position: int) -> bool:
-    """Whether the operator that runs, and has locked `storage`, is the last that the program wants it for."""
-    m = r.m
-    if m.state[storage, LOCKS] != 1 or m.g.storages[storage, KEPT] or r.chunk[storage] == NONE:
-        return False
-    # In a repetition, the operator of the program that waits for it may read the storage as well.
-    if m.state[storage, LAST_READ] >= position + (0 if again else 1):
-        return False
-    producer = m.g.storages[storage, PRODUCER]
-    return bool(m.g.ops[producer, REPEATABLE]) or m.state[storage, NEED] <= position
-
-
-@inner
-def overwritten(r: Room, op: int, size: int, stack: IntArray, at: IntArray, depth: int, position: int) -> int:
-    """The input of `op` in whose place a result of `size` bytes is written; `NONE` if it needs a place of its own."""
-    g = r.m.g
-    # Kernels that take over an argument's memory say so by a workspace below 0; they are no choice of the planner's.
-    if not (r.in_place and r.classes[op, OVERWRITES]) and g.ops[op, WORKSPACE] != -size:
-        return NONE
-    wanted = rounded(size, r.granularity)
-    for i in range(g.ops[op, READS], g.ops[op, WRITES]):
-        s = g.items[i]
-        if rounded(g.storages[s, SIZE], r.granularity) != wanted or not may_overwrite(r, s, depth > 1, position):
-            continue
-        if not is_awaited(g, stack, at, depth, s):
-            return int(s)
-    return NONE
 
 
 @inner
