@@ -61,11 +61,14 @@ class BiLSTM(nn.Module):
     def forward(self, sequence: Tensor, labels: Tensor) -> Tensor:
         """Mean cross entropy against `labels`; the sequence is ``(time, batch, inputs)``."""
         values = list(sequence.unbind(0))
+        last = values[0]
         for onward, backward in self.cells:
             left = self._run(onward, values)
             right = self._run(backward, values[::-1])[::-1]
             values = [torch.cat(both, dim=1) for both in zip(left, right)]
-        return functional.cross_entropy(self.head(values[-1]), labels)
+            # Each direction has seen the whole sequence at its own end.
+            last = torch.cat([left[-1], right[0]], dim=1)
+        return functional.cross_entropy(self.head(last), labels)
 
     def _run(self, cell: nn.Module, values: list[Tensor]) -> list[Tensor]:
         h = c = values[0].new_zeros(values[0].shape[0], self.hidden)
@@ -190,7 +193,7 @@ def _swin_t() -> Built:
 
 
 def _bilstm() -> Built:
-    inputs = {"sequence": torch.randn(64, 128, 512), "labels": torch.randint(100, (128,))}
+    inputs = {"sequence": torch.randn(32, 512, 512), "labels": torch.randint(100, (512,))}
     return BiLSTM(2, 512, 512, 100).train(), inputs
 
 
@@ -203,7 +206,7 @@ MODELS = {
         CoopModel("Swin-T", _swin_t, "128 images of 224²"),
         CoopModel("BERT-Large", _bert_large, "16 texts of 512 tokens", states=2),
         CoopModel("GPT-2", Gpt2("GPT-2", 12, 768, 12, 8, 1024, tokens_lost=True).build, "8 texts of 1,024 tokens", 2),
-        CoopModel("BiLSTM", _bilstm, "128 sequences of 64"),
+        CoopModel("BiLSTM", _bilstm, "512 sequences of 32"),
         CoopModel("SPOS", lambda: _images(spos(0), 256, 224), "256 images of 224²"),
     )
 }

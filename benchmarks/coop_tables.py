@@ -1,6 +1,7 @@
 """Coop's tables: added time, smallest memory, search and fragmentation of five ways on eight networks, on an A100.
 
     python benchmarks/coop_tables.py [--models ResNet-50 ...] [--json OUT.json] [--text OUT.txt] [--plot OUT.png]
+    python benchmarks/coop_tables.py --read benchmarks/results/coop_tables.json [--text OUT.txt] [--plot OUT.png]
 
 A ratio is of all that the device holds without recomputation: parameters, the state of their optimizer, inputs, and the
 step's peak.  What is left for the step is the size of the pool of `coop`, `dte` and `dtr` (`dtr_pool`): the cheapest of
@@ -9,8 +10,8 @@ their traces that fits its pool counts.  `auto` and `selective`, which know no a
 recomputation of Megatron-LM, which the paper compares with on Transformers.  Costs are by the data sheet's rates, an
 operator being a node of the joint graph, as in eager PyTorch.
 
-Microseconds of a search are what planning takes longer than in a pool that holds everything, over the requests for
-which something had to be evicted; that includes running the operators that are remade.
+A search is what a request costs that finds no free chunk: Coop scores every tensor in the pool once, DTR and DTE once
+for each tensor that they evict.  The tensors scored are what it takes, on any machine.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import mean, median
 
@@ -45,8 +46,8 @@ GPU = "a100"
 RATIOS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)
 COARSE, FINE = 0.05, 0.01
 """Steps in which the smallest ratio of a planner is looked for."""
-ROUNDS = 3
-"""Runs of which the fastest counts, for planners that take milliseconds."""
+ROUNDS = 5
+"""Runs of which the fastest counts, for planners that take milliseconds; in CPU seconds, as others use the machine."""
 WITHOUT = {
     "coop": Coop(),
     "no window": Coop(window=False),
@@ -72,8 +73,7 @@ class Row:
         ratio: Memory over that of the step without recomputation; of `smallest` rows what was found.
         fits: Whether there is a plan.
         added_percent: Added time in percent of the step.
-        seconds: Time of planning, of all traces that the planner tries.
-        search_us: Microseconds of one search, see above; 0 where there is none.
+        seconds: CPU seconds of planning, of all traces that the planner tries.
         scored: Tensors scored in one search, on the mean.
         fragmentation: Mean percent of the pool that is free when room had to be made, of the trace that counts.
         arena_percent: For ways that know no addresses, bytes that an arena needs beyond the largest live bytes.
@@ -85,7 +85,6 @@ class Row:
     fits: bool
     added_percent: float = 0.0
     seconds: float = 0.0
-    search_us: float = 0.0
     scored: float = 0.0
     fragmentation: float = 0.0
     arena_percent: float = 0.0
@@ -135,9 +134,9 @@ def timed(planner: PoolPlanner, problem: RematProblem) -> tuple[list[PoolTrace],
     """The traces, and the seconds of the fastest run."""
     best, found = float("inf"), []
     for _ in range(ROUNDS):
-        began = time.perf_counter()
+        began = time.process_time()
         found = planner.traces(problem)
-        best = min(best, time.perf_counter() - began)
+        best = min(best, time.process_time() - began)
         # Long runs are measured well enough once.
         if best > 1:
             break
@@ -154,14 +153,13 @@ def cheapest(problem: RematProblem, traces: Sequence[PoolTrace]) -> tuple[PoolTr
     return traces[k], ns
 
 
-def pooled_row(step: Step, name: str, planner: PoolPlanner, ratio: float, free_seconds: float) -> Row:
-    """A way that runs in a pool; `free_seconds` is what its planning takes in a pool that holds everything."""
+def pooled_row(step: Step, name: str, planner: PoolPlanner, ratio: float) -> Row:
+    """A way that runs in a pool."""
     problem = step.at(ratio)
     traces, seconds = timed(planner, problem)
     searches, scored = (sum(getattr(trace, of) for trace in traces) for of in ("searches", "scored"))
-    search_us = 1e6 * max(seconds - free_seconds, 0) / max(searches, 1)
     best = cheapest(problem, traces)
-    row = Row(step.model.name, name, ratio, best is not None, 0.0, seconds, search_us, scored / max(searches, 1))
+    row = Row(step.model.name, name, ratio, best is not None, 0.0, seconds, scored / max(searches, 1))
     if best is None:
         return row
     return replace(row, added_percent=step.percent(best[1]), fragmentation=100 * best[0].fragmentation)
@@ -170,9 +168,9 @@ def pooled_row(step: Step, name: str, planner: PoolPlanner, ratio: float, free_s
 def other_row(step: Step, name: str, planner: Planner, ratio: float) -> Row:
     """A way that knows no addresses."""
     problem = step.at(ratio)
-    began = time.perf_counter()
+    began = time.process_time()
     result = planner.plan(problem)
-    seconds = time.perf_counter() - began
+    seconds = time.process_time() - began
     check(problem, result)
     assert result.plan is not None
     fits = result.peak_bytes <= problem.budget_bytes
@@ -217,15 +215,17 @@ def smallest_rows(step: Step) -> list[Row]:
 def rows_of(step: Step, ratios: Sequence[float]) -> list[Row]:
     """All ways at all ratios."""
     rows = []
+    for planner in POOLED.values():
+        # Loads the compiled loops, which no timing below is to include.
+        planner.traces(step.at(1.0))
     for name, planner in POOLED.items():
-        _, free_seconds = timed(planner, replace(step.problem, budget_bytes=4 * step.peak_bytes))
-        rows += [pooled_row(step, name, planner, ratio, free_seconds) for ratio in ratios]
+        rows += [pooled_row(step, name, planner, ratio) for ratio in ratios]
     return rows + [other_row(step, name, planner, ratio) for name, planner in OTHERS.items() for ratio in ratios]
 
 
 def ablation_rows(step: Step) -> list[Row]:
     """Coop without each of its parts."""
-    return [pooled_row(step, name, planner, ABLATED_AT, 0.0) for name, planner in WITHOUT.items()]
+    return [pooled_row(step, name, planner, ABLATED_AT) for name, planner in WITHOUT.items()]
 
 
 def table(title: str, columns: Sequence[str], lines: Sequence[tuple[str, Sequence[str]]]) -> list[str]:
@@ -253,8 +253,8 @@ def tables(rows: Sequence[Row], smallest: Sequence[Row], ablated: Sequence[Row])
     each("added time, %", ways, lambda row: f"{row.added_percent:.1f}")
     each("fragmentation, %", list(POOLED), lambda row: f"{row.fragmentation:.1f}")
     each("beyond live bytes in an arena, %", list(OTHERS), lambda row: f"{row.arena_percent:.1f}")
-    each("µs a search (tensors scored)", list(POOLED), lambda row: f"{row.search_us:.1f} ({row.scored:.0f})")
-    each("s of planning", ways, lambda row: f"{row.seconds:.2f}")
+    each("tensors scored in a search", list(POOLED), lambda row: f"{row.scored:.0f}")
+    each("CPU s of planning", ways, lambda row: f"{row.seconds:.2f}")
     least = {(row.model, row.planner): row.ratio for row in smallest}
     lines = [(m, [f"{100 * least[m, p]:.1f}" for p in ways]) for m in models]
     text += table("smallest memory, %", [f"`{p}`" for p in ways], lines)
@@ -277,23 +277,26 @@ def misses(rows: Sequence[Row], least: dict[tuple[str, str], float]) -> list[str
     """Where the paper's claims, or this project's, do not hold."""
     of = {(row.model, row.ratio, row.planner): row for row in rows}
     coop = [row for row in rows if row.planner == "coop" and row.fits]
-    lines = [
-        f"mean fragmentation of {name}: {mean(r.fragmentation for r in rows if r.planner == name and r.fits):.1f} %"
-        for name in POOLED
-    ]
+    lines = []
+    for name in POOLED:
+        rates = [row.fragmentation for row in rows if row.planner == name and row.fits]
+        lines.append(f"mean fragmentation of {name}: {mean(rates or [0.0]):.1f} %")
     wide = [f"{r.model} at {r.ratio:.0%}: {r.fragmentation:.1f} %" for r in coop if r.fragmentation >= 5]
     lines.append(f"fragmentation of coop at 5 % or above: {', '.join(wide) or 'nowhere'}")
     for other in ("dte", "dtr"):
         pairs = [(row, of[row.model, row.ratio, other]) for row in rows if row.planner == "coop"]
         behind = [beside(a, b) for a, b in pairs if b.fits and not (a.fits and a.added_percent <= b.added_percent)]
-        lines.append(f"coop behind {other}: {', '.join(behind) or 'nowhere'}")
-        faster = [b.search_us / a.search_us for a, b in pairs if a.fits and a.search_us]
+        lines.append(f"coop behind {other} in added time: {', '.join(behind) or 'nowhere'}")
+        faster = [b.scored / a.scored for a, b in pairs if a.fits and a.scored]
         much = f"10 times or more in {sum(f >= 10 for f in faster)} of {len(faster)}"
         span = f"median {median(faster):.1f} times, {min(faster):.1f} to {max(faster):.1f}" if faster else "none"
-        lines.append(f"search of {other} over coop's: {span}; {much}")
+        lines.append(f"tensors scored in a search of {other} over coop's: {span}; {much}")
     pairs = [(of[row.model, row.ratio, "auto"], row) for row in coop]
     lost = [beside(a, b) for a, b in pairs if not (a.fits and a.added_percent <= b.added_percent)]
     lines.append(f"auto behind coop in added time: {', '.join(lost) or 'nowhere'}")
+    for other in ("dte", "dtr"):
+        larger = [m for (m, p), ratio in least.items() if p == "coop" and least[m, other] < ratio]
+        lines.append(f"coop behind {other} in smallest memory: {', '.join(larger) or 'nowhere'}")
     larger = [m for (m, p), ratio in least.items() if p == "coop" and least[m, "auto"] > ratio]
     lines.append(f"auto behind coop in smallest memory: {', '.join(larger) or 'nowhere'}")
     return [f"- {line}" for line in lines]
@@ -327,41 +330,65 @@ def plot(rows: Sequence[Row], path: Path) -> None:
     figure.savefig(path, dpi=110)
 
 
+@dataclass(slots=True)
+class Found:
+    """All rows.
+
+    Attributes:
+        rows: Each way on each network at each ratio.
+        smallest: The smallest memory of each way.
+        ablated: Coop without each of its parts.
+    """
+
+    rows: list[Row] = field(default_factory=list)
+    smallest: list[Row] = field(default_factory=list)
+    ablated: list[Row] = field(default_factory=list)
+
+    @staticmethod
+    def read(path: Path) -> Found:
+        """What `write` has written."""
+        data = json.loads(path.read_text(encoding="utf-8"))
+        return Found(**{part: [Row(**row) for row in rows] for part, rows in data.items()})
+
+    def write(self, path: Path) -> None:
+        """As JSON."""
+        path.write_text(json.dumps(asdict(self), indent=1), encoding="utf-8")
+
+    def add(self, model: CoopModel, ratios: Sequence[float]) -> None:
+        """The rows of a network."""
+        began = time.perf_counter()
+        step = step_of(model)
+        self.rows += rows_of(step, ratios)
+        self.smallest += smallest_rows(step)
+        self.ablated += ablation_rows(step)
+        memory, seconds = (step.peak_bytes + step.beside_bytes) / 1e9, time.perf_counter() - began
+        operators, step_ms = len(step.problem.graph.ops), step.problem.costs.step_ns / 1e6
+        size = f"{operators} operators, {memory:.2f} GB, {step_ms:.0f} ms a step"
+        print(f"{model.name}, {model.size}: {size} ({seconds:.0f} s)", flush=True)
+
+
 def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="*", default=list(MODELS), choices=list(MODELS))
     parser.add_argument("--ratios", nargs="*", type=float, default=RATIOS)
+    parser.add_argument("--read", type=Path, help="tables of stored rows")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--text", type=Path)
     parser.add_argument("--plot", type=Path)
     options = parser.parse_args()
-    rows: list[Row] = []
-    smallest: list[Row] = []
-    ablated: list[Row] = []
-    for name in options.models:
-        began = time.perf_counter()
-        step = step_of(MODELS[name])
-        rows += rows_of(step, options.ratios)
-        smallest += smallest_rows(step)
-        ablated += ablation_rows(step)
-        memory = (step.peak_bytes + step.beside_bytes) / 1e9
-        print(
-            f"{name}, {MODELS[name].size}: {len(step.problem.graph.ops)} operators, {memory:.2f} GB, "
-            f"{step.problem.costs.step_ns / 1e6:.0f} ms a step ({time.perf_counter() - began:.0f} s)",
-            flush=True,
-        )
+    found = Found.read(options.read) if options.read else Found()
+    for name in () if options.read else options.models:
+        found.add(MODELS[name], options.ratios)
         # After each network, since a whole run takes long.
         if options.json:
-            found = {"rows": rows, "smallest": smallest, "ablated": ablated}
-            data = {key: [asdict(row) for row in part] for key, part in found.items()}
-            options.json.write_text(json.dumps(data, indent=1), encoding="utf-8")
-    text = tables(rows, smallest, ablated)
+            found.write(options.json)
+    text = tables(found.rows, found.smallest, found.ablated)
     print(text)
     if options.text:
         options.text.write_text(text + "\n", encoding="utf-8")
     if options.plot:
-        plot(rows, options.plot)
+        plot(found.rows, options.plot)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 from builders import LIBRARY, TRAINING, random_problem, random_steps
 from coop_arena import arena_bytes
 from coop_models import KERNELS, SPOS_STAGES, BiLSTM, ChoiceBlock, spos
-from coop_tables import Row, misses, smallest_ratio, tables
+from coop_tables import Found, Row, misses, smallest_ratio, tables
 from remat_compiler.ir.plan import Plan
 from remat_compiler.simulate.lives import storage_lives
 from remat_compiler.simulate.timeline import simulate
@@ -39,20 +40,31 @@ def test_the_smallest_ratio_is_found_past_one_that_fails() -> None:
 
 
 def test_losses_are_told() -> None:
-    coop = Row("net", "coop", 0.5, True, 4.0, 0.1, 10.0, 5.0, 6.0)
-    dte, dtr = (replace(coop, planner=name, added_percent=3.0, search_us=20.0) for name in ("dte", "dtr"))
+    coop = Row("net", "coop", 0.5, True, 4.0, 0.1, 5.0, 6.0)
+    dte, dtr = (replace(coop, planner=name, added_percent=3.0, scored=10.0) for name in ("dte", "dtr"))
     auto = replace(coop, planner="auto", fits=False)
     rows = [coop, dte, dtr, replace(auto, planner="selective"), auto]
-    text = "\n".join(misses(rows, {("net", "coop"): 0.3, ("net", "auto"): 0.4}))
+    text = "\n".join(
+        misses(rows, {("net", "coop"): 0.3, ("net", "dte"): 0.3, ("net", "dtr"): 0.2, ("net", "auto"): 0.4})
+    )
     assert "fragmentation of coop at 5 % or above: net at 50%: 6.0 %" in text
-    assert "coop behind dtr: net at 50% (4.0 % against 3.0 %)" in text
-    assert "search of dtr over coop's: median 2.0 times" in text
+    assert "coop behind dtr in added time: net at 50% (4.0 % against 3.0 %)" in text
+    assert "scored in a search of dtr over coop's: median 2.0 times" in text
     assert "auto behind coop in added time: net at 50% (no plan against 4.0 %)" in text
+    assert "coop behind dte in smallest memory: nowhere" in text
+    assert "coop behind dtr in smallest memory: net" in text
     assert "auto behind coop in smallest memory: net" in text
 
 
+def test_what_is_written_is_read_again(tmp_path: Path) -> None:
+    row = Row("net", "coop", 0.5, True, 4.0, 0.1, 5.0, 6.0)
+    found = Found([row], [replace(row, ratio=0.3)], [])
+    found.write(tmp_path / "rows.json")
+    assert Found.read(tmp_path / "rows.json") == found
+
+
 def test_rows_without_a_plan_are_dashes() -> None:
-    row = Row("net", "coop", 0.5, True, 4.0, 0.1, 10.0, 5.0, 1.0)
+    row = Row("net", "coop", 0.5, True, 4.0, 0.1, 5.0, 1.0)
     rows = [replace(row, planner=name, fits=name != "dtr") for name in ("coop", "dte", "dtr", "selective", "auto")]
     least = [replace(row, planner=name, ratio=0.3) for name in ("coop", "dte", "dtr", "selective", "auto")]
     parts = ("coop", "no window", "no partition", "nothing in place", "kept not first", "none of them")
