@@ -43,5 +43,12 @@ class Dte:
 
     def traces(self, problem: RematProblem) -> list[PoolTrace]:
         """A trace for each placement of tangent-free operators."""
-        options = PoolOptions(DTE, False, False, self.granularity, self.patience, kept_first=False)
+        options = PoolOptions(
+            policy=DTE,
+            ends=False,
+            in_place=False,
+            granularity=self.granularity,
+            patience=self.patience,
+            kept_first=False,
+        )
         return list(pool_traces(problem, operator_classes(problem), options))

@@ -38,5 +38,12 @@ class DtrPool:
 
     def traces(self, problem: RematProblem) -> list[PoolTrace]:
         """A trace for each placement of tangent-free operators."""
-        options = PoolOptions(DTR, False, False, self.granularity, self.patience, kept_first=False)
+        options = PoolOptions(
+            policy=DTR,
+            ends=False,
+            in_place=False,
+            granularity=self.granularity,
+            patience=self.patience,
+            kept_first=False,
+        )
         return list(pool_traces(problem, operator_classes(problem), options))
