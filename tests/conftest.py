@@ -20,8 +20,8 @@ settings.load_profile("any_machine")
 
 TESTS = Path(__file__).parent
 WITHOUT_TORCH = {
-    *("blocks", "bounds", "chains", "devices", "exact", "ir", "layers", "layout", "moves", "orders", "planning"),
-    *("report", "search", "sequences", "simulate"),
+    *("blocks", "bounds", "chains", "devices", "eviction", "exact", "ir", "layers", "layout", "moves", "orders"),
+    *("planning", "report", "search", "sequences", "simulate"),
     *("test_ahead_of_time", "test_layering", "test_options", "test_progress", "test_stats"),
 }
 TRAINING = {

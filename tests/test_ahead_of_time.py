@@ -23,6 +23,7 @@ from numba.core.dispatcher import Dispatcher
 from remat_compiler.ir.problem_file import read_problem
 from remat_passes.ahead_of_time import compile_loops
 from remat_passes.planning.auto import Auto
+from remat_passes.planning.coop import Coop
 from remat_passes.planning.dtr import Dtr
 from remat_passes.planning.save_all import SaveAll
 
@@ -39,7 +40,7 @@ for path in sys.argv[1:]:
     problem = read_problem(Path(path))
     most, least = SaveAll().plan(problem).peak_bytes, Auto(effort=100).smallest_peak(problem).peak_bytes
     tight = replace(problem, budget_bytes=(most + least) // 2)
-    Auto(time_limit=0.5).plan(tight), Auto().plan(tight), Dtr().plan(tight)
+    Auto(time_limit=0.5).plan(tight), Auto().plan(tight), Dtr().plan(tight), Coop().plan(tight)
 print(json.dumps([before, forms()]))
 """
 

@@ -47,7 +47,7 @@ PASSES = (
         "bounds",
         "exact",
     ),
-    *("transfers", "layout", "sequences", "apart", "tables"),
+    *("eviction", "transfers", "layout", "sequences", "apart", "tables"),
 )
 """Each room of both packages, from the top."""
 REGISTRY = "remat_passes.registry"

@@ -23,6 +23,7 @@ from remat_passes.layout.portfolio import Portfolio
 from remat_passes.layout.units import Units
 from remat_passes.planning.auto import Auto
 from remat_passes.planning.capuchin import Capuchin
+from remat_passes.planning.coop import Coop
 from remat_passes.planning.dtr import Dtr
 from remat_passes.planning.home import Home
 from remat_passes.planning.save_all import SaveAll
@@ -40,6 +41,7 @@ def compile_loops() -> float:
     # A budget of 0 makes the searches evict, hoist and reorder as far as they can.
     Auto().smallest_peak(small)
     Dtr().plan(small)
+    Coop().plan(small)
     plan = Auto().plan(small).plan
     if plan is not None:
         # The portfolio tries this only with more work than is worth waiting for here.

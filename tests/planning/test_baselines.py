@@ -21,10 +21,10 @@ from remat_compiler.ir.planner import Planner
 from remat_compiler.ir.problem import RematProblem
 from remat_compiler.simulate.timeline import simulate
 from remat_compiler.simulate.verify import verify
+from remat_passes.eviction.memory import last_needs, run
 from remat_passes.planning.auto import Auto
 from remat_passes.planning.chen_sqrt import ChenSqrt
 from remat_passes.planning.dtr import Dtr
-from remat_passes.planning.dtr_memory import last_needs, run
 from remat_passes.planning.greedy import Greedy
 from remat_passes.planning.knapsack import Cuts, Knapsack, Table
 from remat_passes.planning.save_all import SaveAll

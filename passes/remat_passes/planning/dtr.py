@@ -30,7 +30,7 @@ import numpy as np
 from remat_compiler.ir.graph import OpId
 from remat_compiler.ir.plan import Plan, PlanResult
 from remat_compiler.ir.problem import RematProblem
-from remat_passes.planning.dtr_memory import last_needs, run
+from remat_passes.eviction.memory import last_needs, run
 from remat_passes.planning.interface import Candidate, choose
 from remat_passes.sequences.profile import arrays_of
 from remat_passes.sequences.sequence import (
