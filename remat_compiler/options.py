@@ -31,6 +31,7 @@ COST_MODELS: Final = ("roofline", "measured", "nominal")
 ON_INFEASIBLE: Final = ("error", "min")
 VARIANTS: Final = ("auto", "always", "never")
 ESTIMATORS: Final = ("symbolic", "quadratic")
+LAYOUTS: Final = ("plain", "planned")
 BUDGETS_OF: Final = ("allocated", "reserved")
 OFFLOAD_TIERS: Final = ("auto", "host", "disk")
 PREFIX: Final = "REMAT_"
@@ -212,6 +213,8 @@ class RematOptions:
             peak.
         budget_of: What the budget covers: what is ``"allocated"`` at once, or what torch's caching allocator has
             ``"reserved"`` for the step, by a model of it.
+        layout: Where values lie in memory: ``"plain"`` for where torch's allocator puts each, or ``"planned"`` for
+            planned offsets of a few tensors, unless more is reserved so by its model.
         offload_budget: Most bytes that values moved off the device may take where they are moved to; 0 moves nothing.
         offload_tier: Where they are moved to: ``"host"`` memory, a file on a ``"disk"``, or ``"auto"``: to host memory
             from an accelerator, to a disk from a CPU.
@@ -232,6 +235,7 @@ class RematOptions:
     max_variants: int = 6
     estimator: str = "symbolic"
     budget_of: str = "allocated"
+    layout: str = "plain"
     offload_budget: int = 0
     offload_tier: str = "auto"
     offload_dir: Path | None = None
@@ -357,6 +361,7 @@ _CHECKS: Final[dict[str, Callable[[object], object]]] = {
     "max_variants": partial(count, "max_variants", least=2),
     "estimator": partial(one_of, "estimator", allowed=ESTIMATORS),
     "budget_of": partial(one_of, "budget_of", allowed=BUDGETS_OF),
+    "layout": partial(one_of, "layout", allowed=LAYOUTS),
     "offload_budget": _offload_bytes,
     "offload_tier": partial(one_of, "offload_tier", allowed=OFFLOAD_TIERS),
     "offload_dir": partial(folder, "offload_dir"),

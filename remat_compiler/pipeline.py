@@ -153,6 +153,9 @@ def _for_all_sizes(
     variants: VariantStore,
 ) -> Callable[..., Any]:
     """Plan the graph for the sizes of the first call, and for others as they come; see `variant_maker`."""
+    if options.layout == "planned":
+        logger.warning('layout="planned" has no effect on a graph whose sizes change')
+        first = replace(first, layout="plain")
     if options.budget_of == "reserved":
         logger.warning(
             'budget_of="reserved" holds at fixed sizes; a graph whose sizes change is kept by what is allocated'
@@ -262,6 +265,7 @@ def first_request(options: RematOptions, environment: Environment, example_input
         time_limit=options.time_limit,
         verify=environment.verify,
         budget_of=options.budget_of,
+        layout=options.layout,
         # The inner compiler's own layout takes copies of weights: never the smallest peak.
         free_layout=budget.kind is not BudgetKind.MIN,
     )

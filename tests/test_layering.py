@@ -26,6 +26,7 @@ COMPILER = (
         "report",
         "costs",
         "offload",
+        "arena",
         "torch_compat",
         "distributed",
         "observer",

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from types import MappingProxyType
 
+from remat_compiler.ir.arenas import Allocations, Arenas
 from remat_compiler.ir.layout import LayoutPlanner
 from remat_compiler.ir.plan import PlanResult
 from remat_compiler.ir.planner import Planner
@@ -92,6 +93,12 @@ def make_planner(name: str, **options: object) -> Planner:
 def has_option(name: str, option: str) -> bool:
     """Whether the planner registered as `name` has a field for `option`; errors as `planner_class`."""
     return option in getattr(planner_class(name), "__dataclass_fields__", {})
+
+
+def choose_arenas(step: Allocations) -> Arenas:
+    """Arenas for what a step allocates, under which it peaks no higher; see `layout.grouping`."""
+    arenas: Arenas = import_module("remat_passes.layout.grouping").choose_arenas(step)
+    return arenas
 
 
 def with_bound(result: PlanResult, problem: RematProblem) -> PlanResult:

@@ -14,12 +14,14 @@ from typing import Any
 from torch import fx
 
 from remat_compiler import torch_compat
+from remat_compiler.compilation.arenas import place_in_arenas
 from remat_compiler.compilation.attempt import Attempt
 from remat_compiler.costs.workspace import WorkspaceTable
 from remat_compiler.devices.allocator_setting import segments_expand
 from remat_compiler.distributed.agreement import Point
 from remat_compiler.dry_run.dry_run import DryRun, dry_run
 from remat_compiler.dry_run.emitted_wrapper import EmittedGraph, GraphRecorder
+from remat_compiler.dry_run.fake_inputs import counted_device_type
 from remat_compiler.dry_run.symbolic_run import symbolic_run
 from remat_compiler.errors import OptionError, UnknownName, Unplannable, UnsupportedTorch
 from remat_compiler.observer import observers
@@ -125,6 +127,7 @@ class Compiler:
         on_paper = on_inductor and torch_compat.paper_gpu() is not None
         # An interpreter has no kernels to leave out, and on paper all are left out: the code runs as it is.
         real = real or not on_inductor or on_paper
+        places = request.layout == "planned" and on_inductor
         start = time.perf_counter()
         count("compilations")
         for observer in observers():
@@ -137,7 +140,8 @@ class Compiler:
             stack.enter_context(torch_compat.grad_mode_kept())
             stack.enter_context(torch_compat.graphs_may_be_retained())
             partitions = stack.enter_context(self.session.compiling())
-            recorder = stack.enter_context(GraphRecorder())
+            placed_on = counted_device_type(self.example_inputs) if places and real and not on_paper else ""
+            recorder = stack.enter_context(GraphRecorder(placed_on))
             # A copy, since the inner compiler changes the graph, and further tries start from Dynamo's.
             compiled = inner(torch_compat.copy_module(self.gm), self.example_inputs, partitioner)
         # The stock partitioner leaves no partition, and interpreters no emitted graph, to tell a backward by.
@@ -152,6 +156,10 @@ class Compiler:
         at_sizes = self.traced if sizes else self.example_inputs
         check_at = partial(_check_at, compiled, at_sizes, tuple(recorder.graphs), self.session.workspace)
         check, formula = replace(check_at(sizes), between_bytes=request.between_bytes), None
+        if places:
+            again = partial(dry_run, compiled, at_sizes, tuple(recorder.graphs), self.session.workspace)
+            placed = place_in_arenas(check, recorder.graphs, lambda where: again(placements=where))
+            check = replace(placed, between_bytes=request.between_bytes)
         if request.budget_of == "reserved" and check.trace is not None:
             check = replace(check, reserved_bytes=reserved_figures(check.trace).of(segments_expand()))
         if not sizes:

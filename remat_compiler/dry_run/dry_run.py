@@ -13,25 +13,30 @@ constants) are not counted, gradients are.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import torch
 
 from remat_compiler import torch_compat
+from remat_compiler.arena.placing import Placement
 from remat_compiler.costs.op_call import tensors_in
 from remat_compiler.costs.workspace import WorkspaceTable
 from remat_compiler.dry_run.emitted_wrapper import DryRunUnsupported, EmittedGraph, make_twin
 from remat_compiler.dry_run.fake_inputs import counted_device_type, make_fake_inputs
+from remat_compiler.dry_run.placeable import PlaceableStep, placeable
 from remat_compiler.dry_run.storage_tracker import Moment, StorageLife, StorageTracker
+from remat_compiler.ir.arenas import ArenaFigures
 from remat_compiler.simulate.lives import Life
 from remat_compiler.simulate.reserved import AllocationTrace
 from remat_compiler.simulate.step_peak import GraphMemory
 
 log = logging.getLogger(__name__)
 
+_NOWHERE: Mapping[bool, Placement] = MappingProxyType({})
 EXPECTED: tuple[type[Exception], ...] = (DryRunUnsupported, *torch_compat.FAKE_RUN_ERRORS)
 """Errors that say that a step cannot run on fake tensors; any other one may be a defect of the dry run."""
 
@@ -85,6 +90,8 @@ class DryRun:
         between_bytes: Bytes that other graphs take between forward and backward, see `PartitionRequest`.
         reserved_bytes: What the caching allocator reserves for the step, if the budget covers that; else 0.
         trace: What the step allocates, for the model of that allocator; `None` where nothing is known.
+        arenas: The arenas that hold some of it, if there are any.
+        allocations: What may be placed in arenas; `None` where that is not known, or there is not one graph each way.
     """
 
     peak_bytes: int = 0
@@ -100,6 +107,8 @@ class DryRun:
     between_bytes: int = 0
     reserved_bytes: int = 0
     trace: AllocationTrace | None = field(default=None, repr=False)
+    allocations: PlaceableStep | None = field(default=None, repr=False)
+    arenas: ArenaFigures | None = None
 
     @property
     def needed_bytes(self) -> int:
@@ -131,6 +140,7 @@ def dry_run(
     graphs: Sequence[EmittedGraph] = (),
     workspace: WorkspaceTable | None = None,
     gradients_exist: bool = False,
+    placements: Mapping[bool, Placement] = _NOWHERE,
 ) -> DryRun:
     """Predict the memory of ``loss = compiled(*example_inputs); loss.backward()`` without computing anything.
 
@@ -143,6 +153,7 @@ def dry_run(
         graphs: Graphs that a `GraphRecorder` around the compilation recorded; empty for FX interpreters.
         workspace: Table of measured workspaces; a fresh one in memory by default.
         gradients_exist: Gradients exist before the step, so that it accumulates into them; they count as resident.
+        placements: Places of allocations in arenas, of the backward (`True`) and of the forward.
 
     Returns:
         The prediction. `unknown` is set when the step depends on data (``.item()``, ``torch.cond``), holds parameters
@@ -151,7 +162,7 @@ def dry_run(
     try:
         # Dynamo's compilation may be under way, whose modes would see and record the step.
         with torch_compat.outside_tracing():
-            step = FakeStep(example_inputs, graphs, gradients_exist)
+            step = FakeStep(example_inputs, graphs, gradients_exist, placements=placements)
             step.run(compiled)
         # Outside of the step's modes: workspaces that no table has are measured by running the operators.
         return _summary(step, workspace or WorkspaceTable())
@@ -178,6 +189,7 @@ class FakeStep:
         graphs: Graphs that Inductor emitted.
         gradients_exist: Gradients exist before the step, so that it accumulates into them.
         symbols: Symbols that replace the symbolic sizes of the inputs; by default numbers replace them.
+        placements: Places of allocations in arenas, of the backward (`True`) and of the forward.
     """
 
     def __init__(
@@ -186,11 +198,13 @@ class FakeStep:
         graphs: Sequence[EmittedGraph],
         gradients_exist: bool,
         symbols: torch_compat.OwnSymbols | None = None,
+        placements: Mapping[bool, Placement] = _NOWHERE,
     ) -> None:
         device_type = counted_device_type(example_inputs)
         if device_type == "cuda" and not torch.cuda.is_available():
             raise DryRunUnsupported("autograd on fake CUDA tensors needs a CUDA build of torch and a device")
         self.graphs = graphs
+        self.placements = placements
         shape_env = None if symbols is None else symbols.shape_env
         self.mode = torch_compat.FakeTensorMode(allow_non_fake_inputs=True, shape_env=shape_env)
         files = [graph.filename for graph in graphs]
@@ -200,6 +214,7 @@ class FakeStep:
         for tensor in self.inputs.held:
             self.tracker.hold_resident(tensor)
         self.boundary_bytes = self.saved_bytes = self.final_bytes = 0
+        self.outputs: tuple[StorageLife | None, ...] = ()
         self.held: list[StorageLife] = []
         self.left: list[StorageLife] = []
 
@@ -210,7 +225,7 @@ class FakeStep:
             stack.enter_context(self.mode)
             # Only calls with fake tensors are replaced: other threads may run the same graphs meanwhile.
             for graph in self.graphs:
-                twin = make_twin(graph, self.tracker)
+                twin = make_twin(graph, self.tracker, self.placements.get(graph.is_backward))
                 stack.enter_context(torch_compat.callable_replaced(graph.owner, twin))
             # The last mode entered is the first to see an operator, and has the fake mode compute the result.
             stack.enter_context(self.tracker)
@@ -222,6 +237,7 @@ class FakeStep:
             # Between forward and backward the outputs are held by the caller, all else by the autograd graph.
             self.boundary_bytes = self.tracker.live_bytes
             self.held = [life for life in self.tracker.lives if life.freed is None]
+            self.outputs = self.tracker.lives_of(tensors_in(outputs))
             self.saved_bytes = self.boundary_bytes - self.tracker.counted_bytes(tensors_in(outputs))
             self.tracker.phase = "backward"
             roots = self._seeded(outputs)
@@ -297,6 +313,7 @@ def _summary(step: FakeStep, workspace: WorkspaceTable) -> DryRun:
         resident_bytes=step.inputs.resident_bytes,
         unmeasured=tuple(sorted({str(call.func) for key, call in calls.items() if key not in known})),
         trace=_trace(step, timeline),
+        allocations=placeable(step.tracker.wrapper_calls, step.outputs, step.alive, timeline),
     )
 
 

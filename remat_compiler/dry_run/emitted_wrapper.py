@@ -10,13 +10,15 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FunctionType, MethodType, SimpleNamespace, TracebackType
 from typing import Any, Protocol
 
 import torch
 
 from remat_compiler import torch_compat
+from remat_compiler.arena.placed_graph import PlacedGraph
+from remat_compiler.arena.placing import Placement, Placing
 
 # Emitted modules define each kernel at top level: ``cpp_fused_add_0 = async_compile.cpp_pybinding(...)``.
 _KERNEL = re.compile(r"^(\w+) = async_compile\.\w+\(", re.MULTILINE)
@@ -36,6 +38,7 @@ class EmittedGraph:
         partitions: Pieces of the wrapper that it calls through its runner, also unwrapped.
         is_backward: Whether it is a backward graph.
         source: Python text of the emitted module; empty when there is none.
+        placed: Runs in its place, if its allocations may be placed.
     """
 
     owner: Any
@@ -43,6 +46,7 @@ class EmittedGraph:
     partitions: tuple[Callable[..., Any], ...]
     is_backward: bool
     source: str
+    placed: PlacedGraph | None = None
 
     @staticmethod
     def of(owner: Any) -> EmittedGraph:
@@ -70,10 +74,14 @@ class GraphRecorder:
 
     Within it the backward is compiled together with the forward. Recorders nest, and each records only the thread
     that entered it.
+
+    Args:
+        placed_on: Device type on which allocations of the graphs may be placed; empty for none.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, placed_on: str = "") -> None:
         self.graphs: list[EmittedGraph] = []
+        self._placed_on = placed_on
         self._thread = 0
         self._config = torch_compat.compile_backward_at_once()
 
@@ -103,7 +111,13 @@ class GraphRecorder:
         # Listeners are process-wide, and another thread may compile a backward at the same time.
         if threading.get_ident() != self._thread:
             return
-        self.graphs.append(EmittedGraph.of(owner))
+        graph = EmittedGraph.of(owner)
+        if self._placed_on and graph.filename:
+            placed = PlacedGraph(graph.call, graph.partitions, graph.is_backward, self._placed_on)
+            # Before torch wraps the callable: its wrappers then call this.
+            torch_compat.run_instead(owner, placed)
+            graph = replace(graph, placed=placed)
+        self.graphs.append(graph)
 
 
 class _SkippedKernel:
@@ -145,12 +159,15 @@ class StepObserver(Protocol):
         """A view of the storage of `base`; `offset` counts elements from the start of the storage."""
 
 
-def make_twin(graph: EmittedGraph, observer: StepObserver) -> Callable[[list[Any]], Any]:
+def make_twin(
+    graph: EmittedGraph, observer: StepObserver, placement: Placement | None = None
+) -> Callable[[list[Any]], Any]:
     """The wrapper of `graph` with kernels left out, to be called under a fake tensor mode.
 
     Args:
         graph: A graph that Inductor emitted.
         observer: Is told of kernels, and makes the tensors.
+        placement: The places of its allocations on the counted device; `None` for the allocator's own.
 
     Raises:
         DryRunUnsupported: The wrapper is not Python (C++ wrapper, ahead-of-time Inductor).
@@ -175,7 +192,8 @@ def make_twin(graph: EmittedGraph, observer: StepObserver) -> Callable[[list[Any
             new[name] = value
     # torch adds assertions from version to version (on groups of tensors since 2.14); all read real memory.
     new.update((name, _assert_nothing) for name in old if name.startswith("assert_"))
-    new.update((name, stand_in) for name, stand_in in _stand_ins(observer).items() if name in old)
+    placed = _PlacedObserver(observer)
+    new.update((name, stand_in) for name, stand_in in _stand_ins(placed).items() if name in old)
     call: Callable[[list[Any]], Any] = _with_globals(function, new)
     if isinstance(graph.call, MethodType):
         # The wrapper calls its pieces as `self.partitions[i]`, so its twin needs a runner with twins of them.
@@ -184,11 +202,39 @@ def make_twin(graph: EmittedGraph, observer: StepObserver) -> Callable[[list[Any
 
     def observed(arguments: list[Any]) -> Any:
         observer.entered(graph.is_backward, arguments)
+        placed.begin(placement, arguments)
         results = call(arguments)
         observer.left(results)
         return results
 
     return observed
+
+
+class _PlacedObserver:
+    """Makes the tensors of one wrapper by `observer`, those that have a place in their arena.
+
+    Attributes:
+        view: Makes views, as `observer` does.
+    """
+
+    def __init__(self, observer: StepObserver) -> None:
+        self._observer, self.view = observer, observer.view
+        self._placing: Placing | None = None
+
+    def begin(self, placement: Placement | None, arguments: Sequence[Any]) -> None:
+        """A call begins."""
+        self._placing, self._device = None, torch.device("cpu")
+        if placement is not None:
+            self._placing = Placing(placement, arguments, self._make_arena, self._observer.view)
+
+    def allocate(self, size: Any, stride: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """An empty fake tensor, counted, or in an arena that is."""
+        self._device = device
+        found = None if self._placing is None else self._placing.allocate(size, stride, dtype)
+        return self._observer.allocate(size, stride, dtype, device) if found is None else found
+
+    def _make_arena(self, size_bytes: int) -> torch.Tensor:
+        return self._observer.allocate((size_bytes,), (1,), torch.uint8, self._device)
 
 
 def _with_globals(function: Callable[..., Any], new: dict[str, Any]) -> FunctionType:
@@ -199,7 +245,7 @@ def _with_globals(function: Callable[..., Any], new: dict[str, Any]) -> Function
     return twin
 
 
-def _stand_ins(observer: StepObserver) -> dict[str, Callable[..., Any]]:
+def _stand_ins(observer: _PlacedObserver) -> dict[str, Callable[..., Any]]:
     """Replacements for the wrapper's helpers, which are C++ functions on real memory."""
 
     def reinterpret(base: torch.Tensor, size: Any, stride: Any, offset_increment: int) -> torch.Tensor:
@@ -226,7 +272,7 @@ def _assert_nothing(*_: object, **__: object) -> None:
 _DEVICE_TYPES = ("cpu", "cuda", "xpu", "mtia")
 
 
-def _allocator(observer: StepObserver, device_type: str) -> Callable[..., torch.Tensor]:
+def _allocator(observer: _PlacedObserver, device_type: str) -> Callable[..., torch.Tensor]:
     def empty_strided(size: Any, stride: Any, dtype: torch.dtype, *_: object) -> torch.Tensor:
         # A device without an index would not compare equal to that of the other tensors.
         device = "cpu" if device_type == "cpu" else f"{device_type}:{torch.accelerator.current_device_index()}"

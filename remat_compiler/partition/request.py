@@ -31,6 +31,7 @@ class PartitionRequest:
         offload_bytes: Most bytes that may be off the device at once; 0 for none.
         offload_place: Where they may be, see `offload.place.Place`; empty for nowhere.
         budget_of: What the budget covers, see `RematOptions`; decides the check alone.
+        layout: Where values lie, see `RematOptions`; decides how the emitted code allocates alone.
         layer_bytes: Bytes of each layer at these sizes as an estimator predicts them, for planners of layers; empty
             for those that the graph itself gives.
     """
@@ -52,6 +53,7 @@ class PartitionRequest:
     offload_bytes: int = 0
     offload_place: str = ""
     budget_of: str = "allocated"
+    layout: str = "plain"
 
     @property
     def place(self) -> Place | None:

@@ -93,7 +93,7 @@ from remat_compiler.torch_compat.patch import Patch, Purpose, untested
 from remat_compiler.torch_compat.patches import PATCHES
 from remat_compiler.torch_compat.profiler import memory_deltas, profiler_is_running
 from remat_compiler.torch_compat.recompilations import forget_dynamic, frame_compilation, input_shapes, make_dynamic
-from remat_compiler.torch_compat.retained import graphs_may_be_retained
+from remat_compiler.torch_compat.retained import graphs_may_be_retained, keeps_graph
 from remat_compiler.torch_compat.saved_by_eager import gradients_by_eager, gradients_of_views, saved_by_eager
 from remat_compiler.torch_compat.sizes import (
     CPU_ALIGNMENT_BYTES,

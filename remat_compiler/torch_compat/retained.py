@@ -65,12 +65,17 @@ def _retainable(backward: Any, metadata: Any) -> Any:
     return _with_copies(backward, donated) if donated else backward
 
 
+def keeps_graph() -> bool:
+    """Whether the backward that is under way in this thread keeps its graph, so that it may run again."""
+    return bool(torch._C._autograd._get_current_graph_task_keep_graph())
+
+
 def _with_copies(backward: Callable[[list[Any]], Any], donated: Sequence[int]) -> Callable[[list[Any]], Any]:
     """`backward` that is given copies of the arguments at these positions if it may run again."""
 
     def run(arguments: list[Any]) -> Any:
         # Copies only then: the last backward may write over the saved values, as planned.
-        if torch._C._autograd._get_current_graph_task_keep_graph():
+        if keeps_graph():
             for position in donated:
                 arguments[position] = clone_preserve_strides(arguments[position])  # type: ignore[no-untyped-call]
         return backward(arguments)

@@ -37,6 +37,7 @@ OTHER_OPTIONS: dict[str, object] = {
     "max_variants": 3,
     "estimator": "quadratic",
     "budget_of": "reserved",
+    "layout": "planned",
     "offload_budget": 1,
     "offload_tier": "host",
     "offload_dir": Path("/fast"),
@@ -61,6 +62,7 @@ OTHER_REQUEST: dict[str, object] = {
     "offload_bytes": 1,
     "offload_place": "host",
     "budget_of": "reserved",
+    "layout": "planned",
 }
 REQUEST = PartitionRequest(budget_bytes=7)
 

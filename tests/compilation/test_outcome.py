@@ -31,6 +31,8 @@ OTHERS: dict[str, object] = {
     "layer_bytes": (5, 6),
     "offload_bytes": 1,
     "offload_place": "host",
+    "budget_of": "reserved",
+    "layout": "planned",
 }
 """Another value of each field of a request."""
 

@@ -1,0 +1,1 @@
+"""Values of emitted graphs at planned offsets of a few tensors."""

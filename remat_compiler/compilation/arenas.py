@@ -1,0 +1,61 @@
+"""Has emitted graphs lay their values at planned offsets of a few tensors, unless that takes more memory."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from remat_compiler.arena.placing import Placement
+from remat_compiler.devices.allocator_setting import segments_expand
+from remat_compiler.dry_run.dry_run import DryRun
+from remat_compiler.dry_run.emitted_wrapper import EmittedGraph
+from remat_compiler.ir.arenas import ArenaFigures
+from remat_compiler.options import format_bytes
+from remat_compiler.simulate.arenas import arena_defects
+from remat_compiler.simulate.reserved import reserved_figures
+from remat_passes.registry import choose_arenas
+
+logger = logging.getLogger(__name__)
+
+PlacedRun = Callable[[Mapping[bool, Placement]], DryRun]
+"""The dry run of the same graphs with their allocations in arenas."""
+
+
+def place_in_arenas(check: DryRun, graphs: Sequence[EmittedGraph], run: PlacedRun) -> DryRun:
+    """The check of the graphs with arenas, which they have from now on; `check` itself if these would take more.
+
+    Args:
+        check: The check of the graphs without arenas.
+        graphs: The graphs.
+        run: Runs them with arenas.
+    """
+    step = check.allocations
+    if step is None or check.trace is None:
+        logger.info("no arenas: %s", check.unknown or "the step is not one forward and one backward graph")
+        return check
+    arenas = choose_arenas(step.allocations)
+    defects = arena_defects(step.allocations, arenas)
+    if defects:
+        logger.warning("no arenas, since those that were planned have defects: %s", "; ".join(defects[:3]))
+        return check
+    placements = step.placements(arenas)
+    placed = run(placements)
+    if placed.unknown or placed.trace is None:
+        logger.info("no arenas: %s", placed.unknown)
+        return check
+    expandable = segments_expand()
+    plain, planned = (reserved_figures(one.trace).of(expandable) for one in (check, placed) if one.trace is not None)
+    # The peak is what the budget is about; what is reserved is what arenas are for.
+    if not arenas.sizes or placed.peak_bytes > check.peak_bytes or planned > plain:
+        logger.info(
+            "no arenas: with %d of them the peak is %s in place of %s, and %s are reserved in place of %s",
+            *(len(arenas.sizes), format_bytes(placed.peak_bytes), format_bytes(check.peak_bytes)),
+            *(format_bytes(planned), format_bytes(plain)),
+        )
+        return check
+    for graph in graphs:
+        if graph.placed is not None:
+            graph.placed.placement = placements.get(graph.is_backward)
+    held = sum(b.size_bytes for b, arena in zip(step.allocations.blocks, arenas.arena_of) if arena >= 0)
+    return replace(placed, arenas=ArenaFigures(arenas.sizes, 100.0 * held / max(step.all_bytes, 1), plain))
