@@ -61,15 +61,17 @@ def arena_defects(step: Allocations, arenas: Arenas) -> list[str]:
 def _exists(step: Allocations, arenas: Arenas, arena: int) -> npt.NDArray[np.bool_]:
     """Whether an arena exists at each moment.
 
-    A graph that allocates in it keeps it from its first allocation there to its last; blocks, as long as they live.
+    A graph that allocates in it keeps it from its first allocation there to its last, a backward that finds saved
+    values in it from its begin on; blocks keep it as long as they live.
     """
     blocks: Sequence[Block] = [step.blocks[i] for i in arenas.members(arena)]
     moments = len(step.other_bytes)
     exists = np.zeros(moments, np.bool_)
     for first, last in ((0, step.boundary), (step.boundary, moments)):
         made = [block.start for block in blocks if first <= block.start < last]
+        saved = first and any(block.start < first < block.stop for block in blocks)
         if made:
-            exists[min(made) : max(made) + 1] = True
+            exists[first if saved else min(made) : max(made) + 1] = True
     for block in blocks:
         exists[block.start : block.stop] = True
     return exists

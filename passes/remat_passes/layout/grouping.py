@@ -82,6 +82,9 @@ def join(rows: IntArray, total: IntArray, boundary: int) -> IntArray:
         spans[i] = (moments, -1, moments, -1)
         first = 0 if rows[i, 0] < boundary else 2
         spans[i, first] = spans[i, first + 1] = rows[i, 0]
+        if first == 0 and rows[i, 1] > boundary:
+            # A backward that allocates in the arena of a saved value has it from its begin on.
+            spans[i, 2] = boundary
     there, waste = np.ones(n, np.bool_), np.full((n, n), _NEVER, np.int64)
     for i in range(n):
         for j in range(i + 1, n):
