@@ -51,9 +51,23 @@ def make_reports(
     reports = [_report(partition, checked, before, check, options) for partition in partitions]
     if not alone:
         return reports
-    figures = None if check.trace is None else reserved_figures(check.trace)
-    reserved, expandable = (figures.reserved_bytes, figures.expandable_bytes) if figures else (0, 0)
-    return [replace(reports[0], budget_bytes=limit_bytes, reserved_bytes=reserved, expandable_bytes=expandable)]
+    return [replace(_with_memory(reports[0], check), budget_bytes=limit_bytes)]
+
+
+def _with_memory(report: PlanReport, check: DryRun) -> PlanReport:
+    """`report` with what the caching allocator reserves for the step, and the arenas that hold its values."""
+    if check.trace is None:
+        return report
+    figures, arenas = reserved_figures(check.trace), check.arenas
+    report = replace(report, reserved_bytes=figures.reserved_bytes, expandable_bytes=figures.expandable_bytes)
+    if arenas is None:
+        return report
+    return replace(
+        report,
+        arena_bytes=arenas.sizes,
+        covered_percent=arenas.covered_percent,
+        plain_reserved_bytes=arenas.plain_reserved_bytes,
+    )
 
 
 def _report(

@@ -146,6 +146,10 @@ class PlanReport:
         reserved_bytes: What torch's caching allocator reserves for the step on top of what is resident and of an Adam's
             state, by a model of it with plain segments; 0 where the step is not known.
         expandable_bytes: The same with segments that expand.
+        arena_bytes: Bytes of each arena in which values of the step lie; empty without any.
+        covered_percent: Part of all bytes that the step allocates which lies in them.
+        plain_reserved_bytes: What would be reserved without them, by the same model as `reserved_bytes` or, where the
+            environment sets segments that expand, as `expandable_bytes`.
         notes: What the user should know besides, such as a budget that was not reachable.
     """
 
@@ -177,6 +181,9 @@ class PlanReport:
     stall_ns: int = field(default=0, metadata=OPTIONAL)
     reserved_bytes: int = field(default=0, metadata=OPTIONAL)
     expandable_bytes: int = field(default=0, metadata=OPTIONAL)
+    arena_bytes: tuple[int, ...] = field(default=(), metadata=OPTIONAL)
+    covered_percent: float = field(default=0.0, metadata=OPTIONAL)
+    plain_reserved_bytes: int = field(default=0, metadata=OPTIONAL)
 
     @property
     def peak_bytes(self) -> int:

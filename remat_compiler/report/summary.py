@@ -82,7 +82,14 @@ def _reserved(report: PlanReport) -> list[tuple[str, ...]]:
     waste = 100.0 * (report.reserved_bytes / report.peak_bytes - 1) if report.peak_bytes else 0.0
     saved = 100.0 * (1 - report.expandable_bytes / report.reserved_bytes)
     change = f"{abs(saved):.1f} % {'less' if saved >= 0 else 'more'} with expandable_segments:True"
-    return [("reserved, modelled", _size(report.reserved_bytes), f"{waste:.1f} % above the peak; {change}")]
+    rows: list[tuple[str, ...]] = [
+        ("reserved, modelled", _size(report.reserved_bytes), f"{waste:.1f} % above the peak; {change}")
+    ]
+    if report.arena_bytes:
+        held = f"{report.covered_percent:.0f} % of what the step allocates lies in them"
+        plain = f"{format_bytes(report.plain_reserved_bytes)} would be reserved without"
+        rows.append((f"{len(report.arena_bytes)} arenas", _size(sum(report.arena_bytes)), f"{held}; {plain}"))
+    return rows
 
 
 def _size(num_bytes: int | None) -> str:
