@@ -18,6 +18,13 @@ from remat_passes.registry import choose_arenas
 
 logger = logging.getLogger(__name__)
 
+_HOLDING_ON = {
+    "_c10d_functional": "collectives, which read values after the graph is done with them",
+    "resize_storage_bytes": "storages that are resized, which an arena's must not be",
+    "torch.ops.streams": "streams of its own, which use values after the graph is done with them",
+}
+"""What emitted code must not have, since the memory of a value then belongs to others too early, or not at all."""
+
 PlacedRun = Callable[[Mapping[bool, Placement]], DryRun]
 """The dry run of the same graphs with their allocations in arenas."""
 
@@ -34,6 +41,11 @@ def place_in_arenas(check: DryRun, graphs: Sequence[EmittedGraph], run: PlacedRu
     if step is None or check.trace is None:
         logger.info("no arenas: %s", check.unknown or "the step is not one forward and one backward graph")
         return check
+    for graph in graphs:
+        for text, why in _HOLDING_ON.items():
+            if text in graph.source:
+                logger.info("no arenas: the graph has %s", why)
+                return check
     arenas = choose_arenas(step.allocations)
     defects = arena_defects(step.allocations, arenas)
     if defects:

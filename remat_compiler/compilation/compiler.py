@@ -125,9 +125,10 @@ class Compiler:
         on_inductor = request.inner == "inductor"
         inner = torch_compat.compile_with_inductor if on_inductor else torch_compat.compile_with_interpreter
         on_paper = on_inductor and torch_compat.paper_gpu() is not None
+        # On paper the user's step runs code of its own, which nobody placed.
+        places = request.layout == "planned" and on_inductor and not on_paper
         # An interpreter has no kernels to leave out, and on paper all are left out: the code runs as it is.
         real = real or not on_inductor or on_paper
-        places = request.layout == "planned" and on_inductor
         start = time.perf_counter()
         count("compilations")
         for observer in observers():
@@ -140,7 +141,7 @@ class Compiler:
             stack.enter_context(torch_compat.grad_mode_kept())
             stack.enter_context(torch_compat.graphs_may_be_retained())
             partitions = stack.enter_context(self.session.compiling())
-            placed_on = counted_device_type(self.example_inputs) if places and real and not on_paper else ""
+            placed_on = counted_device_type(self.example_inputs) if places and real else ""
             recorder = stack.enter_context(GraphRecorder(placed_on))
             # A copy, since the inner compiler changes the graph, and further tries start from Dynamo's.
             compiled = inner(torch_compat.copy_module(self.gm), self.example_inputs, partitioner)
