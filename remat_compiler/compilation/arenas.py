@@ -30,7 +30,7 @@ PlacedRun = Callable[[Mapping[bool, Placement]], DryRun]
 
 
 def place_in_arenas(check: DryRun, graphs: Sequence[EmittedGraph], run: PlacedRun) -> DryRun:
-    """The check of the graphs with arenas, which they have from now on; `check` itself if these would take more.
+    """The check of the graphs with arenas, which they have from now on; `check`, with a note, if these would take more.
 
     Args:
         check: The check of the graphs without arenas.
@@ -39,35 +39,36 @@ def place_in_arenas(check: DryRun, graphs: Sequence[EmittedGraph], run: PlacedRu
     """
     step = check.allocations
     if step is None or check.trace is None:
-        logger.info("no arenas: %s", check.unknown or "the step is not one forward and one backward graph")
-        return check
+        return _without(check, check.unknown or "the step is not one forward and one backward graph")
     for graph in graphs:
         for text, why in _HOLDING_ON.items():
             if text in graph.source:
-                logger.info("no arenas: the graph has %s", why)
-                return check
+                return _without(check, f"the graph has {why}")
     arenas = choose_arenas(step.allocations)
     defects = arena_defects(step.allocations, arenas)
     if defects:
-        logger.warning("no arenas, since those that were planned have defects: %s", "; ".join(defects[:3]))
-        return check
+        logger.warning("arenas that were planned have defects: %s; please report this", "; ".join(defects[:3]))
+        return _without(check, "those that were planned have defects")
     placements = step.placements(arenas)
     placed = run(placements)
     if placed.unknown or placed.trace is None:
-        logger.info("no arenas: %s", placed.unknown)
-        return check
+        return _without(check, placed.unknown)
     expandable = segments_expand()
     plain, planned = (reserved_figures(one.trace).of(expandable) for one in (check, placed) if one.trace is not None)
     # The peak is what the budget is about; what is reserved is what arenas are for.
     if not arenas.sizes or placed.peak_bytes > check.peak_bytes or planned > plain:
-        logger.info(
-            "no arenas: with %d of them the peak is %s in place of %s, and %s are reserved in place of %s",
-            *(len(arenas.sizes), format_bytes(placed.peak_bytes), format_bytes(check.peak_bytes)),
-            *(format_bytes(planned), format_bytes(plain)),
-        )
-        return check
+        peaks = f"the peak is {format_bytes(placed.peak_bytes)} in place of {format_bytes(check.peak_bytes)}"
+        reserved = f"{format_bytes(planned)} are reserved in place of {format_bytes(plain)}"
+        return _without(check, f"with {len(arenas.sizes)} of them {peaks}, and {reserved}")
     for graph in graphs:
         if graph.placed is not None:
             graph.placed.placement = placements.get(graph.is_backward)
     held = sum(b.size_bytes for b, arena in zip(step.allocations.blocks, arenas.arena_of) if arena >= 0)
     return replace(placed, arenas=ArenaFigures(arenas.sizes, 100.0 * held / max(step.all_bytes, 1), plain))
+
+
+def _without(check: DryRun, reason: str) -> DryRun:
+    """`check` with a note for the report."""
+    note = f'layout="planned": no arenas, since {reason}'
+    logger.info(note)
+    return replace(check, notes=(*check.notes, note))

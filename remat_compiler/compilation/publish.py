@@ -85,6 +85,7 @@ def _report(
         )
     if check.unknown:
         notes.append(f"the peak of what was emitted is not known: {check.unknown}")
+    notes += check.notes
     if check.unmeasured:
         notes.append(f"the workspace of these operators is not known: {', '.join(check.unmeasured)}")
     return build_report(

@@ -90,6 +90,7 @@ class DryRun:
         between_bytes: Bytes that other graphs take between forward and backward, see `PartitionRequest`.
         reserved_bytes: What the caching allocator reserves for the step, if the budget covers that; else 0.
         trace: What the step allocates, for the model of that allocator; `None` where nothing is known.
+        notes: What the user should know of the emitted code.
         arenas: The arenas that hold some of it, if there are any.
         allocations: What may be placed in arenas; `None` where that is not known, or there is not one graph each way.
     """
@@ -109,6 +110,7 @@ class DryRun:
     trace: AllocationTrace | None = field(default=None, repr=False)
     allocations: PlaceableStep | None = field(default=None, repr=False)
     arenas: ArenaFigures | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def needed_bytes(self) -> int:

@@ -23,6 +23,7 @@ _PANEL_WIDTH = _WIDTH - _PANEL - 20
 _SHOWN = 8
 
 _BEFORE, _AFTER, _BUDGET = svg.GREY, svg.BLUE, svg.RED
+_RESERVED = svg.BROWN
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,18 +51,18 @@ def memory_svg(report: PlanReport, after: MemoryCurve, before: MemoryCurve | Non
     """
     curves = [after] if before is None else [before, after]
     highest = max([curve.peak_bytes for curve in curves] + [1])
-    # A budget far above the step would press the curves flat; the panel names it all the same.
-    budget = report.budget_bytes if report.budget_bytes and report.budget_bytes <= 1.6 * highest else None
+    # A line far above the step would press the curves flat; the panel names its figure all the same.
+    lines = [(size, color, name) for size, color, name in _levels(report) if size <= 1.6 * highest]
     # A tenth of the height stays free above the highest line.
-    axes = _Axes(max(curve.total_ns for curve in curves), int(1.1 * max(highest, budget or 0)))
+    axes = _Axes(max(curve.total_ns for curve in curves), int(1.1 * max([highest, *(size for size, _, _ in lines)])))
     body = [*_title(report), *_frame(axes, after.timed)]
     # Under the plan's curve, which matters more.
     if before is not None:
         body += _curve(axes, before, _BEFORE)
     body += _curve(axes, after, _AFTER)
     body += _boundary(axes, after)
-    if budget is not None:
-        body += _budget_line(axes, budget)
+    for size, color, name in lines:
+        body += _level(axes, size, color, name)
     # After all lines, so that none covers it.
     body.append(svg.dot(axes.x(after.peak_ns), axes.y(after.peak_bytes), _AFTER))
     body += _panel(report, after, before)
@@ -133,11 +134,17 @@ def _boundary(axes: _Axes, curve: MemoryCurve) -> list[str]:
     ]
 
 
-def _budget_line(axes: _Axes, budget_bytes: int) -> list[str]:
-    y = axes.y(budget_bytes)
+def _levels(report: PlanReport) -> list[tuple[int, str, str]]:
+    """Bytes, colour and name of what holds for the whole step, where it is known."""
+    levels = [(report.budget_bytes, _BUDGET, "budget"), (report.reserved_bytes, _RESERVED, "reserved, modelled")]
+    return [(size, color, name) for size, color, name in levels if size]
+
+
+def _level(axes: _Axes, size_bytes: int, color: str, name: str) -> list[str]:
+    y = axes.y(size_bytes)
     return [
-        svg.line(_LEFT, y, _LEFT + _PLOT_WIDTH, y, _BUDGET, dash="7 4", width=1.4),
-        svg.text(_LEFT + 6, y - 6, f"budget {format_bytes(budget_bytes)}", fill=_BUDGET),
+        svg.line(_LEFT, y, _LEFT + _PLOT_WIDTH, y, color, dash="7 4", width=1.4),
+        svg.text(_LEFT + 6, y - 6, f"{name} {format_bytes(size_bytes)}", fill=color),
     ]
 
 
@@ -146,8 +153,7 @@ def _panel(report: PlanReport, after: MemoryCurve, before: MemoryCurve | None) -
     rows = [(_AFTER, "with this plan", after.peak_bytes)]
     if before is not None:
         rows.insert(0, (_BEFORE, "without a budget", before.peak_bytes))
-    if report.budget_bytes is not None:
-        rows.append((_BUDGET, "budget", report.budget_bytes))
+    rows += [(color, name, size) for size, color, name in _levels(report)]
     parts, y = [], float(_TOP + 8)
     right = _PANEL + _PANEL_WIDTH
     for color, label, size in rows:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from xml.sax.saxutils import escape
 
 INK, FAINT, GRID = "#1f2933", "#6b7785", "#e4e8ec"
-GREY, BLUE, RED = "#98a4b1", "#2166c4", "#c62f2f"
+GREY, BLUE, RED, BROWN = "#98a4b1", "#2166c4", "#c62f2f", "#8a5a12"
 
 
 def document(width: int, height: int, body: list[str]) -> str:

@@ -143,3 +143,10 @@ def test_changing_sizes_are_told(caplog: pytest.LogCaptureFixture) -> None:
     call = compile_with(Layers(), **OPTIONS, dynamic=True, memory_budget="1GiB", layout="planned")
     call(torch.randn(128, 64))[0].backward()
     assert 'layout="planned" has no effect on a graph whose sizes change' in caplog.text
+
+
+def test_a_step_that_arenas_would_not_help_says_so() -> None:
+    compile_with(Layers(), **OPTIONS, memory_budget=1.0, layout="planned")(torch.randn(512, 64))
+    report = remat_compiler.reports()[-1]
+    assert report.arena_bytes == ()
+    assert any("no arenas, since with" in note for note in report.notes)

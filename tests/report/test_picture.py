@@ -67,6 +67,13 @@ def test_a_budget_far_above_is_named_but_not_drawn() -> None:
     assert not any(word.startswith("budget 9") for word in words)
 
 
+def test_what_is_reserved_is_a_line_of_its_own() -> None:
+    reserved = replace(report(), reserved_bytes=13_000)
+    words = texts(memory_svg(reserved, curve(problem(), result().plan)))
+    assert {"reserved, modelled 12.7 KiB", "reserved, modelled", "12.7 KiB"} <= set(words)
+    assert not any("reserved" in word for word in texts(memory_svg(report(), curve(problem(), result().plan))))
+
+
 def test_the_same_report_gives_the_same_bytes() -> None:
     asked = problem()
     assert memory_svg(report(), curve(asked, result().plan)) == memory_svg(report(), curve(asked, result().plan))
