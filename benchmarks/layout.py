@@ -27,12 +27,12 @@ from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
-from remat_compiler.fitting.reserved import reserved_bytes
 
 from layout_problems import PlannedStep, made_up_step, overlapping, planned_steps, published
 from make_instances import instance_name, instance_paths
 from remat_compiler.ir.layout import Layout, LayoutPlanner, LayoutProblem
 from remat_compiler.ir.problem_file import read_problem
+from remat_compiler.simulate.reserved import reserved_bytes
 from remat_compiler.simulate.verify_layout import layout_defects
 from remat_passes.layout.exact import Exact
 from remat_passes.layout.units import Units, largest_live

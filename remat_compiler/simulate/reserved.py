@@ -74,16 +74,16 @@ class ReservedFigures:
 
 def reserved_figures(trace: AllocationTrace) -> ReservedFigures:
     """The figures of a step on a device without end."""
-    plain, expandable = CachingAllocator(_UNLIMITED_BYTES), ExpandableAllocator(_UNLIMITED_BYTES)
-    # As the allocator rounds: each by itself.
-    alone = CachingAllocator(_UNLIMITED_BYTES)
-    for size in (*trace.resident, *trace.state):
-        alone.allocate(size)
-    figures = [
-        _peak_reserved_bytes(trace.resident, trace.state, trace.lives, allocator) - alone.allocated_bytes
-        for allocator in (plain, expandable)
-    ]
-    return ReservedFigures(max(plain.peak_allocated_bytes - alone.allocated_bytes, 0), *figures)
+    allocated, reserved = [], []
+    for kind in (CachingAllocator, ExpandableAllocator):
+        allocator, alone = kind(_UNLIMITED_BYTES), kind(_UNLIMITED_BYTES)
+        peak_bytes = _peak_reserved_bytes(trace.resident, trace.state, trace.lives, allocator)
+        # What is there anyway counts as this allocator rounds it.
+        for size in (*trace.resident, *trace.state):
+            alone.allocate(size)
+        allocated.append(max(allocator.peak_allocated_bytes - alone.allocated_bytes, 0))
+        reserved.append(peak_bytes - alone.allocated_bytes)
+    return ReservedFigures(allocated[0], *reserved)
 
 
 def reserved_bytes(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from xml.etree import ElementTree
 
 import pytest
-from remat_compiler.fitting.reserved import reserved_bytes
 
 from layout import UNLIMITED_BYTES, line, rows_of_step, summary
 from layout_pictures import online_layout, picture
@@ -13,6 +12,7 @@ from layout_problems import PlannedStep, planned_steps
 from make_instances import INSTANCES, SUFFIX
 from remat_compiler.ir.layout import Layout
 from remat_compiler.ir.problem_file import read_problem
+from remat_compiler.simulate.reserved import reserved_bytes
 from remat_compiler.simulate.timeline import simulate
 from remat_compiler.simulate.verify_layout import layout_defects
 from remat_passes.registry import make_layout_planner
