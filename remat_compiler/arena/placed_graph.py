@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from types import FunctionType, MethodType, SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -31,7 +31,7 @@ class PlacedGraph:
         self, call: Callable[..., Any], pieces: tuple[Callable[..., Any], ...], is_backward: bool, device_type: str
     ) -> None:
         self.placement: Placement | None = None
-        self._is_backward, self._device_type = is_backward, device_type
+        self._is_backward = is_backward
         self._under_way = threading.local()
         function: Any = call.__func__ if isinstance(call, MethodType) else call
         name = f"empty_strided_{device_type}"
@@ -45,11 +45,13 @@ class PlacedGraph:
             return
         for key, value in list(own.items()):
             if isinstance(value, FunctionType) and value.__globals__ is function.__globals__:
-                own[key] = _with_globals(value, own)
+                own[key] = with_globals(value, own)
         own[name] = self._allocate
-        self._call = _with_globals(function, own)
+        self._call = with_globals(function, own)
         if isinstance(call, MethodType):
-            self._call = MethodType(self._call, SimpleNamespace(partitions=[_with_globals(one, own) for one in pieces]))
+            self._call = MethodType(
+                self._call, SimpleNamespace(partitions=[with_globals(cast("FunctionType", one), own) for one in pieces])
+            )
 
     def __call__(self, arguments: list[Any]) -> Any:
         """Run the graph."""
@@ -73,7 +75,8 @@ class PlacedGraph:
         return self._allocate_plainly((size_bytes,), (1,), torch.uint8)
 
 
-def _with_globals(function: Any, own: dict[str, Any]) -> Any:
+def with_globals(function: FunctionType, own: dict[str, Any]) -> FunctionType:
+    """`function` with other globals."""
     twin = FunctionType(function.__code__, own, function.__name__, function.__defaults__, function.__closure__)
     twin.__kwdefaults__ = function.__kwdefaults__
     return twin

@@ -328,9 +328,7 @@ def _trace(step: FakeStep, timeline: Sequence[MemorySample]) -> AllocationTrace:
     lives += [Life(one.workspace_bytes, i, i + 1) for i, one in enumerate(timeline) if one.workspace_bytes]
     # Stable, so that what is made at one moment stays in its order, and what an operator takes inside comes last.
     lives.sort(key=lambda life: life.made)
-    boundary = sum(sample.phase == "forward" for sample in timeline)
-    inputs = step.inputs
-    return AllocationTrace(inputs.resident_sizes, inputs.trained_sizes * _STATES, tuple(lives), boundary, len(timeline))
+    return AllocationTrace(step.inputs.resident_sizes, step.inputs.trained_sizes * _STATES, tuple(lives))
 
 
 def _live(life: StorageLife, text: Callable[[str, int], str]) -> LiveStorage:

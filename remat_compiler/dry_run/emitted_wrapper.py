@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import torch
 
 from remat_compiler import torch_compat
-from remat_compiler.arena.placed_graph import PlacedGraph
+from remat_compiler.arena.placed_graph import PlacedGraph, with_globals
 from remat_compiler.arena.placing import Placement, Placing
 
 # Emitted modules define each kernel at top level: ``cpp_fused_add_0 = async_compile.cpp_pybinding(...)``.
@@ -240,9 +240,7 @@ class _PlacedObserver:
 def _with_globals(function: Callable[..., Any], new: dict[str, Any]) -> FunctionType:
     if not isinstance(function, FunctionType):
         raise DryRunUnsupported(f"a piece of the emitted wrapper is a {type(function).__name__}, not a function")
-    twin = FunctionType(function.__code__, new, function.__name__, function.__defaults__, function.__closure__)
-    twin.__kwdefaults__ = function.__kwdefaults__
-    return twin
+    return with_globals(function, new)
 
 
 def _stand_ins(observer: _PlacedObserver) -> dict[str, Callable[..., Any]]:

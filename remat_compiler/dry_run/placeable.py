@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Protocol
 
 from remat_compiler.arena.placing import Placement, Slot
@@ -98,10 +99,12 @@ def placeable(
             if whole and end is not None and id(life) not in shown:
                 number[id(life)] = len(blocks)
                 blocks.append(Block(life.made, end, life.size_bytes))
-    other = [sample.live_bytes + sample.workspace_bytes for sample in timeline]
+    change = [0] * (len(timeline) + 1)
     for block in blocks:
-        for moment in range(block.start, block.stop):
-            other[moment] -= block.size_bytes
+        change[block.start] -= block.size_bytes
+        change[block.stop] += block.size_bytes
+    # Every dry run comes by here: by each block's begin and end, not by the moments between.
+    other = [one.live_bytes + one.workspace_bytes + covered for one, covered in zip(timeline, accumulate(change))]
     boundary = sum(sample.phase == "forward" for sample in timeline)
     allocations = Allocations(tuple(blocks), tuple(other), boundary, ALIGNMENT_BYTES)
     made = tuple((call.is_backward, tuple(number.get(id(life)) for life in call.made)) for call in calls)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol
 
 from remat_compiler.devices.caching_allocator import CachingAllocator, OutOfMemory
@@ -42,15 +43,11 @@ class AllocationTrace:
         resident: Sizes of what is allocated before the first step: parameters, buffers, inputs.
         state: Sizes of the optimizer's state, which exists from the end of the first step on.
         lives: What one step allocates, in order.
-        boundary: First moment of the backward.
-        moments: Number of moments of the step.
     """
 
     resident: tuple[int, ...]
     state: tuple[int, ...]
     lives: tuple[Life, ...]
-    boundary: int
-    moments: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +69,8 @@ class ReservedFigures:
         return self.expandable_bytes if expandable else self.reserved_bytes
 
 
+# Searches, arenas and reports ask about the same few steps.
+@lru_cache(maxsize=4)
 def reserved_figures(trace: AllocationTrace) -> ReservedFigures:
     """The figures of a step on a device without end."""
     allocated, reserved = [], []

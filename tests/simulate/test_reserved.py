@@ -15,7 +15,7 @@ MIB = 2**20
 
 
 def trace(*lives: Life, resident: tuple[int, ...] = (), state: tuple[int, ...] = ()) -> AllocationTrace:
-    return AllocationTrace(resident, state, lives, 0, max((life.freed or life.made + 1) for life in lives))
+    return AllocationTrace(resident, state, lives)
 
 
 def test_a_step_in_one_piece_takes_its_segment() -> None:
@@ -50,7 +50,7 @@ def test_no_step_takes_less_than_is_alive(rng: Random) -> None:
         lives.append(Life(rng.choice([0, rng.randrange(1, 3 * MIB), rng.randrange(1, 40 * MIB)]), made, freed))
     lives.sort(key=lambda life: life.made)
     resident = tuple(rng.randrange(1, 10 * MIB) for _ in range(rng.randrange(4)))
-    figures = reserved_figures(AllocationTrace(resident, (), tuple(lives), 0, 21))
+    figures = reserved_figures(AllocationTrace(resident, (), tuple(lives)))
     rounded = [max(rounded_up(life.size_bytes, 512), 512) for life in lives]
     ends = [21 if life.freed is None else life.freed for life in lives]
     alive = [sum(s for s, one, end in zip(rounded, lives, ends) if one.made <= t < end) for t in range(21)]

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from remat_compiler.ir.arenas import Allocations, Arenas
 from remat_compiler.ir.layout import LayoutProblem
+from remat_compiler.simulate.arenas import live_bytes
 from remat_passes.layout.portfolio import Portfolio
 from remat_passes.layout.units import IntArray
 from remat_passes.sequences.jit import compiled, inner
@@ -55,10 +56,7 @@ def _groups(step: Allocations, chosen: list[int]) -> list[int]:
     rows = np.array([(step.blocks[i].start, step.blocks[i].stop, step.blocks[i].size_bytes) for i in chosen], np.int64)
     if not len(rows):
         return []
-    total = np.array(step.other_bytes, np.int64)
-    for block in step.blocks:
-        total[block.start : block.stop] += block.size_bytes
-    groups: list[int] = join(rows, total, step.boundary).tolist()
+    groups: list[int] = join(rows, live_bytes(step), step.boundary).tolist()
     return groups
 
 
