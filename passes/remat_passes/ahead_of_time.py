@@ -19,7 +19,7 @@ from remat_compiler.ir.layout import Block, LayoutProblem
 from remat_compiler.ir.plan import Tier
 from remat_compiler.ir.problem import CostTable, Link, RematProblem
 from remat_passes.exact.prove import cheaper_plan
-from remat_passes.layout.grouping import choose_arenas
+from remat_passes.layout.grouping import joined
 from remat_passes.layout.minimise import minimise
 from remat_passes.layout.portfolio import Portfolio
 from remat_passes.layout.units import Units
@@ -76,7 +76,7 @@ def _pack() -> None:
     Portfolio().place(problem)
     units = Units.of(problem)
     minimise(units, np.cumsum(units.size) - units.size, 1_000)
-    choose_arenas(Allocations(problem.blocks, (0,) * 4, 2, problem.alignment_bytes))
+    joined(Allocations(problem.blocks, (0,) * 4, 2, problem.alignment_bytes))
 
 
 class _Writer:

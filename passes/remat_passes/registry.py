@@ -6,7 +6,7 @@ To add a planner, add a line to `PLANNERS`; to add a layout planner, one to `LAY
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from types import MappingProxyType
 
@@ -16,6 +16,7 @@ from remat_compiler.ir.plan import PlanResult
 from remat_compiler.ir.planner import Planner
 from remat_compiler.ir.problem import RematProblem
 from remat_compiler.ir.saved_layers import SavedLayers
+from remat_compiler.simulate.reserved import AllocationTrace
 from remat_passes.tables import Table
 
 ENTRY_POINT_GROUP = "remat_compiler.registry"
@@ -95,9 +96,9 @@ def has_option(name: str, option: str) -> bool:
     return option in getattr(planner_class(name), "__dataclass_fields__", {})
 
 
-def choose_arenas(step: Allocations) -> Arenas:
-    """Arenas for what a step allocates, under which it peaks no higher; see `layout.grouping`."""
-    arenas: Arenas = import_module("remat_passes.layout.grouping").choose_arenas(step)
+def choose_arenas(step: Allocations, traces: Sequence[AllocationTrace], expandable: bool) -> Arenas:
+    """Arenas for what a step allocates, with which less is reserved for it; see `layout.selection`."""
+    arenas: Arenas = import_module("remat_passes.layout.selection").choose_arenas(step, traces, expandable)
     return arenas
 
 

@@ -10,9 +10,9 @@ from remat_compiler.arena.placing import Placement
 from remat_compiler.devices.allocator_setting import segments_expand
 from remat_compiler.dry_run.dry_run import DryRun
 from remat_compiler.dry_run.emitted_wrapper import EmittedGraph
-from remat_compiler.ir.arenas import ArenaFigures
+from remat_compiler.ir.arenas import Allocations, ArenaFigures
 from remat_compiler.options import format_bytes
-from remat_compiler.simulate.arenas import arena_defects
+from remat_compiler.simulate.arenas import arena_defects, live_bytes
 from remat_compiler.simulate.reserved import reserved_figures
 from remat_passes.registry import choose_arenas
 
@@ -29,13 +29,16 @@ PlacedRun = Callable[[Mapping[bool, Placement]], DryRun]
 """The dry run of the same graphs with their allocations in arenas."""
 
 
-def place_in_arenas(check: DryRun, graphs: Sequence[EmittedGraph], run: PlacedRun) -> DryRun:
+def place_in_arenas(
+    check: DryRun, graphs: Sequence[EmittedGraph], run: PlacedRun, others_run_between: bool
+) -> DryRun:
     """The check of the graphs with arenas, which they have from now on; `check`, with a note, if these would take more.
 
     Args:
         check: The check of the graphs without arenas.
         graphs: The graphs.
         run: Runs them with arenas.
+        others_run_between: Whether other graphs run between forward and backward, so that what is held then counts.
     """
     step = check.allocations
     if step is None or check.trace is None:
@@ -44,7 +47,11 @@ def place_in_arenas(check: DryRun, graphs: Sequence[EmittedGraph], run: PlacedRu
         for text, why in _HOLDING_ON.items():
             if text in graph.source:
                 return _without(check, f"the graph has {why}")
-    arenas = choose_arenas(step.allocations)
+    expandable = segments_expand()
+    asked = _held_as_it_is(step.allocations) if others_run_between else step.allocations
+    arenas = choose_arenas(asked, [check.trace], expandable)
+    if not arenas.sizes:
+        return _without(check, "with those that were tried no less would be reserved")
     defects = arena_defects(step.allocations, arenas)
     if defects:
         logger.warning("arenas that were planned have defects: %s; please report this", "; ".join(defects[:3]))
@@ -53,10 +60,10 @@ def place_in_arenas(check: DryRun, graphs: Sequence[EmittedGraph], run: PlacedRu
     placed = run(placements)
     if placed.unknown or placed.trace is None:
         return _without(check, placed.unknown)
-    expandable = segments_expand()
     plain, planned = (reserved_figures(one.trace).of(expandable) for one in (check, placed) if one.trace is not None)
     # The peak is what the budget is about; what is reserved is what arenas are for.
-    if not arenas.sizes or placed.peak_bytes > check.peak_bytes or planned > plain:
+    more_held = others_run_between and placed.boundary_bytes > check.boundary_bytes
+    if placed.peak_bytes > check.peak_bytes or more_held or planned > plain:
         peaks = f"the peak is {format_bytes(placed.peak_bytes)} in place of {format_bytes(check.peak_bytes)}"
         reserved = f"{format_bytes(planned)} are reserved in place of {format_bytes(plain)}"
         return _without(check, f"with {len(arenas.sizes)} of them {peaks}, and {reserved}")
@@ -65,6 +72,15 @@ def place_in_arenas(check: DryRun, graphs: Sequence[EmittedGraph], run: PlacedRu
             graph.placed.placement = placements.get(graph.is_backward)
     held = sum(b.size_bytes for b, arena in zip(step.allocations.blocks, arenas.arena_of) if arena >= 0)
     return replace(placed, arenas=ArenaFigures(arenas.sizes, 100.0 * held / max(step.all_bytes, 1), plain))
+
+
+def _held_as_it_is(step: Allocations) -> Allocations:
+    """The step as if it peaked where its backward begins, so that arenas hold no more there."""
+    other = list(step.other_bytes)
+    total = live_bytes(step)
+    if step.boundary < len(other):
+        other[step.boundary] += int(total.max() - total[step.boundary])
+    return replace(step, other_bytes=tuple(other))
 
 
 def _without(check: DryRun, reason: str) -> DryRun:

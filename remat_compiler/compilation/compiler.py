@@ -159,7 +159,8 @@ class Compiler:
         check, formula = replace(check_at(sizes), between_bytes=request.between_bytes), None
         if places:
             again = partial(dry_run, compiled, at_sizes, tuple(recorder.graphs), self.session.workspace)
-            placed = place_in_arenas(check, recorder.graphs, lambda where: again(placements=where))
+            others = request.between_bytes > 0
+            placed = place_in_arenas(check, recorder.graphs, lambda where: again(placements=where), others)
             check = replace(placed, between_bytes=request.between_bytes)
         if request.budget_of == "reserved" and check.trace is not None:
             check = replace(check, reserved_bytes=reserved_figures(check.trace).of(segments_expand()))

@@ -303,6 +303,7 @@ def _summary(step: FakeStep, workspace: WorkspaceTable) -> DryRun:
     peak_index = heights.index(peak_bytes) if heights else 0
     at_peak = [life for life, freed in step.alive if life.made <= peak_index and (freed is None or peak_index < freed)]
     alive = [_live(life, text) for life in at_peak]
+    trace, positions = _trace(step, timeline)
     return DryRun(
         peak_bytes=peak_bytes,
         timeline=timeline,
@@ -314,8 +315,8 @@ def _summary(step: FakeStep, workspace: WorkspaceTable) -> DryRun:
         final_bytes=step.final_bytes,
         resident_bytes=step.inputs.resident_bytes,
         unmeasured=tuple(sorted({str(call.func) for key, call in calls.items() if key not in known})),
-        trace=_trace(step, timeline),
-        allocations=placeable(step.tracker.wrapper_calls, step.outputs, step.alive, timeline),
+        trace=trace,
+        allocations=placeable(step.tracker.wrapper_calls, step.outputs, step.alive, timeline, positions),
     )
 
 
@@ -323,12 +324,15 @@ _STATES = 2
 """Values of an optimizer's state for each parameter: those of Adam."""
 
 
-def _trace(step: FakeStep, timeline: Sequence[MemorySample]) -> AllocationTrace:
-    lives = [Life(life.size_bytes, life.made, freed) for life, freed in step.alive if life.size_bytes]
-    lives += [Life(one.workspace_bytes, i, i + 1) for i, one in enumerate(timeline) if one.workspace_bytes]
+def _trace(step: FakeStep, timeline: Sequence[MemorySample]) -> tuple[AllocationTrace, dict[int, int]]:
+    """What the step allocates in order, and the position of each life by its identity."""
+    own = [(id(life), Life(life.size_bytes, life.made, freed)) for life, freed in step.alive if life.size_bytes]
+    inside = [(0, Life(one.workspace_bytes, i, i + 1)) for i, one in enumerate(timeline) if one.workspace_bytes]
     # Stable, so that what is made at one moment stays in its order, and what an operator takes inside comes last.
-    lives.sort(key=lambda life: life.made)
-    return AllocationTrace(step.inputs.resident_sizes, step.inputs.trained_sizes * _STATES, tuple(lives))
+    rows = sorted(own + inside, key=lambda row: row[1].made)
+    trained = step.inputs.trained_sizes * _STATES
+    trace = AllocationTrace(step.inputs.resident_sizes, trained, tuple(life for _, life in rows))
+    return trace, {key: position for position, (key, _) in enumerate(rows) if key}
 
 
 def _live(life: StorageLife, text: Callable[[str, int], str]) -> LiveStorage:

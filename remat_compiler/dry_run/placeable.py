@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Protocol
@@ -73,6 +73,7 @@ def placeable(
     outputs: Sequence[StorageLife | None],
     lives: Sequence[tuple[StorageLife, int | None]],
     timeline: Sequence[Sample],
+    positions: Mapping[int, int],
 ) -> PlaceableStep | None:
     """What of a step may lie in arenas: what its graphs allocate and nobody else holds.
 
@@ -83,6 +84,7 @@ def placeable(
         outputs: The storages of what the step returns.
         lives: All storages, each with the moment at which it was freed within the step, if it was.
         timeline: Memory at each moment.
+        positions: The position of each storage in the trace of the step, by the identity of its life.
     """
     if sorted(call.is_backward for call in calls) != [False, True]:
         return None
@@ -91,6 +93,7 @@ def placeable(
     ends = {id(life): freed for life, freed in lives}
     number: dict[int, int] = {}
     blocks: list[Block] = []
+    in_trace: list[int] = []
     for call in calls:
         for life in call.made:
             # Whole multiples: rounding would make a step that is full take more.
@@ -99,6 +102,7 @@ def placeable(
             if whole and end is not None and id(life) not in shown:
                 number[id(life)] = len(blocks)
                 blocks.append(Block(life.made, end, life.size_bytes))
+                in_trace.append(positions[id(life)])
     change = [0] * (len(timeline) + 1)
     for block in blocks:
         change[block.start] -= block.size_bytes
@@ -106,7 +110,7 @@ def placeable(
     # Every dry run comes by here: by each block's begin and end, not by the moments between.
     other = [one.live_bytes + one.workspace_bytes + covered for one, covered in zip(timeline, accumulate(change))]
     boundary = sum(sample.phase == "forward" for sample in timeline)
-    allocations = Allocations(tuple(blocks), tuple(other), boundary, ALIGNMENT_BYTES)
+    allocations = Allocations(tuple(blocks), tuple(other), boundary, ALIGNMENT_BYTES, tuple(in_trace))
     made = tuple((call.is_backward, tuple(number.get(id(life)) for life in call.made)) for call in calls)
     saved = tuple(None if life is None else number.get(id(life)) for life in backward.arguments)
     return PlaceableStep(allocations, made, saved, sum(life.size_bytes for life, _ in lives))

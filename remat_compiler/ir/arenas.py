@@ -27,12 +27,14 @@ class Allocations:
         other_bytes: At each moment of the step, the bytes of everything else.
         boundary: First moment of the backward.
         alignment_bytes: Every offset is a multiple of it.
+        in_trace: Position of each block among the lives of the step's trace, see `simulate.reserved.AllocationTrace`.
     """
 
     blocks: tuple[Block, ...]
     other_bytes: tuple[int, ...]
     boundary: int
     alignment_bytes: int
+    in_trace: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -10,6 +11,7 @@ import numpy.typing as npt
 from remat_compiler.ir.arenas import Allocations, Arenas
 from remat_compiler.ir.layout import Block, Layout, LayoutProblem
 from remat_compiler.simulate.lives import Life
+from remat_compiler.simulate.reserved import AllocationTrace
 from remat_compiler.simulate.verify_layout import layout_defects
 
 
@@ -39,6 +41,14 @@ def arena_lives(step: Allocations, arenas: Arenas) -> list[Life]:
         edges = np.flatnonzero(np.diff(np.concatenate(([0], _exists(step, arenas, arena).astype(np.int8), [0]))))
         found += [Life(size_bytes, int(made), int(freed)) for made, freed in zip(edges[::2], edges[1::2])]
     return found
+
+
+def trace_with(trace: AllocationTrace, step: Allocations, arenas: Arenas) -> AllocationTrace:
+    """`trace`, that of `step` or of the same step at smaller sizes, with arenas in place of what lies in them."""
+    gone = {position for position, arena in zip(step.in_trace, arenas.arena_of) if arena >= 0}
+    lives = [life for position, life in enumerate(trace.lives) if position not in gone]
+    # Stable: what is made at one moment stays in its order, and arenas come after it.
+    return replace(trace, lives=tuple(sorted(lives + arena_lives(step, arenas), key=lambda life: life.made)))
 
 
 def arena_defects(step: Allocations, arenas: Arenas) -> list[str]:

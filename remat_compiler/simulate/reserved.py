@@ -86,16 +86,33 @@ def figures_of_steps(
         state: Sizes of the optimizer's state, which exists from the end of the first step on.
         steps: What each step allocates; steps of other lengths allocate other sizes.
     """
-    allocated, reserved = [], []
-    for kind in (CachingAllocator, ExpandableAllocator):
-        allocator, alone = kind(_UNLIMITED_BYTES), kind(_UNLIMITED_BYTES)
-        run_steps(resident, state, steps, allocator)
-        # What is there anyway counts as this allocator rounds it.
-        for size in (*resident, *state):
-            alone.allocate(size)
-        allocated.append(max(allocator.peak_allocated_bytes - alone.allocated_bytes, 0))
-        reserved.append(allocator.peak_reserved_bytes - alone.allocated_bytes)
-    return ReservedFigures(allocated[0], *reserved)
+    (allocated, reserved), (_, expandable) = (_taken(resident, state, steps, one) for one in (False, True))
+    return ReservedFigures(allocated, reserved, expandable)
+
+
+def taken_bytes(traces: Sequence[AllocationTrace], expandable: bool) -> int:
+    """What the allocator reserves, with one kind of segments, for steps of other sizes in a row; see `ReservedFigures`.
+
+    Args:
+        traces: One step at each size; what is resident, and the state, are those of the first.
+        expandable: Whether segments expand.
+    """
+    steps = [trace.lives for trace in traces] * (_STEPS if len(traces) == 1 else 2)
+    return _taken(traces[0].resident, traces[0].state, steps, expandable)[1]
+
+
+def _taken(
+    resident: Sequence[int], state: Sequence[int], steps: Sequence[Sequence[Allocation]], expandable: bool
+) -> tuple[int, int]:
+    """Most bytes in use and most reserved, less what is there anyway."""
+    kind = ExpandableAllocator if expandable else CachingAllocator
+    allocator, alone = kind(_UNLIMITED_BYTES), kind(_UNLIMITED_BYTES)
+    run_steps(resident, state, steps, allocator)
+    # What is there anyway counts as this allocator rounds it.
+    for size in (*resident, *state):
+        alone.allocate(size)
+    in_use = max(allocator.peak_allocated_bytes - alone.allocated_bytes, 0)
+    return in_use, allocator.peak_reserved_bytes - alone.allocated_bytes
 
 
 def reserved_bytes(

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 import remat_compiler
 from end_to_end.compiling import compile_with
 from measure import allocator_events, live_bytes
+from remat_compiler.compilation import arenas
+from remat_passes.layout.grouping import joined
 
 OPTIONS: dict[str, Any] = {"cost_model": "nominal", "inner": "inductor", "on_infeasible": "error"}
 
@@ -33,6 +35,8 @@ class Layers(nn.Module):
 @pytest.fixture(autouse=True)
 def _one_thread(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("REMAT_DISABLE_CACHE", "1")
+    # Steps as small as these reserve no less with arenas, which would be left out.
+    monkeypatch.setattr(arenas, "choose_arenas", lambda step, traces, expandable: joined(step))
     before = torch.get_num_threads()
     # Sums by several threads may differ from run to run.
     torch.set_num_threads(1)

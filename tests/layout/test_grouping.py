@@ -11,7 +11,7 @@ from builders import generators
 from remat_compiler.ir.arenas import Allocations, Arenas
 from remat_compiler.ir.layout import Block
 from remat_compiler.simulate.arenas import arena_defects, arena_lives, live_bytes, live_bytes_with
-from remat_passes.layout.grouping import choose_arenas
+from remat_passes.layout.grouping import joined
 
 
 def random_step(rng: Random) -> Allocations:
@@ -27,17 +27,17 @@ def random_step(rng: Random) -> Allocations:
 @given(rng=generators())
 def test_arenas_have_no_defects_and_the_step_peaks_no_higher(rng: Random) -> None:
     step = random_step(rng)
-    arenas = choose_arenas(step)
+    arenas = joined(step)
     assert arena_defects(step, arenas) == []
     assert live_bytes_with(step, arenas).max() <= live_bytes(step).max()
-    assert choose_arenas(step) == arenas
+    assert joined(step) == arenas
     assert all(len(arenas.members(arena)) > 1 for arena in range(len(arenas.sizes)))
 
 
 @given(rng=generators())
 def test_lives_of_arenas_are_what_counts(rng: Random) -> None:
     step = random_step(rng)
-    arenas = choose_arenas(step)
+    arenas = joined(step)
     total = list(step.other_bytes)
     for block, arena in zip(step.blocks, arenas.arena_of):
         for t in range(block.start, block.stop) if arena < 0 else ():
@@ -51,15 +51,15 @@ def test_lives_of_arenas_are_what_counts(rng: Random) -> None:
 
 def test_values_in_turn_share_one_arena() -> None:
     step = Allocations(tuple(Block(t, t + 1, 640) for t in range(6)), (0,) * 6, 3, 64)
-    assert choose_arenas(step) == Arenas((640,), (0,) * 6, (0,) * 6)
+    assert joined(step) == Arenas((640,), (0,) * 6, (0,) * 6)
 
 
 def test_an_arena_is_not_kept_while_gradients_grow() -> None:
     # Two saved values die one after the other, and what stays takes their bytes.
     step = Allocations((Block(0, 3, 640), Block(1, 2, 640)), (0, 0, 640, 1280), 2, 64)
-    assert choose_arenas(step).sizes == ()
+    assert joined(step).sizes == ()
     room = replace(step, other_bytes=(0, 0, 0, 1280))
-    assert choose_arenas(room).sizes == (1280,)
+    assert joined(room).sizes == (1280,)
 
 
 def test_defects_are_named() -> None:

@@ -25,7 +25,7 @@ MOST_BLOCKS = 1200
 _NEVER = 1 << 62
 
 
-def choose_arenas(step: Allocations) -> Arenas:
+def joined(step: Allocations) -> Arenas:
     """Arenas for the blocks of `step` under which it peaks no higher."""
     chosen = sorted(range(len(step.blocks)), key=lambda i: (-step.blocks[i].size_bytes, i))[:MOST_BLOCKS]
     chosen.sort()
