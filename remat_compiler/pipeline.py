@@ -153,9 +153,6 @@ def _for_all_sizes(
     variants: VariantStore,
 ) -> Callable[..., Any]:
     """Plan the graph for the sizes of the first call, and for others as they come; see `variant_maker`."""
-    if options.layout == "planned":
-        logger.warning('layout="planned" has no effect on a graph whose sizes change')
-        first = replace(first, layout="plain")
     if options.budget_of == "reserved":
         logger.warning(
             'budget_of="reserved" holds at fixed sizes; a graph whose sizes change is kept by what is allocated'

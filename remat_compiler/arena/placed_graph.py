@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from remat_compiler import torch_compat
-from remat_compiler.arena.placing import Placement, Placing
+from remat_compiler.arena.placing import Places, Placing
 
 
 class PlacedGraph:
@@ -24,13 +24,13 @@ class PlacedGraph:
         device_type: Device type of what is placed.
 
     Attributes:
-        placement: The places of its allocations; `None` for the allocator's own.
+        places: Where the allocations of each call lie; `None` for where the allocator puts them.
     """
 
     def __init__(
         self, call: Callable[..., Any], pieces: tuple[Callable[..., Any], ...], is_backward: bool, device_type: str
     ) -> None:
-        self.placement: Placement | None = None
+        self.places: Places | None = None
         self._is_backward = is_backward
         self._under_way = threading.local()
         function: Any = call.__func__ if isinstance(call, MethodType) else call
@@ -55,7 +55,7 @@ class PlacedGraph:
 
     def __call__(self, arguments: list[Any]) -> Any:
         """Run the graph."""
-        placement = self.placement
+        placement = None if self.places is None else self.places.of(arguments)
         # The next backward of a graph that is kept reads the saved values again, on which this one would write.
         if placement is None or (self._is_backward and torch_compat.keeps_graph()):
             return self._call(arguments)

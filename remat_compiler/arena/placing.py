@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -50,6 +50,54 @@ class Placement:
     sizes: tuple[int, ...]
     slots: tuple[Slot | None, ...]
     sources: tuple[tuple[int, int], ...] = ()
+
+    def is_continued(self, arguments: Sequence[Any]) -> bool:
+        """Whether the arenas that exist already are those of the arguments."""
+        return all(_lies_in(arguments[position], self.sizes[arena]) for arena, position in self.sources)
+
+
+class Places(Protocol):
+    """Where the allocations of each call of a graph lie."""
+
+    def of(self, arguments: Sequence[Any]) -> Placement | None:
+        """The places for a call with these arguments; `None` for the allocator's own."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SamePlaces:
+    """The same places for each call, at sizes that do not change.
+
+    Attributes:
+        placement: The places.
+    """
+
+    placement: Placement
+
+    def of(self, arguments: Sequence[Any]) -> Placement:
+        """See `Places`."""
+        return self.placement
+
+
+@dataclass(frozen=True, slots=True)
+class PlacesBySize:
+    """Places for all calls whose sizes are not beyond some largest ones.
+
+    Attributes:
+        positions: Positions of the sizes among the arguments.
+        known: Largest sizes with the places for them, the latest ones first.
+    """
+
+    positions: tuple[int, ...]
+    known: tuple[tuple[tuple[int, ...], Placement], ...]
+
+    def of(self, arguments: Sequence[Any]) -> Placement | None:
+        """See `Places`; a backward has the places with which its forward ran, though there may be later ones."""
+        sizes = [arguments[position] for position in self.positions]
+        fitting = [one for reach, one in self.known if all(size <= top for size, top in zip(sizes, reach))]
+        found = next((one for one in fitting if one.is_continued(arguments)), None)
+        # Hooks on saved tensors may have replaced what would tell; then any of them serves.
+        return found if found is not None else next(iter(fitting), None)
 
 
 class Placing:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from remat_compiler.arena.placing import Placement
+from remat_compiler.arena.placing import Placement, SamePlaces
 from remat_compiler.devices.allocator_setting import segments_expand
 from remat_compiler.dry_run.dry_run import DryRun
 from remat_compiler.dry_run.emitted_wrapper import EmittedGraph
-from remat_compiler.ir.arenas import Allocations, ArenaFigures
+from remat_compiler.dry_run.placeable import PlaceableStep
+from remat_compiler.ir.arenas import Allocations, ArenaFigures, Arenas
 from remat_compiler.options import format_bytes
-from remat_compiler.simulate.arenas import arena_defects, live_bytes
-from remat_compiler.simulate.reserved import reserved_figures
+from remat_compiler.simulate.arenas import arena_defects, live_bytes, trace_with
+from remat_compiler.simulate.reserved import AllocationTrace, taken_bytes
 from remat_passes.registry import choose_arenas
 
 logger = logging.getLogger(__name__)
@@ -29,9 +30,24 @@ PlacedRun = Callable[[Mapping[bool, Placement]], DryRun]
 """The dry run of the same graphs with their allocations in arenas."""
 
 
-def place_in_arenas(
-    check: DryRun, graphs: Sequence[EmittedGraph], run: PlacedRun, others_run_between: bool
-) -> DryRun:
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """Arenas for a pair of graphs.
+
+    Attributes:
+        check: The check with them.
+        step: What of the step may lie in arenas.
+        arenas: The arenas.
+        placements: Places of the allocations of the backward (`True`) and of the forward.
+    """
+
+    check: DryRun
+    step: PlaceableStep
+    arenas: Arenas
+    placements: Mapping[bool, Placement]
+
+
+def place_in_arenas(check: DryRun, graphs: Sequence[EmittedGraph], run: PlacedRun, others_run_between: bool) -> DryRun:
     """The check of the graphs with arenas, which they have from now on; `check`, with a note, if these would take more.
 
     Args:
@@ -40,38 +56,65 @@ def place_in_arenas(
         run: Runs them with arenas.
         others_run_between: Whether other graphs run between forward and backward, so that what is held then counts.
     """
+    smaller: list[AllocationTrace] = []
+    placed = planned_arenas(check, smaller, graphs, run, others_run_between)
+    if isinstance(placed, str):
+        return without_arenas(check, placed)
+    for graph in graphs:
+        placement = placed.placements.get(graph.is_backward)
+        if graph.placed is not None and placement is not None:
+            graph.placed.places = SamePlaces(placement)
+    return placed.check
+
+
+def planned_arenas(
+    check: DryRun,
+    smaller: Sequence[AllocationTrace],
+    graphs: Sequence[EmittedGraph],
+    run: PlacedRun,
+    others_run_between: bool,
+) -> Placed | str:
+    """Arenas with which the step peaks no higher, and less is reserved for it; else the reason why there are none.
+
+    Args:
+        check: The check of the graphs without arenas.
+        smaller: What the step allocates at smaller sizes, if its sizes change.
+        graphs: The graphs.
+        run: Runs them with arenas.
+        others_run_between: Whether other graphs run between forward and backward, so that what is held then counts.
+    """
     step = check.allocations
     if step is None or check.trace is None:
-        return _without(check, check.unknown or "the step is not one forward and one backward graph")
+        return check.unknown or "the step is not one forward and one backward graph"
     for graph in graphs:
         for text, why in _HOLDING_ON.items():
             if text in graph.source:
-                return _without(check, f"the graph has {why}")
+                return f"the graph has {why}"
     expandable = segments_expand()
     asked = _held_as_it_is(step.allocations) if others_run_between else step.allocations
-    arenas = choose_arenas(asked, [check.trace], expandable)
+    arenas = choose_arenas(asked, [check.trace, *smaller], expandable)
     if not arenas.sizes:
-        return _without(check, "with those that were tried no less would be reserved")
+        return "with those that were tried no less would be reserved"
     defects = arena_defects(step.allocations, arenas)
     if defects:
         logger.warning("arenas that were planned have defects: %s; please report this", "; ".join(defects[:3]))
-        return _without(check, "those that were planned have defects")
+        return "those that were planned have defects"
     placements = step.placements(arenas)
     placed = run(placements)
     if placed.unknown or placed.trace is None:
-        return _without(check, placed.unknown)
-    plain, planned = (reserved_figures(one.trace).of(expandable) for one in (check, placed) if one.trace is not None)
+        return placed.unknown
+    before = taken_bytes([check.trace, *smaller], expandable)
+    after = taken_bytes([placed.trace, *(trace_with(one, step.allocations, arenas) for one in smaller)], expandable)
     # The peak is what the budget is about; what is reserved is what arenas are for.
     more_held = others_run_between and placed.boundary_bytes > check.boundary_bytes
-    if placed.peak_bytes > check.peak_bytes or more_held or planned > plain:
+    if placed.peak_bytes > check.peak_bytes or more_held or after > before:
         peaks = f"the peak is {format_bytes(placed.peak_bytes)} in place of {format_bytes(check.peak_bytes)}"
-        reserved = f"{format_bytes(planned)} are reserved in place of {format_bytes(plain)}"
-        return _without(check, f"with {len(arenas.sizes)} of them {peaks}, and {reserved}")
-    for graph in graphs:
-        if graph.placed is not None:
-            graph.placed.placement = placements.get(graph.is_backward)
+        reserved = f"{format_bytes(after)} are reserved in place of {format_bytes(before)}"
+        return f"with {len(arenas.sizes)} of them {peaks}, and {reserved}"
     held = sum(b.size_bytes for b, arena in zip(step.allocations.blocks, arenas.arena_of) if arena >= 0)
-    return replace(placed, arenas=ArenaFigures(arenas.sizes, 100.0 * held / max(step.all_bytes, 1), plain))
+    plain_bytes = taken_bytes([check.trace], expandable)
+    figures = ArenaFigures(arenas.sizes, 100.0 * held / max(step.all_bytes, 1), plain_bytes)
+    return Placed(replace(placed, arenas=figures, between_bytes=check.between_bytes), step, arenas, placements)
 
 
 def _held_as_it_is(step: Allocations) -> Allocations:
@@ -83,7 +126,7 @@ def _held_as_it_is(step: Allocations) -> Allocations:
     return replace(step, other_bytes=tuple(other))
 
 
-def _without(check: DryRun, reason: str) -> DryRun:
+def without_arenas(check: DryRun, reason: str) -> DryRun:
     """`check` with a note for the report."""
     note = f'layout="planned": no arenas, since {reason}'
     logger.info(note)

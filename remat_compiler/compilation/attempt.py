@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from remat_compiler.compilation.arenas_by_size import ArenasBySize
 from remat_compiler.dry_run.dry_run import DryRun
 from remat_compiler.dry_run.emitted_wrapper import EmittedGraph
 from remat_compiler.dry_run.peak_formula import PeakFormula
@@ -29,6 +30,7 @@ class Attempt:
         formula: Its peak by the sizes of the inputs, if they are symbolic and kernels were compiled.
         check_at: The dry run at other sizes, given by symbol, if sizes are symbolic.
         graphs: Graphs that Inductor emitted, if sizes are symbolic.
+        arenas: Their arenas by size, if sizes are symbolic and values are placed.
         fake_outputs: See `torch_compat.fake_outputs`.
         native: Checked memory of the step without a budget, if that step was emitted.
         room: Room for what the steps move off the device, kept for as long as the graph may run.
@@ -44,6 +46,7 @@ class Attempt:
     formula: PeakFormula | None = None
     check_at: Callable[[Mapping[str, int]], DryRun] | None = None
     graphs: tuple[EmittedGraph, ...] = ()
+    arenas: ArenasBySize | None = None
     fake_outputs: Any = None
     native: GraphMemory | None = None
     failure: Exception | None = None

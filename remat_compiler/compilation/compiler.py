@@ -9,12 +9,15 @@ from contextlib import ExitStack, nullcontext
 from copy import copy
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from torch import fx
 
 from remat_compiler import torch_compat
+from remat_compiler.arena.placing import Placement
 from remat_compiler.compilation.arenas import place_in_arenas
+from remat_compiler.compilation.arenas_by_size import ArenasBySize
 from remat_compiler.compilation.attempt import Attempt
 from remat_compiler.costs.workspace import WorkspaceTable
 from remat_compiler.devices.allocator_setting import segments_expand
@@ -22,7 +25,7 @@ from remat_compiler.distributed.agreement import Point
 from remat_compiler.dry_run.dry_run import DryRun, dry_run
 from remat_compiler.dry_run.emitted_wrapper import EmittedGraph, GraphRecorder
 from remat_compiler.dry_run.fake_inputs import counted_device_type
-from remat_compiler.dry_run.symbolic_run import symbolic_run
+from remat_compiler.dry_run.symbolic_run import symbolic_step
 from remat_compiler.errors import OptionError, UnknownName, Unplannable, UnsupportedTorch
 from remat_compiler.observer import observers
 from remat_compiler.partition.partitioner import RematPartitioner, StockPartitioner
@@ -155,26 +158,26 @@ class Compiler:
         sizes = dict(request.sizes)
         # With symbolic sizes `check_at` outlives the compilation, so it must not hold the user's batch.
         at_sizes = self.traced if sizes else self.example_inputs
-        check_at = partial(_check_at, compiled, at_sizes, tuple(recorder.graphs), self.session.workspace)
-        check, formula = replace(check_at(sizes), between_bytes=request.between_bytes), None
-        if places:
-            again = partial(dry_run, compiled, at_sizes, tuple(recorder.graphs), self.session.workspace)
-            others = request.between_bytes > 0
-            placed = place_in_arenas(check, recorder.graphs, lambda where: again(placements=where), others)
-            check = replace(placed, between_bytes=request.between_bytes)
-        if request.budget_of == "reserved" and check.trace is not None:
-            check = replace(check, reserved_bytes=reserved_figures(check.trace).of(segments_expand()))
-        if not sizes:
-            return Attempt(request, compiled, real, trains, tuple(partitions), check, fake_outputs=fake_outputs)
+        graphs = tuple(recorder.graphs)
+        check_at = partial(_check_at, compiled, at_sizes, graphs, self.session.workspace, request.between_bytes)
+        check, formula, arenas = check_at(sizes), None, None
+        if places and not sizes:
+            check = place_in_arenas(check, graphs, partial(check_at, sizes), request.between_bytes > 0)
         # Only code that runs needs a formula; a step that fails on numbers fails on symbols, too.
-        if real and not check.unknown:
+        if sizes and real and not check.unknown:
             with timed("dry_run_s"):
                 signed = [symbol.name for symbol in torch_compat.input_symbols(self.traced) if symbol.signed]
-                formula = symbolic_run(compiled, self.traced, recorder.graphs, sizes, signed)
-        graphs = tuple(recorder.graphs)
-        return Attempt(
-            request, compiled, real, trains, tuple(partitions), check, formula, check_at, graphs, fake_outputs
-        )
+                step = symbolic_step(compiled, self.traced, graphs, sizes, signed)
+            formula = None if step is None else step.formula()
+            if places and step is not None:
+                arenas = ArenasBySize(step, graphs, check_at, request.between_bytes > 0)
+                # The sizes that a plan is made for may be larger than those that it is to run at.
+                if request.budget_bytes is None or check.needed_bytes <= request.budget_bytes:
+                    check = arenas.place(tuple(sizes.values()))
+        if request.budget_of == "reserved" and check.trace is not None:
+            check = replace(check, reserved_bytes=reserved_figures(check.trace).of(segments_expand()))
+        done = Attempt(request, compiled, real, trains, tuple(partitions), check, formula, fake_outputs=fake_outputs)
+        return replace(done, check_at=check_at, graphs=graphs, arenas=arenas) if sizes else done
 
 
 def _check_at(
@@ -182,8 +185,11 @@ def _check_at(
     inputs: Sequence[Any],
     graphs: Sequence[EmittedGraph],
     workspace: WorkspaceTable,
+    between_bytes: int,
     sizes: Mapping[str, int],
+    placements: Mapping[bool, Placement] = MappingProxyType({}),
 ) -> DryRun:
-    """The dry run at sizes given by symbol; none are given if no sizes change."""
+    """The dry run at sizes given by symbol, none if no sizes change, with allocations in arenas."""
     with timed("dry_run_s"), torch_compat.sizes_at(sizes):
-        return dry_run(compiled, inputs, graphs, workspace)
+        check = dry_run(compiled, inputs, graphs, workspace, placements=placements)
+    return replace(check, between_bytes=between_bytes)

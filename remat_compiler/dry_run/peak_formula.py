@@ -152,6 +152,20 @@ def peak_formula_of(
     )
 
 
+def bytes_by_monomial(
+    symbols: Sequence[str], sizes_by_monomial: Sequence[Mapping[str, int]], sizes: Sequence[int]
+) -> tuple[int, ...]:
+    """Several byte counts, each given by monomial, at these sizes (in the order of `symbols`)."""
+    monomials = sorted({monomial for size in sizes_by_monomial for monomial in size})
+    values = _evaluator(
+        tuple(symbols),
+        tuple(monomials),
+        tuple(Row(tuple(int(i == k) for i in range(len(monomials))), NO_WORKSPACE) for k in range(len(monomials))),
+    )(*sizes)[1]
+    value = dict(zip(monomials, values))
+    return tuple(sum(count * value[monomial] for monomial, count in size.items()) for size in sizes_by_monomial)
+
+
 def _undominated(rows: Iterable[Row]) -> tuple[Row, ...]:
     """Rows that no other row exceeds in every monomial; a row with an operator gives way to the same operator only."""
     kept: list[Row] = []

@@ -72,12 +72,14 @@ class WrapperCall:
     Attributes:
         is_backward: Whether it is the backward's.
         arguments: Storage of each argument; `None` for what does not count.
+        symbols: By the name of each symbol among the arguments, the first position where it is one.
         made: What its allocator returned, in order.
         returned: Storage of each result.
     """
 
     is_backward: bool
     arguments: tuple[StorageLife | None, ...]
+    symbols: Mapping[str, int] = field(default_factory=dict)
     made: list[StorageLife] = field(default_factory=list)
     returned: tuple[StorageLife | None, ...] = ()
 
@@ -167,7 +169,12 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def entered(self, is_backward: bool, arguments: Sequence[Any]) -> None:
         """Record the call of an emitted wrapper."""
-        self.wrapper_calls.append(WrapperCall(is_backward, self.lives_of(arguments)))
+        symbols: dict[str, int] = {}
+        for position, argument in enumerate(arguments if self._symbolic else ()):
+            name = torch_compat.symbol_name(argument)
+            if name is not None:
+                symbols.setdefault(name, position)
+        self.wrapper_calls.append(WrapperCall(is_backward, self.lives_of(arguments), symbols))
 
     def left(self, results: Sequence[Any]) -> None:
         """Record what the wrapper that was entered last returns."""

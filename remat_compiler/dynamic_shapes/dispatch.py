@@ -127,7 +127,7 @@ class Dispatch:
                     # Not compiled for here: the sizes may never come again.
                     del self._uses[key]
                 else:
-                    use.run_by(best)
+                    self._run_by(use, best)
             if better is not None:
                 self._add(better)
 
@@ -209,6 +209,7 @@ class Dispatch:
                 count("decisions")
                 count("deciding_s", seconds)
             assert variant is not None
+            variant.prepare(sizes, self.allowance)
             # Another thread may have decided these sizes while this one waited for the lock: its use is taken.
             if len(self._uses) >= MOST_SIZES:
                 self._uses.clear()
@@ -259,7 +260,13 @@ class Dispatch:
         for use in self.uses:
             best = self._preferred(use.sizes)
             if best is not None:
-                use.run_by(best)
+                self._run_by(use, best)
+
+    def _run_by(self, use: Use, variant: Variant) -> None:
+        """Run the sizes of `use` by `variant` from now on."""
+        if variant is not use.variant:
+            variant.prepare(use.sizes, self.allowance)
+        use.run_by(variant)
 
     def end_sheltered_phase(self) -> None:
         """End the phase in which the smallest variant runs each call; the cheapest that fits does from now on."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from remat_compiler import torch_compat
 from remat_compiler.costs.workspace import WorkspaceTable
@@ -39,6 +40,11 @@ class PeakGuard:
         self._first = tuple(sizes)
         self._settled = False
         self._taken: dict[tuple[int, ...], tuple[int, ...]] = {}
+
+    def with_formula(self, formula: PeakFormula) -> PeakGuard:
+        """The same for other code of the step, under the conditions of both."""
+        conditions = tuple(dict.fromkeys((*formula.conditions, *self.formula.conditions)))
+        return PeakGuard(replace(formula, conditions=conditions), self._workspace, self._first)
 
     def peak_bytes(self, sizes: Sequence[int], limit_bytes: int) -> int | None:
         """The peak at these sizes (in the order of the formula's symbols); `None` if the formula does not hold there.

@@ -29,6 +29,19 @@ class KnownMemory(Protocol):
         ...
 
 
+class GrowingArenas(Protocol):
+    """Arenas that serve all sizes up to the largest so far."""
+
+    def grow(self, sizes: Sequence[int], fits: Callable[[tuple[int, ...]], bool]) -> None:
+        """Plan arenas for these sizes if those so far are too small.
+
+        Args:
+            sizes: Sizes of a call that is to come.
+            fits: Whether a step of some sizes keeps to the budget.
+        """
+        ...
+
+
 class NothingKnown:
     """The memory of a variant whose conditions on the sizes are not known: it never fits, so it runs no call."""
 
@@ -56,6 +69,7 @@ class Variant:
         label: Its purpose, for messages.
         input_bytes: Bytes of the arguments at given positions, at given sizes.
         margin: The measured excess of its peaks over the predictions.
+        arenas: The places of its values, if these are planned.
     """
 
     compiled: Callable[..., Any]
@@ -65,6 +79,12 @@ class Variant:
     label: str
     input_bytes: Callable[[Sequence[int], Sequence[int]], int] = no_inputs
     margin: Margin = field(default_factory=Margin)
+    arenas: GrowingArenas | None = None
+
+    def prepare(self, sizes: Sequence[int], allowance: Allowance) -> None:
+        """Make ready for calls at these sizes."""
+        if self.arenas is not None:
+            self.arenas.grow(sizes, lambda at: self.fits(at, allowance))
 
     def memory(self, sizes: Sequence[int]) -> GraphMemory | None:
         """Its predicted memory at given sizes; `None` if it is not known."""

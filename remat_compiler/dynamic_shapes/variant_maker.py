@@ -30,6 +30,7 @@ from remat_compiler.compilation.search import BudgetSearch, SearchGoal
 from remat_compiler.distributed.agreement import Point
 from remat_compiler.dry_run.peak_formula import condition_on
 from remat_compiler.dynamic_shapes.allocator_watch import AllocatorWatch
+from remat_compiler.dynamic_shapes.arena_guard import ArenaGuard
 from remat_compiler.dynamic_shapes.dispatch import Dispatch
 from remat_compiler.dynamic_shapes.margin import Margin
 from remat_compiler.dynamic_shapes.mimose.sheltered_phase import Predict, shelter
@@ -124,6 +125,7 @@ class VariantMaker:
             label,
             self.context.input_bytes,
             replace(self.margin),  # a copy: it begins with what all variants taught, and grows by its own steps
+            attempt.arenas,
         )
         # A plan that misses the limit at its own sizes is not worth repeating in the next process.  One for larger
         # sizes may miss it there: it is made for the sizes below.
@@ -159,7 +161,10 @@ class VariantMaker:
         if attempt.formula is not None and self.options.estimator == "symbolic":
             # The dry run found its own conditions; those of the compilers come on top.
             formula = replace(attempt.formula, conditions=(*attempt.formula.conditions, *conditions))
-            return PeakGuard(formula, self.context.session.workspace, sizes)
+            guard = PeakGuard(formula, self.context.session.workspace, sizes)
+            return guard if attempt.arenas is None else ArenaGuard(guard, attempt.arenas)
+        if attempt.arenas is not None:
+            attempt.arenas.drop()
         check_at, holds = attempt.check_at, condition_on(names, conditions)
         return SampledPeak(lambda at: check_at(dict(zip(names, at))), holds=holds)
 

@@ -34,21 +34,20 @@ def live_bytes_with(step: Allocations, arenas: Arenas) -> npt.NDArray[np.int64]:
     return total
 
 
-def arena_lives(step: Allocations, arenas: Arenas) -> list[Life]:
-    """Each arena as allocations: more than one if nothing holds it between forward and backward."""
-    found = []
-    for arena, size_bytes in enumerate(arenas.sizes):
-        edges = np.flatnonzero(np.diff(np.concatenate(([0], _exists(step, arenas, arena).astype(np.int8), [0]))))
-        found += [Life(size_bytes, int(made), int(freed)) for made, freed in zip(edges[::2], edges[1::2])]
-    return found
+def arena_lives(step: Allocations, arenas: Arenas, arena: int) -> list[Life]:
+    """An arena as allocations: more than one if nothing holds it between forward and backward."""
+    edges = np.flatnonzero(np.diff(np.concatenate(([0], _exists(step, arenas, arena).astype(np.int8), [0]))))
+    return [Life(arenas.sizes[arena], int(made), int(freed)) for made, freed in zip(edges[::2], edges[1::2])]
 
 
 def trace_with(trace: AllocationTrace, step: Allocations, arenas: Arenas) -> AllocationTrace:
     """`trace`, that of `step` or of the same step at smaller sizes, with arenas in place of what lies in them."""
     gone = {position for position, arena in zip(step.in_trace, arenas.arena_of) if arena >= 0}
     lives = [life for position, life in enumerate(trace.lives) if position not in gone]
+    for arena in range(len(arenas.sizes)):
+        lives += arena_lives(step, arenas, arena)
     # Stable: what is made at one moment stays in its order, and arenas come after it.
-    return replace(trace, lives=tuple(sorted(lives + arena_lives(step, arenas), key=lambda life: life.made)))
+    return replace(trace, lives=tuple(sorted(lives, key=lambda life: life.made)))
 
 
 def arena_defects(step: Allocations, arenas: Arenas) -> list[str]:

@@ -106,10 +106,12 @@ from remat_compiler.torch_compat.sizes import (
     symbol_hint,
 )
 from remat_compiler.torch_compat.symbols import (
+    ONE,
     InputSymbol,
     LaterAssumptions,
     OwnSymbols,
     input_symbols,
+    symbol_name,
     symbolic_inputs,
 )
 from remat_compiler.torch_compat.tensors import any_fake, dense_parts, needs_gradients, num_bytes, storages_of

@@ -65,6 +65,13 @@ def input_symbols(example_inputs: Sequence[Any]) -> tuple[InputSymbol, ...]:
     return tuple(found.values())
 
 
+def symbol_name(value: object) -> str | None:
+    """The name of a symbol; `None` for all else, expressions of symbols among it."""
+    if isinstance(value, torch.SymInt) and isinstance(value.node.expr, sympy.Symbol):
+        return str(value.node.expr.name)
+    return None
+
+
 def _source_of(symbol: torch.SymInt) -> str:
     """The source of a symbol; its name if the source is unknown."""
     sources = symbol.node.shape_env.var_to_sources.get(symbol.node.expr) or [symbol.node.expr]

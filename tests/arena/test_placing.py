@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from remat_compiler.arena.placed_graph import PlacedGraph
-from remat_compiler.arena.placing import Placement, Placing, Slot
+from remat_compiler.arena.placing import Placement, PlacesBySize, Placing, SamePlaces, Slot
 
 reinterpret = torch._C._dynamo.guards._reinterpret_tensor
 made: list[weakref.ref[torch.UntypedStorage]] = []
@@ -107,7 +107,7 @@ def test_a_graph_runs_as_before_until_it_is_placed_and_each_call_has_its_own_are
     graph, x = PlacedGraph(emitted, (), False, "cpu"), torch.arange(16.0)
     first, second = graph([x])
     assert first.untyped_storage().data_ptr() != second.untyped_storage().data_ptr()
-    graph.placement = Placement((128,), (Slot(0, 0, 64, False), Slot(0, 64, 64, True)))
+    graph.places = SamePlaces(Placement((128,), (Slot(0, 0, 64, False), Slot(0, 64, 64, True))))
     calls = [graph([x]), graph([x + 1])]
     for n, (first, second) in enumerate(calls):
         assert torch.equal(first, 2 * (x + n))
@@ -115,3 +115,21 @@ def test_a_graph_runs_as_before_until_it_is_placed_and_each_call_has_its_own_are
         assert second.data_ptr() == first.data_ptr() + 64
     assert calls[0][0].untyped_storage().data_ptr() != calls[1][0].untyped_storage().data_ptr()
     assert emitted([x])[0].untyped_storage().nbytes() == 64, "the module's own function is as it was"
+
+
+def test_places_by_size_are_the_latest_that_are_large_enough() -> None:
+    small, large = Placement((64,), (None,)), Placement((128,), (None,))
+    places = PlacesBySize((1,), (((20,), large), ((10,), small)))
+    assert places.of([None, 5]) is large
+    assert places.of([None, 20]) is large
+    assert places.of([None, 21]) is None
+
+
+def test_a_backward_has_the_places_of_its_forward() -> None:
+    small, large = (Placement((size,), (None,), ((0, 0),)) for size in (64, 128))
+    places = PlacesBySize((1,), (((20,), large), ((10,), small)))
+    saved = {size: torch.empty(size, dtype=torch.uint8)[:8] for size in (64, 128, 32)}
+    assert places.of([saved[64], 10]) is small
+    assert places.of([saved[128], 10]) is large
+    # A copy by a hook tells nothing.
+    assert places.of([saved[32], 10]) is large

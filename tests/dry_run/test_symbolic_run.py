@@ -15,7 +15,7 @@ from remat_compiler.costs.workspace import WorkspaceTable
 from remat_compiler.dry_run.dry_run import DryRun, dry_run
 from remat_compiler.dry_run.emitted_wrapper import GraphRecorder
 from remat_compiler.dry_run.peak_formula import NO_WORKSPACE, Row, peak_formula_of
-from remat_compiler.dry_run.symbolic_run import symbolic_run
+from remat_compiler.dry_run.symbolic_run import symbolic_run, symbolic_step
 from remat_compiler.dynamic_shapes.peak_guard import PeakGuard
 from versions import ASSUMES_ODD_SIZES
 
@@ -115,8 +115,9 @@ def test_equals_dry_runs_at_every_size(case: str, inner: str, caplog: pytest.Log
         torch._dynamo.mark_dynamic(x, dim)
     torch.compile(kind(), backend=backend)(x).backward()
     hints = {symbol.name: symbol.hint for symbol in backend.symbols}
-    formula = symbolic_run(backend.compiled, backend.inputs, backend.graphs, hints)
-    assert formula is not None
+    step = symbolic_step(backend.compiled, backend.inputs, backend.graphs, hints)
+    assert step is not None
+    formula = step.formula()
     guard = PeakGuard(formula, TABLE, [hints[name] for name in formula.symbols])
     for other in others:
         sizes = dict(zip(_names(backend, shape), other))
@@ -134,6 +135,10 @@ def test_equals_dry_runs_at_every_size(case: str, inner: str, caplog: pytest.Log
             check.final_bytes,
         )
         assert guard.peak_bytes(values, 0) == exact
+        assert check.trace is not None
+        own = sorted(size for size in step.bytes_at(values) if size)
+        inside = sorted(life.workspace_bytes for life in check.timeline if life.workspace_bytes)
+        assert sorted([*own, *inside]) == sorted(life.size_bytes for life in check.trace.lives)
     assert "the workspace of" not in caplog.text
 
 

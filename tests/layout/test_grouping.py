@@ -42,10 +42,11 @@ def test_lives_of_arenas_are_what_counts(rng: Random) -> None:
     for block, arena in zip(step.blocks, arenas.arena_of):
         for t in range(block.start, block.stop) if arena < 0 else ():
             total[t] += block.size_bytes
-    for life in arena_lives(step, arenas):
-        assert life.freed is not None
-        for t in range(life.made, life.freed):
-            total[t] += life.size_bytes
+    for arena in range(len(arenas.sizes)):
+        for life in arena_lives(step, arenas, arena):
+            assert life.freed is not None
+            for t in range(life.made, life.freed):
+                total[t] += life.size_bytes
     assert total == live_bytes_with(step, arenas).tolist()
 
 
