@@ -214,7 +214,7 @@ class RematOptions:
         budget_of: What the budget covers: what is ``"allocated"`` at once, or what torch's caching allocator has
             ``"reserved"`` for the step, by a model of it.
         layout: Where values lie in memory: ``"plain"`` for where torch's allocator puts each, or ``"planned"`` for
-            planned offsets of a few tensors, unless more is reserved so by its model.
+            planned offsets of a few tensors where less is reserved so, by its model.
         offload_budget: Most bytes that values moved off the device may take where they are moved to; 0 moves nothing.
         offload_tier: Where they are moved to: ``"host"`` memory, a file on a ``"disk"``, or ``"auto"``: to host memory
             from an accelerator, to a disk from a CPU.

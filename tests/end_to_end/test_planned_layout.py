@@ -195,6 +195,46 @@ def test_arenas_serve_all_sizes_up_to_the_largest_so_far(made: list[Dispatch]) -
     assert same(plain, planned)
 
 
+class TwoGraphs(nn.Module):
+    """Layers with a graph break between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = Layers(2), Layers(2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        loss, inside = self.first(x)
+        torch._dynamo.graph_break()
+        return loss + self.second(inside[:, None] * x)[0]
+
+
+def test_each_graph_of_a_step_has_arenas_of_its_own() -> None:
+    torch.manual_seed(0)
+    plain, planned = TwoGraphs(), TwoGraphs()
+    planned.load_state_dict(plain.state_dict())
+    x, peaks = torch.randn(512, 64), []
+    for model, layout in ((plain, "plain"), (planned, "planned")):
+        torch._dynamo.reset()
+        remat_compiler.clear_reports()
+        call = compile_with(model, **OPTIONS, memory_budget="2MiB", layout=layout, dynamic=False)
+
+        def step(call: Any = call, model: nn.Module = model) -> object:
+            model.zero_grad()
+            torch.manual_seed(6)
+            loss = call(x)
+            loss.backward()
+            return loss
+
+        for _ in range(3):
+            step()
+        gc.collect()
+        peaks.append(max(live_bytes(allocator_events(step))))
+    assert same(plain, planned)
+    assert peaks[1] <= peaks[0] <= 2 * 2**20
+    assert len(remat_compiler.reports()) == 2
+    assert all(report.arena_bytes for report in remat_compiler.reports())
+
+
 def test_a_step_that_arenas_would_not_help_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arenas, "choose_arenas", choose_arenas)
     compile_with(Layers(), **OPTIONS, memory_budget=1.0, layout="planned")(torch.randn(512, 64))
