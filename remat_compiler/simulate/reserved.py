@@ -73,15 +73,28 @@ class ReservedFigures:
 @lru_cache(maxsize=4)
 def reserved_figures(trace: AllocationTrace) -> ReservedFigures:
     """The figures of a step on a device without end."""
+    return figures_of_steps(trace.resident, trace.state, [trace.lives] * _STEPS)
+
+
+def figures_of_steps(
+    resident: Sequence[int], state: Sequence[int], steps: Sequence[Sequence[Allocation]]
+) -> ReservedFigures:
+    """The figures of steps that one allocator sees in a row, on a device without end.
+
+    Args:
+        resident: Sizes of what is there before the first step.
+        state: Sizes of the optimizer's state, which exists from the end of the first step on.
+        steps: What each step allocates; steps of other lengths allocate other sizes.
+    """
     allocated, reserved = [], []
     for kind in (CachingAllocator, ExpandableAllocator):
         allocator, alone = kind(_UNLIMITED_BYTES), kind(_UNLIMITED_BYTES)
-        peak_bytes = _peak_reserved_bytes(trace.resident, trace.state, trace.lives, allocator)
+        run_steps(resident, state, steps, allocator)
         # What is there anyway counts as this allocator rounds it.
-        for size in (*trace.resident, *trace.state):
+        for size in (*resident, *state):
             alone.allocate(size)
         allocated.append(max(allocator.peak_allocated_bytes - alone.allocated_bytes, 0))
-        reserved.append(peak_bytes - alone.allocated_bytes)
+        reserved.append(allocator.peak_reserved_bytes - alone.allocated_bytes)
     return ReservedFigures(allocated[0], *reserved)
 
 
@@ -105,35 +118,50 @@ def reserved_bytes(
         capacity_bytes: What the device has for the allocator.
         expandable: Whether its segments expand.
     """
-    first, later, known = list(resident), list(state), list(lives)
+    known = list(lives)
+    first, later, steps = list(resident), list(state), [known] * _STEPS
     kind = ExpandableAllocator if expandable else CachingAllocator
+    allocator = kind(capacity_bytes)
     try:
-        return _peak_reserved_bytes(first, later, known, kind(capacity_bytes))
+        run_steps(first, later, steps, allocator)
+        return allocator.peak_reserved_bytes
     except OutOfMemory:
-        return max(_peak_reserved_bytes(first, later, known, kind(_UNLIMITED_BYTES)), capacity_bytes + 1)
+        endless = kind(_UNLIMITED_BYTES)
+        run_steps(first, later, steps, endless)
+        return max(endless.peak_reserved_bytes, capacity_bytes + 1)
 
 
-def _peak_reserved_bytes(
-    resident: Sequence[int], state: Sequence[int], known: Sequence[Allocation], allocator: CachingAllocator
-) -> int:
-    """The same for one allocator; raises `OutOfMemory`."""
+def run_steps(
+    resident: Sequence[int],
+    state: Sequence[int],
+    steps: Sequence[Sequence[Allocation]],
+    allocator: CachingAllocator,
+) -> None:
+    """Run steps in a row over `allocator`; what a step leaves, such as gradients, is freed once it is over.
+
+    Raises:
+        OutOfMemory: The device is too small.
+    """
     for size in resident:
         allocator.allocate(size)
-    # What is freed at a moment is freed before what is made at it.
-    events = sorted(
-        [(life.made, 1, n) for n, life in enumerate(known)]
-        + [(life.freed, 0, n) for n, life in enumerate(known) if life.freed is not None]
-    )
-    for number in range(_STEPS):
+    for number, known in enumerate(steps):
         blocks = {}
-        for _, is_made, n in events:
+        for is_made, n in _events(known):
             if is_made:
                 blocks[n] = allocator.allocate(known[n].size_bytes)
             else:
                 allocator.free(blocks.pop(n))
+        # The optimizer makes its state while the gradients are there.
         if number == 0:
             for size in state:
                 allocator.allocate(size)
         for block in blocks.values():
             allocator.free(block)
-    return allocator.peak_reserved_bytes
+
+
+def _events(known: Sequence[Allocation]) -> list[tuple[int, int]]:
+    """What a step does in order: whether it makes (1) or frees (0), and which allocation."""
+    made = [(life.made, 1, n) for n, life in enumerate(known)]
+    freed = [(life.freed, 0, n) for n, life in enumerate(known) if life.freed is not None]
+    # What is freed at a moment is freed before what is made at it.
+    return [(is_made, n) for _, is_made, n in sorted(made + freed)]

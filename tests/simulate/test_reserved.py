@@ -8,7 +8,7 @@ from hypothesis import given
 
 from builders import generators
 from remat_compiler.simulate.lives import Life
-from remat_compiler.simulate.reserved import AllocationTrace, reserved_figures
+from remat_compiler.simulate.reserved import AllocationTrace, figures_of_steps, reserved_bytes, reserved_figures
 from remat_compiler.units import rounded_up
 
 MIB = 2**20
@@ -57,3 +57,32 @@ def test_no_step_takes_less_than_is_alive(rng: Random) -> None:
     assert figures.allocated_bytes >= max(alive)
     assert figures.reserved_bytes >= figures.allocated_bytes
     assert figures.expandable_bytes >= max(alive)
+
+
+def test_steps_of_other_lengths_find_no_use_for_what_the_first_ones_left() -> None:
+    # A segment of 30 MiB serves 24, but what is left of it is too small for 12.
+    steps = [[Life(30 * MIB, 0, 1)], [Life(24 * MIB, 0, 2), Life(12 * MIB, 1, 2)]]
+    figures = figures_of_steps([], [], steps)
+    assert (figures.allocated_bytes, figures.reserved_bytes) == (36 * MIB, 42 * MIB)
+    # What grows serves both.
+    assert figures.expandable_bytes == 40 * MIB
+
+
+def test_the_state_comes_once_and_before_gradients_are_freed() -> None:
+    # The first step's gradient is there when the state comes; the second one takes its place.
+    steps = [[Life(20 * MIB, 0)], [Life(20 * MIB, 0)]]
+    figures = figures_of_steps([], [20 * MIB], steps)
+    assert (figures.allocated_bytes, figures.reserved_bytes) == (20 * MIB, 20 * MIB)
+
+
+@given(rng=generators())
+def test_the_figures_of_a_step_are_those_of_three_equal_ones(rng: Random) -> None:
+    lives = tuple(Life(rng.randrange(1, 40 * MIB), made, made + rng.randint(1, 5)) for made in range(12))
+    one = AllocationTrace((3 * MIB,), (5 * MIB,), lives)
+    three = figures_of_steps(one.resident, one.state, [lives, lives, lives])
+    assert reserved_figures(one) == three
+    # More steps never take less, and another order of equal steps is the same.
+    assert figures_of_steps(one.resident, one.state, [lives] * 5).reserved_bytes >= three.reserved_bytes
+    for expandable in (False, True):
+        taken = reserved_bytes(one.resident, one.state, lives, 2**62, expandable=expandable)
+        assert taken - sum((*one.resident, *one.state)) == three.of(expandable)
