@@ -46,6 +46,7 @@ def step_rows(model: str, position: float, placed: PlacedStep) -> Iterator[StepR
     """The rows of one step, as it is and scaled."""
     for scale in (1, max(1, SCALED_PEAK // placed.step.peak_bytes)):
         plain, planned = placed.reserved(STEPS, scale)
+        plain_stateless, planned_stateless = placed.reserved(STEPS, scale, optimizer=False)
         yield StepRow(
             model=model,
             position=position,
@@ -53,6 +54,8 @@ def step_rows(model: str, position: float, placed: PlacedStep) -> Iterator[StepR
             alive_bytes=alive_bytes(placed.step.lives, scale),
             plain=plain,
             planned=planned,
+            plain_stateless=plain_stateless,
+            planned_stateless=planned_stateless,
             used=placed.used(scale),
             arenas=len(placed.arenas.sizes),
             covered_percent=placed.covered_percent,

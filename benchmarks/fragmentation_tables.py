@@ -36,6 +36,8 @@ class StepRow:
         alive_bytes: Most bytes alive at once, without arenas.
         plain: Reserved without arenas.
         planned: Reserved with arenas.
+        plain_stateless: Reserved without arenas if there is no optimizer.
+        planned_stateless: The same with arenas.
         used: Whether the backend would keep the arenas, with plain segments and with those that expand.
         arenas: Number of arenas.
         covered_percent: Part of all allocated bytes that lies in them.
@@ -50,6 +52,8 @@ class StepRow:
     alive_bytes: int
     plain: Reserved
     planned: Reserved
+    plain_stateless: Reserved
+    planned_stateless: Reserved
     used: tuple[bool, bool]
     arenas: int
     covered_percent: float
@@ -96,7 +100,7 @@ def step_tables(rows: Sequence[StepRow]) -> Iterator[str]:
         chosen = [row for row in rows if (row.scale > 1) == is_scaled]
         yield from ("", "## Sizes scaled to 8 GiB at the peak" if is_scaled else "## Sizes as they are", "")
         yield from over_table(chosen)
-        yield from ("", *summary_table(chosen))
+        yield from ("", *summary_table(chosen), "", *stateless_table(chosen))
     chosen = [row for row in rows if row.scale > 1]
     yield from ("", "## Arenas", "", *arena_table(chosen), "", "## At the peak", "", *peak_table(chosen))
 
@@ -129,17 +133,32 @@ def decided(row: StepRow, kind: str) -> float:
 
 
 def summary_table(rows: Sequence[StepRow]) -> Iterator[str]:
-    """Mean and worst of all models for each budget."""
-    yield "| budget at | segments | planned | kept | expandable | planned | kept |"
-    yield "|---|--:|--:|--:|--:|--:|--:|"
+    """Mean and worst of all models for each budget: without arenas, where the backend keeps them, and throughout."""
+    yield "| budget at | segments | planned | throughout | kept | expandable | planned | throughout | kept |"
+    yield "|---|--:|--:|--:|--:|--:|--:|--:|--:|"
     for position in sorted({row.position for row in rows}, reverse=True):
         own = [row for row in rows if row.position == position]
         cells = []
         for kind in KINDS:
             plain = [over_percent(row.plain.of(kind), row.alive_bytes) for row in own]
             planned = [decided(row, kind) for row in own]
-            cells += [f"{fmean(one):.1f} / {max(one):.1f}" for one in (plain, planned)]
+            throughout = [over_percent(row.planned.of(kind), row.alive_bytes) for row in own]
+            cells += [f"{fmean(one):.1f} / {max(one):.1f}" for one in (plain, planned, throughout)]
             cells.append(f"{sum(row.used[KINDS.index(kind)] for row in own)} of {len(own)}")
+        yield f"| {100 * position:g} % | {' | '.join(cells)} |"
+
+
+def stateless_table(rows: Sequence[StepRow]) -> Iterator[str]:
+    """Mean and worst of all models without an optimizer, with arenas whether or not the backend would keep them."""
+    yield "| budget at | segments | arenas throughout | expandable | arenas throughout |"
+    yield "|---|--:|--:|--:|--:|"
+    for position in sorted({row.position for row in rows}, reverse=True):
+        own = [row for row in rows if row.position == position]
+        cells = []
+        for kind in KINDS:
+            for ways in zip(*((row.plain_stateless, row.planned_stateless) for row in own)):
+                over = [over_percent(way.of(kind), row.alive_bytes) for way, row in zip(ways, own)]
+                cells.append(f"{fmean(over):.1f} / {max(over):.1f}")
         yield f"| {100 * position:g} % | {' | '.join(cells)} |"
 
 
@@ -194,7 +213,8 @@ def lengths_tables(rows: Sequence[LengthsRow]) -> Iterator[str]:
             yield f"| {row.model} | {row.alive_bytes / 1e6:.1f} | {' | '.join(cells)} | {kept} |"
 
 
-_WIDTH, _LEFT, _TOP, _PANEL, _GAP, _LINE, _BETWEEN = 1000, 120, 84, 400, 44, 9, 14
+_WIDTH, _LEFT, _TOP, _PANEL, _GAP, _LINE, _BETWEEN = 1000, 120, 104, 400, 44, 9, 14
+_PALE = "#a9c6ea"
 _TITLES = {"segments": "plain segments", "expandable": "expandable segments"}
 
 
@@ -203,21 +223,20 @@ def picture(rows: Sequence[StepRow]) -> str:
     chosen = [row for row in rows if row.scale > 1]
     models = list(dict.fromkeys(row.model for row in chosen))
     positions = sorted({row.position for row in chosen}, reverse=True)
-    most = max((over_percent(row.plain.of(kind), row.alive_bytes) for row in chosen for kind in KINDS), default=1.0)
+    ways = [(way.of(kind), row.alive_bytes) for row in chosen for way in (row.plain, row.planned) for kind in KINDS]
+    most = max((over_percent(*way) for way in ways), default=1.0)
     most = max(10.0, -(-most // 10) * 10)
+    parts = [f"{100 * position:g}" for position in positions]
     height = _TOP + len(models) * (len(positions) * _LINE + _BETWEEN) + 58
     body = [
         svg.text(16, 26, "Reserved beyond what is alive at the peak, five steps with Adam", size=16, weight="bold"),
         svg.dot(22, 46, svg.RED),
         svg.text(32, 50, "torch's caching allocator (its model)"),
         svg.dot(262, 46, svg.BLUE),
-        svg.text(272, 50, "planned offsets, where the backend keeps them"),
-        svg.text(
-            560,
-            50,
-            f"each model: budgets at {', '.join(f'{100 * one:g}' for one in positions)} % from top to bottom",
-            fill=svg.FAINT,
-        ),
+        svg.text(272, 50, "planned offsets"),
+        svg.dot(382, 46, _PALE),
+        svg.text(392, 50, "the same, which the backend would not keep"),
+        svg.text(16, 68, f"Budgets at {', '.join(parts)} % of the range of each model", fill=svg.FAINT),
     ]
     for n, kind in enumerate(KINDS):
         left = _LEFT + n * (_PANEL + _GAP)
@@ -246,10 +265,7 @@ def _axis(left: float, bottom: float, most: float) -> Iterator[str]:
 
 def _pair(left: float, y: float, most: float, row: StepRow, kind: str) -> list[str]:
     """Both dots of a row, with a line between them."""
-    plain = over_percent(row.plain.of(kind), row.alive_bytes)
-    ends = [left + max(percent, 0.0) * _PANEL / most for percent in (plain, decided(row, kind))]
-    return [svg.line(*_ordered(ends, y), svg.GREY), svg.dot(ends[0], y, svg.RED), svg.dot(ends[1], y, svg.BLUE)]
-
-
-def _ordered(ends: Sequence[float], y: float) -> tuple[float, float, float, float]:
-    return min(ends), y, max(ends), y
+    over = [over_percent(way.of(kind), row.alive_bytes) for way in (row.plain, row.planned)]
+    plain, planned = (left + max(percent, 0.0) * _PANEL / most for percent in over)
+    fill = svg.BLUE if row.used[KINDS.index(kind)] else _PALE
+    return [svg.line(plain, y, planned, y, svg.GREY), svg.dot(planned, y, fill), svg.dot(plain, y, svg.RED)]

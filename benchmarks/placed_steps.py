@@ -53,9 +53,10 @@ class PlacedStep:
         lives += arena_lives(step.allocations, arenas)
         return PlacedStep(step, arenas, tuple(sorted(lives, key=lambda life: life.made)))
 
-    def reserved(self, steps: int, scale: int) -> tuple[Reserved, Reserved]:
+    def reserved(self, steps: int, scale: int, *, optimizer: bool = True) -> tuple[Reserved, Reserved]:
         """What is reserved for so many steps without and with arenas, on top of what is resident and of the state."""
-        resident, state = ([scale * size for size in sizes] for sizes in (self.step.resident, self.step.state))
+        resident = [scale * size for size in self.step.resident]
+        state = [scale * size for size in self.step.state] if optimizer else []
         both = (
             figures_of_steps(resident, state, [scaled(one, scale)] * steps) for one in (self.step.lives, self.planned)
         )
