@@ -113,22 +113,32 @@ def shared_resident(steps: Sequence[EmittedStep]) -> list[int]:
     return found
 
 
+def rows_of(name: str, options: argparse.Namespace, folder: Path) -> Iterator[StepRow | LengthsRow]:
+    """The rows of one model; its steps are taken from the folder, or emitted and put there."""
+    positions = sorted({*options.positions, LENGTHS_POSITION}, reverse=True)
+    steps = stored(folder / f"{name}.json", lambda: steps_at(name, positions))
+    if "steps" in options.parts:
+        for key, step in steps.items():
+            if float(key) in options.positions:
+                yield from step_rows(name, float(key), PlacedStep.of(step))
+    longest = steps.get(str(LENGTHS_POSITION))
+    if "lengths" not in options.parts or longest is None or not has_length(build(name).inputs):
+        return
+    path = folder / f"{name}_lengths.json"
+    lengths = stored(path, lambda: steps_of_lengths(name, LENGTHS, longest.budget_bytes))
+    if len(lengths) == len(LENGTHS):
+        yield from lengths_rows(name, lengths)
+
+
 def run(options: argparse.Namespace, folder: Path) -> Iterator[StepRow | LengthsRow]:
     """The rows of all chosen models."""
     for name in options.models:
         start = time.perf_counter()
-        positions = sorted({*options.positions, LENGTHS_POSITION}, reverse=True)
-        steps = stored(folder / f"{name}.json", lambda: steps_at(name, positions))  # noqa: B023
-        if "steps" in options.parts:
-            for key, step in steps.items():
-                if float(key) in options.positions:
-                    yield from step_rows(name, float(key), PlacedStep.of(step))
-        if "lengths" in options.parts and str(LENGTHS_POSITION) in steps and has_length(build(name).inputs):
-            budget = steps[str(LENGTHS_POSITION)].budget_bytes
-            path = folder / f"{name}_lengths.json"
-            lengths = stored(path, lambda: steps_of_lengths(name, LENGTHS, budget))  # noqa: B023
-            if len(lengths) == len(LENGTHS):
-                yield from lengths_rows(name, lengths)
+        try:
+            yield from rows_of(name, options, folder)
+        except RuntimeError as error:
+            reason, _, _ = str(error).partition("\n")
+            print(f"{name}: not compared, {reason}", flush=True)
         print(f"{name}: {time.perf_counter() - start:.1f} s", flush=True)
 
 
