@@ -227,6 +227,9 @@ def steps_at(name: str, positions: Sequence[float]) -> dict[str, EmittedStep]:
 
     def emit(emitter: Emitter) -> None:
         high, low = emitter.at(1.0).peak_bytes, emitter.at("min").peak_bytes
+        if low >= high:
+            print(f"  {name}: no plan peaks lower than the step without a budget", flush=True)
+            return
         for position in positions:
             _add(found, str(position), emitter, low + round(position * (high - low)))
 
