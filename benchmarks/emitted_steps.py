@@ -1,0 +1,288 @@
+"""Every allocation of emitted training steps, with its kind: planned and emitted under a budget, never compiled or run.
+
+The backend's own search plans the step and has Inductor emit its code; kernels are left out, and the code runs on fake
+tensors.  Costs are nominal, so that plans are the same on every machine.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from remat_compiler import torch_compat
+from remat_compiler.compilation.attempt import Attempt
+from remat_compiler.compilation.compiler import Compiler
+from remat_compiler.compilation.graph_key import device_types
+from remat_compiler.compilation.search import BudgetSearch, SearchGoal
+from remat_compiler.costs.table import cost_identity
+from remat_compiler.costs.workspace import WorkspaceTable
+from remat_compiler.dry_run.dry_run import DryRun, FakeStep, dry_run
+from remat_compiler.dry_run.emitted_wrapper import EmittedGraph, GraphRecorder
+from remat_compiler.errors import RematError
+from remat_compiler.ir.arenas import Allocations, Arenas
+from remat_compiler.ir.layout import ALIGNMENT_BYTES, Block
+from remat_compiler.options import Environment, RematOptions
+from remat_compiler.partition.request import PartitionRequest
+from remat_compiler.partition.session import Session
+from remat_compiler.pipeline import first_request
+from remat_compiler.simulate.lives import Life
+from remat_passes.registry import planner_class
+from zoo import build
+
+PLACEABLE = "placeable"
+"""The kind of what may lie in an arena; every other kind may not."""
+_WORKSPACE = WorkspaceTable()
+
+
+@dataclass(frozen=True, slots=True)
+class EmittedStep:
+    """One emitted step.
+
+    Attributes:
+        budget_bytes: The budget; 0 for none.
+        peak_bytes: Checked peak of the step.
+        peak_moment: Where it is.
+        moments: Moments of the step.
+        boundary: First moment of the backward.
+        resident: Sizes of parameters, buffers and inputs.
+        state: Sizes of an optimizer's state, as Adam has it.
+        lives: All allocations, in the order in which they are made.
+        kinds: For each, what it is.
+    """
+
+    budget_bytes: int
+    peak_bytes: int
+    peak_moment: int
+    moments: int
+    boundary: int
+    resident: tuple[int, ...]
+    state: tuple[int, ...]
+    lives: tuple[Life, ...]
+    kinds: tuple[str, ...]
+
+    @property
+    def placeable(self) -> list[int]:
+        """Numbers of the allocations that may lie in arenas, in the order of `allocations`."""
+        return [n for n, kind in enumerate(self.kinds) if kind == PLACEABLE]
+
+    @property
+    def allocations(self) -> Allocations:
+        """The same as the backend puts it to those who choose arenas."""
+        blocks = tuple(self._block(n) for n in self.placeable)
+        others = [self._block(n) for n, kind in enumerate(self.kinds) if kind != PLACEABLE]
+        return Allocations(blocks, tuple(live(others, self.moments)), self.boundary, ALIGNMENT_BYTES)
+
+    def _block(self, n: int) -> Block:
+        life = self.lives[n]
+        return Block(life.made, self.moments if life.freed is None else life.freed, life.size_bytes)
+
+
+def live(blocks: Sequence[Block], moments: int) -> list[int]:
+    """Bytes alive at each moment."""
+    change = [0] * (moments + 1)
+    for block in blocks:
+        change[block.start] += block.size_bytes
+        change[block.stop] -= block.size_bytes
+    return list(accumulate(change[:-1]))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Emitter:
+    """Emits the steps of one Dynamo graph.
+
+    Attributes:
+        gm: The graph.
+        inputs: Its inputs.
+    """
+
+    gm: fx.GraphModule
+    inputs: Sequence[Any]
+
+    def at(self, budget: float | int | str) -> EmittedStep:
+        """The step that the backend's search keeps under a budget.
+
+        Raises:
+            RematError: Nothing fits.
+            RuntimeError: The step cannot be run on fake tensors.
+        """
+        emitted, graphs, compiled = self.emit(budget)
+        return self.step(emitted, graphs, compiled, budget if isinstance(budget, int) else 0)
+
+    def emit(self, budget: float | int | str) -> tuple[DryRun, tuple[EmittedGraph, ...], Callable[..., Any]]:
+        """Its check, its graphs, and the callable."""
+        asked = {"memory_budget": budget, "max_slowdown": None, "cost_model": "nominal"}
+        options = RematOptions.parse(asked, check_planner=planner_class)
+        costs = cost_identity("nominal", device_types(self.gm, self.inputs), None, None)
+        compiler = Compiler(self.gm, self.inputs, [], Session(workspace=_WORKSPACE), costs, False)
+        known: dict[PartitionRequest, tuple[Attempt, tuple[EmittedGraph, ...]]] = {}
+
+        def compile_(request: PartitionRequest, real: bool = True) -> Attempt:
+            # Kernels are never compiled, so the request that is kept needs no second compilation.
+            if request not in known:
+                with GraphRecorder() as recorder:
+                    attempt = compiler.run(request, real=False)
+                known[request] = attempt, tuple(recorder.graphs)
+            return known[request][0]
+
+        search = BudgetSearch(compile_, options, torch_compat.has_convolutions(self.gm))
+        kept, _ = search.run(SearchGoal(first_request(options, Environment(None), self.inputs)))
+        return kept.check, known[kept.request][1], kept.compiled
+
+    def step(
+        self, check: DryRun, graphs: Sequence[EmittedGraph], compiled: Callable[..., Any], budget_bytes: int
+    ) -> EmittedStep:
+        """Its allocations, whose kinds another run on fake tensors tells."""
+        if check.unknown or check.trace is None or check.allocations is None:
+            raise RuntimeError(check.unknown or "the step is not one forward and one backward graph")
+        with torch_compat.outside_tracing():
+            run = FakeStep(self.inputs, graphs, False)
+            run.run(compiled)
+        kinds = _kinds(run, check)
+        found = [(Life(s.size_bytes, s.made, freed), kinds[id(s)]) for s, freed in run.alive if s.size_bytes]
+        for i, sample in enumerate(check.timeline):
+            if sample.workspace_bytes:
+                found.append((Life(sample.workspace_bytes, i, i + 1), f"inside {_short(sample.label)}"))
+        found.sort(key=lambda one: one[0].made)
+        step = EmittedStep(
+            budget_bytes=budget_bytes,
+            peak_bytes=check.peak_bytes,
+            peak_moment=check.peak_index,
+            moments=len(check.timeline),
+            boundary=check.allocations.allocations.boundary,
+            resident=check.trace.resident,
+            state=check.trace.state,
+            lives=tuple(life for life, _ in found),
+            kinds=tuple(kind for _, kind in found),
+        )
+        # What is compared must be what the backend sees.
+        if step.lives != check.trace.lives or step.allocations.other_bytes != check.allocations.allocations.other_bytes:
+            raise RuntimeError("the step did not run as when it was checked")
+        return step
+
+    def placed(
+        self, check: DryRun, graphs: Sequence[EmittedGraph], compiled: Callable[..., Any], arenas: Arenas
+    ) -> DryRun:
+        """The check of the same code with its allocations in arenas."""
+        assert check.allocations is not None
+        return dry_run(compiled, self.inputs, graphs, _WORKSPACE, placements=check.allocations.placements(arenas))
+
+
+def _kinds(run: FakeStep, check: DryRun) -> dict[int, str]:
+    """What each storage of the step is."""
+    assert check.allocations is not None
+    outputs = {id(one) for one in run.outputs if one is not None}
+    returned = {id(one) for call in run.tracker.wrapper_calls if call.is_backward for one in call.returned if one}
+    kinds = {}
+    for life, freed in run.alive:
+        if id(life) in outputs:
+            kind = "outputs"
+        elif id(life) in returned or freed is None:
+            kind = "gradients"
+        elif life.label == "empty_strided":
+            kind = "of odd sizes" if life.size_bytes % ALIGNMENT_BYTES else "other"
+        else:
+            kind = _short(life.label)
+        kinds[id(life)] = kind
+    for (_, blocks), call in zip(check.allocations.made, run.tracker.wrapper_calls):
+        kinds.update((id(life), PLACEABLE) for block, life in zip(blocks, call.made) if block is not None)
+    return kinds
+
+
+def _short(label: str) -> str:
+    """The name of an operator without its library and overload."""
+    parts = label.split(".")
+    return parts[1].strip("_") if len(parts) > 2 else parts[0].strip("_")
+
+
+class _Done(BaseException):
+    """Ends a compilation once everything is known of the graph."""
+
+
+def with_emitter(module: nn.Module, inputs: Mapping[str, Tensor], use: Callable[[Emitter], None]) -> None:
+    """Call `use` with what emits the steps of a model, while Dynamo compiles it."""
+    torch._dynamo.reset()
+
+    def backend(gm: fx.GraphModule, example_inputs: Any) -> Any:
+        use(Emitter(gm, example_inputs))
+        raise _Done
+
+    with torch_compat.partitioner_always_runs():
+        try:
+            torch.compile(module, backend=backend, dynamic=False)(**inputs)
+        except _Done:
+            return
+    raise RuntimeError("the model is not one graph")
+
+
+def steps_at(name: str, positions: Sequence[float]) -> dict[str, EmittedStep]:
+    """Steps of a model of the zoo by position, from the smallest peak (0) to that without a budget (1)."""
+    found: dict[str, EmittedStep] = {}
+
+    def emit(emitter: Emitter) -> None:
+        high, low = emitter.at(1.0).peak_bytes, emitter.at("min").peak_bytes
+        if low >= high:
+            print(f"  {name}: no plan peaks lower than the step without a budget", flush=True)
+            return
+        for position in positions:
+            _add(found, str(position), emitter, low + round(position * (high - low)))
+
+    model = build(name)
+    with_emitter(model.module, model.inputs, emit)
+    return found
+
+
+def steps_of_lengths(name: str, parts: Sequence[float], budget_bytes: int) -> dict[str, EmittedStep]:
+    """Steps of a model of the zoo by length, as a part of its own, each emitted for its own sizes under one budget."""
+    found: dict[str, EmittedStep] = {}
+    model = build(name)
+    for part in parts:
+        with_emitter(
+            model.module,
+            shortened(model.inputs, part),
+            lambda emitter, part=part: _add(found, str(part), emitter, budget_bytes),  # type: ignore[misc]
+        )
+    return found
+
+
+def shortened(inputs: Mapping[str, Tensor], part: float) -> dict[str, Tensor]:
+    """Inputs of a part of their length: of tokens, or of the steps of a sequence."""
+    if "sequence" in inputs:
+        length = round(part * len(inputs["sequence"]))
+        return {**inputs, "sequence": inputs["sequence"][:length].clone()}
+    return {name: tokens[:, : round(part * tokens.shape[1])].clone() for name, tokens in inputs.items()}
+
+
+def has_length(inputs: Mapping[str, Tensor]) -> bool:
+    """Whether a model takes sequences."""
+    return bool({"sequence", "input_ids"} & inputs.keys())
+
+
+def _add(found: dict[str, EmittedStep], key: str, emitter: Emitter, budget_bytes: int) -> None:
+    """Add the step under a budget, and say so where nothing fits."""
+    try:
+        found[key] = emitter.at(budget_bytes)
+    except RematError as refused:
+        print(f"  at {key}: {refused}", flush=True)
+
+
+def stored(path: Path, make: Callable[[], dict[str, EmittedStep]]) -> dict[str, EmittedStep]:
+    """Steps from a file, or from `make` if there is none, which is then written."""
+    if path.exists():
+        return {name: _read(one) for name, one in json.loads(path.read_text(encoding="utf-8")).items()}
+    found = make()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({name: asdict(one) for name, one in found.items()}), encoding="utf-8")
+    return found
+
+
+def _read(one: dict[str, Any]) -> EmittedStep:
+    lives = tuple(Life(**life) for life in one["lives"])
+    lists = {name: tuple(one[name]) for name in ("resident", "state", "kinds")}
+    return EmittedStep(**{**one, **lists, "lives": lives})
