@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -59,6 +61,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: LONGEST_FIRST.index(tier(item.path)))
     if wants_no_torch(config) and "torch" in sys.modules:
         raise pytest.UsageError("a file of the tier `planning` imports torch: move it, or name it in USES_TORCH")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_collections() -> Iterator[None]:
+    """Garbage collections look only at what the tests of the file make, not at torch's million objects each time."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture

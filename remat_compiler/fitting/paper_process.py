@@ -37,10 +37,9 @@ def call_in_process(function: Callable[..., Any], *arguments: Any, hide_gpus: bo
                 f"what was given cannot be sent to another process ({error}); give functions that make the model and "
                 "its inputs, rather than these themselves"
             ) from error
-        command = [sys.executable, "-m", "remat_compiler.fitting.paper_child", str(question), str(answer)]
         # Devices are hidden before the process imports torch.
         hidden = {"CUDA_VISIBLE_DEVICES": ""} if hide_gpus else {}
-        code = subprocess.run(command, env={**os.environ, **hidden}, check=False).returncode
+        code = exit_code(question, answer, {**os.environ, **hidden})
         if not answer.exists():
             reason = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
             raise PaperFailure(f"the process {reason} without an answer; its messages stand above")
@@ -48,3 +47,9 @@ def call_in_process(function: Callable[..., Any], *arguments: Any, hide_gpus: bo
     if failed:
         raise value
     return value
+
+
+def exit_code(question: Path, answer: Path, environment: dict[str, str]) -> int:
+    """Run `paper_child` on the two files in a new process; its exit code, negative for the signal that killed it."""
+    command = [sys.executable, "-m", "remat_compiler.fitting.paper_child", str(question), str(answer)]
+    return subprocess.run(command, env=environment, check=False).returncode

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import pytest
@@ -47,8 +49,26 @@ def _one_thread(monkeypatch: pytest.MonkeyPatch) -> Any:
     torch.set_num_threads(before)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _let_go() -> Iterator[None]:
+    yield
+    compiled.cache_clear()
+
+
 def both() -> tuple[Any, Any, nn.Module, nn.Module]:
-    """The same model compiled without and with arenas; asserts that there are some."""
+    """The calls and models of `compiled`, without gradients."""
+    call, placed, plain, planned, _ = compiled()
+    for model in (plain, planned):
+        model.zero_grad()
+    return call, placed, plain, planned
+
+
+@cache
+def compiled() -> tuple[Any, Any, nn.Module, nn.Module, Any]:
+    """The same model compiled without and with arenas, once for all tests, and the report; asserts that there are some.
+
+    No fixture of the file: it is to be compiled among the steps of one test.
+    """
     torch.manual_seed(0)
     plain, planned = Layers(), Layers()
     planned.load_state_dict(plain.state_dict())
@@ -63,7 +83,7 @@ def both() -> tuple[Any, Any, nn.Module, nn.Module]:
     report = remat_compiler.reports()[-1]
     assert report.arena_bytes
     assert 0 < report.covered_percent <= 100
-    return (*calls, plain, planned)
+    return (*calls, plain, planned, report)
 
 
 def same(plain: nn.Module, planned: nn.Module) -> bool:
@@ -89,7 +109,7 @@ def test_training_is_the_same_to_the_bit_and_the_peak_as_foretold() -> None:
     assert all(torch.equal(value, copy) for step in kept for value, copy in step)
     kept.clear()
     results.clear()
-    report = remat_compiler.reports()[-1]
+    report = compiled()[-1]
 
     def step() -> object:
         planned.zero_grad()

@@ -291,6 +291,7 @@ def raising() -> nn.Module:
     raise KeyError("no such layer")
 
 
+@pytest.mark.usefixtures("new_interpreter")
 def test_an_error_of_the_users_own_comes_with_its_traceback() -> None:
     with pytest.raises(PaperFailure, match=r"(?s)KeyError: 'no such layer'.*in raising") as caught:
         remat_compiler.fit(raising, inputs, device="t4", batches=[4], options=INTERPRETED)
@@ -340,6 +341,7 @@ def test_without_triton_the_user_reads_what_to_install(monkeypatch: pytest.Monke
         remat_compiler.fit(Counting, inputs, device="h100")
 
 
+@pytest.mark.usefixtures("new_interpreter")
 def test_the_command_answers(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "train.py"
     file.write_text(
