@@ -9,9 +9,10 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
+import torch
 from torch import fx
 
 from remat_compiler import torch_compat
@@ -24,7 +25,8 @@ from remat_compiler.compilation.refusal import warn_of_smallest
 from remat_compiler.compilation.search import BudgetSearch, SearchGoal
 from remat_compiler.costs.table import cost_identity
 from remat_compiler.costs.workspace import WorkspaceTable
-from remat_compiler.distributed.agreement import Point, current_agreement
+from remat_compiler.distributed.agreement import Agreement, Alone, Point, current_agreement
+from remat_compiler.distributed.by_store import StoreAgreement
 from remat_compiler.dry_run.fake_inputs import counted_device_type
 from remat_compiler.dynamic_shapes.variant_maker import VariantContext, dispatched
 from remat_compiler.dynamic_shapes.variant_store import VariantStore
@@ -65,7 +67,11 @@ def compile_graph(
     """
     tell_of_compiling()
     directory = None if environment.disable_cache else environment.cache_dir
+    agreement = _agreement()
     first = first_request(options, environment, example_inputs)
+    if options.memory_budget.kind is BudgetKind.AUTO and first.budget_bytes is not None:
+        asked = plan_key(gm, example_inputs, options, None, "")
+        first = replace(first, budget_bytes=agreement.smallest(first.budget_bytes, lambda: asked.digest))
     symbols = changing_sizes(options, first, example_inputs)
     kinds = device_types(gm, example_inputs)
     place = place_of(options, kinds)
@@ -84,14 +90,28 @@ def compile_graph(
         WorkspaceTable(directory),
         parameter_shapes(gm, example_inputs),
         torch_compat.input_sources(gm),
-        current_agreement(),
+        agreement,
     )
     # The caches of ranks may differ.
-    earlier = session.agreement.agree(Point.OUTCOME, outcome.earlier(first))
+    earlier = agreement.agree(Point.OUTCOME, outcome.earlier(first), lambda: key.digest)
     compiler = Compiler(gm, example_inputs, traced, session, costs, earlier is not None, options.inductor)
     if symbols:
         return _for_all_sizes(compiler, options, first, symbols, outcome, VariantStore(directory, key.digest))
     return _for_these_sizes(compiler, options, first, earlier, outcome)
+
+
+def _agreement() -> Agreement:
+    """How the ranks of this job come to the same plans."""
+    given, ranks = current_agreement(), torch_compat.ranks()
+    if given is not None:
+        return given
+    return Alone() if ranks is None else _by_store(ranks)
+
+
+@lru_cache(maxsize=1)
+def _by_store(ranks: torch_compat.Ranks) -> StoreAgreement:
+    """One for all graphs of a job: it remembers whom it waited for in vain."""
+    return StoreAgreement(ranks.store, ranks.rank, ranks.size, torch.__version__)
 
 
 def _for_these_sizes(

@@ -21,7 +21,6 @@ from remat_compiler.compilation.arenas_by_size import ArenasBySize
 from remat_compiler.compilation.attempt import Attempt
 from remat_compiler.costs.workspace import WorkspaceTable
 from remat_compiler.devices.allocator_setting import segments_expand
-from remat_compiler.distributed.agreement import Point
 from remat_compiler.dry_run.dry_run import DryRun, dry_run
 from remat_compiler.dry_run.emitted_wrapper import EmittedGraph, GraphRecorder
 from remat_compiler.dry_run.fake_inputs import counted_device_type
@@ -85,7 +84,6 @@ class Compiler:
         If planning fails in an unforeseen way, the graph is compiled as the stock backend would, with a warning, and
         checked against the user's budget.
         """
-        request = self.session.agreement.agree(Point.REQUEST, request)
         try:
             return self._planned(request, real)
         except _NO_DEFECT:
@@ -114,8 +112,9 @@ class Compiler:
         from the cache.
         """
         partitioner = RematPartitioner(request, self.costs)
-        # With symbolic sizes, the choice among variants needs the partition itself, which no cache has.
-        if not request.sizes:
+        # With symbolic sizes, the choice among variants needs the partition itself, which no cache has; and what a
+        # rank's cache has need not be what the others plan.
+        if not request.sizes and self.session.agreement.is_alone:
             attempt = self._run(request, real, partitioner)
             if self.reported or not attempt.trains or attempt.partitions:
                 return attempt

@@ -93,8 +93,10 @@ def _digest(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> str:
         # The code of a graph only names the bodies of its checkpoint regions, so each body is added itself.
         if isinstance(module, fx.GraphModule):
             text.update(f"{name}\n{module.code}\n".encode())
+    # Devices by the order in which they come, so that the ranks of a job, each on a device of its own, have one key.
+    devices: dict[torch.device, int] = {}
     for value in example_inputs:
-        text.update(repr(_describe(value)).encode())
+        text.update(repr(_describe(value, devices)).encode())
     return text.hexdigest()
 
 
@@ -104,9 +106,10 @@ def _modes() -> tuple[object, ...]:
     return (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast)
 
 
-def _describe(value: Any) -> Any:
+def _describe(value: Any, devices: dict[torch.device, int]) -> Any:
     if not isinstance(value, torch.Tensor):
         return str(value)
     kind = "parameter" if isinstance(value, torch.nn.Parameter) else "tensor"
-    layout = (tuple(map(str, value.shape)), tuple(map(str, value.stride())), str(value.dtype), str(value.device))
+    device = (value.device.type, devices.setdefault(value.device, len(devices)))
+    layout = (tuple(map(str, value.shape)), tuple(map(str, value.stride())), str(value.dtype), device)
     return (kind, value.requires_grad, *layout)

@@ -7,7 +7,7 @@ stands where the value enters the compilation, so that everything that follows f
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from enum import Enum
@@ -20,7 +20,7 @@ class Point(Enum):
     """A value to agree on, and why it could differ."""
 
     OUTCOME = "what an earlier compilation of the graph came to: the caches of ranks differ"
-    REQUEST = "budget and sizes of one compilation: devices leave different bytes free, and ranks see different sizes"
+    BUDGET = "the budget: devices leave different bytes free"
     COSTS = "times and workspaces of the operators: each rank measures its own"
     PLAN = "the plan: a cache may have another one than the planner finds"
     VARIANT = "the sizes to compile a better variant for: ranks take different times for their steps"
@@ -29,22 +29,34 @@ class Point(Enum):
 class Agreement(Protocol):
     """The way in which the ranks of a job find one value."""
 
-    def agree(self, point: Point, value: Value) -> Value:
-        """The value with which all ranks continue.
+    is_alone: bool
+    """Whether there is one process only."""
 
-        Every rank must reach the same points in the same order.
+    def agree(self, point: Point, value: Value, question: Callable[[], str]) -> Value:
+        """The value with which all ranks continue that ask the same question.
 
         Args:
             point: The meaning of the value.
             value: The proposal of this rank.
+            question: Text of all that a proposal depends on, but for what differs between ranks by itself.
         """
+        ...
+
+    def smallest(self, value: int, question: Callable[[], str]) -> int:
+        """The smallest value of all ranks that ask the same question."""
         ...
 
 
 class Alone:
     """One process: its own value is the one."""
 
-    def agree(self, point: Point, value: Value) -> Value:
+    is_alone = True
+
+    def agree(self, point: Point, value: Value, question: Callable[[], str]) -> Value:
+        """`value`."""
+        return value
+
+    def smallest(self, value: int, question: Callable[[], str]) -> int:
         """`value`."""
         return value
 
@@ -60,9 +72,9 @@ def agreeing_by(agreement: Agreement) -> Iterator[None]:
         _current.reset(token)
 
 
-def current_agreement() -> Agreement:
-    """The agreement that a compilation beginning now uses."""
-    return _current.get() or Alone()
+def current_agreement() -> Agreement | None:
+    """The agreement of `agreeing_by`, if a compilation that begins now is within its block."""
+    return _current.get()
 
 
 _current: ContextVar[Agreement | None] = ContextVar("remat_agreement", default=None)

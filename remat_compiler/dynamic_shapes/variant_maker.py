@@ -109,6 +109,7 @@ class VariantMaker:
         self._spare: list[Variant] = []
         self._refused: dict[tuple[int, ...], RematError] = {}
         self._hopeless = False
+        self._searches = 0
         self._first = first
         self._curve: SizeCostModel | None = None
         self.first_sizes = tuple(number for _, number in first.request.sizes)
@@ -255,7 +256,10 @@ class VariantMaker:
         always = self.options.variants == "always" and lost_s is None
         worth_it = earlier or always or saved_s - (lost_s or 0.0) >= self.compile_s
         # Step times, so savings, differ between ranks.
-        best = self.context.session.agreement.agree(Point.VARIANT, best if worth_it else None)
+        self._searches += 1
+        best = self.context.session.agreement.agree(
+            Point.VARIANT, best if worth_it else None, lambda: f"{self.context.store.name} {self._searches}"
+        )
         if best is None:
             # A search plans at several budgets: without the back-off, fruitless ones would come again and again.
             self.threshold_s = max(self.threshold_s * BACKOFF, FIRST_LOSS_S if always else self.compile_s)

@@ -49,11 +49,14 @@ class VariantStore:
     Args:
         directory: The cache folder; `None` keeps them in this object only.
         name: Digest of everything but the sizes that decides the plans of the graph.
+
+    Attributes:
+        name: As given.
     """
 
     def __init__(self, directory: Path | None, name: str) -> None:
         self._folder = None if directory is None else _folder(directory)
-        self._name = name
+        self.name = name
         found = None if self._folder is None else self._folder.read(name)
         self.earlier = () if found is None else found.variants
         self._made: list[PlannedSizes] = []
@@ -65,7 +68,7 @@ class VariantStore:
         self._made.append(PlannedSizes(label, sizes, free))
         kept = dict.fromkeys([*self._made, *self.earlier])
         if self._folder is not None:
-            self._folder.write(self._name, StoredVariants(tuple(kept)[:MOST_VARIANTS]))
+            self._folder.write(self.name, StoredVariants(tuple(kept)[:MOST_VARIANTS]))
 
     def for_sizes(self, sizes: Sequence[int], most: Sequence[int | None], *, ahead: bool) -> tuple[int, ...]:
         """The least sizes planned for earlier of which none is below `sizes`; `sizes` themselves if there are none.

@@ -93,7 +93,8 @@ def _partition(stages: JointStages, plan_with: Callable[[RematProblem], PlanResu
     if found is None:
         found = stages.plan_in_order(captured, costs, budget_bytes, plan_with)
     # Agreed on before the check, so that no rank executes what it has not verified.
-    answer = stages.session.agreement.agree(Point.PLAN, found.result)
+    asked = replace(found.problem, reference=None)
+    answer = stages.session.agreement.agree(Point.PLAN, found.result, lambda: repr((asked, request)))
     problem, result, plan = _accepted(found.problem, answer, request)
     # Whatever planner or cache it comes from, and before anything is made of it.
     with stages.stage("verify"), timed("verifying_s"):

@@ -167,4 +167,6 @@ class JointStages:
             for node, loop, taken in zip(captured.main, captured.loops, bytes_taken_over(captured))
         )
         costs = cost_table(captured, workspace, self.request.cost_model, self.session.directory, self.request.place)
-        return self.session.agreement.agree(Point.COSTS, costs)
+        return self.session.agreement.agree(
+            Point.COSTS, costs, lambda: repr((captured.graph, self.request.cost_model, self.request.offload_bytes))
+        )

@@ -17,7 +17,6 @@ import remat_compiler.backend
 from remat_compiler.distributed.agreement import Agreement, Alone, Point, Value, agreeing_by, current_agreement
 from remat_compiler.ir.plan import Plan, PlanResult
 from remat_compiler.ir.problem import CostTable
-from remat_compiler.partition.request import PartitionRequest
 
 
 @dataclass
@@ -27,10 +26,16 @@ class Recorded:
     answers: dict[Point, Callable[[Any], Any]] = field(default_factory=dict)
     asked: list[tuple[Point, Any]] = field(default_factory=list)
 
-    def agree(self, point: Point, value: Value) -> Value:
+    is_alone = False
+
+    def agree(self, point: Point, value: Value, question: Callable[[], str]) -> Value:
+        assert question()
         self.asked.append((point, value))
         answer: Value = self.answers.get(point, lambda own: own)(value)
         return answer
+
+    def smallest(self, value: int, question: Callable[[], str]) -> int:
+        return value
 
     def values(self, point: Point) -> list[Any]:
         return [value for at, value in self.asked if at is point]
@@ -56,10 +61,9 @@ def test_every_point_of_a_compilation_is_asked_in_order(tmp_path: Path, monkeypa
     own = Recorded()
     trained(own, tmp_path, monkeypatch)
     points = [point for point, _ in own.asked]
-    assert points[:3] == [Point.OUTCOME, Point.REQUEST, Point.COSTS]
+    assert points[:2] == [Point.OUTCOME, Point.COSTS]
     assert points[-1] is Point.PLAN
     assert own.values(Point.OUTCOME) == [None]
-    assert all(isinstance(value, PartitionRequest) for value in own.values(Point.REQUEST))
     assert all(isinstance(value, CostTable) for value in own.values(Point.COSTS))
     assert all(isinstance(value, PlanResult) for value in own.values(Point.PLAN))
     again = Recorded()
@@ -71,10 +75,10 @@ def test_two_ranks_that_agree_on_the_question_have_one_plan(tmp_path: Path, monk
     """The second one was asked for other times."""
     first = Recorded()
     trained(first, tmp_path / "first", monkeypatch)
-    requests, costs = iter(first.values(Point.REQUEST)), iter(first.values(Point.COSTS))
-    second = Recorded({Point.REQUEST: lambda _: next(requests), Point.COSTS: lambda _: next(costs)})
+    costs = iter(first.values(Point.COSTS))
+    second = Recorded({Point.COSTS: lambda _: next(costs)})
     trained(second, tmp_path / "second", monkeypatch, cost_model="roofline")
-    assert second.values(Point.REQUEST) != first.values(Point.REQUEST)
+    assert second.values(Point.COSTS) != first.values(Point.COSTS)
     assert [one.plan for one in second.values(Point.PLAN)] == [one.plan for one in first.values(Point.PLAN)]
 
 
@@ -119,9 +123,10 @@ def test_a_plan_agreed_on_is_verified(
 
 
 def test_one_process_is_its_own_authority() -> None:
-    assert isinstance(current_agreement(), Alone)
+    assert current_agreement() is None
     own = Recorded()
     with agreeing_by(own):
         assert current_agreement() is own
-    assert isinstance(current_agreement(), Alone)
-    assert Alone().agree(Point.COSTS, 7) == 7
+    assert current_agreement() is None
+    assert Alone().agree(Point.COSTS, 7, str) == 7
+    assert Alone().smallest(7, str) == 7

@@ -1,0 +1,38 @@
+"""The ranks of a distributed job, through `torch.distributed`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch.distributed as dist
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ranks:
+    """The processes that train together.
+
+    Attributes:
+        store: Their key-value store.
+        rank: Number of this one.
+        size: Their number.
+    """
+
+    store: Any
+    rank: int
+    size: int
+
+
+def ranks() -> Ranks | None:
+    """The ranks of the job; `None` if one process trains."""
+    if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
+        return None
+    # The store through which the default group came together: it needs no collective, so no rank waits for another.
+    return _ranks(dist.distributed_c10d._get_default_store(), dist.get_rank(), dist.get_world_size())
+
+
+@lru_cache(maxsize=1)
+def _ranks(store: Any, rank: int, size: int) -> Ranks:
+    """One object for as long as the job's ranks are the same."""
+    return Ranks(dist.distributed_c10d.PrefixStore("remat", store), rank, size)
