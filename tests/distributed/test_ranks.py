@@ -1,0 +1,93 @@
+"""Ranks of one job: the same plans though they measure other times, and the gradients of one process."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+PROGRAM = Path(__file__).with_name("ranks_program.py")
+SIZE = 2
+pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="this torch has no gloo")
+
+
+def run(folder: Path, *mode: str) -> list[subprocess.Popen[str]]:
+    """Run a process for each rank, to its end."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(PROGRAM), str(rank), str(SIZE), str(folder), *mode],
+            env=environment,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(SIZE)
+    ]
+    for process in processes:
+        process.communicate(timeout=600)
+    return processes
+
+
+def told(folder: Path) -> list[Any]:
+    return [json.loads(file.read_text(encoding="utf-8")) for file in sorted(folder.glob("rank*.json"))]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    """What each rank tells."""
+    folder = tmp_path_factory.mktemp("ranks")
+    assert [process.returncode for process in run(folder)] == [0] * SIZE
+    return told(folder)
+
+
+def test_gradients_are_those_of_one_process_on_the_whole_batch(trained: list[Any]) -> None:
+    for rank in trained:
+        assert all(case["error"] < 1e-6 for case in rank.values()), {name: rank[name]["error"] for name in rank}
+
+
+@pytest.mark.parametrize("case", ["ddp", "ddp again", "unused", "static", "fsdp blocks", "fsdp whole"])
+def test_ranks_that_measure_other_times_have_the_same_plans(trained: list[Any], case: str) -> None:
+    first, second = (rank[case] for rank in trained)
+    assert first["plans"]
+    assert first["plans"][-1] == second["plans"][-1]
+    assert first["reports"] == second["reports"]
+
+
+def test_without_agreement_their_plans_differ(trained: list[Any]) -> None:
+    first, second = (rank["by themselves"] for rank in trained)
+    assert first["plans"][-1] != second["plans"][-1]
+
+
+def test_a_rank_whose_planner_fails_trains_without_a_plan(trained: list[Any]) -> None:
+    first, last = (rank["failing"] for rank in trained)
+    assert first["reports"] == trained[0]["ddp"]["reports"]
+    assert last["plans"][-1] != first["plans"][-1]
+    assert last["reports"] != first["reports"]
+
+
+def test_every_rank_keeps_its_budget(trained: list[Any]) -> None:
+    reports = [report for rank in trained for name in rank if name != "failing" for report in rank[name]["reports"]]
+    assert reports
+    assert all(peak <= budget for peak, budget, _ in reports)
+    # Budgets were such that something is computed again.
+    assert any(added for _, _, added in reports)
+
+
+def test_a_rank_of_longer_inputs_has_a_plan_of_its_own(trained: list[Any]) -> None:
+    first, second = (rank["lengths"] for rank in trained)
+    assert len(second["reports"]) > len(first["reports"])
+
+
+def test_a_rank_that_ends_while_it_plans_leaves_nobody_waiting(tmp_path: Path) -> None:
+    first, last = run(tmp_path, "crash")
+    assert last.returncode == 3
+    # The other one planned without it, and learns of it from its process group.
+    assert first.returncode == 0
+    (message,) = told(tmp_path)
+    assert "remat" not in message
