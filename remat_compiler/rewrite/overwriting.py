@@ -79,8 +79,10 @@ class _Pass:
 
     def run(self) -> list[fx.Node]:
         changed = []
-        for node in list(self.graph.nodes):
-            chosen = next((one for one in overwritings(node, self.roots) if self._may(node, one)), None)
+        # All are found first: once rewritten, an operator no longer shows that its result may be overwritten in turn.
+        possible = [(node, overwritings(node, self.roots)) for node in self.graph.nodes]
+        for node, found in possible:
+            chosen = next((one for one in found if self._may(node, one)), None)
             if chosen is not None:
                 self._rewrite(node, chosen)
                 changed.append(node)
