@@ -18,7 +18,6 @@ from torch import fx
 from torch._ops import OpOverload
 
 from remat_compiler import torch_compat
-from remat_compiler.capture.operators import is_view
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,9 +86,8 @@ def _owns_memory(root: fx.Node) -> bool:
 
 def _is_plain(target: object) -> bool:
     """Whether the operator is torch's own, and makes each result in memory of its own."""
-    if not isinstance(target, OpOverload) or not torch_compat.allocates_results(target):
-        return False
-    return not target._schema.is_mutable and not is_view(target)
+    # Of an operator that writes where it is told, roots show this only for the first argument.
+    return isinstance(target, OpOverload) and not target._schema.is_mutable and torch_compat.allocates_results(target)
 
 
 def touches_plainly(user: fx.Node) -> bool:

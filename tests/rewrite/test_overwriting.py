@@ -202,6 +202,17 @@ def test_memory_that_others_made_is_left_alone() -> None:
     assert overwrite_arguments(traced(build)) == []
 
 
+def test_memory_that_was_given_for_a_result_is_left_alone() -> None:
+    """Its owner may read it later, by another name."""
+
+    def build(graph: fx.Graph, x: fx.Node) -> list[fx.Node]:
+        given = graph.call_function(torch.ops.aten.mm.default, (x, x))
+        both = graph.call_function(torch.ops.aten.add.out, (x, x), {"out": given})
+        return [graph.call_function(torch.ops.aten.relu.default, (both,)), given]
+
+    assert overwrite_arguments(traced(build)) == []
+
+
 def test_tensors_of_other_kinds_are_left_alone() -> None:
     with torch.no_grad():
         assert plain_tensor(TwoTensor(square(), square())) is None
