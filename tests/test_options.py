@@ -198,6 +198,15 @@ def test_an_unknown_planner_names_the_near_ones() -> None:
         parse(planner="mincut")
 
 
+@pytest.mark.parametrize(("inner", "handed_on"), [("inductor", (("inplace_buffers", False),)), ("eager", ())])
+def test_inplace_buffers_is_a_setting_of_inductor_too(inner: str, handed_on: tuple[tuple[str, object], ...]) -> None:
+    given = {"inner": inner, "inplace_buffers": False}
+    parsed = RematOptions.parse(
+        given, check_planner=check_planner, environment=EMPTY, is_inductors=lambda name, _: name == "inplace_buffers"
+    )
+    assert (parsed.inplace_buffers, parsed.inductor) == (False, handed_on)
+
+
 def test_options_must_be_a_mapping() -> None:
     with pytest.raises(OptionError, match="must be a mapping"):
         RematOptions.parse(["dump"], check_planner=check_planner, environment=EMPTY)  # type: ignore[arg-type]
