@@ -215,6 +215,8 @@ class RematOptions:
             ``"reserved"`` for the step, by a model of it.
         layout: Where values lie in memory: ``"plain"`` for where torch's allocator puts each, or ``"planned"`` for
             planned offsets of a few tensors where less is reserved so, by its model.
+        inplace_buffers: Whether an operator may write its result into the memory of an argument whose life ends there.
+            With Inductor it stands for Inductor's own setting of that name, if the code gives it.
         offload_budget: Most bytes that values moved off the device may take where they are moved to; 0 moves nothing.
         offload_tier: Where they are moved to: ``"host"`` memory, a file on a ``"disk"``, or ``"auto"``: to host memory
             from an accelerator, to a disk from a CPU.
@@ -236,6 +238,7 @@ class RematOptions:
     estimator: str = "symbolic"
     budget_of: str = "allocated"
     layout: str = "plain"
+    inplace_buffers: bool = True
     offload_budget: int = 0
     offload_tier: str = "auto"
     offload_dir: Path | None = None
@@ -276,12 +279,16 @@ class RematOptions:
             name: _from_text(name, text, checks[name]) for name, text in env.options.items() if name not in given
         }
         values |= {name: check(given[name]) for name, check in checks.items() if name in given}
-        checked = replace(RematOptions(), **values, inductor=tuple(sorted(settings.items())))
+        checked = replace(RematOptions(), **values)
         if settings and checked.inner != "inductor":
             raise OptionError(
                 f"option {min(settings)!r} is one of Inductor's, and inner is {checked.inner!r}; leave it out"
             )
-        return checked
+        # Inductor has a setting of this name, too, which is what a user of Inductor means by it.
+        shared = {name: getattr(checked, name) for name in ("inplace_buffers",) if name in given}
+        if checked.inner == "inductor":
+            settings |= {name: value for name, value in shared.items() if is_inductors(name, value)}
+        return replace(checked, inductor=tuple(sorted(settings.items())))
 
 
 def parse_bytes(text: str) -> int:
@@ -362,6 +369,7 @@ _CHECKS: Final[dict[str, Callable[[object], object]]] = {
     "estimator": partial(one_of, "estimator", allowed=ESTIMATORS),
     "budget_of": partial(one_of, "budget_of", allowed=BUDGETS_OF),
     "layout": partial(one_of, "layout", allowed=LAYOUTS),
+    "inplace_buffers": partial(switch, "inplace_buffers"),
     "offload_budget": _offload_bytes,
     "offload_tier": partial(one_of, "offload_tier", allowed=OFFLOAD_TIERS),
     "offload_dir": partial(folder, "offload_dir"),
@@ -413,5 +421,5 @@ _FRACTION: Final = re.compile(r"\s*(?:[0-9]+\.[0-9]*|\.[0-9]+)(?:e[+-]?[0-9]+)?\
 _READERS: Final[dict[str, Callable[[str], object]]] = {
     "memory_budget": _budget_text,
     **dict.fromkeys(("max_slowdown", "time_limit", "max_variants"), _number_text),
-    "offload_direct": _switch_text,
+    **dict.fromkeys(("inplace_buffers", "offload_direct"), _switch_text),
 }

@@ -184,6 +184,7 @@ def test_every_int_is_its_own_byte_string(size: int) -> None:
         ({"offload_tier": "dick"}, "unknown offload_tier 'dick'; did you mean 'disk'?"),
         ({"offload_dir": ""}, "offload_dir must be the path of a folder"),
         ({"offload_direct": 1}, "offload_direct must be True or False, got 1"),
+        ({"inplace_buffers": "yes"}, "inplace_buffers must be True or False, got 'yes'"),
     ],
 )
 def test_a_refused_option_says_got_and_allowed(options: dict[str, object], says: str) -> None:
@@ -195,6 +196,15 @@ def test_a_refused_option_says_got_and_allowed(options: dict[str, object], says:
 def test_an_unknown_planner_names_the_near_ones() -> None:
     with pytest.raises(UnknownName, match="did you mean 'min_cut'"):
         parse(planner="mincut")
+
+
+@pytest.mark.parametrize(("inner", "handed_on"), [("inductor", (("inplace_buffers", False),)), ("eager", ())])
+def test_inplace_buffers_is_a_setting_of_inductor_too(inner: str, handed_on: tuple[tuple[str, object], ...]) -> None:
+    given = {"inner": inner, "inplace_buffers": False}
+    parsed = RematOptions.parse(
+        given, check_planner=check_planner, environment=EMPTY, is_inductors=lambda name, _: name == "inplace_buffers"
+    )
+    assert (parsed.inplace_buffers, parsed.inductor) == (False, handed_on)
 
 
 def test_options_must_be_a_mapping() -> None:
@@ -225,6 +235,7 @@ OF_THE_ENVIRONMENT: dict[str, tuple[str, object]] = {
     "estimator": ("quadratic", "quadratic"),
     "budget_of": ("reserved", "reserved"),
     "layout": ("planned", "planned"),
+    "inplace_buffers": ("0", False),
     "offload_budget": ("2GiB", 2 * 1024**3),
     "offload_tier": ("host", "host"),
     "offload_dir": ("/fast", Path("/fast")),

@@ -1,4 +1,6 @@
-"""Loops that write their result into the memory of an argument, as Inductor does if the argument's life ends there.
+"""Operators that write their result into the memory of an argument whose life ends there, under every plan.
+
+Inductor lets its loops do so by itself:
 
     gelu_backward    reads a gradient g and a saved value x of one shape, both for the last time
                      the result takes over the memory of one of them
@@ -7,6 +9,10 @@ Under every plan, an argument's life ends at the last operator of the backward t
 backward run once.  Inductor also requires that both have the same size and type, and that the loop reads the argument
 at the place that it writes (`can_inplace` in `torch/_inductor/scheduler.py`).  Other readers without a kernel in
 between may become part of the same loop and run after it, unless the operator needs their results.
+
+For the interpreter `rewrite.overwriting` does so, by the rules of `capture.overwriting`.  There the backward may run in
+another order than the program's, so an argument's life is sure to end at an operator only if that needs the results of
+all other readers; and if the backward makes the argument: what is saved for the backward is never overwritten.
 """
 
 from __future__ import annotations
@@ -19,6 +25,8 @@ from torch import fx
 from torch._ops import OpOverload
 
 from remat_compiler.capture.graph import CapturedGraph
+from remat_compiler.capture.overwriting import overwritings, touches_plainly
+from remat_compiler.capture.storages import readers as readers_of
 from remat_compiler.ir.graph import Op, OpId, Phase, StorageId, StorageKind
 
 _CHANGED_AFTERWARDS = ("index_put", "index_add", "embedding_dense_backward", "scatter")
@@ -29,12 +37,8 @@ _ENDS = frozenset({StorageKind.ACTIVATION, StorageKind.TEMPORARY})
 
 
 def bytes_taken_over(captured: CapturedGraph) -> tuple[int, ...]:
-    """For each operator, the bytes of an argument whose memory its result takes over; 0 for most operators."""
-    ops, storages = captured.graph.ops, captured.graph.storages
-    readers: dict[StorageId, list[Op]] = defaultdict(list)
-    for op in ops:
-        for s in op.reads:
-            readers[s].append(op)
+    """For each operator, the bytes of an argument whose memory Inductor gives to its result; 0 for most operators."""
+    ops, storages, readers = captured.graph.ops, captured.graph.storages, _readers(captured)
     owner = {s: root for root, s in captured.storage.items()}
     taken, nearest = [0] * len(ops), OpId(-1)
     for op, loop, node, inside in zip(ops, captured.loops, captured.main, captured.nodes):
@@ -52,6 +56,38 @@ def bytes_taken_over(captured: CapturedGraph) -> tuple[int, ...]:
         if any(_read_in_place(root, node, inside, captured.roots) for root in same):
             taken[op.id] = size_bytes
     return tuple(taken)
+
+
+def bytes_overwritten(captured: CapturedGraph) -> dict[fx.Node, int]:
+    """Bytes of an argument that operators overwrite under the interpreter, by the node of each that does."""
+    storages, readers = captured.graph.storages, _readers(captured)
+    overwritten: dict[fx.Node, int] = {}
+    for op, node in zip(captured.graph.ops, captured.main):
+        if captured.fused or op.phase is not Phase.BACKWARD or len(op.writes) != 1:
+            continue
+        for one in overwritings(node, captured.roots):
+            storage = captured.storage.get(one.root)
+            if storage is None or storages[storage].kind is not StorageKind.TEMPORARY:
+                continue
+            others = [reader for reader in readers[storage] if reader is not op]
+            plainly = all(map(touches_plainly, readers_of(one.root, captured.roots)))
+            if plainly and all(_runs_before(reader, op) for reader in others):
+                overwritten[node] = storages[op.writes[0]].size_bytes
+    return overwritten
+
+
+def _runs_before(reader: Op, op: Op) -> bool:
+    """Whether a reader runs once, and before `op` in every order of the backward."""
+    return reader.phase is Phase.BACKWARD and not set(reader.writes).isdisjoint(op.reads)
+
+
+def _readers(captured: CapturedGraph) -> dict[StorageId, list[Op]]:
+    """Operators that read each storage, in order."""
+    readers: dict[StorageId, list[Op]] = defaultdict(list)
+    for op in captured.graph.ops:
+        for storage in op.reads:
+            readers[storage].append(op)
+    return readers
 
 
 def _ends(op: Op, readers: Sequence[Op], nearest: OpId) -> bool:

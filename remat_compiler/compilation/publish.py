@@ -88,7 +88,7 @@ def _report(
     notes += check.notes
     if check.unmeasured:
         notes.append(f"the workspace of these operators is not known: {', '.join(check.unmeasured)}")
-    return build_report(
+    report = build_report(
         partition.problem,
         with_bound(partition.result, partition.problem),
         graph_name=f"graph{next(_number)}",
@@ -100,6 +100,8 @@ def _report(
         stages=partition.stages,
         notes=notes,
     )
+    overwritten = partition.graphs.overwritten
+    return replace(report, overwriting_ops=overwritten.num_ops, overwritten_bytes=overwritten.size_bytes)
 
 
 def checked_reports(stored: Sequence[PlanReport], check: DryRun) -> list[PlanReport]:

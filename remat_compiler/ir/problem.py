@@ -87,8 +87,8 @@ class CostTable:
 
     Attributes:
         time_ns: Nanoseconds, at least 0.
-        workspace_bytes: Peak bytes that the operator allocates beyond its results while it runs; negative if a result
-            takes over the memory of an argument whose life certainly ends there.
+        workspace_bytes: Peak bytes that the operator allocates beyond its results while it runs; negative if its one
+            result takes over the memory of an argument whose life certainly ends there: then less those bytes.
         provenance: Origin of each figure, such as ``roofline`` or ``measured``.
         links: The tiers that values can be moved to, each at most once; empty where nothing can be moved.
     """

@@ -106,7 +106,7 @@ def _partition(stages: JointStages, plan_with: Callable[[RematProblem], PlanResu
     split = SplitGraphs(
         lowered.forward, lowered.backward, problem, result, simulate(problem.graph, problem.costs, plan)
     )
-    return Partition(joint, joint_nodes, split, before, False, early, stages.stages)
+    return Partition(joint, joint_nodes, stages.overwriting(split), before, False, early, stages.stages)
 
 
 @contextmanager

@@ -32,6 +32,7 @@ class PartitionRequest:
         offload_place: Where they may be, see `offload.place.Place`; empty for nowhere.
         budget_of: What the budget covers, see `RematOptions`; decides the check alone.
         layout: Where values lie, see `RematOptions`; decides how the emitted code allocates alone.
+        inplace_buffers: Whether interpreted operators may overwrite arguments, see `RematOptions`.
         layer_bytes: Bytes of each layer at these sizes as an estimator predicts them, for planners of layers; empty
             for those that the graph itself gives.
     """
@@ -54,6 +55,7 @@ class PartitionRequest:
     offload_place: str = ""
     budget_of: str = "allocated"
     layout: str = "plain"
+    inplace_buffers: bool = True
 
     @property
     def place(self) -> Place | None:

@@ -9,6 +9,7 @@ from torch import fx
 from remat_compiler.errors import RematError
 from remat_compiler.ir.plan import Plan, PlanResult
 from remat_compiler.ir.problem import CostTable, RematProblem
+from remat_compiler.rewrite.overwriting import NOTHING, Overwritten
 from remat_compiler.simulate.step_peak import GraphMemory, memory_of
 from remat_compiler.simulate.timeline import MemoryTimeline, simulate
 
@@ -23,6 +24,7 @@ class SplitGraphs:
         problem: The problem given to the planner.
         result: The planner's result.
         timeline: Memory over the step.
+        overwritten: Operators of both graphs that write into the memory of an argument.
     """
 
     forward: fx.GraphModule
@@ -30,6 +32,7 @@ class SplitGraphs:
     problem: RematProblem
     result: PlanResult
     timeline: MemoryTimeline
+    overwritten: Overwritten = NOTHING
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import fx
 
 from remat_compiler import torch_compat
 from remat_compiler.capture.early_loops import early_loops, order_of, set_order
 from remat_compiler.capture.graph import CapturedGraph, capture
-from remat_compiler.capture.in_place import bytes_taken_over
+from remat_compiler.capture.in_place import bytes_overwritten, bytes_taken_over
 from remat_compiler.capture.pair import capture_pair
+from remat_compiler.capture.storages import storage_bytes
 from remat_compiler.costs.table import cost_table
 from remat_compiler.distributed.agreement import Point
 from remat_compiler.errors import PlanRejected
@@ -23,6 +24,7 @@ from remat_compiler.ir.problem import CostTable, RematProblem
 from remat_compiler.partition.request import PartitionRequest
 from remat_compiler.partition.result import SplitGraphs
 from remat_compiler.partition.session import Session
+from remat_compiler.rewrite.overwriting import overwrite_arguments, overwritten
 from remat_compiler.simulate.rules import Rule
 from remat_compiler.simulate.timeline import simulate
 from remat_compiler.simulate.verify import verify
@@ -57,6 +59,8 @@ class JointStages:
         self.static_input_indices = static_input_indices
         self.session = session
         self.fused = request.inner == "inductor"
+        # Inductor reuses memory by itself, by settings of its own.
+        self.overwrites = request.inplace_buffers and not self.fused
         self.stages: tuple[tuple[str, float], ...] = ()
 
     @contextmanager
@@ -137,6 +141,16 @@ class JointStages:
         set_order(self.joint, own_order)
         return None
 
+    def overwriting(self, split: SplitGraphs) -> SplitGraphs:
+        """`split` with operators that overwrite arguments, if that is asked for; its graphs are changed in place."""
+        if not self.overwrites:
+            return split
+        with self.stage("overwrite"):
+            return replace(split, overwritten=overwritten(self._overwrite(split.forward, split.backward)))
+
+    def _overwrite(self, forward: fx.GraphModule, backward: fx.GraphModule) -> list[fx.Node]:
+        return [*overwrite_arguments(forward, self.num_fwd_outputs), *overwrite_arguments(backward)]
+
     def native(self) -> SplitGraphs:
         """torch's own partition, simulated."""
         forward, backward = torch_compat.native_partition(
@@ -152,21 +166,38 @@ class JointStages:
             static_input_indices=self.static_input_indices,
             fused=self.fused,
         )
-        costs = self.costs(captured)
+        # Here the plan is known, and with it all that is overwritten.
+        places = {node: i for i, node in enumerate(_calls(forward, backward))}
+        changed = self._overwrite(forward, backward) if self.overwrites else []
+        calls = _calls(captured.joint)
+        costs = self.costs(captured, {calls[places[node]]: storage_bytes(node) for node in changed})
         timeline = simulate(captured.graph, costs, plan)
         # Its own peak as the budget, until the caller knows what a fraction of it is.
         problem = RematProblem(captured.graph, costs, timeline.peak_bytes, None, plan)
         result = PlanResult(PlanStatus.OPTIMAL, "min_cut", plan, timeline.peak_bytes, timeline.time_ns)
-        return SplitGraphs(forward, backward, problem, result, timeline)
+        return SplitGraphs(forward, backward, problem, result, timeline, overwritten(changed))
 
-    def costs(self, captured: CapturedGraph) -> CostTable:
-        """Time and workspace of every operator."""
+    def costs(self, captured: CapturedGraph, changed: Mapping[fx.Node, int] | None = None) -> CostTable:
+        """Time and workspace of every operator.
+
+        Args:
+            captured: The graph.
+            changed: Bytes that interpreted operators overwrite, by node; by default what they do under every plan.
+        """
         # A loop has no workspace of its own; it is negative by what its result takes over from an argument.
         workspace = tuple(
             -taken if loop else self.session.workspace.probe(*torch_compat.fake_call(node))
             for node, loop, taken in zip(captured.main, captured.loops, bytes_taken_over(captured))
         )
+        if self.overwrites:
+            changed = bytes_overwritten(captured) if changed is None else changed
+            workspace = tuple(own - changed.get(node, 0) for own, node in zip(workspace, captured.main))
         costs = cost_table(captured, workspace, self.request.cost_model, self.session.directory, self.request.place)
-        return self.session.agreement.agree(
-            Point.COSTS, costs, lambda: repr((captured.graph, self.request.cost_model, self.request.offload_bytes))
-        )
+        taken = [0 if changed is None else changed.get(node, 0) for node in captured.main]
+        asked = captured.graph, self.request.cost_model, self.request.offload_bytes, taken
+        return self.session.agreement.agree(Point.COSTS, costs, lambda: repr(asked))
+
+
+def _calls(*modules: fx.GraphModule) -> list[fx.Node]:
+    """The operators of the graphs, in order."""
+    return [node for module in modules for node in module.graph.nodes if node.op == "call_function"]

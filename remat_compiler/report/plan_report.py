@@ -150,6 +150,8 @@ class PlanReport:
         covered_percent: Part of all bytes that the step allocates which lies in them.
         plain_reserved_bytes: What would be reserved without them, by the same model as `reserved_bytes` or, where the
             environment sets segments that expand, as `expandable_bytes`.
+        overwriting_ops: Interpreted operators that write their result into the memory of an argument, in both graphs.
+        overwritten_bytes: Bytes of their results.
         notes: What the user should know besides, such as a budget that was not reachable.
     """
 
@@ -184,6 +186,8 @@ class PlanReport:
     arena_bytes: tuple[int, ...] = field(default=(), metadata=OPTIONAL)
     covered_percent: float = field(default=0.0, metadata=OPTIONAL)
     plain_reserved_bytes: int = field(default=0, metadata=OPTIONAL)
+    overwriting_ops: int = field(default=0, metadata=OPTIONAL)
+    overwritten_bytes: int = field(default=0, metadata=OPTIONAL)
 
     @property
     def peak_bytes(self) -> int:

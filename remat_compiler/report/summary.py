@@ -58,11 +58,20 @@ def _figures(report: PlanReport) -> list[tuple[str, ...]]:
         ("resident beside it", _size(report.resident_bytes), "parameters, buffers and inputs"),
         ("step, modelled", format_time(report.step_ns), "each operator once"),
         ("added time", format_time(report.added_ns), f"+{report.added_percent:.1f} % of the step"),
+        *_overwritten(report),
         *_offloaded(report),
         ("planner", report.planner, f"{report.status.value}, {gap}"),
         ("took", f"{report.seconds:.2f} s", ", ".join(f"{s.stage} {s.seconds:.2f} s" for s in report.stages)),
     ]
     return rows
+
+
+def _overwritten(report: PlanReport) -> list[tuple[str, ...]]:
+    """The row of operators that write into the memory of an argument, if there are any."""
+    if not report.overwriting_ops:
+        return []
+    count = f"by {report.overwriting_ops} operators, in memory of arguments that they read last"
+    return [("never allocated", _size(report.overwritten_bytes), count)]
 
 
 def _offloaded(report: PlanReport) -> list[tuple[str, ...]]:

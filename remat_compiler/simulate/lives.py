@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, replace
 
-from remat_compiler.ir.graph import StorageId, StorageKind
+from remat_compiler.ir.graph import OpId, StorageId, StorageKind
 from remat_compiler.ir.plan import Plan
 from remat_compiler.ir.problem import RematProblem
 from remat_compiler.simulate.timeline import MemoryTimeline, simulate
@@ -68,10 +68,10 @@ def _joined(problem: RematProblem, plan: Plan, made: list[tuple[int, Life]]) -> 
         ending[life.freed].append(n)
     gone: set[int] = set()
     for step, op in enumerate(plan.steps):
-        size = -problem.costs.workspace_bytes[op]
         reads, writes = problem.graph.ops[op].reads, problem.graph.ops[op].writes
-        if size <= 0:
+        if problem.costs.workspace_bytes[op] >= 0:
             continue
+        size = problem.graph.storages[writes[0]].size_bytes
         arguments = [n for n in ending[step + 1] if made[n][0] in reads and made[n][1].size_bytes == size]
         # As in the timeline: if one of them has been away, it may be the only one that would have served.
         arguments = [] if came_back.intersection(arguments) else arguments
@@ -89,12 +89,20 @@ def _inside(problem: RematProblem, plan: Plan) -> list[Life]:
     found, seen = [], set()
     for step, op in enumerate(plan.steps):
         replay = problem.graph.ops[op].replay
-        sizes = [problem.costs.workspace_bytes[op]]
+        sizes = [_own_workspace_bytes(problem, op)]
         if replay is not None and op in seen:
             sizes.append(problem.graph.storages[replay].size_bytes)
         seen.add(op)
         found += [Life(size, step, step + 1) for size in sizes if size > 0]
     return found
+
+
+def _own_workspace_bytes(problem: RematProblem, op: OpId) -> int:
+    """What an operator takes inside, without what its result takes over."""
+    workspace = problem.costs.workspace_bytes[op]
+    if workspace >= 0:
+        return workspace
+    return workspace + problem.graph.storages[problem.graph.ops[op].writes[0]].size_bytes
 
 
 def _instances(problem: RematProblem, timeline: MemoryTimeline, num_steps: int) -> list[tuple[int, Life]]:

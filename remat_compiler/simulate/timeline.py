@@ -174,17 +174,18 @@ def _not_taken_over(
 ) -> IntArray:
     """At each step, bytes that its result would take over from an argument, if that had not been off the device."""
     found = np.zeros(len(steps), np.int64)
-    takes = arrays.workspace_bytes[steps]
-    for step in np.flatnonzero(takes < 0).tolist() if transfers else ():
-        row = slice(arrays.read_start[steps[step]], arrays.read_start[steps[step] + 1])
+    takes = arrays.workspace_bytes[steps] < 0
+    for step in np.flatnonzero(takes).tolist() if transfers else ():
+        op = steps[step]
+        result_bytes = arrays.size_bytes[arrays.write_items[arrays.write_start[op]]]
         ending = [
             int(s)
-            for s in arrays.read_items[row]
-            if arrays.size_bytes[s] == -takes[step] and ((instances.storage == s) & (instances.last == step)).any()
+            for s in arrays.read_items[arrays.read_start[op] : arrays.read_start[op + 1]]
+            if arrays.size_bytes[s] == result_bytes and ((instances.storage == s) & (instances.last == step)).any()
         ]
         # Another argument of the size may end here too, but need not serve as well.
         if any(_was_away(instances, s, step, transfers) for s in ending):
-            found[step] = -takes[step]
+            found[step] = result_bytes
     return found
 
 

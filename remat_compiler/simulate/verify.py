@@ -228,10 +228,11 @@ def _walk_forward(
             extra += counted[replay]  # the state that the generator returns to afterwards
         # Results and workspace are allocated before anything that the step reads is freed.
         workspace = problem.costs.workspace_bytes[op_id]
-        ending = [s for s in last_needed[step] if s in op.reads and counted.get(s) == -workspace]
+        result_bytes = sum(counted.get(s, 0) for s in op.writes)
+        ending = [s for s in last_needed[step] if s in op.reads and counted.get(s) == result_bytes]
         # What comes back from elsewhere is in memory that no result takes over.
         if workspace < 0 and any(_has_been_away(graph, plan, s, step) for s in ending):
-            workspace = 0
+            workspace += result_bytes
         live = standing + sum(counted[s] for s in made) + extra + workspace
         if live > peak:
             peak, peak_step = live, step

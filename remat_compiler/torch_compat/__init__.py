@@ -37,6 +37,7 @@ from remat_compiler.torch_compat.fake_tensors import (
     corrected_fake_result,
     fake_call,
     fake_view,
+    is_laid_out_as_traced,
     new_fake,
 )
 from remat_compiler.torch_compat.forward_arguments import detached_run, forward_arguments
@@ -87,6 +88,14 @@ from remat_compiler.torch_compat.operators import (
     save_policy,
 )
 from remat_compiler.torch_compat.outline import Halves, finished_modules
+from remat_compiler.torch_compat.overwriting import (
+    OverwritingForm,
+    allocates_results,
+    have_one_layout,
+    is_whole_storage,
+    overwriting_form,
+    plain_tensor,
+)
 from remat_compiler.torch_compat.paper_device import paper_device, paper_gpu
 from remat_compiler.torch_compat.paper_values import AnyValues, KnownValues
 from remat_compiler.torch_compat.patch import Patch, Purpose, untested

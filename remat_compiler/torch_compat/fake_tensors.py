@@ -70,6 +70,24 @@ _RESIZED = ("aten::col2im", "aten::im2col")
 _BATCH_NORMS = ("aten::native_batch_norm", "aten::_native_batch_norm_legit", "aten::_batch_norm_with_update")
 
 
+def is_laid_out_as_traced(node: fx.Node, item: object) -> bool:
+    """Whether a result of `node`, or the given item of it, has the type, the layout and the storage that torch traced.
+
+    `corrected_fake_result` lists those that have not; of symbolic sizes among these nothing is known.
+    """
+    func, args, _, traced = fake_call(node)
+    name = func._schema.name
+    if name in _RESIZED:
+        return False
+    if not name.startswith(_BATCH_NORMS):
+        return True
+    # Statistics may be of another type.
+    if item != 0 or any(isinstance(a, torch.Tensor) and a._has_symbolic_sizes_strides for a in args):
+        return False
+    real = corrected_fake_result(func, args, traced)[0]
+    return isinstance(real, torch.Tensor) and real.stride() == traced[0].stride()
+
+
 def new_fake(mode: Any, size: Any, stride: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """An empty fake tensor, at a tenth of the cost of the factory function, and not seen by dispatch modes."""
     # Within it torch runs operators on meta tensors directly, past all dispatch modes.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 
 import pytest
@@ -11,10 +12,11 @@ from torch import Tensor
 
 from costs.captured import captured
 from remat_compiler.capture.graph import CapturedGraph
-from remat_compiler.capture.in_place import bytes_taken_over
+from remat_compiler.capture.in_place import bytes_overwritten, bytes_taken_over
 from remat_compiler.ir.graph import Phase, StorageKind
 
 SIZE = 64
+_TEMPORARY = StorageKind.TEMPORARY
 Step = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -96,5 +98,35 @@ def test_nothing_takes_over_what_was_scattered_into() -> None:
         assert not taken_over or set(op.reads) - scattered
 
 
-def test_the_interpreter_takes_nothing_over() -> None:
+def test_the_interpreter_takes_nothing_over_by_itself() -> None:
     assert targets(graph_of(through_gelu, fused=False)) == []
+
+
+def overwriting(step: Step) -> list[str]:
+    return [str(node.target) for node in bytes_overwritten(graph_of(step, fused=False))]
+
+
+def scaled(x: Tensor, w: Tensor) -> Tensor:
+    return ((torch.tanh(x @ w) * 3.0) @ w).sum()
+
+
+def test_what_the_backward_made_and_reads_last_is_overwritten() -> None:
+    assert overwriting(through_gelu) == ["aten.gelu_backward.default", "aten.add.Tensor"]
+    assert overwriting(scaled) == ["aten.mul.Tensor", "aten.tanh_backward.default", "aten.add.Tensor"]
+
+
+def test_of_readers_in_no_order_of_their_own_none_overwrites() -> None:
+    """The backward may run in any order that its reads allow, and the last of them would differ."""
+    graph = graph_of(summed_beside, fused=False)
+    counts = Counter(s for op in graph.graph.ops if op.phase is Phase.BACKWARD for s in op.reads)
+    (read_twice,) = (s for s, count in counts.items() if count == 2 and graph.graph.storages[s].kind is _TEMPORARY)
+    readers = {op.name for op in graph.graph.ops if read_twice in op.reads}
+    assert readers.isdisjoint(node.name for node in bytes_overwritten(graph))
+    assert overwriting(summed_beside) == ["aten.add.Tensor", "aten.tanh_backward.default", "aten.add.Tensor"]
+
+
+def test_bytes_that_are_overwritten_are_those_of_the_result() -> None:
+    graph = graph_of(through_gelu, fused=False)
+    found = bytes_overwritten(graph)
+    assert list(found.values()) == [SIZE * SIZE * 4] * 2
+    assert bytes_overwritten(graph_of(through_gelu)) == {}

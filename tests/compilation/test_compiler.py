@@ -49,7 +49,7 @@ class Fails(Alone):
     error: Callable[[], Exception]
     reached: list[Point] = field(default_factory=list)
 
-    def agree(self, point: Point, value: Value) -> Value:
+    def agree(self, point: Point, value: Value, question: Callable[[], str]) -> Value:
         self.reached.append(point)
         if point is self.point:
             raise self.error()
@@ -150,7 +150,7 @@ def test_what_cannot_be_planned_is_compiled_as_stock_and_checked(
     assert said in message
     assert ("report this as a defect" in message) is is_a_defect
     assert records.requests == [PLANNED, PLANNED]
-    assert agreement.reached[0] is Point.REQUEST
+    assert agreement.reached[0] is Point.COSTS
     assert torch.equal(gradients(attempt.compiled, given)[1], gradients(Layers(), given)[1])
 
 
@@ -161,22 +161,11 @@ def test_dynamos_own_restarts_go_through() -> None:
     assert len(records.requests) == 1
 
 
-def test_the_ranks_request_is_the_one_that_is_compiled() -> None:
-    class Smaller(Alone):
-        def agree(self, point: Point, value: Value) -> Value:
-            return replace(value, planner="chen_sqrt") if point is Point.REQUEST else value  # type: ignore[type-var]
-
-    attempt = compiler_of(inputs(), Session(agreement=Smaller())).run(PLANNED)
-    assert attempt.request.planner == "chen_sqrt"
-    assert attempt.partition is not None
-    assert attempt.partition.result.planner == "chen_sqrt"
-
-
 def test_the_partitioner_sees_the_session_only_while_it_compiles() -> None:
     session = Session(directory=None, parameters="made up")
 
     class Seen(Alone):
-        def agree(self, point: Point, value: Value) -> Value:
+        def agree(self, point: Point, value: Value, question: Callable[[], str]) -> Value:
             if point is Point.PLAN:
                 sessions.append(current_session().parameters)
             return value

@@ -38,6 +38,7 @@ OTHER_OPTIONS: dict[str, object] = {
     "estimator": "quadratic",
     "budget_of": "reserved",
     "layout": "planned",
+    "inplace_buffers": False,
     "offload_budget": 1,
     "offload_tier": "host",
     "offload_dir": Path("/fast"),
@@ -63,6 +64,7 @@ OTHER_REQUEST: dict[str, object] = {
     "offload_place": "host",
     "budget_of": "reserved",
     "layout": "planned",
+    "inplace_buffers": False,
 }
 REQUEST = PartitionRequest(budget_bytes=7)
 

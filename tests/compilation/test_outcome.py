@@ -33,6 +33,7 @@ OTHERS: dict[str, object] = {
     "offload_place": "host",
     "budget_of": "reserved",
     "layout": "planned",
+    "inplace_buffers": False,
 }
 """Another value of each field of a request."""
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import remat_compiler
 import remat_compiler.backend
+from remat_compiler import torch_compat
 from remat_compiler.distributed.agreement import Agreement, Alone, Point, Value, agreeing_by, current_agreement
 from remat_compiler.ir.plan import Plan, PlanResult
 from remat_compiler.ir.problem import CostTable
@@ -35,7 +36,10 @@ class Recorded:
         return answer
 
     def smallest(self, value: int, question: Callable[[], str]) -> int:
-        return value
+        assert question()
+        self.asked.append((Point.BUDGET, value))
+        answer: int = self.answers.get(Point.BUDGET, lambda own: own)(value)
+        return answer
 
     def values(self, point: Point) -> list[Any]:
         return [value for at, value in self.asked if at is point]
@@ -80,6 +84,18 @@ def test_two_ranks_that_agree_on_the_question_have_one_plan(tmp_path: Path, monk
     trained(second, tmp_path / "second", monkeypatch, cost_model="roofline")
     assert second.values(Point.COSTS) != first.values(Point.COSTS)
     assert [one.plan for one in second.values(Point.PLAN)] == [one.plan for one in first.values(Point.PLAN)]
+
+
+def test_the_smallest_of_measured_budgets_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_compat, "free_device_bytes", lambda inputs: 10 * BUDGET)
+    own = Recorded({Point.BUDGET: lambda _: BUDGET})
+    trained(own, tmp_path, monkeypatch, memory_budget="auto")
+    assert own.values(Point.BUDGET) == [10 * BUDGET]
+    assert remat_compiler.reports()[-1].peak_bytes <= BUDGET
+    # A budget that the user names is the same on all ranks.
+    named = Recorded()
+    trained(named, tmp_path / "named", monkeypatch)
+    assert not named.values(Point.BUDGET)
 
 
 def test_the_times_agreed_on_are_those_that_are_planned_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

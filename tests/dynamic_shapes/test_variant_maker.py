@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dynamic_shapes.made_up_graph import LEAST, MadeUpGraph, native_bytes, whole
-from remat_compiler.distributed.agreement import Point, Value
+from remat_compiler.distributed.agreement import Alone, Point, Value
 from remat_compiler.dynamic_shapes.dispatch import Dispatch
 from remat_compiler.dynamic_shapes.variant import Use, Variant
 from remat_compiler.dynamic_shapes.variant_maker import BACKOFF, VariantMaker
@@ -248,12 +248,13 @@ def test_what_a_measured_step_took_more_is_left_free_by_later_plans() -> None:
 
 
 @dataclass
-class OtherRank:
+class OtherRank(Alone):
     """Wants a variant for other sizes."""
 
     wants: tuple[int, ...] | None
 
-    def agree(self, point: Point, value: Value) -> Value:
+    def agree(self, point: Point, value: Value, question: Callable[[], str]) -> Value:
+        assert question()
         agreed: Any = self.wants if point is Point.VARIANT else value
         return agreed  # type: ignore[no-any-return]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -19,6 +19,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from builders import with_tiers
 from remat_compiler import torch_compat
 from remat_compiler.capture.graph import CapturedGraph, capture
+from remat_compiler.capture.in_place import bytes_overwritten
 from remat_compiler.capture.mutation import protect_changed_inputs
 from remat_compiler.costs.op_call import OpCall
 from remat_compiler.costs.workspace import WorkspaceTable
@@ -28,6 +29,7 @@ from remat_compiler.ir.plan import Plan, Tier
 from remat_compiler.ir.problem import CostTable, RematProblem
 from remat_compiler.offload.place import Place
 from remat_compiler.rewrite.lower import lower
+from remat_compiler.rewrite.overwriting import overwrite_arguments
 from remat_compiler.simulate.timeline import MemoryTimeline, simulate
 from remat_compiler.simulate.verify import verify
 from rewrite.random_plans import random_plan
@@ -48,16 +50,25 @@ class PlannedStep:
         needs_backward: Whether a joint graph was cut.
         forward_graph: Forward graph of the plan in use.
         backward_graph: Backward graph of the plan in use.
+        overwriting: Operators of the plan in use that overwrite an argument.
     """
 
     captured: CapturedGraph
     costs: CostTable
 
     def __init__(
-        self, module: nn.Module, inputs: Sequence[Tensor], *, change_in_graph: bool = True, dynamo: bool = False
+        self,
+        module: nn.Module,
+        inputs: Sequence[Tensor],
+        *,
+        change_in_graph: bool = True,
+        dynamo: bool = False,
+        inplace_buffers: bool = False,
     ) -> None:
         """Trace `module`; with `dynamo`, as `torch.compile` does, which is slower, but knows checkpoint regions."""
         self.needs_backward = False
+        self.inplace_buffers = inplace_buffers
+        self.overwriting: list[fx.Node] = []
         self.forward_graph: fx.GraphModule | None = None
         self.backward_graph: fx.GraphModule | None = None
         self._metadata: Any = None
@@ -96,7 +107,9 @@ class PlannedStep:
         protect_changed_inputs(joint, num_fwd_outputs)
         self.captured = capture(joint, num_fwd_outputs=num_fwd_outputs, static_input_indices=static, fused=False)
         check_graph(self.captured.graph)
-        self.costs = measured_workspaces(self.captured)
+        self.costs = measured_workspaces(
+            self.captured, bytes_overwritten(self.captured) if self.inplace_buffers else {}
+        )
         self.needs_backward = True
         self.use(random_plan(self.captured.graph, Random(0)))
         assert self.forward_graph is not None
@@ -123,6 +136,9 @@ class PlannedStep:
         assert verify(problem, plan, timeline.peak_bytes) == []
         lowered = lower(self.captured, plan, PLACES)
         self.forward_graph, self.backward_graph = lowered.forward, lowered.backward
+        if self.inplace_buffers:
+            first = overwrite_arguments(lowered.forward, self.captured.num_fwd_outputs)
+            self.overwriting = [*first, *overwrite_arguments(lowered.backward)]
         self._note_saved()
         return timeline
 
@@ -144,9 +160,10 @@ def joint_order(captured: CapturedGraph) -> Plan:
     return Plan((*forward, *rest), len(forward))
 
 
-def measured_workspaces(captured: CapturedGraph) -> CostTable:
-    """Costs with measured workspaces and a time of one nanosecond an operator."""
-    workspace = tuple(_workspace(*torch_compat.fake_call(node)[:3]) for node in captured.main)
+def measured_workspaces(captured: CapturedGraph, overwritten: Mapping[fx.Node, int] | None = None) -> CostTable:
+    """Costs with measured workspaces, less what is overwritten, and a time of one nanosecond an operator."""
+    less = overwritten or {}
+    workspace = tuple(_workspace(*torch_compat.fake_call(node)[:3]) - less.get(node, 0) for node in captured.main)
     count = len(workspace)
     return CostTable((1,) * count, workspace, ("test",) * count)
 

@@ -72,3 +72,12 @@ def test_a_chain_in_place_is_one_allocation() -> None:
     b.run(Phase.BACKWARD, [second], [(64, StorageKind.GRADIENT)], workspace=-64)
     lives = storage_lives(b.problem(), Plan(tuple(map(OpId, range(3))), 0))
     assert sorted(lives, key=str) == sorted([Life(64, 0, None), Life(64, 0, None)], key=str)
+
+
+def test_an_operator_in_place_may_take_bytes_inside() -> None:
+    b = ProblemBuilder()
+    tangent = b.storage(64, StorageKind.TANGENT)
+    first = b.run(Phase.BACKWARD, [tangent], [(64, StorageKind.TEMPORARY)])[0]
+    b.run(Phase.BACKWARD, [first], [(64, StorageKind.GRADIENT)], workspace=4 - 64)
+    lives = storage_lives(b.problem(), Plan(tuple(map(OpId, range(2))), 0))
+    assert sorted(lives, key=str) == sorted([Life(64, 0, None), Life(64, 0, None), Life(4, 1, 2)], key=str)

@@ -104,7 +104,8 @@ def test_each_sabotage_is_refused(transfers: list[Transfer], rule: Rule) -> None
 @pytest.mark.parametrize(
     ("moved", "taken_over"), [((), True), ((1,), False), ((2,), False), ((1, 2), False)], ids=lambda value: str(value)
 )
-def test_no_result_takes_over_memory_of_what_came_back(moved: tuple[int, ...], taken_over: bool) -> None:
+@pytest.mark.parametrize("own", [0, 4])
+def test_no_result_takes_over_memory_of_what_came_back(moved: tuple[int, ...], taken_over: bool, own: int) -> None:
     """Two values of one size end at an operator whose result takes over the memory of one: who knows of which."""
     b = ProblemBuilder()
     x = b.storage(1000, StorageKind.INPUT)
@@ -113,12 +114,12 @@ def test_no_result_takes_over_memory_of_what_came_back(moved: tuple[int, ...], t
     b.run(Phase.FORWARD, [first, second], [(1, StorageKind.OUTPUT)])
     b.run(Phase.FORWARD, [x], [(1, StorageKind.OUTPUT)])
     tangent = b.storage(1, StorageKind.TANGENT)
-    (flow,) = b.run(Phase.BACKWARD, [tangent, first, second], [(64, StorageKind.TEMPORARY)], workspace=-64)
+    (flow,) = b.run(Phase.BACKWARD, [tangent, first, second], [(64, StorageKind.TEMPORARY)], workspace=own - 64)
     b.run(Phase.BACKWARD, [flow], [(1, StorageKind.GRADIENT)])
     problem = with_tiers(b.problem())
     plan = Plan(tuple(map(OpId, range(6))), 4, tuple(Transfer(StorageId(s), 3, 4) for s in moved))
     timeline = simulate(problem.graph, problem.costs, plan)
-    assert timeline.live_bytes[4] == 2 * 64 + 2 + 1 + (0 if taken_over else 64)
+    assert timeline.live_bytes[4] == 2 * 64 + 2 + 1 + own + (0 if taken_over else 64)
     assert verify(problem, plan, timeline.peak_bytes) == []
 
 
