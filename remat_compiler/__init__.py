@@ -6,6 +6,7 @@ Importing this package imports no torch; `remat_compiler.backend` is the entry p
 """
 
 from remat_compiler.capture.declared import allow_recompute, forbid_recompute
+from remat_compiler.compiled_module import compile  # noqa: A004 - as torch.compile
 from remat_compiler.errors import (
     CacheError,
     CaptureError,
@@ -42,6 +43,7 @@ __all__ = [
     "UnsupportedTorch",
     "allow_recompute",
     "clear_reports",
+    "compile",
     "fit",
     "forbid_recompute",
     "max_batch",

@@ -18,7 +18,18 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = {"remat_compiler": ROOT / "remat_compiler", "remat_passes": ROOT / "passes" / "remat_passes"}
 
 COMPILER = (
-    *("cli", "fitting", "backend", "pipeline", "step_budget", "dynamic_shapes", "compilation", "partition", "rewrite"),
+    *(
+        "cli",
+        "fitting",
+        "compiled_module",
+        "backend",
+        "pipeline",
+        "step_budget",
+        "dynamic_shapes",
+        "compilation",
+        "partition",
+        "rewrite",
+    ),
     *(
         "dry_run",
         "plan_cache",
