@@ -120,6 +120,8 @@ def step_tables(rows: Sequence[StepRow]) -> Iterator[str]:
     """All tables of five steps."""
     for is_scaled in (True, False):
         chosen = [row for row in rows if (row.scale > 1) == is_scaled]
+        if not chosen:
+            return
         yield from ("", "## Sizes scaled to 8 GiB at the peak" if is_scaled else "## Sizes as they are", "")
         yield from over_table(chosen)
         yield from ("", *summary_table(chosen), "", *stateless_table(chosen))

@@ -150,7 +150,7 @@ def test_one_code_gives_steps_of_all_lengths() -> None:
     longest, *shorter = seen
     for one in shorter:
         # Nothing but sizes differs, so that arenas of the longest length serve all.
-        assert one.kinds == longest.kinds
+        assert [kind.replace("of odd sizes", PLACEABLE) for kind in one.kinds] == list(longest.kinds)
         assert [(life.made, life.freed) for life in one.lives] == [(life.made, life.freed) for life in longest.lives]
         assert one.peak_bytes < longest.peak_bytes
         pairs = [(one.lives[n].size_bytes, longest.lives[n].size_bytes) for n in longest.placeable]
