@@ -94,6 +94,8 @@ class LengthsRow:
         planned: Reserved with arenas that the backend chooses for the longest length, and has at all of them.
         alone: Reserved if each length has the arenas that would be chosen if there were no other.
         throughout: Reserved with all arenas that leave the peak of the longest length as it is.
+        online_in_orders: Reserved without arenas if the same lengths come in other orders.
+        planned_in_orders: Reserved in these orders with the arenas chosen for the longest.
         segments: The arenas chosen for plain segments.
         expandable: The arenas chosen for segments that expand.
     """
@@ -107,6 +109,8 @@ class LengthsRow:
     planned: Reserved
     alone: Reserved
     throughout: Reserved
+    online_in_orders: tuple[Reserved, ...]
+    planned_in_orders: tuple[Reserved, ...]
     segments: ArenasRow
     expandable: ArenasRow
 
@@ -228,13 +232,30 @@ def lengths_tables(rows: Sequence[LengthsRow]) -> Iterator[str]:
         heads = (f"{kind} | each alone | throughout | arenas" for kind in KINDS)
         yield f"| model | alive, MB | {' | '.join(heads)} |"
         yield f"|---|--:|{'--:|' * 8}"
-        for row in chosen:
-            cells = []
-            for kind, arenas in zip(KINDS, (row.segments, row.expandable)):
-                ways = (row.online, row.planned, row.alone, row.throughout)
-                online, planned, alone, throughout = (over_percent(one.of(kind), row.alive_bytes) for one in ways)
-                cells += [f"{online:.1f} → {planned:.1f}", f"{alone:.1f}", f"{throughout:.1f}", _arena_cell(arenas)]
-            yield f"| {row.model} | {row.alive_bytes / 1e6:.0f} | {' | '.join(cells)} |"
+        yield from (_lengths_line(row) for row in chosen)
+        yield from ("", "In other orders, mean:", "")
+        yield "| model | segments | lower, higher | expandable | lower, higher |"
+        yield "|---|--:|--:|--:|--:|"
+        yield from (_orders_line(row) for row in chosen)
+
+
+def _lengths_line(row: LengthsRow) -> str:
+    cells = []
+    for kind, arenas in zip(KINDS, (row.segments, row.expandable)):
+        ways = (row.online, row.planned, row.alone, row.throughout)
+        online, planned, alone, throughout = (over_percent(one.of(kind), row.alive_bytes) for one in ways)
+        cells += [f"{online:.1f} → {planned:.1f}", f"{alone:.1f}", f"{throughout:.1f}", _arena_cell(arenas)]
+    return f"| {row.model} | {row.alive_bytes / 1e6:.0f} | {' | '.join(cells)} |"
+
+
+def _orders_line(row: LengthsRow) -> str:
+    cells = []
+    for kind in KINDS:
+        pairs = [(a.of(kind), b.of(kind)) for a, b in zip(row.online_in_orders, row.planned_in_orders)]
+        online, planned = (fmean(over_percent(one, row.alive_bytes) for one in way) for way in zip(*pairs))
+        lower, higher = sum(b < a for a, b in pairs), sum(b > a for a, b in pairs)
+        cells += [f"{online:.1f} → {planned:.1f}", f"{lower}, {higher} of {len(pairs)}"]
+    return f"| {row.model} | {' | '.join(cells)} |"
 
 
 _WIDTH, _LEFT, _TOP, _PANEL, _GAP, _LINE, _BETWEEN = 1000, 120, 104, 400, 44, 9, 14
@@ -248,7 +269,7 @@ def picture(rows: Sequence[StepRow]) -> str:
     positions = sorted({row.position for row in chosen}, reverse=True)
     ways = [(way.of(kind), row.alive_bytes) for row in chosen for way in (row.online, row.throughout) for kind in KINDS]
     most = max((over_percent(*way) for way in ways), default=1.0)
-    most = max(10.0, -(-most // 10) * 10)
+    most = max(25.0, -(-most // 25) * 25)
     parts = [f"{100 * position:g}" for position in positions]
     height = _TOP + len(models) * (len(positions) * _LINE + _BETWEEN) + 58
     body = [
@@ -257,8 +278,8 @@ def picture(rows: Sequence[StepRow]) -> str:
         svg.text(32, 50, "torch's caching allocator (its model)"),
         svg.dot(262, 46, svg.BLUE),
         svg.text(272, 50, "planned offsets, as the backend chooses"),
-        svg.dot(512, 46, _PALE),
-        svg.text(522, 50, "planned offsets throughout"),
+        svg.dot(542, 46, _PALE),
+        svg.text(552, 50, "planned offsets throughout"),
         svg.text(16, 68, f"Budgets at {', '.join(parts)} % of the range of each model", fill=svg.FAINT),
     ]
     for n, kind in enumerate(KINDS):

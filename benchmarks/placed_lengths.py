@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from random import Random
 
 from emitted_steps import EmittedStep
 from fragmentation_tables import KINDS, LengthsRow, Reserved
@@ -12,6 +13,8 @@ from layout_problems import SCALED_PEAK
 from placed_steps import PlacedStep, alive_bytes, arenas_throughout, chosen_arenas, reserved
 from remat_compiler.simulate.lives import Life
 
+ORDERS = 20
+"""Further orders of the lengths, each drawn from its number as seed."""
 SMALLER = (5 / 8, 7 / 8, 3 / 4)
 """Lengths, as parts of the longest, at which the backend tries arenas, too."""
 
@@ -35,11 +38,14 @@ class Lengths:
         row, smaller = (tuple(one.scaled(scale) for one in steps) for steps in (self.in_a_row, self.smaller))
         return Lengths(row, self.longest.scaled(scale), smaller)
 
-    def over_lengths(self, lives: Sequence[Sequence[Life]]) -> Reserved:
-        """What is reserved if the steps in a row allocate `lives`; what only some lengths have is their batch."""
+    def over_lengths(self, lives: Sequence[Sequence[Life]], order: Sequence[int] | None = None) -> Reserved:
+        """What is reserved if the steps in a row, or in another order, allocate `lives`.
+
+        What only some lengths have resident is their batch, which comes with the step.
+        """
         resident = shared_resident(self.in_a_row)
         rows = [[*batch_of(step, resident), *own] for step, own in zip(self.in_a_row, lives)]
-        return reserved(resident, self.longest.state, rows)
+        return reserved(resident, self.longest.state, [rows[i] for i in order or range(len(rows))])
 
     def placed(self, expandable: bool) -> list[PlacedStep]:
         """Each step in the arenas that the backend would choose for the longest."""
@@ -58,6 +64,7 @@ def lengths_rows(model: str, lengths: Lengths, parts: Sequence[float]) -> Iterat
         alone = [
             [PlacedStep.of(step, chosen_arenas(step, (), kind == "expandable")) for step in steps] for kind in KINDS
         ]
+        orders = [Random(seed).sample(range(len(steps)), len(steps)) for seed in range(ORDERS)]
         everywhere = [PlacedStep(step, throughout, one.longest.allocations).lives for step in steps]
         yield LengthsRow(
             model=model,
@@ -69,16 +76,17 @@ def lengths_rows(model: str, lengths: Lengths, parts: Sequence[float]) -> Iterat
             planned=_by_kind(one, placed),
             alone=_by_kind(one, alone),
             throughout=one.over_lengths(everywhere),
+            online_in_orders=tuple(one.over_lengths([step.lives for step in steps], order) for order in orders),
+            planned_in_orders=tuple(_by_kind(one, placed, order) for order in orders),
             segments=longest[0],
             expandable=longest[1],
         )
 
 
-def _by_kind(lengths: Lengths, placed: Sequence[Sequence[PlacedStep]]) -> Reserved:
+def _by_kind(lengths: Lengths, placed: Sequence[Sequence[PlacedStep]], order: Sequence[int] | None = None) -> Reserved:
     """What is reserved with the arenas of each kind of segments."""
-    return Reserved(
-        *(lengths.over_lengths([one.lives for one in own]).of(kind) for own, kind in zip(placed, KINDS, strict=True))
-    )
+    pairs = zip(placed, KINDS, strict=True)
+    return Reserved(*(lengths.over_lengths([one.lives for one in own], order).of(kind) for own, kind in pairs))
 
 
 def batch_of(step: EmittedStep, resident: Sequence[int]) -> list[Life]:

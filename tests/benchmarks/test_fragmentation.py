@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from random import Random
 from xml.etree import ElementTree
 
 import torch
@@ -98,6 +99,10 @@ def test_lengths_share_the_allocator_and_arenas_and_what_is_resident() -> None:
         assert {8 * MIB, *arenas.sizes} <= {life.size_bytes for life in lives}
     expected = figures_of_steps([8 * MIB], step().state, [[batch, *one] for batch, one in zip(batches, placed)])
     assert small.throughout.segments == expected.reserved_bytes
+    order = Random(3).sample(range(3), 3)
+    expected = figures_of_steps([8 * MIB], step().state, [rows[i] for i in order])
+    assert len(small.online_in_orders) == len(small.planned_in_orders) > 3
+    assert small.online_in_orders[3].expandable == expected.expandable_bytes
     assert "made up" in "\n".join(lengths_tables([small]))
 
 
