@@ -9,6 +9,7 @@ from statistics import fmean
 from remat_compiler.report import svg
 
 KINDS = ("segments", "expandable")
+TITLES = {"segments": "plain segments", "expandable": "expandable segments"}
 _SHOWN_PART = 0.01
 """Part of the peak from which on a kind of allocation is named."""
 
@@ -26,6 +27,25 @@ class Reserved:
 
 
 @dataclass(frozen=True, slots=True)
+class ArenasRow:
+    """The arenas that the backend would choose for a step.
+
+    Attributes:
+        arenas: Number of arenas.
+        covered_percent: Part of all allocated bytes that lies in them.
+        arena_ratio: Most bytes of arenas at once, over the most bytes alive at once of what lies in them.
+        packing_ratio: The same of the arena by itself that is worst.
+        at_peak: Bytes alive at the peak by what they are.
+    """
+
+    arenas: int
+    covered_percent: float
+    arena_ratio: float
+    packing_ratio: float
+    at_peak: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
 class StepRow:
     """One model under one budget, five steps; bytes are on top of parameters, inputs and the optimizer's state.
 
@@ -34,32 +54,30 @@ class StepRow:
         position: Position of the budget, from the smallest peak (0) to that without a budget (1).
         scale: What all sizes are multiplied by.
         alive_bytes: Most bytes alive at once, without arenas.
-        plain: Reserved without arenas.
-        planned: Reserved with arenas.
-        plain_stateless: Reserved without arenas if there is no optimizer.
-        planned_stateless: The same with arenas.
-        used: Whether the backend would keep the arenas, with plain segments and with those that expand.
-        arenas: Number of arenas.
-        covered_percent: Part of all allocated bytes that lies in them.
-        arena_ratio: Most bytes of arenas at once, over the most bytes alive at once of what lies in them.
-        packing_ratio: The same of the arena by itself that is worst.
-        at_peak: Bytes alive at the peak by what they are, before they are scaled.
+        online: Reserved without arenas.
+        planned: Reserved with those that the backend chooses.
+        throughout: Reserved with all that leave the peak as it is.
+        online_stateless: Reserved without arenas if there is no optimizer.
+        planned_stateless: The same with those that the backend chooses, which takes it that there is one.
+        segments: The arenas chosen for plain segments.
+        expandable: The arenas chosen for segments that expand.
     """
 
     model: str
     position: float
     scale: int
     alive_bytes: int
-    plain: Reserved
+    online: Reserved
     planned: Reserved
-    plain_stateless: Reserved
+    throughout: Reserved
+    online_stateless: Reserved
     planned_stateless: Reserved
-    used: tuple[bool, bool]
-    arenas: int
-    covered_percent: float
-    arena_ratio: float
-    packing_ratio: float
-    at_peak: dict[str, int]
+    segments: ArenasRow
+    expandable: ArenasRow
+
+    def arenas(self, kind: str) -> ArenasRow:
+        """The arenas for a kind of `KINDS`."""
+        return self.segments if kind == "segments" else self.expandable
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,23 +88,31 @@ class LengthsRow:
         model: Name of the model.
         scale: What all sizes are multiplied by.
         lengths: The lengths, as parts of the longest, in order.
-        budget_bytes: The budget of all of them, before it is scaled.
+        budget_bytes: The budget, before it is scaled.
         alive_bytes: Most bytes alive at once.
-        plain: Reserved without arenas.
-        planned: Reserved if each length has its arenas where the backend would keep them.
-        throughout: Reserved if all have them.
-        used: Number of lengths whose arenas the backend would keep, with either kind of segments.
+        online: Reserved without arenas.
+        planned: Reserved with arenas that the backend chooses for the longest length, and has at all of them.
+        alone: Reserved if each length has the arenas that would be chosen if there were no other.
+        throughout: Reserved with all arenas that leave the peak of the longest length as it is.
+        online_in_orders: Reserved without arenas if the same lengths come in other orders.
+        planned_in_orders: Reserved in these orders with the arenas chosen for the longest.
+        segments: The arenas chosen for plain segments.
+        expandable: The arenas chosen for segments that expand.
     """
 
     model: str
     scale: int
-    lengths: tuple[str, ...]
+    lengths: tuple[float, ...]
     budget_bytes: int
     alive_bytes: int
-    plain: Reserved
+    online: Reserved
     planned: Reserved
+    alone: Reserved
     throughout: Reserved
-    used: tuple[int, int]
+    online_in_orders: tuple[Reserved, ...]
+    planned_in_orders: tuple[Reserved, ...]
+    segments: ArenasRow
+    expandable: ArenasRow
 
 
 def over_percent(reserved_bytes: int, alive_bytes: int) -> float:
@@ -96,13 +122,17 @@ def over_percent(reserved_bytes: int, alive_bytes: int) -> float:
 
 def step_tables(rows: Sequence[StepRow]) -> Iterator[str]:
     """All tables of five steps."""
-    for is_scaled in (False, True):
+    for is_scaled in (True, False):
         chosen = [row for row in rows if (row.scale > 1) == is_scaled]
+        if not chosen:
+            return
         yield from ("", "## Sizes scaled to 8 GiB at the peak" if is_scaled else "## Sizes as they are", "")
         yield from over_table(chosen)
         yield from ("", *summary_table(chosen), "", *stateless_table(chosen))
+        for kind in KINDS:
+            yield from ("", f"### Arenas for {TITLES[kind]}", "", *arena_table(chosen, kind))
     chosen = [row for row in rows if row.scale > 1]
-    yield from ("", "## Arenas", "", *arena_table(chosen), "", "## At the peak", "", *peak_table(chosen))
+    yield from ("", "## At the peak, scaled, plain segments", "", *peak_table(chosen, "segments"))
 
 
 def over_table(rows: Sequence[StepRow]) -> Iterator[str]:
@@ -119,113 +149,127 @@ def over_table(rows: Sequence[StepRow]) -> Iterator[str]:
 
 
 def _over_cell(row: StepRow | None, kind: str) -> str:
-    """Without → with arenas; in brackets if the backend would not keep them."""
+    """Online → planned; one figure if the backend chooses no arenas."""
     if row is None:
         return "-"
-    plain, planned = (over_percent(one.of(kind), row.alive_bytes) for one in (row.plain, row.planned))
-    return f"{plain:.1f} → {planned:.1f}" if row.used[KINDS.index(kind)] else f"{plain:.1f} ({planned:.1f})"
-
-
-def decided(row: StepRow, kind: str) -> float:
-    """Percent reserved beyond what is alive, with arenas where the backend would keep them."""
-    chosen = row.planned if row.used[KINDS.index(kind)] else row.plain
-    return over_percent(chosen.of(kind), row.alive_bytes)
+    online, planned = (over_percent(one.of(kind), row.alive_bytes) for one in (row.online, row.planned))
+    return f"{online:.1f} → {planned:.1f}" if row.arenas(kind).arenas else f"{online:.1f}"
 
 
 def summary_table(rows: Sequence[StepRow]) -> Iterator[str]:
-    """Mean and worst of all models for each budget: without arenas, where the backend keeps them, and throughout."""
-    yield "| budget at | segments | planned | throughout | kept | expandable | planned | throughout | kept |"
+    """Mean and worst of all models for each budget: online, with the backend's choice, and with arenas throughout."""
+    yield "| budget at | segments | planned | throughout | lower | expandable | planned | throughout | lower |"
     yield "|---|--:|--:|--:|--:|--:|--:|--:|--:|"
     for position in sorted({row.position for row in rows}, reverse=True):
         own = [row for row in rows if row.position == position]
         cells = []
         for kind in KINDS:
-            plain = [over_percent(row.plain.of(kind), row.alive_bytes) for row in own]
-            planned = [decided(row, kind) for row in own]
-            throughout = [over_percent(row.planned.of(kind), row.alive_bytes) for row in own]
-            cells += [f"{fmean(one):.1f} / {max(one):.1f}" for one in (plain, planned, throughout)]
-            cells.append(f"{sum(row.used[KINDS.index(kind)] for row in own)} of {len(own)}")
+            ways = zip(*((row.online, row.planned, row.throughout) for row in own))
+            cells += [_mean_and_worst([one.of(kind) for one in way], own) for way in ways]
+            lower = sum(row.planned.of(kind) < row.online.of(kind) for row in own)
+            cells.append(f"{lower} of {len(own)}")
         yield f"| {100 * position:g} % | {' | '.join(cells)} |"
 
 
+def _mean_and_worst(reserved: Sequence[int], rows: Sequence[StepRow]) -> str:
+    over = [over_percent(one, row.alive_bytes) for one, row in zip(reserved, rows)]
+    return f"{fmean(over):.1f} / {max(over):.1f}"
+
+
 def stateless_table(rows: Sequence[StepRow]) -> Iterator[str]:
-    """Mean and worst of all models without an optimizer, with arenas whether or not the backend would keep them."""
-    yield "| budget at | segments | arenas throughout | expandable | arenas throughout |"
-    yield "|---|--:|--:|--:|--:|"
+    """Mean and worst of all models without an optimizer, with arenas that were chosen as if there were one."""
+    yield "| budget at | segments | planned | lower, higher | expandable | planned | lower, higher |"
+    yield "|---|--:|--:|--:|--:|--:|--:|"
     for position in sorted({row.position for row in rows}, reverse=True):
         own = [row for row in rows if row.position == position]
         cells = []
         for kind in KINDS:
-            for ways in zip(*((row.plain_stateless, row.planned_stateless) for row in own)):
-                over = [over_percent(way.of(kind), row.alive_bytes) for way, row in zip(ways, own)]
-                cells.append(f"{fmean(over):.1f} / {max(over):.1f}")
+            pairs = [(row.online_stateless.of(kind), row.planned_stateless.of(kind)) for row in own]
+            cells += [_mean_and_worst(way, own) for way in zip(*pairs)]
+            lower, higher = (sum(planned < online for online, planned in one) for one in (pairs, map(reversed, pairs)))
+            cells.append(f"{lower}, {higher} of {len(own)}")
         yield f"| {100 * position:g} % | {' | '.join(cells)} |"
 
 
-def arena_table(rows: Sequence[StepRow]) -> Iterator[str]:
-    """Number of arenas, what they cover, and what they take beyond what lies in them."""
+def arena_table(rows: Sequence[StepRow], kind: str) -> Iterator[str]:
+    """Number of arenas, what they cover, and what they take beyond what lies in them: together, and the worst one."""
     positions = sorted({row.position for row in rows}, reverse=True)
     yield f"| model | {' | '.join(f'{100 * position:g} %' for position in positions)} |"
     yield f"|---|{'--:|' * len(positions)}"
     for model in dict.fromkeys(row.model for row in rows):
-        by = {row.position: row for row in rows if row.model == model}
-        cells = [_arena_cell(by.get(position)) for position in positions]
-        yield f"| {model} | {' | '.join(cells)} |"
+        by = {row.position: row.arenas(kind) for row in rows if row.model == model}
+        yield f"| {model} | {' | '.join(_arena_cell(by.get(position)) for position in positions)} |"
 
 
-def _arena_cell(row: StepRow | None) -> str:
-    if row is None:
+def _arena_cell(row: ArenasRow | None) -> str:
+    if row is None or not row.arenas:
         return "-"
     return f"{row.arenas}, {row.covered_percent:.0f} %, {row.arena_ratio:.3f}, {row.packing_ratio:.3f}"
 
 
-def peak_table(rows: Sequence[StepRow]) -> Iterator[str]:
+def peak_table(rows: Sequence[StepRow], kind: str) -> Iterator[str]:
     """What is alive at the peak under the smallest budget, by what it is."""
     yield "| model | MB at the peak | in arenas | outside |"
     yield "|---|--:|--:|---|"
     for model in dict.fromkeys(row.model for row in rows):
         row = min((row for row in rows if row.model == model), key=lambda row: row.position)
-        total = max(sum(row.at_peak.values()), 1)
-        outside = {kind: size for kind, size in row.at_peak.items() if kind != "in arenas"}
-        named = [f"{kind} {size / 1e6:.2f}" for kind, size in outside.items() if size >= _SHOWN_PART * total]
-        rest = sum(size for size in outside.values() if size < _SHOWN_PART * total)
-        named += [f"others {rest / 1e6:.2f}"] if rest else []
-        inside = 100 * row.at_peak.get("in arenas", 0) / total
-        yield f"| {model} | {total / 1e6:.2f} | {inside:.0f} % | {', '.join(named)} |"
+        at_peak = row.arenas(kind).at_peak
+        total = max(sum(at_peak.values()), 1)
+        outside = {name: size for name, size in at_peak.items() if name != "in arenas"}
+        named = [f"{name} {100 * size / total:.0f} %" for name, size in outside.items() if size >= _SHOWN_PART * total]
+        inside = 100 * at_peak.get("in arenas", 0) / total
+        yield f"| {model} | {total / 1e6:.0f} | {inside:.0f} % | {', '.join(named)} |"
 
 
 def lengths_tables(rows: Sequence[LengthsRow]) -> Iterator[str]:
-    """Reserved beyond alive in percent: without, with the backend's choice, and with arenas throughout."""
-    for is_scaled in (False, True):
+    """Reserved beyond alive in percent over several lengths, and the arenas for the longest."""
+    for is_scaled in (True, False):
         chosen = [row for row in rows if (row.scale > 1) == is_scaled]
         if not chosen:
             continue
         title = f"{len(chosen[0].lengths)} lengths in a row, sizes {'scaled to 8 GiB' if is_scaled else 'as they are'}"
-        yield from ("", f"## {title}", "", "| model | alive, MB | segments | planned | throughout | kept |")
-        # Both kinds in one line, so that the table stays narrow.
-        yield "|---|--:|--:|--:|--:|--:|"
-        for row in chosen:
-            cells = [
-                " / ".join(f"{over_percent(one.of(kind), row.alive_bytes):.1f}" for kind in KINDS)
-                for one in (row.plain, row.planned, row.throughout)
-            ]
-            kept = f"{row.used[0]} / {row.used[1]} of {len(row.lengths)}"
-            yield f"| {row.model} | {row.alive_bytes / 1e6:.1f} | {' | '.join(cells)} | {kept} |"
+        yield from ("", f"## {title}", "")
+        heads = (f"{kind} | each alone | throughout | arenas" for kind in KINDS)
+        yield f"| model | alive, MB | {' | '.join(heads)} |"
+        yield f"|---|--:|{'--:|' * 8}"
+        yield from (_lengths_line(row) for row in chosen)
+        yield from ("", "In other orders, mean:", "")
+        yield "| model | segments | lower, higher | expandable | lower, higher |"
+        yield "|---|--:|--:|--:|--:|"
+        yield from (_orders_line(row) for row in chosen)
+
+
+def _lengths_line(row: LengthsRow) -> str:
+    cells = []
+    for kind, arenas in zip(KINDS, (row.segments, row.expandable)):
+        ways = (row.online, row.planned, row.alone, row.throughout)
+        online, planned, alone, throughout = (over_percent(one.of(kind), row.alive_bytes) for one in ways)
+        cells += [f"{online:.1f} → {planned:.1f}", f"{alone:.1f}", f"{throughout:.1f}", _arena_cell(arenas)]
+    return f"| {row.model} | {row.alive_bytes / 1e6:.0f} | {' | '.join(cells)} |"
+
+
+def _orders_line(row: LengthsRow) -> str:
+    cells = []
+    for kind in KINDS:
+        pairs = [(a.of(kind), b.of(kind)) for a, b in zip(row.online_in_orders, row.planned_in_orders)]
+        online, planned = (fmean(over_percent(one, row.alive_bytes) for one in way) for way in zip(*pairs))
+        lower, higher = sum(b < a for a, b in pairs), sum(b > a for a, b in pairs)
+        cells += [f"{online:.1f} → {planned:.1f}", f"{lower}, {higher} of {len(pairs)}"]
+    return f"| {row.model} | {' | '.join(cells)} |"
 
 
 _WIDTH, _LEFT, _TOP, _PANEL, _GAP, _LINE, _BETWEEN = 1000, 120, 104, 400, 44, 9, 14
 _PALE = "#a9c6ea"
-_TITLES = {"segments": "plain segments", "expandable": "expandable segments"}
 
 
 def picture(rows: Sequence[StepRow]) -> str:
-    """What is reserved beyond what is alive, scaled to 8 GiB: a line of each model for each budget, two dots on it."""
+    """What is reserved beyond what is alive, scaled to 8 GiB: three dots for each model and budget."""
     chosen = [row for row in rows if row.scale > 1]
     models = list(dict.fromkeys(row.model for row in chosen))
     positions = sorted({row.position for row in chosen}, reverse=True)
-    ways = [(way.of(kind), row.alive_bytes) for row in chosen for way in (row.plain, row.planned) for kind in KINDS]
+    ways = [(way.of(kind), row.alive_bytes) for row in chosen for way in (row.online, row.throughout) for kind in KINDS]
     most = max((over_percent(*way) for way in ways), default=1.0)
-    most = max(10.0, -(-most // 10) * 10)
+    most = max(25.0, -(-most // 25) * 25)
     parts = [f"{100 * position:g}" for position in positions]
     height = _TOP + len(models) * (len(positions) * _LINE + _BETWEEN) + 58
     body = [
@@ -233,14 +277,14 @@ def picture(rows: Sequence[StepRow]) -> str:
         svg.dot(22, 46, svg.RED),
         svg.text(32, 50, "torch's caching allocator (its model)"),
         svg.dot(262, 46, svg.BLUE),
-        svg.text(272, 50, "planned offsets"),
-        svg.dot(382, 46, _PALE),
-        svg.text(392, 50, "the same, which the backend would not keep"),
+        svg.text(272, 50, "planned offsets, as the backend chooses"),
+        svg.dot(542, 46, _PALE),
+        svg.text(552, 50, "planned offsets throughout"),
         svg.text(16, 68, f"Budgets at {', '.join(parts)} % of the range of each model", fill=svg.FAINT),
     ]
     for n, kind in enumerate(KINDS):
         left = _LEFT + n * (_PANEL + _GAP)
-        body += [svg.text(left, _TOP - 10, _TITLES[kind], weight="bold"), *_axis(left, height - 50, most)]
+        body += [svg.text(left, _TOP - 10, TITLES[kind], weight="bold"), *_axis(left, height - 50, most)]
         y = _TOP + 8.0
         for model in models:
             if not n:
@@ -249,7 +293,7 @@ def picture(rows: Sequence[StepRow]) -> str:
             for position in positions:
                 row = next((row for row in chosen if (row.model, row.position) == (model, position)), None)
                 if row is not None:
-                    body += _pair(left, y, most, row, kind)
+                    body += _dots(left, y, most, row, kind)
                 y += _LINE
             y += _BETWEEN
     return svg.document(_WIDTH, height, body)
@@ -263,9 +307,9 @@ def _axis(left: float, bottom: float, most: float) -> Iterator[str]:
         yield svg.text(x, bottom + 16, f"{part * most / 5:g} %", anchor="middle", fill=svg.FAINT, size=11)
 
 
-def _pair(left: float, y: float, most: float, row: StepRow, kind: str) -> list[str]:
-    """Both dots of a row, with a line between them."""
-    over = [over_percent(way.of(kind), row.alive_bytes) for way in (row.plain, row.planned)]
-    plain, planned = (left + max(percent, 0.0) * _PANEL / most for percent in over)
-    fill = svg.BLUE if row.used[KINDS.index(kind)] else _PALE
-    return [svg.line(plain, y, planned, y, svg.GREY), svg.dot(planned, y, fill), svg.dot(plain, y, svg.RED)]
+def _dots(left: float, y: float, most: float, row: StepRow, kind: str) -> list[str]:
+    """The dots of a row, with a line between what is without arenas and what the backend makes of it."""
+    over = [over_percent(way.of(kind), row.alive_bytes) for way in (row.online, row.planned, row.throughout)]
+    online, planned, throughout = (left + max(percent, 0.0) * _PANEL / most for percent in over)
+    dots = [svg.dot(throughout, y, _PALE), svg.dot(online, y, svg.RED), svg.dot(planned, y, svg.BLUE)]
+    return [svg.line(online, y, planned, y, svg.GREY), *dots]

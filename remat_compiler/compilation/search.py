@@ -8,7 +8,8 @@ The first compilation is a real one, since it is nearly always the last.  Furthe
 enough for the dry run, and the one that is kept is then compiled.
 
 If the planner finds nothing within the budget, the plan of the smallest peak is emitted and checked before the budget
-is refused: emitted code may peak below the simulated peak, and the error names bytes that can be relied on.
+is refused: emitted code may peak below the simulated peak, and the error names bytes that can be relied on.  For the
+same reason, the step without a budget is emitted where no plan peaks much lower.
 
 Convolutions are tried twice: first in the layout that the inner compiler prefers, which is faster and takes copies of
 their weights; then in the program's own, if the copies do not fit or cost much recomputation.
@@ -130,11 +131,13 @@ class _Tries:
             tries += self._tries(replace(request, free_layout=False), None)
         # Within 0 bytes, where all are over, the lowest peak is the best.
         best = best_of(tries, 0 if self._minimises else self.limit)
+        if best is not None and best.is_over(self.limit) and self._may_be_lower_unplanned(best):
+            best = self._lower(best, self._unplanned(request))
         if best is None or best.is_over(self.limit):
             best = self._when_nothing_fits(best)
         if self._may_be_lower_unmoved(best):
             best = self._lower(best, best.request.without_transfers)
-        if self._may_be_lower_unplanned(best):
+        if self._minimises and self._may_be_lower_unplanned(best):
             best = self._lower(best, request.without_budget)
         # The budget is kept by the code that runs, so that is checked, too.
         if not best.real:
@@ -208,6 +211,11 @@ class _Tries:
             return best
         return min(best, other, key=lambda one: (one.needed_bytes or 0, one.added_ns))
 
+    def _unplanned(self, request: PartitionRequest) -> PartitionRequest:
+        """The request for the step without a budget beside the same other graphs, without copies of weights."""
+        free_layout = request.free_layout and not self.chooses_layout
+        return replace(request.without_budget, between_bytes=request.between_bytes, free_layout=free_layout)
+
     def _may_be_lower_unmoved(self, best: Attempt) -> bool:
         """Whether the smallest peak is asked for, and moving values misses the one that was planned."""
         if not self._minimises or not best.request.offload_bytes:
@@ -215,11 +223,12 @@ class _Tries:
         return bool(best.partitions) and not best.check.unknown and (best.needed_bytes or 0) > best.planned_bytes
 
     def _may_be_lower_unplanned(self, best: Attempt) -> bool:
-        """Whether the smallest peak is asked for, and the step without a budget may have a lower one.
+        """Whether the step without a budget may have a lower peak.
 
-        Copies of weights, which the simulator does not see, may be larger than what a plan saves.
+        Copies of weights, which the simulator does not see, may be larger than what a plan saves, and Inductor may fuse
+        more of that step than the simulator foresees.
         """
-        if not self._minimises or not best.partitions or best.check.unknown or best.request.budget_bytes is None:
+        if not best.partitions or best.check.unknown or best.request.budget_bytes is None:
             return False
         unbudgeted = sum(one.before.timeline.peak_bytes for one in best.partitions)
         return (best.needed_bytes or 0) > NEAR * unbudgeted
@@ -254,7 +263,7 @@ class _Tries:
 
 def _says_more(refusal: NoPlan, best: Attempt) -> bool:
     """Whether the planner's refusal is the better source for the error: the emitted try has a larger or no peak."""
-    # The planner knows nothing of what is reserved.
-    if best.check.reserved_bytes:
+    # The planner knows nothing of what is reserved, and the step without a budget is kept where plans took more.
+    if best.check.reserved_bytes or best.request.budget_bytes is None:
         return False
     return bool(best.check.unknown) or refusal.needed_bytes < best.planned_bytes

@@ -233,6 +233,30 @@ def test_the_smallest_peak_is_at_most_that_without_a_budget(other_bytes: int, ke
     assert (kept.needed_bytes, kept.real, len(compiler.requests)) == (kept_bytes, True, tries)
 
 
+@pytest.mark.parametrize("convolutions", [False, True])
+def test_a_budget_that_only_the_step_without_one_keeps_is_kept(convolutions: bool) -> None:
+    """Where emitted code takes more than was planned, and that of the step without a budget less."""
+    compiler = MadeUpCompiler(20 if convolutions else 0, other_bytes=60, floor_bytes=880)
+
+    def emitted(request: PartitionRequest, real: bool = True) -> Attempt:
+        made = compiler(request, real)
+        if request.budget_bytes is not None:
+            return made
+        peak_bytes = 890 + (20 if convolutions and request.free_layout else 0)
+        return replace(made, request=request, check=replace(made.check, peak_bytes=peak_bytes))
+
+    def kept(budget: int) -> Attempt:
+        search = BudgetSearch(emitted, options_of(memory_budget=budget), chooses_layout=convolutions)
+        return search.run(SearchGoal(PartitionRequest(budget)))[0]
+
+    assert kept(960).request.budget_bytes is not None
+    for budget in (890, 930):
+        assert (kept(budget).needed_bytes, kept(budget).request.budget_bytes, kept(budget).real) == (890, None, True)
+    with pytest.raises(InfeasibleBudget) as error:
+        kept(889)
+    assert error.value.smallest_peak_bytes == 890
+
+
 def test_a_peak_that_is_not_known_is_not_taken_for_a_lower_one() -> None:
     compiler = MadeUpCompiler(0, other_bytes=450)
 

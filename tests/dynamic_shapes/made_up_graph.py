@@ -58,8 +58,8 @@ class MadeUpGraph:
         """A plan that takes all of its budget, or what the step takes without one; half of it is held."""
         self.requests.append(request)
         ((_, size),) = request.sizes
-        native, budget = native_bytes(size), request.budget_bytes or 0
-        budget = min(budget, 2 * (budget - request.between_bytes))
+        native, budget = native_bytes(size), request.budget_bytes
+        budget = native if budget is None else min(budget, 2 * (budget - request.between_bytes))
         least = int(LEAST * native)
         if budget < least and not request.take_smallest:
             asked = with_budget(PROBLEM, budget)
