@@ -77,7 +77,12 @@ class ArenasBySize:
         top = tuple(map(max, sizes, self._tried or sizes))
         for target in (tuple(ceil(_AHEAD * size) for size in top), top, tuple(sizes)):
             if fits(target):
-                self.place(target)
+                try:
+                    self.place(target)
+                except Exception as error:  # The step runs without arenas, too: a defect here must not end training.
+                    logger.warning("planning arenas failed (%s), so there are none; please report this", error)
+                    logger.debug("planning arenas failed", exc_info=error)
+                    self.drop()
                 return
 
     def place(self, sizes: tuple[int, ...]) -> DryRun:

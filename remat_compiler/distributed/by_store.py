@@ -66,6 +66,7 @@ class StoreAgreement:
 
     def __init__(self, store: Store, rank: int, size: int, versions: str = "", patience_s: float = PATIENCE_S) -> None:
         self._store, self._rank, self._size, self._patience_s = store, rank, size, patience_s
+        self._fails = False
         self._prefix = hashlib.sha256(f"{__version__} {versions}".encode()).hexdigest()[:16]
 
     def agree(self, point: Point, value: Value, question: Callable[[], str]) -> Value:
@@ -109,4 +110,9 @@ class StoreAgreement:
         return min(found)
 
     def _tell(self, point: Point, error: Exception) -> None:
-        logger.warning("rank %d plans by itself, since the job's store failed (%s): %s", self._rank, error, point.value)
+        # Once: a store that is gone fails for every graph.
+        level = logging.DEBUG if self._fails else logging.WARNING
+        self._fails = True
+        reason = str(error).partition("\n")[0]
+        text = "rank %d plans by itself, since the job's store failed (%s): %s"
+        logger.log(level, text, self._rank, reason, point.value)
