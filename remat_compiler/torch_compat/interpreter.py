@@ -31,10 +31,17 @@ def compile_with_interpreter(
         listener: Is told of each graph, and may put something else in place of what runs it.
     """
 
-    def interpreted(is_backward: bool, module: fx.GraphModule, _: Any) -> InterpretedGraph:
+    def interpreted(is_backward: bool, module: fx.GraphModule, _: Any) -> Callable[[list[Any]], Any]:
         graph = InterpretedGraph(module, is_backward)
         listener(graph)
-        return graph
+
+        def run(arguments: list[Any]) -> Any:
+            stop_at_forward(arguments)
+            return graph.current_call(arguments)
+
+        # AOTAutograd hands over a list that is emptied, so that arguments can be freed at their last use.
+        run._boxed_call = True  # type: ignore[attr-defined]
+        return run
 
     backend = aot_autograd(
         fw_compiler=partial(interpreted, False),
@@ -58,19 +65,12 @@ class InterpretedGraph:
 
     def __init__(self, module: fx.GraphModule, is_backward: bool) -> None:
         self.module, self.is_backward = module, is_backward
-        # AOTAutograd hands over a list that is emptied, so that arguments can be freed at their last use.  What it
-        # wraps this in takes over attributes of the object, not of its class.
-        self._boxed_call = True
-        self.current_call: Callable[[list[Any]], Any] = self._interpret
+        self.current_call: Callable[[list[Any]], Any] = partial(_interpret, module)
 
-    def __call__(self, arguments: list[Any]) -> Any:
-        """Run the graph."""
-        stop_at_forward(arguments)
-        return self.current_call(arguments)
 
-    def _interpret(self, arguments: list[Any]) -> Any:
-        # An interpreter of its own for each call: it holds the values, and calls may overlap.
-        return StepInterpreter(self.module).boxed_run(arguments)
+def _interpret(module: fx.GraphModule, arguments: list[Any]) -> Any:
+    # An interpreter of its own for each call: it holds the values, and calls may overlap.
+    return StepInterpreter(module).boxed_run(arguments)
 
 
 class StepInterpreter(fx.Interpreter):

@@ -280,3 +280,18 @@ def test_an_interpreted_graph_whose_sizes_change_has_no_arenas_and_says_so() -> 
     report = remat_compiler.reports()[-1]
     assert report.arena_bytes == ()
     assert any("sizes change" in note for note in report.notes)
+
+
+def test_an_interpreted_graph_of_operators_without_a_form_for_the_result_runs_as_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(arenas, "choose_arenas", choose_arenas)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3))
+    image = torch.randn(2, 3, 16, 16)
+    call = compile_with(model, **{**OPTIONS, "inner": "eager"}, memory_budget=1.0, layout="planned")
+    expected = model(image)
+    assert torch.equal(call(image), expected)
+    call(image).sum().backward()
+    assert model[0].weight.grad is not None
+    assert remat_compiler.reports()[-1].arena_bytes == ()
