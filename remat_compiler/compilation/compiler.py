@@ -16,7 +16,7 @@ from torch import fx
 
 from remat_compiler import torch_compat
 from remat_compiler.arena.placing import Placement
-from remat_compiler.compilation.arenas import place_in_arenas
+from remat_compiler.compilation.arenas import place_in_arenas, without_arenas
 from remat_compiler.compilation.arenas_by_size import ArenasBySize
 from remat_compiler.compilation.attempt import Attempt
 from remat_compiler.costs.workspace import WorkspaceTable
@@ -125,10 +125,10 @@ class Compiler:
     def _run(self, request: PartitionRequest, real: bool, partitioner: RematPartitioner | StockPartitioner) -> Attempt:
         """Compile with a partitioner, and check."""
         on_inductor = request.inner == "inductor"
-        inner = torch_compat.compile_with_inductor if on_inductor else torch_compat.compile_with_interpreter
         on_paper = on_inductor and torch_compat.paper_gpu() is not None
         # On paper the user's step runs code of its own, which nobody placed.
-        places = request.layout == "planned" and on_inductor and not on_paper
+        # Interpreted graphs have places at fixed sizes only.
+        places = request.layout == "planned" and not on_paper and (on_inductor or not request.sizes)
         # An interpreter has no kernels to leave out, and on paper all are left out: the code runs as it is.
         real = real or not on_inductor or on_paper
         start = time.perf_counter()
@@ -146,8 +146,14 @@ class Compiler:
             placed_on = counted_device_type(self.example_inputs) if places and real else ""
             recorder = stack.enter_context(GraphRecorder(placed_on))
             # A copy, since the inner compiler changes the graph, and further tries start from Dynamo's.
-            compiled = inner(torch_compat.copy_module(self.gm), self.example_inputs, partitioner)
-        # The stock partitioner leaves no partition, and interpreters no emitted graph, to tell a backward by.
+            module = torch_compat.copy_module(self.gm)
+            if on_inductor:
+                compiled = torch_compat.compile_with_inductor(module, self.example_inputs, partitioner)
+            else:
+                compiled = torch_compat.compile_with_interpreter(
+                    module, self.example_inputs, partitioner, recorder.interpreted
+                )
+        # The stock partitioner leaves no partition, and most interpreters no graph, to tell a backward by.
         unplanned = isinstance(partitioner, StockPartitioner) and torch_compat.needs_gradients(self.example_inputs)
         trains = bool(partitions or recorder.backward or unplanned)
         logger.debug("compiled in %.1f s", time.perf_counter() - start)
@@ -162,6 +168,8 @@ class Compiler:
         check, formula, arenas = check_at(sizes), None, None
         if places and not sizes:
             check = place_in_arenas(check, graphs, partial(check_at, sizes), request.between_bytes > 0)
+        if request.layout == "planned" and sizes and not on_inductor:
+            check = without_arenas(check, "sizes change, at which an interpreted graph runs without")
         # Only code that runs needs a formula; a step that fails on numbers fails on symbols, too.
         if sizes and real and not check.unknown:
             with timed("dry_run_s"):

@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from types import FunctionType, MethodType, SimpleNamespace, TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from remat_compiler import torch_compat
 from remat_compiler.arena.placed_graph import PlacedGraph, with_globals
-from remat_compiler.arena.placing import Placement, Placing
+from remat_compiler.arena.placed_interpreter import PlacedInterpreter
+from remat_compiler.arena.placing import Placement
+from remat_compiler.dry_run.placed_observer import PlacedObserver, StepObserver
 
 # Emitted modules define each kernel at top level: ``cpp_fused_add_0 = async_compile.cpp_pybinding(...)``.
 _KERNEL = re.compile(r"^(\w+) = async_compile\.\w+\(", re.MULTILINE)
@@ -30,14 +33,14 @@ class DryRunUnsupported(Exception):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EmittedGraph:
-    """One graph that Inductor compiled or took from a cache.
+    """One graph that Inductor compiled or took from a cache, or one whose interpreter may place its results.
 
     Attributes:
-        owner: Inductor's object, which the compiled step calls.
-        call: The emitted wrapper before torch wraps it for CUDA graphs and realignment.
+        owner: Inductor's object, which the compiled step calls.  An interpreted graph is its own.
+        call: The emitted wrapper before torch wraps it for CUDA graphs and realignment, or the interpreter.
         partitions: Pieces of the wrapper that it calls through its runner, also unwrapped.
         is_backward: Whether it is a backward graph.
-        source: Python text of the emitted module; empty when there is none.
+        source: Python text of the emitted module, or of the interpreted graph; empty when there is none.
         placed: Runs in its place, if its allocations may be placed.
     """
 
@@ -46,7 +49,7 @@ class EmittedGraph:
     partitions: tuple[Callable[..., Any], ...]
     is_backward: bool
     source: str
-    placed: PlacedGraph | None = None
+    placed: PlacedGraph | PlacedInterpreter | None = None
 
     @staticmethod
     def of(owner: Any) -> EmittedGraph:
@@ -107,6 +110,13 @@ class GraphRecorder:
         """Graphs of the backward."""
         return tuple(graph for graph in self.graphs if graph.is_backward)
 
+    def interpreted(self, graph: torch_compat.InterpretedGraph) -> None:
+        """Record a graph that is interpreted, if its results may be placed; such a one needs no twin otherwise."""
+        if self._placed_on:
+            placed = PlacedInterpreter(graph.module, graph.is_backward, self._placed_on)
+            graph.current_call = placed
+            self.graphs.append(EmittedGraph(graph, placed, (), graph.is_backward, graph.module.code, placed))
+
     def _hear(self, owner: Any) -> None:
         # Listeners are process-wide, and another thread may compile a backward at the same time.
         if threading.get_ident() != self._thread:
@@ -137,41 +147,40 @@ class _SkippedKernel:
         self._report(self._name)
 
 
-class StepObserver(Protocol):
-    """The interface through which a twin reports kernels and makes tensors."""
-
-    def entered(self, is_backward: bool, arguments: Sequence[Any]) -> None:
-        """A wrapper is called."""
-
-    def left(self, results: Sequence[Any]) -> None:
-        """It returns."""
-
-    def saw_kernel(self, name: str) -> None:
-        """A compiled kernel would have run."""
-
-    def adopt_constant(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The fake tensor for a constant tensor of the module."""
-
-    def allocate(self, size: Any, stride: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """An empty fake tensor, counted."""
-
-    def view(self, base: torch.Tensor, size: Any, stride: Any, offset: int) -> torch.Tensor:
-        """A view of the storage of `base`; `offset` counts elements from the start of the storage."""
-
-
 def make_twin(
     graph: EmittedGraph, observer: StepObserver, placement: Placement | None = None
 ) -> Callable[[list[Any]], Any]:
-    """The wrapper of `graph` with kernels left out, to be called under a fake tensor mode.
+    """The wrapper of `graph` with kernels left out, or its interpreter, to be called under a fake tensor mode.
 
     Args:
-        graph: A graph that Inductor emitted.
+        graph: A graph that Inductor emitted, or that is interpreted.
         observer: Is told of kernels, and makes the tensors.
         placement: The places of its allocations on the counted device; `None` for the allocator's own.
 
     Raises:
         DryRunUnsupported: The wrapper is not Python (C++ wrapper, ahead-of-time Inductor).
     """
+    placed = PlacedObserver(observer)
+    call: Callable[[list[Any]], Any]
+    if isinstance(graph.placed, PlacedInterpreter):
+        call = partial(
+            graph.placed.run, allocate=partial(placed.place, graph.placed.device), allocated=observer.allocated
+        )
+    else:
+        call = _without_kernels(graph, observer, placed)
+
+    def observed(arguments: list[Any]) -> Any:
+        observer.entered(graph.is_backward, arguments)
+        placed.begin(placement, arguments)
+        results = call(arguments)
+        observer.left(results)
+        return results
+
+    return observed
+
+
+def _without_kernels(graph: EmittedGraph, observer: StepObserver, placed: PlacedObserver) -> Callable[[list[Any]], Any]:
+    """The wrapper of `graph` with other globals: kernels that do nothing, and allocators that `placed` has."""
     function = graph.call.__func__ if isinstance(graph.call, MethodType) else graph.call
     if not isinstance(function, FunctionType):
         raise DryRunUnsupported(f"the emitted wrapper is a {type(graph.call).__name__}, not a Python function")
@@ -192,49 +201,13 @@ def make_twin(
             new[name] = value
     # torch adds assertions from version to version (on groups of tensors since 2.14); all read real memory.
     new.update((name, _assert_nothing) for name in old if name.startswith("assert_"))
-    placed = _PlacedObserver(observer)
     new.update((name, stand_in) for name, stand_in in _stand_ins(placed).items() if name in old)
     call: Callable[[list[Any]], Any] = _with_globals(function, new)
     if isinstance(graph.call, MethodType):
         # The wrapper calls its pieces as `self.partitions[i]`, so its twin needs a runner with twins of them.
         runner = SimpleNamespace(partitions=[_with_globals(piece, new) for piece in graph.partitions])
         call = MethodType(call, runner)
-
-    def observed(arguments: list[Any]) -> Any:
-        observer.entered(graph.is_backward, arguments)
-        placed.begin(placement, arguments)
-        results = call(arguments)
-        observer.left(results)
-        return results
-
-    return observed
-
-
-class _PlacedObserver:
-    """Makes the tensors of one wrapper by `observer`, those that have a place in their arena.
-
-    Attributes:
-        view: Makes views, as `observer` does.
-    """
-
-    def __init__(self, observer: StepObserver) -> None:
-        self._observer, self.view = observer, observer.view
-        self._placing: Placing | None = None
-
-    def begin(self, placement: Placement | None, arguments: Sequence[Any]) -> None:
-        """A call begins."""
-        self._placing, self._device = None, torch.device("cpu")
-        if placement is not None:
-            self._placing = Placing(placement, arguments, self._make_arena, self._observer.view)
-
-    def allocate(self, size: Any, stride: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """An empty fake tensor, counted, or in an arena that is."""
-        self._device = device
-        found = None if self._placing is None else self._placing.allocate(size, stride, dtype)
-        return self._observer.allocate(size, stride, dtype, device) if found is None else found
-
-    def _make_arena(self, size_bytes: int) -> torch.Tensor:
-        return self._observer.allocate((size_bytes,), (1,), torch.uint8, self._device)
+    return call
 
 
 def _with_globals(function: Callable[..., Any], new: dict[str, Any]) -> FunctionType:
@@ -243,7 +216,7 @@ def _with_globals(function: Callable[..., Any], new: dict[str, Any]) -> Function
     return with_globals(function, new)
 
 
-def _stand_ins(observer: _PlacedObserver) -> dict[str, Callable[..., Any]]:
+def _stand_ins(observer: PlacedObserver) -> dict[str, Callable[..., Any]]:
     """Replacements for the wrapper's helpers, which are C++ functions on real memory."""
 
     def reinterpret(base: torch.Tensor, size: Any, stride: Any, offset_increment: int) -> torch.Tensor:
@@ -270,7 +243,7 @@ def _assert_nothing(*_: object, **__: object) -> None:
 _DEVICE_TYPES = ("cpu", "cuda", "xpu", "mtia")
 
 
-def _allocator(observer: _PlacedObserver, device_type: str) -> Callable[..., torch.Tensor]:
+def _allocator(observer: PlacedObserver, device_type: str) -> Callable[..., torch.Tensor]:
     def empty_strided(size: Any, stride: Any, dtype: torch.dtype, *_: object) -> torch.Tensor:
         # A device without an index would not compare equal to that of the other tensors.
         device = "cpu" if device_type == "cpu" else f"{device_type}:{torch.accelerator.current_device_index()}"

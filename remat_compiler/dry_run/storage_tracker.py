@@ -73,7 +73,7 @@ class WrapperCall:
         is_backward: Whether it is the backward's.
         arguments: Storage of each argument; `None` for what does not count.
         symbols: By the name of each symbol among the arguments, the first position where it is one.
-        made: What its allocator returned, in order.
+        made: What its allocator returned, in order; of an interpreted graph, what operators made that may be placed.
         returned: Storage of each result.
     """
 
@@ -189,6 +189,13 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if self.wrapper_calls:
                 self.wrapper_calls[-1].made.append(life)
         return tensor
+
+    def allocated(self, tensor: torch.Tensor) -> None:
+        """Record that an operator made this, whose result may be placed."""
+        life = self._lives.get(tensor.untyped_storage()._cdata)
+        if life is None:
+            raise DryRunUnsupported("an operator that allocates its result gave memory that was there before")
+        self.wrapper_calls[-1].made.append(life)
 
     def view(self, base: torch.Tensor, size: Any, stride: Any, offset: int) -> torch.Tensor:
         """A view of `base`; it shares the storage, so it does not count."""

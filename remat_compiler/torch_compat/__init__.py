@@ -56,7 +56,7 @@ from remat_compiler.torch_compat.inductor import (
 )
 from remat_compiler.torch_compat.inductor_settings import is_inductor_setting, settings_of_mode, with_settings
 from remat_compiler.torch_compat.input_names import input_sources, joint_input_source
-from remat_compiler.torch_compat.interpreter import StepInterpreter, compile_with_interpreter
+from remat_compiler.torch_compat.interpreter import InterpretedGraph, StepInterpreter, compile_with_interpreter
 from remat_compiler.torch_compat.joint import (
     MUST_SAVE,
     RECOMPUTE_SUFFIX,
@@ -96,6 +96,7 @@ from remat_compiler.torch_compat.overwriting import (
     is_whole_storage,
     overwriting_form,
     plain_tensor,
+    result_form,
 )
 from remat_compiler.torch_compat.paper_device import paper_device, paper_gpu
 from remat_compiler.torch_compat.paper_values import AnyValues, KnownValues
@@ -125,4 +126,11 @@ from remat_compiler.torch_compat.symbols import (
     symbol_name,
     symbolic_inputs,
 )
-from remat_compiler.torch_compat.tensors import any_fake, dense_parts, needs_gradients, num_bytes, storages_of
+from remat_compiler.torch_compat.tensors import (
+    any_fake,
+    dense_parts,
+    needs_gradients,
+    num_bytes,
+    placed_in,
+    storages_of,
+)

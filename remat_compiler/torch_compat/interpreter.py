@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,26 +14,63 @@ from torch._inductor.custom_graph_pass import CustomPartitionerFn
 from remat_compiler.torch_compat.forward_arguments import stop_at_forward
 
 
-def compile_with_interpreter(gm: fx.GraphModule, example_inputs: Any, partitioner: CustomPartitionerFn) -> Any:
+def compile_with_interpreter(
+    gm: fx.GraphModule,
+    example_inputs: Any,
+    partitioner: CustomPartitionerFn,
+    listener: Callable[[InterpretedGraph], None] = lambda _: None,
+) -> Any:
     """Compile Dynamo's graph with an FX interpreter that frees every value at its last use.
 
     Buffers are changed within the graph: changes by the wrapper around it are not planned, so not predicted.
+
+    Args:
+        gm: Dynamo's graph.
+        example_inputs: Its inputs.
+        partitioner: Cuts joint graphs.
+        listener: Is told of each graph, and may put something else in place of what runs it.
     """
+
+    def interpreted(is_backward: bool, module: fx.GraphModule, _: Any) -> Callable[[list[Any]], Any]:
+        graph = InterpretedGraph(module, is_backward)
+        listener(graph)
+
+        def run(arguments: list[Any]) -> Any:
+            stop_at_forward(arguments)
+            return graph.current_call(arguments)
+
+        # AOTAutograd hands over a list that is emptied, so that arguments can be freed at their last use.
+        run._boxed_call = True  # type: ignore[attr-defined]
+        return run
+
     backend = aot_autograd(
-        fw_compiler=_interpret, bw_compiler=_interpret, partition_fn=partitioner, keep_inference_input_mutations=True
+        fw_compiler=partial(interpreted, False),
+        bw_compiler=partial(interpreted, True),
+        partition_fn=partitioner,
+        keep_inference_input_mutations=True,
     )
     return backend(gm, example_inputs)
 
 
-def _interpret(gm: fx.GraphModule, example_inputs: Any) -> Callable[[list[Any]], Any]:
-    def run(arguments: list[Any]) -> Any:
-        stop_at_forward(arguments)
-        # An interpreter of its own for each call: it holds the values, and calls may overlap.
-        return StepInterpreter(gm).boxed_run(arguments)
+class InterpretedGraph:
+    """A forward or a backward graph that is interpreted.
 
-    # AOTAutograd hands over a list that is emptied, so that arguments can be freed at their last use.
-    run._boxed_call = True  # type: ignore[attr-defined]
-    return run
+    Args:
+        module: The graph.
+        is_backward: Whether it is a backward.
+
+    Attributes:
+        current_call: What runs it; may be replaced.
+    """
+
+    def __init__(self, module: fx.GraphModule, is_backward: bool) -> None:
+        self.module, self.is_backward = module, is_backward
+        self.current_call: Callable[[list[Any]], Any] = partial(_interpret, module)
+
+
+def _interpret(module: fx.GraphModule, arguments: list[Any]) -> Any:
+    # An interpreter of its own for each call: it holds the values, and calls may overlap.
+    return StepInterpreter(module).boxed_run(arguments)
 
 
 class StepInterpreter(fx.Interpreter):

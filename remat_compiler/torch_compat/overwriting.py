@@ -41,16 +41,26 @@ def overwriting_form(op: OpOverload, position: int) -> OverwritingForm | None:
         return None
     if op.overloadpacket in _COMPOSED:
         return None
-    given, returned = op._schema.arguments, op._schema.returns
-    is_functional = not op._schema.is_mutable and all(a.alias_info is None for a in (*given, *returned))
-    # A list of tensors, or of results, has no one place.
-    if not is_functional or [str(r.type) for r in returned] != ["Tensor"] or str(given[position].type) != "Tensor":
+    # A list of tensors has no one place.
+    if not _makes_one_tensor(op) or str(op._schema.arguments[position].type) != "Tensor":
         return None
     if position == 0:
         in_place = _in_place(op)
         if in_place is not None:
             return OverwritingForm(in_place)
     return _with_result(op)
+
+
+@cache
+def result_form(op: OpOverload) -> OverwritingForm | None:
+    """The form of an operator that computes its one result in a tensor that it is given; `None` without one.
+
+    Of operators that are not pointwise, only those have one here whose results were compared to the bit.
+    """
+    is_known = torch.Tag.pointwise in op.tags or op.overloadpacket in _COMPARED
+    if not is_known or torch.Tag.nondeterministic_seeded in op.tags or not allocates_results(op):
+        return None
+    return None if op.overloadpacket in _COMPOSED or not _makes_one_tensor(op) else _with_result(op)
 
 
 @cache
@@ -108,6 +118,13 @@ def _are_equal(a: int | torch.SymInt, b: int | torch.SymInt) -> bool:
     return bool(expand(one - other) == 0)
 
 
+def _makes_one_tensor(op: OpOverload) -> bool:
+    """Whether the operator changes no argument, and gives one tensor that shares memory with none."""
+    given, returned = op._schema.arguments, op._schema.returns
+    is_functional = not op._schema.is_mutable and all(a.alias_info is None for a in (*given, *returned))
+    return is_functional and [str(r.type) for r in returned] == ["Tensor"]
+
+
 def _in_place(op: OpOverload) -> OpOverload | None:
     """The overload of the same name that changes its first argument."""
     packet = getattr(torch.ops.aten, f"{op.overloadpacket.__name__}_", None)
@@ -145,3 +162,61 @@ def _parameters(op: OpOverload) -> list[tuple[str, str, bool]]:
 
 _COMPOSED = frozenset({torch.ops.aten.mvlgamma, torch.ops.aten.ldexp})
 """Operators composed of others, whose memory for what is between these is not saved."""
+
+_COMPARED = frozenset(
+    getattr(torch.ops.aten, name)
+    for name in (
+        "_log_softmax",
+        "_log_softmax_backward_data",
+        "_softmax",
+        "_softmax_backward_data",
+        "addbmm",
+        "addmm",
+        "addmv",
+        "amax",
+        "amin",
+        "avg_pool2d",
+        "avg_pool2d_backward",
+        "baddbmm",
+        "bmm",
+        "cat",
+        "cumprod",
+        "cumsum",
+        "elu_backward",
+        "gather",
+        "glu",
+        "glu_backward",
+        "hardsigmoid_backward",
+        "hardswish",
+        "hardtanh_backward",
+        "index",
+        "index_add",
+        "index_select",
+        "leaky_relu_backward",
+        "linalg_vector_norm",
+        "logsumexp",
+        "max_pool2d_with_indices_backward",
+        "mean",
+        "mm",
+        "mse_loss",
+        "mse_loss_backward",
+        "mv",
+        "nll_loss_backward",
+        "scatter",
+        "scatter_add",
+        "smooth_l1_loss",
+        "smooth_l1_loss_backward",
+        "softplus_backward",
+        "stack",
+        "std",
+        "sum",
+        "tril",
+        "triu",
+        "upsample_bilinear2d",
+        "upsample_bilinear2d_backward",
+        "upsample_nearest2d",
+        "upsample_nearest2d_backward",
+        "var",
+    )
+)
+"""Operators that are not pointwise, with a form for the result that was compared to the bit."""

@@ -36,6 +36,12 @@ class Layers(nn.Module):
         return x.square().mean(), torch.sin(x).sum(-1)
 
 
+@pytest.fixture(params=("inductor", "eager"), scope="module")
+def inner(request: pytest.FixtureRequest) -> str:
+    """The inner compiler; for the whole file, so that each has its tests one after the other."""
+    return str(request.param)
+
+
 @pytest.fixture(autouse=True)
 def _one_thread(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("REMAT_DISABLE_CACHE", "1")
@@ -55,16 +61,16 @@ def _let_go() -> Iterator[None]:
     compiled.cache_clear()
 
 
-def both() -> tuple[Any, Any, nn.Module, nn.Module]:
+def both(inner: str) -> tuple[Any, Any, nn.Module, nn.Module]:
     """The calls and models of `compiled`, without gradients."""
-    call, placed, plain, planned, _ = compiled()
+    call, placed, plain, planned, _ = compiled(inner)
     for model in (plain, planned):
         model.zero_grad()
     return call, placed, plain, planned
 
 
 @cache
-def compiled() -> tuple[Any, Any, nn.Module, nn.Module, Any]:
+def compiled(inner: str) -> tuple[Any, Any, nn.Module, nn.Module, Any]:
     """The same model compiled without and with arenas, once for all tests, and the report; asserts that there are some.
 
     No fixture of the file: it is to be compiled among the steps of one test.
@@ -75,7 +81,7 @@ def compiled() -> tuple[Any, Any, nn.Module, nn.Module, Any]:
     x, calls = torch.randn(512, 64), []
     torch._dynamo.reset()
     for model, layout in ((plain, "plain"), (planned, "planned")):
-        given = {**OPTIONS, "memory_budget": 0.5, "layout": layout}
+        given = {**OPTIONS, "inner": inner, "memory_budget": 0.5, "layout": layout}
         call = torch.compile(model, backend="remat", options=given, dynamic=False)
         call(x)[0].backward()
         model.zero_grad()
@@ -91,8 +97,8 @@ def same(plain: nn.Module, planned: nn.Module) -> bool:
     return all(a.grad is not None and b.grad is not None and torch.equal(a.grad, b.grad) for a, b in pairs)
 
 
-def test_training_is_the_same_to_the_bit_and_the_peak_as_foretold() -> None:
-    call, placed, plain, planned = both()
+def test_training_is_the_same_to_the_bit_and_the_peak_as_foretold(inner: str) -> None:
+    call, placed, plain, planned = both(inner)
     kept = []
     for seed in range(3):
         x = torch.randn(512, 64)
@@ -109,7 +115,7 @@ def test_training_is_the_same_to_the_bit_and_the_peak_as_foretold() -> None:
     assert all(torch.equal(value, copy) for step in kept for value, copy in step)
     kept.clear()
     results.clear()
-    report = compiled()[-1]
+    report = compiled(inner)[-1]
 
     def step() -> object:
         planned.zero_grad()
@@ -122,8 +128,8 @@ def test_training_is_the_same_to_the_bit_and_the_peak_as_foretold() -> None:
     assert max(live_bytes(allocator_events(step))) == report.peak_bytes <= (report.budget_bytes or 0)
 
 
-def test_a_graph_that_is_kept_runs_backward_again() -> None:
-    call, placed, plain, planned = both()
+def test_a_graph_that_is_kept_runs_backward_again(inner: str) -> None:
+    call, placed, plain, planned = both(inner)
     x = torch.randn(512, 64)
     for run in (call, placed):
         torch.manual_seed(1)
@@ -135,8 +141,8 @@ def test_a_graph_that_is_kept_runs_backward_again() -> None:
 
 
 @pytest.mark.parametrize("order", ["in turn", "in reverse"])
-def test_several_forwards_under_way_have_their_own_arenas(order: str) -> None:
-    call, placed, plain, planned = both()
+def test_several_forwards_under_way_have_their_own_arenas(order: str, inner: str) -> None:
+    call, placed, plain, planned = both(inner)
     batches = [torch.randn(512, 64) for _ in range(3)]
     for run in (call, placed):
         torch.manual_seed(2)
@@ -149,8 +155,8 @@ def test_several_forwards_under_way_have_their_own_arenas(order: str) -> None:
     assert same(plain, planned)
 
 
-def test_hooks_may_replace_what_is_saved() -> None:
-    call, placed, plain, planned = both()
+def test_hooks_may_replace_what_is_saved(inner: str) -> None:
+    call, placed, plain, planned = both(inner)
     x = torch.randn(512, 64)
     for pack in (lambda t: t.clone(), lambda t: t):
         for run in (call, placed):
@@ -228,7 +234,7 @@ class TwoGraphs(nn.Module):
         return loss + self.second(inside[:, None] * x)[0]
 
 
-def test_each_graph_of_a_step_has_arenas_of_its_own() -> None:
+def test_each_graph_of_a_step_has_arenas_of_its_own(inner: str) -> None:
     torch.manual_seed(0)
     plain, planned = TwoGraphs(), TwoGraphs()
     planned.load_state_dict(plain.state_dict())
@@ -236,7 +242,8 @@ def test_each_graph_of_a_step_has_arenas_of_its_own() -> None:
     for model, layout in ((plain, "plain"), (planned, "planned")):
         torch._dynamo.reset()
         remat_compiler.clear_reports()
-        call = compile_with(model, **OPTIONS, memory_budget="2MiB", layout=layout, dynamic=False)
+        given = {**OPTIONS, "inner": inner, "memory_budget": "2MiB"}
+        call = compile_with(model, **given, layout=layout, dynamic=False)
 
         def step(call: Any = call, model: nn.Module = model) -> object:
             model.zero_grad()
@@ -250,7 +257,9 @@ def test_each_graph_of_a_step_has_arenas_of_its_own() -> None:
         gc.collect()
         peaks.append(max(live_bytes(allocator_events(step))))
     assert same(plain, planned)
-    assert peaks[1] <= peaks[0] <= 2 * 2**20
+    # A phase that is not the highest of its graph may be higher with arenas, which the budget of the step has seen.
+    assert max(peaks) <= 2 * 2**20
+    assert inner == "eager" or peaks[1] <= peaks[0]
     assert len(remat_compiler.reports()) == 2
     assert all(report.arena_bytes for report in remat_compiler.reports())
 
@@ -261,3 +270,28 @@ def test_a_step_that_arenas_would_not_help_says_so(monkeypatch: pytest.MonkeyPat
     report = remat_compiler.reports()[-1]
     assert report.arena_bytes == ()
     assert any("no less would be reserved" in note for note in report.notes)
+
+
+def test_an_interpreted_graph_whose_sizes_change_has_no_arenas_and_says_so() -> None:
+    given = {**OPTIONS, "inner": "eager", "memory_budget": "2MiB", "layout": "planned"}
+    call = compile_with(Layers(2), **given, dynamic=True)
+    for size in (512, 300):
+        call(torch.randn(size, 64))[0].backward()
+    report = remat_compiler.reports()[-1]
+    assert report.arena_bytes == ()
+    assert any("sizes change" in note for note in report.notes)
+
+
+def test_an_interpreted_graph_of_operators_without_a_form_for_the_result_runs_as_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(arenas, "choose_arenas", choose_arenas)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3))
+    image = torch.randn(2, 3, 16, 16)
+    call = compile_with(model, **{**OPTIONS, "inner": "eager"}, memory_budget=1.0, layout="planned")
+    expected = model(image)
+    assert torch.equal(call(image), expected)
+    call(image).sum().backward()
+    assert model[0].weight.grad is not None
+    assert remat_compiler.reports()[-1].arena_bytes == ()

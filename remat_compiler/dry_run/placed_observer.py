@@ -1,0 +1,66 @@
+"""Who is told of a graph that runs on fake tensors, and makes its tensors, in arenas where these have a place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+
+from remat_compiler.arena.placing import Placement, Placing
+
+
+class StepObserver(Protocol):
+    """The interface through which a twin reports kernels and makes tensors."""
+
+    def entered(self, is_backward: bool, arguments: Sequence[Any]) -> None:
+        """A wrapper is called."""
+
+    def left(self, results: Sequence[Any]) -> None:
+        """It returns."""
+
+    def saw_kernel(self, name: str) -> None:
+        """A compiled kernel would have run."""
+
+    def adopt_constant(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The fake tensor for a constant tensor of the module."""
+
+    def allocate(self, size: Any, stride: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """An empty fake tensor, counted."""
+
+    def allocated(self, tensor: torch.Tensor) -> None:
+        """An operator allocated this, whose result may be placed."""
+
+    def view(self, base: torch.Tensor, size: Any, stride: Any, offset: int) -> torch.Tensor:
+        """A view of the storage of `base`; `offset` counts elements from the start of the storage."""
+
+
+class PlacedObserver:
+    """Makes the tensors of one graph by `observer`, those that have a place in their arena.
+
+    Attributes:
+        view: Makes views, as `observer` does.
+    """
+
+    def __init__(self, observer: StepObserver) -> None:
+        self._observer, self.view = observer, observer.view
+        self._placing: Placing | None = None
+
+    def begin(self, placement: Placement | None, arguments: Sequence[Any]) -> None:
+        """A call begins."""
+        self._placing, self._device = None, torch.device("cpu")
+        if placement is not None:
+            self._placing = Placing(placement, arguments, self._make_arena, self._observer.view)
+
+    def place(self, device: torch.device, size: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor | None:
+        """The next allocation, in an arena that is counted; `None` if it is to be made by itself."""
+        self._device = device
+        return None if self._placing is None else self._placing.allocate(size, stride, dtype)
+
+    def allocate(self, size: Any, stride: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """An empty fake tensor, counted, or in an arena that is."""
+        found = self.place(device, size, stride, dtype)
+        return self._observer.allocate(size, stride, dtype, device) if found is None else found
+
+    def _make_arena(self, size_bytes: int) -> torch.Tensor:
+        return self._observer.allocate((size_bytes,), (1,), torch.uint8, self._device)
