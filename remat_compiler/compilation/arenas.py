@@ -91,7 +91,7 @@ def planned_arenas(
             if text in graph.source:
                 return f"the graph has {why}"
     expandable = segments_expand()
-    asked = _held_as_it_is(step.allocations) if others_run_between else step.allocations
+    asked = _phases_as_they_are(step.allocations, others_run_between)
     arenas = choose_arenas(asked, [check.trace, *smaller], expandable)
     if not arenas.sizes:
         return "with those that were tried no less would be reserved"
@@ -106,8 +106,7 @@ def planned_arenas(
     before = taken_bytes([check.trace, *smaller], expandable)
     after = taken_bytes([placed.trace, *(trace_with(one, step.allocations, arenas) for one in smaller)], expandable)
     # The peak is what the budget is about; what is reserved is what arenas are for.
-    more_held = others_run_between and placed.boundary_bytes > check.boundary_bytes
-    if placed.peak_bytes > check.peak_bytes or more_held or after > before:
+    if _takes_more(placed, check, others_run_between) or after > before:
         peaks = f"the peak is {format_bytes(placed.peak_bytes)} in place of {format_bytes(check.peak_bytes)}"
         reserved = f"{format_bytes(after)} are reserved in place of {format_bytes(before)}"
         return f"with {len(arenas.sizes)} of them {peaks}, and {reserved}"
@@ -117,13 +116,27 @@ def planned_arenas(
     return Placed(replace(placed, arenas=figures, between_bytes=check.between_bytes), step, arenas, placements)
 
 
-def _held_as_it_is(step: Allocations) -> Allocations:
-    """The step as if it peaked where its backward begins, so that arenas hold no more there."""
-    other = list(step.other_bytes)
-    total = live_bytes(step)
-    if step.boundary < len(other):
-        other[step.boundary] += int(total.max() - total[step.boundary])
+def _phases_as_they_are(step: Allocations, others_run_between: bool) -> Allocations:
+    """The step as if forward and backward peaked at one height, so that arenas lift neither.
+
+    In a step of several graphs other memory is added to each of them, and to what is held between them.
+    """
+    total, other = live_bytes(step), list(step.other_bytes)
+    for moments in (slice(0, step.boundary), slice(step.boundary, len(other))):
+        room = int(total.max(initial=0) - total[moments].max(initial=0))
+        other[moments] = [size + room for size in other[moments]]
+    if others_run_between and step.boundary < len(other):
+        other[step.boundary] = step.other_bytes[step.boundary] + int(total.max() - total[step.boundary])
     return replace(step, other_bytes=tuple(other))
+
+
+def _takes_more(placed: DryRun, check: DryRun, others_run_between: bool) -> bool:
+    """Whether forward or backward peak higher with arenas, or more is held between them where that counts."""
+    before, after = check.memory, placed.memory
+    if before is None or after is None:
+        return True
+    held = others_run_between and after.held_bytes > before.held_bytes
+    return held or after.forward_bytes > before.forward_bytes or after.backward_bytes > before.backward_bytes
 
 
 def without_arenas(check: DryRun, reason: str) -> DryRun:

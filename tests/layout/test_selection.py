@@ -19,7 +19,9 @@ from remat_passes.layout.selection import choose_arenas, only
 MIB = 2**20
 
 
-def step_of(blocks: list[Block], others: list[Life], moments: int) -> tuple[Allocations, AllocationTrace]:
+def step_of(
+    blocks: list[Block], others: list[Life], moments: int, state: tuple[int, ...] = ()
+) -> tuple[Allocations, AllocationTrace]:
     """A step whose blocks may lie in arenas, and what it allocates."""
     lives = [Life(block.size_bytes, block.start, block.stop) for block in blocks]
     rows = sorted(enumerate([*lives, *others]), key=lambda row: row[1].made)
@@ -30,7 +32,7 @@ def step_of(blocks: list[Block], others: list[Life], moments: int) -> tuple[Allo
             other[t] += life.size_bytes
     in_trace = tuple(position[i] for i in range(len(blocks)))
     step = Allocations(tuple(blocks), tuple(other), moments // 2, 64, in_trace)
-    return step, AllocationTrace((), (), tuple(life for _, life in rows))
+    return step, AllocationTrace((), state, tuple(life for _, life in rows))
 
 
 def random_step(rng: Random) -> tuple[Allocations, AllocationTrace]:
@@ -42,7 +44,8 @@ def random_step(rng: Random) -> tuple[Allocations, AllocationTrace]:
     for _ in range(rng.randrange(8)):
         start = rng.randrange(moments)
         others.append(Life(64 * rng.randint(1, 200_000), start, rng.choice([None, rng.randint(start + 1, moments)])))
-    return step_of(blocks, others, moments)
+    state = tuple(rng.randint(1, 2 * 10**7) for _ in range(rng.randrange(4)))
+    return step_of(blocks, others, moments, state)
 
 
 def shorter(trace: AllocationTrace) -> AllocationTrace:
@@ -59,9 +62,16 @@ def test_less_is_reserved_with_arenas_that_are_chosen(rng: Random) -> None:
     assert choose_arenas(step, traces, expandable) == arenas
     assert arena_defects(step, arenas) == []
     assert live_bytes_with(step, arenas).max(initial=0) <= live_bytes(step).max(initial=0)
-    before = taken_bytes(traces, expandable)
-    after = taken_bytes([trace_with(one, step, arenas) for one in traces], expandable)
-    assert after < before if arenas.sizes else after == before
+    placed = [trace_with(one, step, arenas) for one in traces]
+    fewer = []
+    for stateless in (False, True):
+        before, after = (
+            taken_bytes([replace(one, state=()) if stateless else one for one in some], expandable)
+            for some in (traces, placed)
+        )
+        assert after <= before
+        fewer.append(after < before)
+    assert any(fewer) == bool(arenas.sizes)
 
 
 @given(rng=generators())

@@ -8,6 +8,7 @@ no use.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 from remat_compiler.ir.arenas import Allocations, Arenas
 from remat_compiler.simulate.arenas import trace_with
@@ -21,6 +22,8 @@ MOST_EVENTS = 120_000
 def choose_arenas(step: Allocations, traces: Sequence[AllocationTrace], expandable: bool) -> Arenas:
     """Arenas for `step` under which it peaks no higher, and less is reserved for it; none if there are no such.
 
+    Less is reserved with the state of an optimizer or without, and in neither case more.
+
     Args:
         step: What may lie in arenas, and the rest.
         traces: All that the step allocates; for a step whose sizes change also what it allocates at smaller ones,
@@ -29,9 +32,9 @@ def choose_arenas(step: Allocations, traces: Sequence[AllocationTrace], expandab
     """
     found = joined(step)
     order = sorted(range(len(found.sizes)), key=lambda arena: -found.sizes[arena])
-    plain = best = taken_bytes(traces, expandable)
+    plain = best = _taken(traces, expandable)
     chosen: list[int] = []
-    left = MOST_EVENTS // max(sum(len(trace.lives) for trace in traces), 1)
+    left = MOST_EVENTS // max(2 * sum(len(trace.lives) for trace in traces), 1)
     # Once up, once down: an arena that helps others to a place first has to be there.
     for adding in (True, False):
         for arena in [one for one in order if adding or one in chosen]:
@@ -39,10 +42,16 @@ def choose_arenas(step: Allocations, traces: Sequence[AllocationTrace], expandab
             if (left := left - 1) < 0:
                 break
             arenas = only(found, tried)
-            taken = taken_bytes([trace_with(trace, step, arenas) for trace in traces], expandable)
-            if taken <= best:
+            taken = _taken([trace_with(trace, step, arenas) for trace in traces], expandable)
+            if taken[0] <= best[0] and taken[1] <= best[1]:
                 chosen, best = tried, taken
-    return only(found, chosen if best < plain else ())
+    return only(found, chosen if best != plain else ())
+
+
+def _taken(traces: Sequence[AllocationTrace], expandable: bool) -> tuple[int, int]:
+    """What is reserved with Adam's state, and without any: the optimizer is not known."""
+    without = [replace(trace, state=()) for trace in traces]
+    return taken_bytes(traces, expandable), taken_bytes(without, expandable)
 
 
 def only(arenas: Arenas, chosen: Collection[int]) -> Arenas:
