@@ -48,6 +48,8 @@ def main() -> None:
         dist.all_reduce(mean)
         if rank == 0:
             print(f"step {step}  loss {float(mean):.4f}", flush=True)
+    # A process that ends earlier would cut off the others.
+    dist.barrier()
     dist.destroy_process_group()
 
 
