@@ -17,9 +17,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from measure import TrainStep, measure_step, step_times, train_step
+from measure import TrainStep, gradients, measure_step, step_times, train_step
 from pareto import backend
 from remat_compiler.errors import RematError
 from remat_compiler.report.plan_report import PlanReport
@@ -81,13 +81,9 @@ def trained(name: str, budget: float | str, inner: str, layout: str) -> _Trained
     results = []
     for seed in range(STEPS):
         torch.manual_seed(seed)
-        results += [step(), *_gradients(model.module)]
+        results += [step(), *gradients(model.module)]
     peak = measure_step(step).peak_bytes
     return _Trained(step, results, peak, reports()[-1])
-
-
-def _gradients(module: nn.Module) -> list[Tensor]:
-    return [one.grad.clone() for one in module.parameters() if one.grad is not None]
 
 
 def row_of(name: str, budget: float | str, inner: str, rounds: int) -> Row:

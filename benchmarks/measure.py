@@ -105,6 +105,11 @@ def train_step(model: nn.Module, inputs: Mapping[str, Tensor]) -> TrainStep:
     return TrainStep(model, inputs, tuple(model.parameters()))
 
 
+def gradients(module: nn.Module) -> list[Tensor]:
+    """Copies of the gradients that the last step left."""
+    return [one.grad.clone() for one in module.parameters() if one.grad is not None]
+
+
 def measure_step(step: Step, *, steps: int = 1, warmup: int = 2, device: torch.device | str = "cpu") -> StepMemory:
     """Bytes that `step` allocates, in `steps` runs after `warmup` runs that compile and fill caches.
 

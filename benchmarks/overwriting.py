@@ -17,9 +17,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from measure import measure_step, train_step
+from measure import gradients, measure_step, train_step
 from pareto import backend
 from remat_compiler.report.plan_report import PlanReport
 from remat_compiler.report.store import clear_reports, reports
@@ -90,13 +90,9 @@ def trained(name: str, budget: float | int | str, overwrites: bool) -> _Trained:
     results = []
     for seed in range(STEPS):
         torch.manual_seed(seed)
-        results += [step(), *_gradients(model.module)]
+        results += [step(), *gradients(model.module)]
     peak = measure_step(step, warmup=0).peak_bytes
     return _Trained(results, peak, reports()[-1])
-
-
-def _gradients(module: nn.Module) -> list[Tensor]:
-    return [one.grad.clone() for one in module.parameters() if one.grad is not None]
 
 
 def row_of(name: str, text: str, whole_bytes: int) -> Row:

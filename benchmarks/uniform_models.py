@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 import remat_compiler
 from kept import remat_backend
-from measure import TrainStep, measure_step, train_step
+from measure import TrainStep, gradients, measure_step, train_step
 from remat_compiler.errors import InfeasibleBudget
 
 WIDTH, BATCH = 64, 2048
@@ -119,11 +119,6 @@ def eager_gradients(layers: int, width: int = WIDTH, batch: int = BATCH) -> list
     net, inputs = network(layers, width, batch)
     train_step(net, inputs)()
     return gradients(net)
-
-
-def gradients(net: nn.Module) -> list[Tensor]:
-    """Gradients that the last step left."""
-    return [p.grad.clone() for p in net.parameters() if p.grad is not None]
 
 
 def run(layers: int, inner: str, planner: str, positions: Sequence[float], **size: Any) -> list[Row]:

@@ -56,8 +56,7 @@ def place_in_arenas(check: DryRun, graphs: Sequence[EmittedGraph], run: PlacedRu
         run: Runs them with arenas.
         others_run_between: Whether other graphs run between forward and backward, so that what is held then counts.
     """
-    smaller: list[AllocationTrace] = []
-    placed = planned_arenas(check, smaller, graphs, run, others_run_between)
+    placed = planned_arenas(check, (), graphs, run, others_run_between)
     if isinstance(placed, str):
         return without_arenas(check, placed)
     for graph in graphs:

@@ -152,15 +152,3 @@ def symbolic_step(
             for call in step.tracker.wrapper_calls
         ),
     )
-
-
-def symbolic_run(
-    compiled: Callable[..., Any],
-    inputs: Sequence[Any],
-    graphs: Sequence[EmittedGraph],
-    sizes: Mapping[str, int],
-    signed: Iterable[str] = (),
-) -> PeakFormula | None:
-    """The peak of a step as a function of the sizes; as `symbolic_step`."""
-    step = symbolic_step(compiled, inputs, graphs, sizes, signed)
-    return None if step is None else step.formula()

@@ -15,7 +15,7 @@ from remat_compiler.costs.workspace import WorkspaceTable
 from remat_compiler.dry_run.dry_run import DryRun, dry_run
 from remat_compiler.dry_run.emitted_wrapper import GraphRecorder
 from remat_compiler.dry_run.peak_formula import NO_WORKSPACE, Row, peak_formula_of
-from remat_compiler.dry_run.symbolic_run import symbolic_run, symbolic_step
+from remat_compiler.dry_run.symbolic_run import symbolic_step
 from remat_compiler.dynamic_shapes.peak_guard import PeakGuard
 from versions import ASSUMES_ODD_SIZES
 
@@ -151,8 +151,9 @@ def test_sizes_that_the_allocator_rounds(inner: str, monkeypatch: pytest.MonkeyP
     torch._dynamo.mark_dynamic(x, 1)
     torch.compile(Attention(), backend=backend)(x).backward()
     (symbol,) = backend.symbols
-    formula = symbolic_run(backend.compiled, backend.inputs, backend.graphs, {symbol.name: symbol.hint})
-    assert formula is not None
+    step = symbolic_step(backend.compiled, backend.inputs, backend.graphs, {symbol.name: symbol.hint})
+    assert step is not None
+    formula = step.formula()
     for length in (5, 20, 33, 128, 201):
         calls = formula.calls_at([length], range(len(formula.calls)))
         taken = TABLE.resolve(calls)
