@@ -84,6 +84,7 @@ class DryRun:
         boundary_bytes: Bytes alive between forward and backward.
         saved_bytes: Bytes saved for the backward: `boundary_bytes` less the storages of the outputs.
         final_bytes: Bytes alive after the step: gradients and outputs.
+        released_bytes: Bytes of outputs that the backward does not need: gone once the caller lets go of them.
         resident_bytes: Bytes of the inputs, including parameters.
         unmeasured: Operators whose workspace could not be measured (counted as 0).
         unknown: Why nothing is known about the step; empty when the figures are valid.
@@ -102,6 +103,7 @@ class DryRun:
     boundary_bytes: int = 0
     saved_bytes: int = 0
     final_bytes: int = 0
+    released_bytes: int = 0
     resident_bytes: int = 0
     unmeasured: tuple[str, ...] = ()
     unknown: str = ""
@@ -133,7 +135,14 @@ class DryRun:
         for sample in self.timeline:
             heights[sample.phase] = max(heights[sample.phase], sample.live_bytes + sample.workspace_bytes)
         outputs = min(self.boundary_bytes - self.saved_bytes, self.final_bytes)
-        return GraphMemory(heights["forward"], self.boundary_bytes, heights["backward"], self.final_bytes, outputs)
+        return GraphMemory(
+            forward_bytes=heights["forward"],
+            held_bytes=self.boundary_bytes,
+            backward_bytes=heights["backward"],
+            left_bytes=self.final_bytes,
+            output_bytes=outputs,
+            released_bytes=min(self.released_bytes, outputs),
+        )
 
 
 def dry_run(
@@ -215,7 +224,7 @@ class FakeStep:
         # Before the first operator: a storage counts as soon as an operator returns it, be it a view of an input.
         for tensor in self.inputs.held:
             self.tracker.hold_resident(tensor)
-        self.boundary_bytes = self.saved_bytes = self.final_bytes = 0
+        self.boundary_bytes = self.saved_bytes = self.final_bytes = self.released_bytes = 0
         self.outputs: tuple[StorageLife | None, ...] = ()
         self.held: list[StorageLife] = []
         self.left: list[StorageLife] = []
@@ -241,6 +250,10 @@ class FakeStep:
             self.held = [life for life in self.tracker.lives if life.freed is None]
             self.outputs = self.tracker.lives_of(tensors_in(outputs))
             self.saved_bytes = self.boundary_bytes - self.tracker.counted_bytes(tensors_in(outputs))
+            saved = torch_compat.storages_saved_by(outputs)
+            only_held = [t for t in tensors_in(outputs) if saved.isdisjoint(torch_compat.storages_of([t]))]
+            self.released_bytes = self.tracker.counted_bytes(only_held)
+            del only_held
             self.tracker.phase = "backward"
             roots = self._seeded(outputs)
             if roots:
@@ -313,6 +326,7 @@ def _summary(step: FakeStep, workspace: WorkspaceTable) -> DryRun:
         boundary_bytes=step.boundary_bytes,
         saved_bytes=step.saved_bytes,
         final_bytes=step.final_bytes,
+        released_bytes=step.released_bytes,
         resident_bytes=step.inputs.resident_bytes,
         unmeasured=tuple(sorted({str(call.func) for key, call in calls.items() if key not in known})),
         trace=trace,

@@ -34,6 +34,12 @@ class SplitGraphs:
     timeline: MemoryTimeline
     overwritten: Overwritten = NOTHING
 
+    @property
+    def plan(self) -> Plan:
+        """The plan that was carried out."""
+        assert self.result.plan is not None, "graphs are split by a plan"
+        return self.result.plan
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Baseline:
@@ -112,12 +118,12 @@ class Partition:
     @property
     def memory(self) -> GraphMemory:
         """Simulated memory of the graph."""
-        return memory_of(self.problem.graph, self.graphs.timeline)
+        return memory_of(self.problem.graph, self.graphs.timeline, self.graphs.plan)
 
     @property
     def memory_before(self) -> GraphMemory:
         """Simulated memory of the graph without a budget."""
-        return memory_of(self.problem.graph, self.before.timeline)
+        return memory_of(self.problem.graph, self.before.timeline, self.before.plan)
 
 
 class NoPlan(RematError):

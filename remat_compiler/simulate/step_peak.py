@@ -7,6 +7,7 @@
 While a graph runs, memory of the other graphs is alive too: saved values and outputs of those whose backward is still
 to come, gradients and outputs of those whose backward is over.  What graphs hand to each other counts once: an output
 of one graph is an input, so resident, to the next graph; the gradient of that input is a tangent of the first graph.
+Where parameters are sharded, what is gathered and scattered around the runs comes on top, see `sharding`.
 
 Neither the operators between the graphs nor the moment at which the caller releases an output is known, so this is an
 upper bound of the graphs' own part.
@@ -14,12 +15,14 @@ upper bound of the graphs' own part.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import pairwise
 
 from remat_compiler.ir.graph import TrainingGraph
+from remat_compiler.ir.plan import Plan
+from remat_compiler.simulate.sharding import Scatter, Seen, around_of
 from remat_compiler.simulate.timeline import MemoryTimeline
 
 
@@ -33,6 +36,7 @@ class GraphMemory:
         backward_bytes: Most bytes alive while its backward runs, tangents included.
         left_bytes: Bytes alive after its backward: gradients and outputs.
         output_bytes: Bytes of the outputs, if they are known apart from the rest; else 0.
+        released_bytes: Bytes of outputs that only the caller holds: once it lets go of them, they are gone.
     """
 
     forward_bytes: int
@@ -40,6 +44,7 @@ class GraphMemory:
     backward_bytes: int
     left_bytes: int
     output_bytes: int = 0
+    released_bytes: int = 0
 
     @property
     def peak_bytes(self) -> int:
@@ -91,7 +96,41 @@ class Turn(str, Enum):
     """Its outputs are released without a backward."""
 
 
-def whole_step_peak(graphs: Sequence[GraphMemory], calls: Sequence[Call], turns: Sequence[tuple[Turn, int]]) -> int:
+_BACKWARDS = (Turn.BACKWARD, Turn.KEPT)
+
+Event = tuple[Turn, int]
+"""What happens, and to which call."""
+
+
+@dataclass(slots=True)
+class Sightings:
+    """What was seen of memory at the turns of a step.
+
+    Attributes:
+        sharded: What sharded modules held while the graph of each turn ran; empty without such modules.
+        released: For each call whose outputs were seen to be gone, the first turn at whose begin they were.
+    """
+
+    sharded: dict[Event, Seen] = field(default_factory=dict)
+    released: dict[int, Event] = field(default_factory=dict)
+
+    def renumbered(self, numbers: Mapping[int, int]) -> Sightings:
+        """What was seen of some calls, which have other numbers now."""
+        sharded = {(turn, numbers[call]): seen for (turn, call), seen in self.sharded.items() if call in numbers}
+        released = {
+            numbers[call]: (turn, numbers[at])
+            for call, (turn, at) in self.released.items()
+            if call in numbers and at in numbers
+        }
+        return Sightings(sharded, released)
+
+
+NOTHING_SEEN = Sightings()
+
+
+def whole_step_peak(
+    graphs: Sequence[GraphMemory], calls: Sequence[Call], turns: Sequence[Event], seen: Sightings = NOTHING_SEEN
+) -> int:
     """Most bytes alive over a step.
 
     Args:
@@ -99,59 +138,138 @@ def whole_step_peak(graphs: Sequence[GraphMemory], calls: Sequence[Call], turns:
         calls: The calls in order.
         turns: What happens, and to which call, in order.  Calls that are neither dropped nor run backward here run
             their backward at the end, the last call first.
+        seen: What was seen at these turns.
     """
-    return max((beside + own for _, beside, own in _runs(graphs, calls, turns)), default=0)
+    return max((beside + own for _, beside, own in _runs(graphs, calls, turns, seen)), default=0)
 
 
 def beside_bytes(
-    graphs: Sequence[GraphMemory], calls: Sequence[Call], turns: Sequence[tuple[Turn, int]]
+    graphs: Sequence[GraphMemory], calls: Sequence[Call], turns: Sequence[Event], seen: Sightings = NOTHING_SEEN
 ) -> tuple[int, ...]:
-    """For each graph, the most bytes that the other graphs hold while it runs; arguments as for `whole_step_peak`."""
+    """For each graph, the most bytes alive beside it while it runs; arguments as for `whole_step_peak`."""
     most = [0] * len(graphs)
-    for graph, beside, _ in _runs(graphs, calls, turns):
-        most[graph] = max(most[graph], beside)
+    for graph, beside, _ in _runs(graphs, calls, turns, seen):
+        if graph is not None:
+            most[graph] = max(most[graph], beside)
     return tuple(most)
 
 
 def _runs(
-    graphs: Sequence[GraphMemory], calls: Sequence[Call], turns: Sequence[tuple[Turn, int]]
-) -> Iterator[tuple[int, int, int]]:
-    """For each run: the graph, the bytes that the others hold meanwhile, and the bytes that the graph itself takes."""
-    held: dict[int, int] = {}
-    outputs: dict[int, int] = {}
-    left: dict[tuple[int, int], int] = {}
-    waiting: list[Passed] = []
+    graphs: Sequence[GraphMemory], calls: Sequence[Call], turns: Sequence[Event], seen: Sightings
+) -> Iterator[tuple[int | None, int, int]]:
+    """For each run: the graph, the bytes that the others hold meanwhile, and the bytes that the graph itself takes.
+
+    What is alive between the runs comes without a graph.
+    """
+    alive = _Alive(graphs, calls)
     # Until it is known otherwise, every call runs its backward, the last call first.
-    for turn, call in (*turns, *_missing_backwards(calls, turns)):
-        graph, memory, key = calls[call].graph, graphs[calls[call].graph], (calls[call].graph, calls[call].leaves)
-        before = held.pop(call, 0)  # a run counts its own saved values itself
-        # The caller may hold the outputs for as long as the step goes on.
-        shown = outputs.pop(call, 0)
-        # Gradients that this call waits for are among its tangents; those that it adds to are not.
-        waiting = [passed for passed in waiting if passed.to != call and _is_awaited(passed, calls, (*held, call))]
-        sums = sum(held.values()), sum(outputs.values()), sum(left.values())
-        beside = sum(sums) + sum(passed.size_bytes for passed in waiting)
+    events = [*turns, *_missing_backwards(calls, turns)]
+    around = around_of(
+        events, _also_missing(events, seen.sharded), {event for event in events if event[0] in _BACKWARDS}
+    )
+    for position, (turn, call) in enumerate(events):
+        alive.release([one for one, event in seen.released.items() if event == (turn, call)])
+        for scatter in around.scatters.get(position, ()):
+            yield None, alive.scattered(scatter), 0
+        if position in around.before_bytes:
+            yield None, alive.size_bytes + around.before_bytes[position], 0
+        graph, memory = calls[call].graph, graphs[calls[call].graph]
+        during_bytes = around.during_bytes.get(position, 0)
+        before = alive.begin(call)
         if turn is Turn.FORWARD:
             # The saved values are this call's own while it runs; they count against the others only afterwards.
-            yield graph, beside, memory.forward_bytes
-            held[call] = memory.held_bytes
-        elif turn is Turn.DROPPED:
-            outputs[call] = shown
-        else:
+            yield graph, alive.size_bytes + during_bytes, memory.forward_bytes
+            alive.held[call] = memory.held_bytes
+        elif turn is not Turn.DROPPED:
             # Values kept for another backward are not freed on the way.
             kept = before if turn is Turn.KEPT else 0
-            yield graph, beside, memory.backward_bytes + kept
-            passed_bytes = sum(passed.size_bytes for passed in calls[call].passed)
-            # Outputs and passed gradients are counted on their own: neither ends with the gradients of the parameters.
-            gradients = max(memory.left_bytes - memory.output_bytes - passed_bytes, 0)
-            # Calls with the same parameters add to one set of gradients, so it counts once.
-            left[key] = max(left.get(key, 0), gradients)
-            # A gradient that no held call awaits goes to operators outside the graphs, which this bound leaves out.
-            waiting += [passed for passed in calls[call].passed if _is_awaited(passed, calls, held)]
-            if kept:
-                held[call] = kept
-            else:
-                outputs[call] = memory.output_bytes
+            own_bytes = memory.backward_bytes - (memory.released_bytes if call in alive.released else 0)
+            yield graph, alive.size_bytes + during_bytes, own_bytes + kept
+            alive.end(call, kept)
+    for scatter in around.scatters.get(len(events), ()):
+        yield None, alive.scattered(scatter), 0
+
+
+class _Alive:
+    """Bytes alive between the runs of a step."""
+
+    def __init__(self, graphs: Sequence[GraphMemory], calls: Sequence[Call]) -> None:
+        self._graphs, self._calls = graphs, calls
+        self.released: set[int] = set()
+        self.held: dict[int, int] = {}
+        self._outputs: dict[int, int] = {}
+        self._gradients: dict[tuple[int, int], int] = {}
+        self._scattered: dict[int, int] = {}
+        self._waiting: list[Passed] = []
+
+    @property
+    def size_bytes(self) -> int:
+        """All of them."""
+        parts = (self.held, self._outputs, self._gradients, self._scattered)
+        return sum(sum(part.values()) for part in parts) + sum(passed.size_bytes for passed in self._waiting)
+
+    def release(self, calls: Sequence[int]) -> None:
+        """The caller has let go of the outputs of these calls."""
+        self.released.update(calls)
+        for call in calls:
+            released_bytes = self._graphs[self._calls[call].graph].released_bytes
+            for part in (self.held, self._outputs):
+                if call in part:
+                    part[call] = max(part[call] - released_bytes, 0)
+
+    def begin(self, call: int) -> int:
+        """Leave out what a run of `call` counts itself; the bytes that the call holds."""
+        before = self.held.pop(call, 0)
+        # Else the caller may hold the outputs for as long as the step goes on.
+        self._outputs.pop(call, None)
+        # Gradients that this call waits for are among its tangents; those that it adds to are not.
+        now = (*self.held, call)
+        self._waiting = [one for one in self._waiting if one.to != call and _is_awaited(one, self._calls, now)]
+        return before
+
+    def end(self, call: int, kept: int) -> None:
+        """The backward of `call` has run, and leaves gradients; `kept` bytes stay for another backward."""
+        one, memory = self._calls[call], self._graphs[self._calls[call].graph]
+        passed_bytes = sum(passed.size_bytes for passed in one.passed)
+        # Outputs and passed gradients are counted on their own: neither ends with the gradients of the parameters.
+        gradients = max(memory.left_bytes - memory.output_bytes - passed_bytes, 0)
+        # Calls with the same parameters add to one set of gradients, so it counts once.
+        key = (one.graph, one.leaves)
+        self._gradients[key] = max(self._gradients.get(key, 0), gradients)
+        # A gradient that no held call awaits goes to operators outside the graphs, which this bound leaves out.
+        self._waiting += [passed for passed in one.passed if _is_awaited(passed, self._calls, self.held)]
+        if kept:
+            self.held[call] = kept
+        else:
+            self._outputs[call] = memory.output_bytes - (memory.released_bytes if call in self.released else 0)
+
+    def scattered(self, scatter: Scatter[Event]) -> int:
+        """The gradients of a group are scattered: of them, this rank's part stays; most bytes alive meanwhile."""
+        group = scatter.group
+        copied_bytes = self.size_bytes + scatter.beside_bytes + group.scatter_bytes
+        whole_bytes = group.gradient_bytes
+        for _, call in scatter.of:
+            key = (self._calls[call].graph, self._calls[call].leaves)
+            taken_bytes = min(whole_bytes, self._gradients.get(key, 0))
+            if taken_bytes:
+                self._gradients[key] -= taken_bytes
+                whole_bytes -= taken_bytes
+        reduced_bytes = self.size_bytes + scatter.beside_bytes + group.scattering_bytes
+        self._scattered[group.number] = group.left_bytes
+        return max(copied_bytes, reduced_bytes)
+
+
+def _also_missing(events: Sequence[Event], seen: Mapping[Event, Seen]) -> Mapping[Event, Seen]:
+    """What was seen; for runs that are still to come, what their forward saw, and gradients on their way."""
+    if not seen:
+        return seen
+    found = dict(seen)
+    for turn, call in events:
+        forward = seen.get((Turn.FORWARD, call))
+        if turn in _BACKWARDS and (turn, call) not in seen and forward is not None:
+            scatter_bytes = max((group.scatter_bytes for group in forward.own), default=0)
+            found[turn, call] = replace(forward, scatter_bytes=max(scatter_bytes, forward.scatter_bytes))
+    return found
 
 
 def _is_awaited(passed: Passed, calls: Sequence[Call], held: Collection[int]) -> bool:
@@ -169,8 +287,7 @@ def handed_on(calls: Sequence[Call], turns: Sequence[tuple[Turn, int]]) -> dict[
         calls: The calls in order.
         turns: What happens, in order, see `whole_step_peak`.
     """
-    ran = (Turn.BACKWARD, Turn.KEPT)
-    backwards = [call for turn, call in (*turns, *_missing_backwards(calls, turns)) if turn in ran]
+    backwards = [call for turn, call in (*turns, *_missing_backwards(calls, turns)) if turn in _BACKWARDS]
     following = dict(pairwise(backwards))
     behind = {call: backwards[place + 1 :] for place, call in enumerate(backwards)}
     found: dict[int, tuple[Passed, ...]] = {}
@@ -195,12 +312,19 @@ def _missing_backwards(calls: Sequence[Call], turns: Sequence[tuple[Turn, int]])
     return [(Turn.BACKWARD, call) for call in reversed(range(len(calls))) if call not in ended]
 
 
-def memory_of(graph: TrainingGraph, timeline: MemoryTimeline) -> GraphMemory:
-    """Memory of one graph as simulated in `timeline`."""
+def memory_of(graph: TrainingGraph, timeline: MemoryTimeline, plan: Plan) -> GraphMemory:
+    """Memory of one graph as simulated in `timeline`, by `plan`."""
     live, boundary = timeline.live_bytes, timeline.boundary
+    forward, backward = plan.steps[:boundary], plan.steps[boundary:]
+    made = {s for op in forward for s in graph.ops[op].writes}
+    # What the backward makes again is not held for it, and what it reads is saved for it, whoever else holds it.
+    needed = {s for op in backward for s in (*graph.ops[op].reads, *graph.ops[op].writes)}
+    released = [s for s in graph.storages if s.kept and s.id in made and s.id not in needed]
     return GraphMemory(
         forward_bytes=int(live[:boundary].max(initial=0)),
         held_bytes=timeline.saved_bytes,
         backward_bytes=int(live[boundary:].max(initial=0)),
         left_bytes=sum(storage.size_bytes for storage in graph.storages if storage.kept),
+        output_bytes=sum(storage.size_bytes for storage in released),
+        released_bytes=sum(storage.size_bytes for storage in released),
     )

@@ -160,7 +160,8 @@ class CompiledGraph:
                 self._output, self._kind = direct[0], type(node)
             note = self._dispatch and self._dispatch.latest
             self._watch.here.open[id(node)] = (ref(node), self, note, None, place.call)
-            torch_compat.follow_backward(node, self._watch.here.open, self._watch.ran_backward)
+            watch = self._watch
+            torch_compat.follow_backward(node, watch.here.open, watch.ran_backward, watch.begins_backward)
         return outputs
 
     def _looks_beside(self, arguments: Sequence[Any]) -> bool:
@@ -202,6 +203,7 @@ class CompiledGraph:
         self.coordinator.follow(self)
         self.coordinator.catch_up()
         self._check_room(arguments)
+        self._watch.begins_forward()
         outputs = self.compiled(*arguments)
         # Judged by this graph alone, the least that the step takes: its other graphs may never become known.
         if not self.steps:

@@ -179,7 +179,7 @@ class StepCoordinator(Generic[G]):
             # Calls before it may not have been watched: only the next step shows whether it really is alone.
             alone.awaits_earlier_graphs = False
             return True
-        simple = not step.aside and all(turn is not Turn.KEPT for turn, _ in step.turns)
+        simple = not step.aside and not step.seen.sharded and all(turn is not Turn.KEPT for turn, _ in step.turns)
         # A fraction is one of each step's own peak: another kind of step needs a limit of its own.
         fraction = alone.options.memory_budget.kind is BudgetKind.FRACTION
         if alone.has_part or not simple or (fraction and alone.steps):

@@ -126,7 +126,7 @@ def check_first_step(
     # One memory for each call, not for each graph: calls of one graph may be at different sizes.
     calls = [*(Call(i, call.passed) for i, call in enumerate(step.calls)), Call(new)]
     turns = [*step.turns, (Turn.FORWARD, new)]
-    peak = whole_step_peak([*memories, memory], calls, turns)
+    peak = whole_step_peak([*memories, memory], calls, turns, step.seen)
     if peak <= limit_bytes:
         return
     if options.on_infeasible != "min":

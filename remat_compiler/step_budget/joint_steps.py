@@ -28,6 +28,7 @@ class JointSteps:
         options: The user's options for the first graph of the complete step.
         calls: Calls of the complete step, by the graph numbers used here.
         turns: Its turns.
+        seen: What was seen at them.
         runs: For each graph, how often all the steps together call it.
         runs_of_steps: For each step, how often it calls each graph.
         aside_bytes: Bytes that open calls of earlier steps hold.
@@ -45,6 +46,8 @@ class JointSteps:
         # as one whose backward is still to come, at the end.
         self._turns = [[(turn, call) for turn, call in one.turns if turn is not Turn.DROPPED] for one in self.steps]
         self.calls, self.turns = self._calls[0], self._turns[0]
+        self._seen = [one.seen for one in self.steps]
+        self.seen = step.seen
         self._more = [0] * len(self.steps)
         kept: list[GraphMemory] = [memory for _, memory in step.aside if memory is not None]
         self.aside_bytes = sum(memory.held_bytes for memory in kept)
@@ -56,8 +59,13 @@ class JointSteps:
 
     def peak(self, memories: Sequence[GraphMemory]) -> int:
         """Peak of all the steps; the difference between a step's own limit and the largest counts as taken."""
-        kinds = zip(self._calls, self._turns, self._more)
-        return max(whole_step_peak(memories, calls, turns) + more for calls, turns, more in kinds)
+        kinds = zip(self._calls, self._turns, self._seen, self._more)
+        return max(whole_step_peak(memories, calls, turns, seen) + more for calls, turns, seen, more in kinds)
+
+    @property
+    def sharded_bytes(self) -> int:
+        """Most bytes that sharded modules hold while a graph of the complete step runs."""
+        return max((one.during_bytes for one in self.seen.sharded.values()), default=0)
 
     def peak_of(self, attempts: Sequence[Attempt | None]) -> int | None:
         """Peak with these compilations, by their dry runs; `None` if one of them is not known.
@@ -88,7 +96,8 @@ class JointSteps:
         if len(unbudgeted) < len(self.graphs):
             return None
         # A fraction gives each step a limit of its own.  One limit serves all if the difference counts as taken.
-        peaks = [whole_step_peak(unbudgeted, calls, turns) for calls, turns in zip(self._calls, self._turns)]
+        kinds = zip(self._calls, self._turns, self._seen)
+        peaks = [whole_step_peak(unbudgeted, calls, turns, seen) for calls, turns, seen in kinds]
         limits = [budget.of_reference(peak) or 0 for peak in peaks]
         most = max(limits)
         self._more = [most - one for one in limits]

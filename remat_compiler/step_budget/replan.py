@@ -60,7 +60,7 @@ def decide(step: WatchedStep[CompiledGraph]) -> None:
         # Even a single call may need a decision: a graph kept for another backward, calls of earlier steps that are
         # still open, or other steps that run the graph make it take more than it does alone.
         kept = any(turn is Turn.KEPT for turn, _ in step.turns)
-        if len(step.calls) > 1 or step.aside or kept or together.joint.steps[1:]:
+        if len(step.calls) > 1 or step.aside or step.seen.sharded or kept or together.joint.steps[1:]:
             together.decide()
         elif step.graphs[0].has_part:
             _decide_alone(step.graphs[0])
@@ -208,7 +208,7 @@ class _Replan:
         If the first sizes do not fit, the budget is shared for the largest sizes that do: larger ones are refused when
         they come.
         """
-        shares = SizeShares(members, self.joint.calls, self.joint.turns, limit)
+        shares = SizeShares(members, self.joint.calls, self.joint.turns, limit, self.joint.seen)
         division = shares.divide(needed=0)
         if division is None and shares.most is not None and self.options.on_infeasible != "min":
             division = shares.divide(shares.most)
@@ -222,7 +222,7 @@ class _Replan:
                     graph.changing.share(Allowance.whole(0), self)
             self._refuse(limit, least)
         self._warn_of_smallest(limit, least)
-        shares = SizeShares(members, self.joint.calls, self.joint.turns, least)
+        shares = SizeShares(members, self.joint.calls, self.joint.turns, least, self.joint.seen)
         division = shares.divide(needed=0)
         assert division is not None, "the smallest peak is within itself"
         return shares, division
@@ -262,7 +262,7 @@ class _Replan:
         """Warn if the step just watched, which ran before its graphs were known, may have exceeded the budget."""
         # `limit` is that of the largest of the joined steps; this step's own is `more` below it.
         more = self.joint.more_bytes
-        peak = whole_step_peak(memories, self.joint.calls, self.joint.turns)
+        peak = whole_step_peak(memories, self.joint.calls, self.joint.turns, self.joint.seen)
         if peak + more > limit and not any(graph.warned for graph in self.graphs):
             logger.warning(
                 "a step may have taken %s, over memory_budget=%s (%s), before it was known that it runs %d planned "

@@ -84,7 +84,7 @@ def _planned(
     if result.plan is None:
         return None
     timeline = simulate(problem.graph, problem.costs, result.plan)
-    memory = memory_of(problem.graph, timeline)
+    memory = memory_of(problem.graph, timeline, result.plan)
     return PlanLevel(budget_bytes, between_bytes, memory, timeline.added_ns, problem.offload_bytes)
 
 

@@ -21,7 +21,15 @@ from typing import Protocol
 
 from remat_compiler.dynamic_shapes.dispatch import Dispatch
 from remat_compiler.simulate.allowance import Allowance
-from remat_compiler.simulate.step_peak import Call, GraphMemory, Turn, beside_bytes, whole_step_peak
+from remat_compiler.simulate.step_peak import (
+    NOTHING_SEEN,
+    Call,
+    Event,
+    GraphMemory,
+    Sightings,
+    beside_bytes,
+    whole_step_peak,
+)
 from remat_compiler.step_budget.share import PlanLevel, share
 
 logger = logging.getLogger(__name__)
@@ -80,15 +88,18 @@ class SizeShares:
         calls: Their calls in order.
         turns: The forwards and backwards of the calls, in order.
         limit_bytes: The budget.
+        seen: What was seen at the turns: the same at all sizes.
     """
 
     def __init__(
         self,
         members: Sequence[GraphChoices],
         calls: Sequence[Call],
-        turns: Sequence[tuple[Turn, int]],
+        turns: Sequence[Event],
         limit_bytes: int,
+        seen: Sightings = NOTHING_SEEN,
     ) -> None:
+        self._seen = seen
         self.members = tuple(members)
         self.limit_bytes = limit_bytes
         self._runs = [sum(call.graph == i for call in calls) for i in range(len(members))]
@@ -105,7 +116,7 @@ class SizeShares:
 
     def peak(self, memories: Sequence[GraphMemory]) -> int:
         """Peak of the step."""
-        return whole_step_peak([memories[graph] for graph in self._graphs], self._calls, self._turns)
+        return whole_step_peak([memories[graph] for graph in self._graphs], self._calls, self._turns, self._seen)
 
     def divide(self, needed: int) -> BudgetSplit | None:
         """The budget shared for sizes of at least the size step `needed`; `None` if there is no plan for those."""
@@ -153,7 +164,7 @@ class SizeShares:
                 if self.members[i].grown is not None and self.peak(tried) <= self.limit_bytes:
                     memories[i] = tried[i]
         # A graph may take while it runs what the others leave free at their limits, at worst over its calls.
-        beside = beside_bytes([memories[graph] for graph in self._graphs], self._calls, self._turns)
+        beside = beside_bytes([memories[graph] for graph in self._graphs], self._calls, self._turns, self._seen)
         found = []
         for i, memory in enumerate(memories):
             # No call: the graph belongs to a joined step, and this step does not limit it.

@@ -26,7 +26,7 @@ import torch
 
 from remat_compiler import torch_compat
 from remat_compiler.costs.op_call import tensors_in
-from remat_compiler.simulate.step_peak import Call, Passed, Turn
+from remat_compiler.simulate.step_peak import Call, Event, Passed, Sightings, Turn
 
 G = TypeVar("G")
 
@@ -45,15 +45,18 @@ class WatchedStep(Generic[G]):
         calls: The calls in order; each names its graph by its position in `graphs`.
         turns: The forwards, backwards and drops of the calls, in order.
         notes: For each call the note that `forward` was given.
+        seen: What was seen at its turns.
         aside: Calls of earlier steps that were open when this one ended: their graphs and notes.
     """
 
     graphs: list[G] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
-    turns: list[tuple[Turn, int]] = field(default_factory=list)
+    turns: list[Event] = field(default_factory=list)
     notes: list[Any] = field(default_factory=list)
+    seen: Sightings = field(default_factory=Sightings)
     aside: tuple[tuple[G, Any], ...] = ()
     _open: dict[int, frozenset[int]] = field(default_factory=dict)
+    _outputs: dict[int, list[Any]] = field(default_factory=dict)
     _nodes: dict[int, int] = field(default_factory=dict)
     _leaves: dict[tuple[int, frozenset[int]], int] = field(default_factory=dict)
     _values: dict[frozenset[int], int] = field(default_factory=dict)
@@ -89,6 +92,13 @@ class WatchedStep(Generic[G]):
         """Add a call of which nothing else is known."""
         # Its leaves are not known either: a number that is no object's identity makes them equal to no others.
         self._add(graph, (), note, frozenset(), frozenset({-1 - len(self.calls)}))
+
+    def _note_released(self, event: Event) -> None:
+        """Note the calls whose outputs are gone before `event`."""
+        gone = [call for call, outputs in self._outputs.items() if all(one.expired() for one in outputs)]
+        for call in gone:
+            del self._outputs[call]
+            self.seen.released[call] = event
 
     def _completed(self) -> WatchedStep[G] | None:
         """The step that ran after the open calls were made; `None` if none did, or if they may belong to it.
@@ -133,6 +143,7 @@ class WatchedStep(Generic[G]):
                 numbers[call] = found._add(graph, passed, self.notes[call], frozenset(), leaves)
             elif call in numbers:
                 found.turns.append((turn, numbers[call]))
+        found.seen = self.seen.renumbered(numbers)
         found._open.clear()  # it is over
         return found
 
@@ -220,31 +231,53 @@ class StepWatch(Generic[G]):
         if node is None:
             return
         arguments = tuple(arguments)
+        seen = torch_compat.sharded_now(arguments)
         with self._lock:
             step = self.current
             # An output that is an argument of a later call is recognised by its address, since views share that.
             made = frozenset(chain.from_iterable(map(_addresses, tensors_in(outputs))))
             passed = _passed(arguments, dict(step._open), step._values)
             call = step._add(graph, passed, note, made, _leaves(arguments))
+            if seen is not None:
+                step.seen.sharded[Turn.FORWARD, call] = seen
+            step._outputs[call] = torch_compat.watched_storages(
+                tensors_in(outputs), torch_compat.storages_of(arguments)
+            )
         self._follow(step, call, node)
 
     def _follow(self, step: WatchedStep[G], call: int, node: Any) -> None:
         graph, note = step.graphs[step.calls[call].graph], step.notes[call]
         step._nodes[call] = id(node)
         self.here.open[id(node)] = (weakref.ref(node), graph, note, step, call)
-        torch_compat.follow_backward(node, self.here.open, self.ran_backward)
+        torch_compat.follow_backward(node, self.here.open, self.ran_backward, self.begins_backward)
         # The node also dies after a backward; `_end` takes the first of both.  Not at exit: nothing is learnt there.
         weakref.finalize(node, self._end, step, call, Turn.DROPPED).atexit = False
+
+    def begins_forward(self) -> None:
+        """A forward is about to run: note which outputs are gone by now."""
+        with self._lock:
+            step = self.current
+            step._note_released((Turn.FORWARD, len(step.calls)))
+
+    def begins_backward(self, entry: tuple[Any, Any, Any, Any, int]) -> None:
+        """The backward of a watched call is about to run: note which outputs are gone by now."""
+        _, _, _, step, call = entry
+        with self._lock:
+            step._note_released((Turn.BACKWARD, call))
 
     def ran_backward(self, entry: tuple[Any, Any, Any, Any, int], kept: bool) -> None:
         """The backward of a watched call has run; if `kept`, its graph is kept for another one."""
         _, _, _, step, call = entry
+        # Its parameters are gathered, and its gradients whole, until autograd goes on behind the graph.
+        forward = step.seen.sharded.get((Turn.FORWARD, call))
+        seen = None if forward is None else torch_compat.sharded_now()
+        with self._lock:
+            if forward is not None and seen is not None and call in step._open:
+                step.seen.sharded[Turn.KEPT if kept else Turn.BACKWARD, call] = replace(seen, own=forward.own)
+            if kept and call in step._open:
+                step.turns.append((Turn.KEPT, call))
         if not kept:
             self._end(step, call, Turn.BACKWARD)
-            return
-        with self._lock:
-            if call in step._open:
-                step.turns.append((Turn.KEPT, call))
 
     def _end(self, step: WatchedStep[G], call: int, turn: Turn) -> None:
         with self._lock:

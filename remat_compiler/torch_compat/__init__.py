@@ -5,7 +5,7 @@ torch breaks one package.  One table, `patches`, lists every change of torch.
 """
 
 from remat_compiler.torch_compat.allocators import device_allocator, recorded_requests
-from remat_compiler.torch_compat.backward_nodes import compiled_backward, follow_backward
+from remat_compiler.torch_compat.backward_nodes import compiled_backward, follow_backward, storages_saved_by
 from remat_compiler.torch_compat.compiled_graphs import (
     add_post_compile_listener,
     callable_replaced,
@@ -107,6 +107,7 @@ from remat_compiler.torch_compat.ranks import Ranks, ranks
 from remat_compiler.torch_compat.recompilations import forget_dynamic, frame_compilation, input_shapes, make_dynamic
 from remat_compiler.torch_compat.retained import graphs_may_be_retained, keeps_graph
 from remat_compiler.torch_compat.saved_by_eager import gradients_by_eager, gradients_of_views, saved_by_eager
+from remat_compiler.torch_compat.sharded_modules import sharded_groups, sharded_now
 from remat_compiler.torch_compat.sizes import (
     CPU_ALIGNMENT_BYTES,
     CUDA_ALIGNMENT_BYTES,
@@ -133,4 +134,5 @@ from remat_compiler.torch_compat.tensors import (
     num_bytes,
     placed_in,
     storages_of,
+    watched_storages,
 )

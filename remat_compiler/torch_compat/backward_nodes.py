@@ -8,6 +8,8 @@ from typing import Any
 import torch
 import torch._dynamo.convert_frame
 
+from remat_compiler.torch_compat.tensors import storages_of
+
 
 def compiled_backward(outputs: Any) -> Any:
     """Autograd's node of the compiled graph that made `outputs`; `None` if autograd does not follow it.
@@ -27,7 +29,18 @@ def compiled_backward(outputs: Any) -> Any:
     return None
 
 
-def follow_backward(node: Any, calls: dict[int, Any], told: Callable[[Any, bool], None]) -> None:
+def storages_saved_by(outputs: Any) -> set[int]:
+    """Addresses of the storages that the compiled graph which made `outputs` keeps for its backward."""
+    node = compiled_backward(outputs)
+    if node is None:
+        return storages_of(outputs if isinstance(outputs, (list, tuple)) else [outputs])
+    # AOTAutograd keeps by itself what needs no check of its version.
+    return storages_of([*node.saved_tensors, *getattr(node, "_tensors_no_vc_check", ())])
+
+
+def follow_backward(
+    node: Any, calls: dict[int, Any], told: Callable[[Any, bool], None], begins: Callable[[Any], None]
+) -> None:
     """Remove the entry of a call from `calls` once its backward has run.
 
     A hook after the node would do the same, but autograd keeps the incoming gradients alive for a hook.
@@ -36,6 +49,7 @@ def follow_backward(node: Any, calls: dict[int, Any], told: Callable[[Any, bool]
         node: Autograd's node of a compiled graph.
         calls: Calls by the identity of their node.  `told` is called only for entries whose fourth item is not `None`.
         told: Gets the entry, and whether the graph is kept for another backward; if so, the entry stays in `calls`.
+        begins: Gets the entry before the backward runs, under the same condition.
     """
     # The class is one for all calls of a compiled graph, so its backward is wrapped once.
     function = type(node)._forward_cls
@@ -43,6 +57,11 @@ def follow_backward(node: Any, calls: dict[int, Any], told: Callable[[Any, bool]
         original = function.backward
 
         def backward(ctx: Any, *gradients: Any) -> Any:
+            # Calls that nobody follows have no table.
+            found = getattr(ctx, _CALLS, None)
+            entry = None if found is None else found.get(id(ctx))
+            if entry is not None and entry[3] is not None:
+                begins(entry)
             try:
                 result = original(ctx, *gradients)
             except RuntimeError as error:
@@ -52,8 +71,6 @@ def follow_backward(node: Any, calls: dict[int, Any], told: Callable[[Any, bool]
                 raise
             # The listener may compile or measure: what came in is not needed any more.
             del gradients
-            found = getattr(ctx, _CALLS, None)
-            # Calls that nobody follows have no table.
             if found is not None:
                 kept = torch._C._autograd._get_current_graph_task_keep_graph()
                 entry = found.get(id(ctx)) if kept else found.pop(id(ctx), None)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import torch
 import torch._dynamo.convert_frame
 from torch._subclasses.fake_tensor import is_fake
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from remat_compiler.torch_compat.paper_device import paper_gpu
@@ -48,6 +49,16 @@ def storages_of(values: Iterable[Any]) -> set[int]:
     """Addresses of the storages of the tensors among `values`."""
     tensors = [value for value in values if isinstance(value, torch.Tensor)]
     return {address_of(part) for tensor in tensors for part in dense_parts(tensor)}
+
+
+def watched_storages(values: Iterable[Any], but: Collection[int]) -> list[StorageWeakRef]:
+    """Weak references to the storages of the tensors among `values`, without those at the addresses `but`."""
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    parts = {address_of(part): part for tensor in tensors for part in dense_parts(tensor)}
+    return [_watched(part.untyped_storage()) for address, part in parts.items() if address not in but]
+
+
+_watched: Callable[[Any], StorageWeakRef] = StorageWeakRef
 
 
 def num_bytes(tensor: torch.Tensor) -> int:

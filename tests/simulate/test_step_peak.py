@@ -12,7 +12,7 @@ from drawn_graphs import GraphBuilder
 from remat_compiler.ir.graph import OpId, Phase, StorageKind, TrainingGraph
 from remat_compiler.ir.plan import Plan
 from remat_compiler.ir.problem import CostTable
-from remat_compiler.simulate.step_peak import Call, GraphMemory, Passed, Turn, memory_of, whole_step_peak
+from remat_compiler.simulate.step_peak import Call, GraphMemory, Passed, Sightings, Turn, memory_of, whole_step_peak
 from remat_compiler.simulate.timeline import MemoryTimeline, simulate
 
 F, B, DROPPED = Turn.FORWARD, Turn.BACKWARD, Turn.DROPPED
@@ -66,6 +66,19 @@ def test_outputs_are_among_what_is_left_behind_and_count_once() -> None:
     assert whole_step_peak(memories, [Call(0), Call(1)], [(F, 0), (Turn.BACKWARD, 0), (F, 1)]) == 100 + 7
 
 
+def test_outputs_that_the_caller_lets_go_of_are_gone_from_the_turn_on_at_which_that_was_seen() -> None:
+    """The first graph holds 60 bytes, 25 of them an output that only the caller has."""
+    memories = [replace(FRONT, output_bytes=25, released_bytes=25), BEHIND]
+    turns = [(F, 0), (F, 1), (B, 1), (B, 0)]
+    peak = {event: whole_step_peak(memories, IN_A_ROW, turns, Sightings(released={0: event})) for event in turns[1:]}
+    assert peak[F, 1] == max(100, 35 + 50, 35 + 70, 30 - 10 + 90 - 25)
+    assert peak[B, 1] == max(100, 60 + 50, 35 + 70, 30 - 10 + 90 - 25)
+    assert peak[B, 0] == max(100, 60 + 50, 60 + 70, 30 - 10 + 90 - 25)
+    # Other numbers mean the same.
+    assert Sightings(released={0: (F, 1)}).renumbered({0: 5, 1: 6}) == Sightings(released={5: (F, 6)})
+    assert not Sightings(released={0: (F, 1)}).renumbered({0: 5}).released
+
+
 def chain(sizes: list[int], *, first: int, last: int) -> TrainingGraph:
     """Layers `first` to `last` of a chain as one graph; the backward of each reads its input.
 
@@ -88,11 +101,15 @@ def chain(sizes: list[int], *, first: int, last: int) -> TrainingGraph:
     return b.graph()
 
 
+def in_order(graph: TrainingGraph) -> Plan:
+    forward = sum(op.phase is Phase.FORWARD for op in graph.ops)
+    return Plan(tuple(OpId(i) for i in range(len(graph.ops))), forward)
+
+
 def simulated(graph: TrainingGraph) -> MemoryTimeline:
     n = len(graph.ops)
-    forward = sum(op.phase is Phase.FORWARD for op in graph.ops)
     costs = CostTable((1,) * n, (0,) * n, ("test",) * n)
-    return simulate(graph, costs, Plan(tuple(OpId(i) for i in range(n)), forward))
+    return simulate(graph, costs, in_order(graph))
 
 
 @given(st.lists(st.integers(1, 1000), min_size=2, max_size=8), st.data())
@@ -101,7 +118,7 @@ def test_a_chain_cut_in_pieces_peaks_as_the_chain_does(sizes: list[int], data: s
     cuts = sorted(data.draw(st.sets(st.integers(1, len(sizes) - 1), min_size=1)))
     bounds = list(zip([0, *cuts], [*(cut - 1 for cut in cuts), len(sizes) - 1]))
     pieces = [chain(sizes, first=first, last=last) for first, last in bounds]
-    memories = [memory_of(piece, simulated(piece)) for piece in pieces]
+    memories = [memory_of(piece, simulated(piece), in_order(piece)) for piece in pieces]
     calls = [Call(i, (Passed(sizes[first - 1], i - 1),) if i else ()) for i, (first, _) in enumerate(bounds)]
     at_cuts = sum(sizes[cut - 1] for cut in cuts)
     whole = simulated(chain(sizes, first=0, last=len(sizes) - 1)).peak_bytes

@@ -77,7 +77,7 @@ class MadeUpCompiler:
         graphs = SplitGraphs(cast(Any, None), cast(Any, None), asked, result, timeline)
         before = Baseline(self.problem.costs, native, unbudgeted, False)
         one = Partition(cast(Any, None), 0, graphs, before, result.plan == native, False, ())
-        memory = memory_of(self.problem.graph, timeline)
+        memory = memory_of(self.problem.graph, timeline, result.plan)
         check = DryRun(
             memory.peak_bytes + self.more_bytes,
             (
@@ -101,7 +101,8 @@ class MadeUpCompiler:
     def native(self) -> GraphMemory:
         """Memory without a budget."""
         graph = self.problem.graph
-        return memory_of(graph, simulate(graph, self.problem.costs, Plan.saving_all(graph)))
+        plan = Plan.saving_all(graph)
+        return memory_of(graph, simulate(graph, self.problem.costs, plan), plan)
 
     def keep(self, attempt: Attempt, own_budget: int | None, note: str, step: StepFigures | None) -> None:
         """Note a report."""

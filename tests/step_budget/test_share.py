@@ -65,7 +65,7 @@ def test_levels_go_from_the_smallest_peak_to_no_recomputation(instance: str) -> 
     problem = LIBRARY[instance]
     plan = SaveAll().plan(problem).plan
     assert plan is not None
-    everything = memory_of(problem.graph, simulate(problem.graph, problem.costs, plan))
+    everything = memory_of(problem.graph, simulate(problem.graph, problem.costs, plan), plan)
     levels = levels_of(problem, everything, make_planner("auto", effort=500, time_limit=0.0).plan)
     assert len(levels) >= 3
     assert levels[-1] == PlanLevel(everything.peak_bytes, 0, everything, 0)

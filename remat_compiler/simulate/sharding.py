@@ -1,0 +1,177 @@
+"""What sharded data parallelism (FSDP2) takes around the graphs of a step: gathered parameters, gradients on their way.
+
+A module's parameters are gathered before its forward and before its backward, and its gradients scattered afterwards;
+torch does so between the graphs, in steps that each take memory of their own:
+
+    gather: flat ─┐                                                        ┌─ scatter: input, output
+                  └─ parameters ─ forward ─ … ─ backward ─ whole gradients ┘           └─ this rank's gradients
+
+What is alive while a graph runs was seen, since it depends on what is gathered ahead and what is kept.  What gathering
+and scattering take in between follows from the bytes of the parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+Key = TypeVar("Key")
+
+
+@dataclass(frozen=True, slots=True)
+class ShardedGroup:
+    """Parameters that are gathered and scattered together.
+
+    Attributes:
+        number: Its number in the process.
+        flat_bytes: Output of the collective that gathers them.
+        copied_bytes: This rank's part in the type that is gathered, alive while the collective begins; 0 if that is the
+            type it is kept in.
+        parameter_bytes: The whole parameters.
+        gradient_bytes: Their whole gradients.
+        scatter_bytes: Input of the collective that scatters the gradients.
+        output_bytes: Its output.
+        left_bytes: This rank's part of the gradients.
+    """
+
+    number: int
+    flat_bytes: int
+    copied_bytes: int
+    parameter_bytes: int
+    gradient_bytes: int
+    scatter_bytes: int
+    output_bytes: int
+    left_bytes: int
+
+    @property
+    def scattering_bytes(self) -> int:
+        """Most bytes alive once the whole gradients are gone: input and output, and a copy in the parameters' type."""
+        cast_bytes = self.left_bytes if self.left_bytes != self.output_bytes else 0
+        return self.scatter_bytes + self.output_bytes + cast_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What was alive when a graph had run its forward, or its backward.
+
+    Attributes:
+        own: The groups that the call's parameters belong to.
+        parameter_bytes: Parameters that are gathered.
+        flat_bytes: Outputs of gathers that are under way, or not let go of.
+        scatter_bytes: Inputs of scatters that are not let go of.
+        gathered: The groups that are gathered.
+        whole: The groups whose whole gradients are there.
+    """
+
+    own: frozenset[ShardedGroup]
+    parameter_bytes: int
+    flat_bytes: int
+    scatter_bytes: int
+    gathered: frozenset[ShardedGroup]
+    whole: frozenset[ShardedGroup]
+
+    @property
+    def during_bytes(self) -> int:
+        """All that was alive."""
+        return self.parameter_bytes + self.flat_bytes + self.scatter_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Scatter(Generic[Key]):
+    """The gradients of a group are scattered.
+
+    Attributes:
+        group: The group.
+        of: The runs that made its gradients.
+        beside_bytes: Bytes alive meanwhile apart from gradients, from what graphs hold, and from the scatter itself.
+    """
+
+    group: ShardedGroup
+    of: tuple[Key, ...]
+    beside_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Around(Generic[Key]):
+    """What is alive around the runs of a step, in their order.
+
+    Attributes:
+        during_bytes: For each run, bytes alive while it runs.
+        before_bytes: For each run, most bytes alive just before it, while parameters are gathered.
+        scatters: For each run the scatters just before it; the last entry has those after all runs.
+    """
+
+    during_bytes: Mapping[int, int] = field(default_factory=dict)
+    before_bytes: Mapping[int, int] = field(default_factory=dict)
+    scatters: Mapping[int, Sequence[Scatter[Key]]] = field(default_factory=dict)
+
+
+def around_of(runs: Sequence[Key], seen: Mapping[Key, Seen], backwards: Collection[Key]) -> Around[Key]:
+    """What is alive around the runs of a step.
+
+    Args:
+        runs: The forwards and backwards, in order.
+        seen: What was seen at each of them.
+        backwards: Those that are backwards.
+    """
+    if not seen:
+        return Around()
+    during: dict[int, int] = {}
+    before: dict[int, int] = {}
+    previous = Seen(frozenset(), 0, 0, 0, frozenset(), frozenset())
+    for position, run in enumerate(runs):
+        now = seen.get(run)
+        if now is not None:
+            during[position] = now.during_bytes
+            before[position] = _gathering_bytes(previous, now, backward=run in backwards)
+            previous = now
+    found: dict[int, list[Scatter[Key]]] = {}
+    for position, scatter in _scatters(runs, seen, backwards):
+        found.setdefault(position, []).append(scatter)
+    return Around(during, before, found)
+
+
+def _gathering_bytes(previous: Seen, now: Seen, *, backward: bool) -> int:
+    """Most bytes alive between two runs while parameters are gathered."""
+    new = now.gathered - previous.gathered
+    own = new & now.own
+    flat_bytes = sum(group.flat_bytes for group in own)
+    copied_bytes = max((group.copied_bytes for group in now.own), default=0)
+    if backward:
+        # Gathered ahead, and copied out only here; then the next ones are gathered ahead.
+        return now.parameter_bytes + now.scatter_bytes + max(flat_bytes, now.flat_bytes + copied_bytes)
+    # What the forward gathered last is let go of only when the next parameters are copied out.
+    last_bytes = max([previous.flat_bytes, *(group.flat_bytes for group in new - own)])
+    begun_bytes = copied_bytes - sum(group.parameter_bytes for group in own)
+    return now.parameter_bytes + now.scatter_bytes + last_bytes + flat_bytes + max(begun_bytes, 0)
+
+
+def _scatters(
+    runs: Sequence[Key], seen: Mapping[Key, Seen], backwards: Collection[Key]
+) -> Iterator[tuple[int, Scatter[Key]]]:
+    """Each scatter, with the position of the run before which it happens."""
+    made: dict[ShardedGroup, list[Key]] = {}
+    last: Seen | None = None
+    for position, run in enumerate(runs):
+        now = seen.get(run)
+        if now is None:
+            continue
+        # Whole gradients that are gone by now were scattered since the last run.
+        for group in [group for group in made if group not in now.whole]:
+            assert last is not None, "a run made the gradients"
+            older_bytes = max(now.scatter_bytes - group.scatter_bytes, 0)
+            yield position, Scatter(group, tuple(made.pop(group)), _beside_bytes(last, group) + older_bytes)
+        if run in backwards:
+            for group in sorted(now.own, key=lambda group: group.number):
+                made.setdefault(group, []).append(run)
+        last = now
+    for group, of in made.items():
+        assert last is not None, "a run made the gradients"
+        yield len(runs), Scatter(group, tuple(of), _beside_bytes(last, group))
+
+
+def _beside_bytes(last: Seen, group: ShardedGroup) -> int:
+    """Bytes alive while `group` is scattered: first its parameters are let go of."""
+    own_bytes = group.parameter_bytes if group in last.gathered else 0
+    return last.parameter_bytes - own_bytes + last.flat_bytes

@@ -1,0 +1,150 @@
+"""What modules sharded by FSDP2 (`torch.distributed.fsdp.fully_shard`) hold at a moment, read from their states."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+
+from remat_compiler.simulate.sharding import Seen, ShardedGroup
+
+_STATES = "torch.distributed._composable_state"
+_SHARDED = "torch.distributed.fsdp._fully_shard"
+
+
+def sharded_now(arguments: Iterable[Any] = ()) -> Seen | None:
+    """What sharded modules hold now; `None` if no module is sharded.
+
+    Args:
+        arguments: Arguments of a graph: the parameters among them tell which groups are its own.
+    """
+    groups = _groups()
+    if not groups:
+        return None
+    given = {id(argument) for argument in arguments}
+    of = [(one, [p for p in one.fsdp_params if hasattr(p, "_unsharded_param")]) for one in groups]
+    own = [one for one, parameters in of if any(id(p._unsharded_param) in given for p in parameters)]
+    gathered = [one for one, parameters in of if _num_bytes(_gathered(parameters))]
+    whole = [one for one, parameters in of if _num_bytes(_gradients(parameters))]
+    contexts = {id(one.comm_ctx): one.comm_ctx for one in groups}.values()
+    return Seen(
+        own=frozenset(map(_described, own)),
+        parameter_bytes=_num_bytes(tensor for _, parameters in of for tensor in _gathered(parameters)),
+        flat_bytes=_num_bytes(itertools.chain(map(_pending, groups), map(_flat_kept, contexts))),
+        scatter_bytes=_num_bytes(
+            itertools.chain(
+                itertools.chain.from_iterable(map(_scatters_kept, contexts)),
+                itertools.chain.from_iterable(map(_reduced, groups)),
+            )
+        ),
+        gathered=frozenset(map(_described, gathered)),
+        whole=frozenset(map(_described, whole)),
+    )
+
+
+def sharded_groups() -> list[ShardedGroup]:
+    """The groups of parameters of all sharded modules, each to be gathered by itself."""
+    return [_described(one) for one in _groups()]
+
+
+def _groups() -> list[Any]:
+    # Nothing is sharded in a process that never imported what shards.
+    if _SHARDED not in sys.modules:
+        return []
+    states = (ref() for ref in tuple(sys.modules[_STATES]._module_state_mapping.values()))
+    found: dict[int, Any] = {}
+    for state in states:
+        # Several modules may have one state; before torch 2.13 a state had one group, or none.
+        several = getattr(state, "_fsdp_param_groups", None)
+        one = getattr(state, "_fsdp_param_group", None) if several is None else None
+        for group in several if several is not None else [] if one is None else [one]:
+            found[id(group)] = group
+    return list(found.values())
+
+
+def _described(group: Any) -> ShardedGroup:
+    number = _numbers.get(group)
+    if number is None:
+        number = _numbers[group] = next(_next_number)
+    ranks = getattr(group.mesh_info, "shard_mesh_size", 1)
+    flat = copied = parameters = gradients = scatter = left = output = 0
+    for one in group.fsdp_params:
+        # The types are only known once the first forward has begun.
+        kept = one.sharded_param.dtype
+        used = getattr(one, "param_dtype", None) or kept
+        part = one._sharded_param_data.numel()
+        flat += part * ranks * used.itemsize
+        copied += 0 if used is kept else part * used.itemsize
+        parameters += part * ranks * used.itemsize
+        if one.sharded_param.requires_grad:
+            reduced = getattr(one, "reduce_dtype", None) or used
+            size = getattr(one, "_orig_size", None)
+            gradients += (part * ranks if size is None else size.numel()) * used.itemsize
+            scatter += part * ranks * reduced.itemsize
+            output += part * reduced.itemsize
+            left += part * kept.itemsize
+    return ShardedGroup(number, flat, copied, parameters, gradients, scatter, output, left)
+
+
+def _gathered(parameters: Sequence[Any]) -> Iterator[torch.Tensor]:
+    for one in parameters:
+        yield from one.all_gather_outputs
+        # Kept by fewer ranks between forward and backward: a part of its own.
+        part = getattr(one, "_sharded_post_forward_param_data", None)
+        if part is not None:
+            yield part
+
+
+def _gradients(parameters: Sequence[Any]) -> Iterator[torch.Tensor]:
+    for one in parameters:
+        for gradient in (one._unsharded_param.grad, one.unsharded_accumulated_grad):
+            if gradient is not None:
+                yield gradient
+
+
+def _pending(group: Any) -> torch.Tensor | None:
+    """Output of a gather of this group that is under way."""
+    return None if group._all_gather_result is None else _plain(group._all_gather_result.all_gather_output)
+
+
+def _flat_kept(context: Any) -> torch.Tensor | None:
+    """Output of the latest gather in a forward, which is let go of once the next one has begun."""
+    state = context.all_gather_state
+    return None if state is None else _plain(state.all_gather_result.all_gather_output)
+
+
+def _scatters_kept(context: Any) -> Iterator[torch.Tensor]:
+    one = getattr(context, "reduce_scatter_state", None)  # before torch 2.13
+    for state in [*getattr(context, "reduce_scatter_states", ()), *([] if one is None else [one])]:
+        yield state.reduce_scatter_input
+
+
+def _reduced(group: Any) -> Iterator[torch.Tensor]:
+    """Gradients that are reduced in part, and what is alive until a reduction between replicas has ended."""
+    state = getattr(group, "_all_reduce_state", None)
+    for tensor in (group._partial_reduce_output, None if state is None else state.all_reduce_input):
+        if tensor is not None:
+            yield tensor
+
+
+def _plain(value: Any) -> torch.Tensor | None:
+    return value if isinstance(value, torch.Tensor) else None
+
+
+def _num_bytes(tensors: Iterable[torch.Tensor | None]) -> int:
+    """Bytes of the storages of tensors, each counted once."""
+    storages: dict[int, int] = {}
+    for tensor in tensors:
+        if tensor is not None:
+            local = getattr(tensor, "_local_tensor", tensor)
+            storage = local.untyped_storage()
+            storages[storage._cdata] = storage.nbytes()
+    return sum(storages.values())
+
+
+_numbers: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+_next_number = itertools.count()
