@@ -49,7 +49,7 @@ def read_bounded(path: Path, most_bytes: int = LARGEST_BYTES) -> bytes:
         os.close(descriptor)
 
 
-def write_whole(path: Path, text: str, mode: int = 0o600) -> None:
+def write_whole(path: Path, text: str | bytes, mode: int = 0o600) -> None:
     """Write `text` to `path`, and create its folder: a reader sees the former content, all of `text`, or no file.
 
     Args:
@@ -66,8 +66,8 @@ def write_whole(path: Path, text: str, mode: int = 0o600) -> None:
     temporary = path.with_name(f"{path.stem[:64]}-{secrets.token_hex(8)}{TEMPORARY}")
     descriptor = os.open(temporary, _NEW, mode)
     try:
-        with open(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
+        with open(descriptor, "wb") as file:
+            file.write(text.encode("utf-8") if isinstance(text, str) else text)
         os.replace(temporary, path)
     except BaseException:  # an interrupt must not leave the file behind either
         with suppress(OSError):

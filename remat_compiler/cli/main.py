@@ -1,6 +1,7 @@
 """`remat show DIR` prints the reports of a dump, `remat planners` lists the planners, `remat cache` the cached plans;
 `remat doctor` prints what it found on this machine; `remat fit` says whether a training step fits a GPU, `remat pareto`
-what each budget costs there, and `remat plan` what becomes of each activation.
+what each budget costs there, and `remat plan` what becomes of each activation; `remat trace` puts plans beside a
+profile.
 
 Exit codes: 0 done, 1 the doctor found something missing, 2 wrong use or unreadable input; the message says what to do.
 """
@@ -17,6 +18,7 @@ from remat_compiler.cli.doctor import Findings, add_doctor_command
 from remat_compiler.cli.fit import add_fit_command
 from remat_compiler.cli.pareto import add_pareto_command
 from remat_compiler.cli.plan import add_plan_command
+from remat_compiler.cli.trace import add_trace_command
 from remat_compiler.errors import RematError, UnknownName
 from remat_compiler.ir.text_form import table
 from remat_compiler.report.dump import read_reports
@@ -62,6 +64,7 @@ def _parser() -> argparse.ArgumentParser:
     add_fit_command(commands)
     add_pareto_command(commands)
     add_plan_command(commands)
+    add_trace_command(commands)
     return parser
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
+from remat_compiler import torch_compat
 from remat_compiler.compilation.attempt import Attempt
 from remat_compiler.compilation.graph_key import PlanKey
 from remat_compiler.compilation.publish import checked_reports, make_reports, publish
@@ -69,6 +70,8 @@ class Outcome:
         self.limit_bytes: int | None = None
         self.reports: list[PlanReport] = []
         self._native_peak_bytes: int | None = None
+        # What is told after Dynamo is done with the graph still belongs to this compilation.
+        self.compilation = torch_compat.current_compilation()
 
     def earlier(self, first: PartitionRequest) -> StoredOutcome | None:
         """The outcome of an earlier compilation under the key; `None`, with a warning, if it answers another request.
@@ -106,12 +109,12 @@ class Outcome:
         # Not kept: the stored outcome is that of the first variant.
         reports = make_reports(attempt.partitions, attempt.check, self.options, self.limit_bytes)
         reports = [replace(report, notes=(*report.notes, note)) for report in reports]
-        publish(reports, attempt.partitions, self.options)
+        publish(reports, attempt.partitions, self.options, self.compilation)
 
     def take_over(self, attempt: Attempt, earlier: StoredOutcome) -> None:
         """Report an attempt whose code came from a compiler's cache, from the reports kept with it."""
         self.attempt, self.reports = attempt, checked_reports(earlier.reports, attempt.check)
-        publish(self.reports, (), self.options)
+        publish(self.reports, (), self.options, self.compilation)
 
     def keep(
         self,
@@ -140,7 +143,7 @@ class Outcome:
         if len(reports) == 1:
             reports = [replace(reports[0], budget_bytes=limit_bytes)]
         self.attempt, self.reports, self.limit_bytes = attempt, reports, limit_bytes
-        publish(reports, attempt.partitions, self.options)
+        publish(reports, attempt.partitions, self.options, self.compilation)
         # A failure to plan is not kept: the next process tries again.
         if final and self.kept is not None and attempt.failure is None:
             self.kept.write(self.key.digest, StoredOutcome(self.key, attempt.request, limit_bytes, tuple(reports)))

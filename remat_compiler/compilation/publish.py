@@ -1,20 +1,23 @@
-"""Shows plans to people: reports, log lines, dumps."""
+"""Shows plans to people: reports, log lines, dumps, torch's structured trace."""
 
 from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import zip_longest
 
+from remat_compiler import torch_compat
 from remat_compiler.capture.source import input_names
+from remat_compiler.compilation.plan_trace import trace_plan
 from remat_compiler.dry_run.dry_run import DryRun
 from remat_compiler.options import RematOptions
 from remat_compiler.partition.result import Partition
 from remat_compiler.plan_cache.origin import where_in_cache
 from remat_compiler.report.build import build_report
 from remat_compiler.report.curve import memory_curve
-from remat_compiler.report.dump import write_dump
+from remat_compiler.report.dump import dump_files, report_files, write_dump
 from remat_compiler.report.graph_text import graph_text
 from remat_compiler.report.plan_report import PlanReport
 from remat_compiler.report.store import add_report
@@ -115,25 +118,47 @@ def checked_reports(stored: Sequence[PlanReport], check: DryRun) -> list[PlanRep
     return reports
 
 
-def publish(reports: Sequence[PlanReport], partitions: Sequence[Partition], options: RematOptions) -> None:
-    """Log, keep and dump the reports; `partitions` is empty if the code came from a cache."""
+def publish(
+    reports: Sequence[PlanReport],
+    partitions: Sequence[Partition],
+    options: RematOptions,
+    compilation: torch_compat.Compilation | None = None,
+) -> None:
+    """Log, keep, dump and trace the reports.
+
+    Args:
+        reports: The report of each joint graph.
+        partitions: Their partitions; empty if the code came from a cache.
+        options: The user's options.
+        compilation: Dynamo's compilation that they belong to.
+    """
     for report in reports:
         logger.info("%s", one_line(report))
         add_report(report)
-    if options.dump is None:
-        return
-    for report, partition in zip(reports, partitions):
-        before = partition.before
-        write_dump(
-            options.dump,
-            report,
-            partition.problem,
-            partition.result,
-            sources=_sources(partition),
-            before=memory_curve(before.costs, before.plan, before.timeline),
-        )
-    if reports and not partitions:
+    traced = torch_compat.structured_trace_is_on()
+    if options.dump is not None and reports and not partitions:
         logger.warning("no graphs are dumped to %s: the compiled code came from the cache", options.dump)
+    # Texts are made for those who want them only.
+    if options.dump is None and not traced:
+        return
+    for report, partition in zip_longest(reports, partitions):
+        files = report_files(report) if partition is None else _files(report, partition, compilation)
+        if options.dump is not None and partition is not None:
+            write_dump(options.dump, report.graph_name, files)
+        if traced:
+            trace_plan(files, compilation)
+
+
+def _files(report: PlanReport, partition: Partition, compilation: torch_compat.Compilation | None) -> Mapping[str, str]:
+    before = partition.before
+    return dump_files(
+        report,
+        partition.problem,
+        partition.result,
+        sources=_sources(partition),
+        before=memory_curve(before.costs, before.plan, before.timeline),
+        compile_id=torch_compat.compile_id(compilation),
+    )
 
 
 def _sources(partition: Partition) -> dict[str, str]:

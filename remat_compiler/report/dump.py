@@ -4,6 +4,7 @@ DIR/graph0/joint.py  forward.py  backward.py   the graphs as readable Python, as
            problem.json  plan.json             the planner's problem, and its answer
            report.json   summary.txt           the report, for tools and for people
            plan.txt      memory.svg            the plan step by step, and the picture of memory
+           timeline.perfetto.json              the plan over modelled time, for Perfetto and profilers' traces
 """
 
 from __future__ import annotations
@@ -23,47 +24,72 @@ from remat_compiler.report.curve import MemoryCurve, memory_curve
 from remat_compiler.report.picture import memory_svg
 from remat_compiler.report.plan_report import PlanReport
 from remat_compiler.report.summary import summary_text
+from remat_compiler.report.timeline_trace import timeline_trace
 from remat_compiler.simulate.timeline import simulate
 
 logger = logging.getLogger(__name__)
 
 REPORT_FILE = "report.json"
+TIMELINE_FILE = "timeline.perfetto.json"
 
 
-def write_dump(
-    directory: Path,
-    report: PlanReport,
-    problem: RematProblem,
-    result: PlanResult,
-    sources: Mapping[str, str] | None = None,
-    before: MemoryCurve | None = None,
-) -> Path | None:
+def write_dump(directory: Path, graph_name: str, files: Mapping[str, str]) -> Path | None:
     """Write the dump of one graph to a folder of its name below `directory`; files of that name are replaced.
 
     A dump never stops a training: a dump that cannot be written is one logged warning.
 
     Args:
         directory: Folder of all dumps; created if it does not exist.
-        report: The report of `result`.
-        problem: The planner's problem.
-        result: Its answer, with a valid plan.
-        sources: File name, such as ``forward.py``, and text of further files.
-        before: Memory of the step without a budget, if it is not that of `problem.reference`.
+        graph_name: Name of the graph.
+        files: File name and text of each file, see `dump_files`.
 
     Returns:
         The folder of the graph, or `None` when it cannot be written.
     """
-    folder = directory / _folder_name(report.graph_name)
-    # The dump's own files last, so that no source takes one of their names.
-    files = {**(sources or {}), **_own_files(report, problem, result, before)}
+    folder = directory / _folder_name(graph_name)
     try:
         for name, text in files.items():
             # Readable to others, less the user's umask: a dump is there to be shown.
             write_whole(folder / name, text, mode=0o666)
     except OSError as error:
-        logger.warning("dump of %s to %s is not written: %s; training goes on", report.graph_name, folder, error)
+        logger.warning("dump of %s to %s is not written: %s; training goes on", graph_name, folder, error)
         return None
     return folder
+
+
+def dump_files(
+    report: PlanReport,
+    problem: RematProblem,
+    result: PlanResult,
+    sources: Mapping[str, str] | None = None,
+    before: MemoryCurve | None = None,
+    compile_id: str = "",
+) -> dict[str, str]:
+    """Names and texts of all files of the dump of one graph.
+
+    Args:
+        report: The report of `result`.
+        problem: The planner's problem.
+        result: Its answer, with a valid plan.
+        sources: File name, such as ``forward.py``, and text of further files.
+        before: Memory of the step without a budget, if it is not that of `problem.reference`.
+        compile_id: Dynamo's name of the compilation, such as ``0/0``; empty if there is none.
+    """
+    files = {"problem.json": dumps(problem), "plan.json": dumps(result), **report_files(report)}
+    if result.plan is not None:
+        timeline = simulate(problem.graph, problem.costs, result.plan)
+        after = memory_curve(problem.costs, result.plan, timeline)
+        before = before or _curve_of(problem, problem.reference)
+        files["plan.txt"] = plan_text(problem.graph, result.plan, timeline.live_bytes.tolist())
+        files["memory.svg"] = memory_svg(report, after, before)
+        files[TIMELINE_FILE] = timeline_trace(report, problem, result.plan, before, compile_id)
+    # The dump's own files last, so that no source takes one of their names.
+    return {**(sources or {}), **files}
+
+
+def report_files(report: PlanReport) -> dict[str, str]:
+    """Names and texts of the files that need no plan, for code that came from a compiler's cache."""
+    return {REPORT_FILE: report.to_json(), "summary.txt": summary_text(report)}
 
 
 def read_reports(directory: Path) -> list[PlanReport]:
@@ -76,20 +102,8 @@ def read_reports(directory: Path) -> list[PlanReport]:
         OptionError: There is no such folder, it cannot be read, or it holds no dump.
         FormatError: A report in it cannot be read.
     """
-    own = directory / REPORT_FILE
-    try:
-        if not directory.is_dir():
-            raise OptionError(f"{directory} is not a folder; give the folder that the option dump or REMAT_DUMP named")
-        # A folder of one graph is shown alone; else each folder below holds one graph.
-        files = [own] if own.is_file() else sorted(directory.glob(f"*/{REPORT_FILE}"), key=_natural)
-        # Read within the block, so that a file that cannot be read is reported like the folder.
-        texts = [(file, read_bounded(file)) for file in files]
-    except OSError as error:
-        raise OptionError(f"{directory} cannot be read: {error}") from error
-    if not texts:
-        raise OptionError(f"{directory} holds no dump: expected {REPORT_FILE} in it or in its folders")
     reports = []
-    for file, text in texts:
+    for file, text in read_dump(directory, REPORT_FILE):
         try:
             reports.append(PlanReport.from_json(text))
         except FormatError as error:
@@ -97,22 +111,29 @@ def read_reports(directory: Path) -> list[PlanReport]:
     return reports
 
 
-def _own_files(
-    report: PlanReport, problem: RematProblem, result: PlanResult, before: MemoryCurve | None
-) -> dict[str, str]:
-    """Names and texts of the files that follow from the report, the problem and the plan."""
-    files = {
-        "problem.json": dumps(problem),
-        "plan.json": dumps(result),
-        REPORT_FILE: report.to_json(),
-        "summary.txt": summary_text(report),
-    }
-    if result.plan is not None:
-        timeline = simulate(problem.graph, problem.costs, result.plan)
-        after = memory_curve(problem.costs, result.plan, timeline)
-        files["plan.txt"] = plan_text(problem.graph, result.plan, timeline.live_bytes.tolist())
-        files["memory.svg"] = memory_svg(report, after, before or _curve_of(problem, problem.reference))
-    return files
+def read_dump(directory: Path, name: str) -> list[tuple[Path, bytes]]:
+    """Path and content of the file `name` of each graph of a dump, in the order of the graphs.
+
+    Args:
+        directory: The folder given as `dump`, or the folder of one graph in it.
+        name: Name of the file, which every graph with a plan has.
+
+    Raises:
+        OptionError: There is no such folder, it cannot be read, or it holds no such file.
+    """
+    own = directory / name
+    try:
+        if not directory.is_dir():
+            raise OptionError(f"{directory} is not a folder; give the folder that the option dump or REMAT_DUMP named")
+        # A folder of one graph is shown alone; else each folder below holds one graph.
+        files = [own] if own.is_file() else sorted(directory.glob(f"*/{name}"), key=_natural)
+        # Read within the block, so that a file that cannot be read is reported like the folder.
+        texts = [(file, read_bounded(file)) for file in files]
+    except OSError as error:
+        raise OptionError(f"{directory} cannot be read: {error}") from error
+    if not texts:
+        raise OptionError(f"{directory} holds no dump: expected {name} in it or in its folders")
+    return texts
 
 
 def _curve_of(problem: RematProblem, plan: Plan | None) -> MemoryCurve | None:

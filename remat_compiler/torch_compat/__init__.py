@@ -118,6 +118,13 @@ from remat_compiler.torch_compat.sizes import (
     sizes_at,
     symbol_hint,
 )
+from remat_compiler.torch_compat.structured_trace import (
+    Compilation,
+    compile_id,
+    current_compilation,
+    structured_trace_is_on,
+    trace_artifact,
+)
 from remat_compiler.torch_compat.symbols import (
     ONE,
     InputSymbol,

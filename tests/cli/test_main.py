@@ -8,7 +8,7 @@ import pytest
 
 from planned import problem, report, result
 from remat_compiler.cli.main import main
-from remat_compiler.report.dump import write_dump
+from remat_compiler.report.dump import dump_files, write_dump
 from remat_compiler.report.summary import one_line, summary_text
 from remat_compiler.version import __version__
 from remat_passes.registry import planner_names
@@ -17,7 +17,7 @@ from remat_passes.registry import planner_names
 @pytest.fixture
 def dump(tmp_path: Path) -> Path:
     for name in ("graph0", "graph1"):
-        write_dump(tmp_path, report(graph_name=name), problem(), result())
+        write_dump(tmp_path, name, dump_files(report(graph_name=name), problem(), result()))
     return tmp_path
 
 

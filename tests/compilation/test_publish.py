@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,6 +11,7 @@ from typing import Any, cast
 
 import pytest
 from torch import fx
+from torch._guards import CompileContext, CompileId
 
 import remat_compiler
 from builders import chain, with_budget
@@ -21,6 +23,7 @@ from remat_compiler.partition.result import Baseline, Partition, SplitGraphs
 from remat_compiler.plan_cache.origin import FROM_CACHE, marked
 from remat_compiler.simulate.timeline import simulate
 from remat_passes.planning.auto import Auto
+from structured_trace import listening, nobody_listening
 
 PROBLEM = chain(8)
 CHECK = DryRun(peak_bytes=50_000)
@@ -112,7 +115,8 @@ def test_reports_are_logged_kept_and_dumped(tmp_path: Path, caplog: pytest.LogCa
     assert remat_compiler.reports() == reports
     assert reports[0].graph_name in caplog.text
     (folder,) = tmp_path.iterdir()
-    assert {"joint.py", "forward.py", "backward.py", "summary.txt"} <= {file.name for file in folder.iterdir()}
+    files = {"joint.py", "forward.py", "backward.py", "summary.txt", "timeline.perfetto.json"}
+    assert files <= {file.name for file in folder.iterdir()}
 
 
 def test_what_a_compilers_cache_had_leaves_no_dump_and_says_so(
@@ -123,3 +127,54 @@ def test_what_a_compilers_cache_had_leaves_no_dump_and_says_so(
     publish(reports, cast("list[Partition]", []), options)
     assert "no graphs are dumped" in caplog.text
     assert list(tmp_path.iterdir()) == []
+
+
+class Untouchable:
+    """A partition that nobody may look at."""
+
+    def __getattribute__(self, name: str) -> Any:
+        raise AssertionError(f"{name} was asked for though nobody wants to see it")
+
+
+def test_without_a_dump_or_a_trace_no_text_is_made() -> None:
+    reports = make_reports([partition_of()], CHECK, options_of(), 40_000)
+    with nobody_listening():
+        publish(reports, [cast("Partition", Untouchable())], options_of())
+    with listening(), pytest.raises(AssertionError, match="though nobody"):
+        publish(reports, [cast("Partition", Untouchable())], options_of())
+
+
+def test_the_trace_has_what_the_dump_has_under_the_compilation(tmp_path: Path) -> None:
+    partitions, options = [partition_of()], options_of(dump=str(tmp_path))
+    reports = make_reports(partitions, CHECK, options, 40_000)
+    with nobody_listening(), listening() as listener:
+        publish(reports, partitions, options, CompileContext(CompileId(frame_id=3, frame_compile_id=2)))
+    assert {one.compile_id for one in listener.artifacts} == {"3/2"}
+    (folder,) = tmp_path.iterdir()
+    dumped = {file.name: file.read_text(encoding="utf-8") for file in folder.iterdir()}
+    assert [(one.name, one.encoding, one.text) for one in listener.artifacts] == [
+        ("remat_summary", "string", dumped["summary.txt"]),
+        ("remat_report", "json", dumped["report.json"]),
+        ("remat_problem", "json", dumped["problem.json"]),
+        ("remat_plan", "json", dumped["plan.json"]),
+        ("remat_forward_graph", "string", dumped["forward.py"]),
+        ("remat_backward_graph", "string", dumped["backward.py"]),
+        ("remat_timeline", "json", dumped["timeline.perfetto.json"]),
+    ]
+    assert json.loads(dumped["timeline.perfetto.json"])["otherData"]["compile_id"] == "3/2"
+
+
+def test_what_a_compilers_cache_had_leaves_its_report_in_the_trace() -> None:
+    reports = make_reports([partition_of()], CHECK, options_of(), 40_000)
+    with nobody_listening(), listening() as listener:
+        publish(reports, (), options_of())
+    assert [one.name for one in listener.artifacts] == ["remat_summary", "remat_report"]
+
+
+def test_a_trace_that_cannot_be_written_is_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    reports = make_reports([partition_of()], CHECK, options_of(), 40_000)
+    with caplog.at_level(logging.WARNING), nobody_listening(), listening(OSError("the disk is full")):
+        publish(reports, [partition_of()], options_of())
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "structured trace: the disk is full; training goes on" in caplog.text
+    assert remat_compiler.reports() == reports

@@ -13,12 +13,14 @@ from remat_compiler.errors import FormatError, OptionError
 from remat_compiler.ir.json_form import loads
 from remat_compiler.ir.plan import PlanResult, PlanStatus
 from remat_compiler.ir.problem import RematProblem
-from remat_compiler.report.dump import read_reports, write_dump
+from remat_compiler.report.dump import dump_files, read_reports, write_dump
 from remat_compiler.report.summary import summary_text
+
+SOURCES = {"forward.py": "# forward\n"}
 
 
 def write(directory: Path, name: str = "graph0") -> Path | None:
-    return write_dump(directory, report(graph_name=name), problem(), result(), {"forward.py": "# forward\n"})
+    return write_dump(directory, name, dump_files(report(graph_name=name), problem(), result(), SOURCES))
 
 
 def test_everything_is_there_and_reads_back(tmp_path: Path) -> None:
@@ -32,6 +34,7 @@ def test_everything_is_there_and_reads_back(tmp_path: Path) -> None:
         "problem.json",
         "report.json",
         "summary.txt",
+        "timeline.perfetto.json",
     }
     assert loads(RematProblem, (folder / "problem.json").read_bytes()) == problem()
     assert loads(PlanResult, (folder / "plan.json").read_bytes()) == result()
@@ -64,9 +67,13 @@ def test_a_graph_name_stays_below_the_folder(tmp_path: Path, name: str, folder: 
 
 def test_a_result_without_a_plan_leaves_out_what_needs_one(tmp_path: Path) -> None:
     nothing = PlanResult(PlanStatus.INFEASIBLE, "auto", None)
-    folder = write_dump(tmp_path, replace(report(), status=PlanStatus.INFEASIBLE), problem(), nothing)
-    assert folder is not None
-    assert not (folder / "memory.svg").exists()
+    files = dump_files(replace(report(), status=PlanStatus.INFEASIBLE), problem(), nothing)
+    assert set(files) == {"problem.json", "plan.json", "report.json", "summary.txt"}
+
+
+def test_no_source_takes_the_name_of_another_file() -> None:
+    files = dump_files(report(), problem(), result(), {"plan.txt": "mine"})
+    assert files["plan.txt"] != "mine"
 
 
 def test_what_is_no_dump_is_told(tmp_path: Path) -> None:
