@@ -110,12 +110,20 @@ def gradients(module: nn.Module) -> list[Tensor]:
     return [one.grad.clone() for one in module.parameters() if one.grad is not None]
 
 
-def measure_step(step: Step, *, steps: int = 1, warmup: int = 2, device: torch.device | str = "cpu") -> StepMemory:
+def measure_step(
+    step: Step,
+    *,
+    steps: int = 1,
+    warmup: int = 2,
+    device: torch.device | str = "cpu",
+    without: tuple[str, ...] = (),
+) -> StepMemory:
     """Bytes that `step` allocates, in `steps` runs after `warmup` runs that compile and fill caches.
 
     The garbage collector runs before each measured step and is off during it, so that the moment at which it would
     have run cannot change the result.  A `TrainStep` has its gradients dropped before; any other function must itself
-    let go of what earlier runs left behind.
+    let go of what earlier runs left behind.  On a CPU, what operators and regions allocate whose names begin with one of
+    `without` is left out, such as the buffers that a backend of `torch.distributed` takes for itself.
 
     Raises:
         ValueError: No step is to be measured, or the device has no instrument.
@@ -133,7 +141,7 @@ def measure_step(step: Step, *, steps: int = 1, warmup: int = 2, device: torch.d
             step.release()
         gc.collect()
         with _without_collector():
-            readings.append(_INSTRUMENTS[kind](step))
+            readings.append(_cuda_reading(step) if kind == "cuda" else _cpu_reading(step, without))
     return StepMemory(tuple(peak for peak, _ in readings), tuple(left for _, left in readings))
 
 
@@ -172,10 +180,10 @@ def step_times(steps: Mapping[str, Step], rounds: int, *, warmup: int = 2) -> di
     }
 
 
-def allocator_events(step: Step) -> list[AllocatorEvent]:
+def allocator_events(step: Step, without: tuple[str, ...] = ()) -> list[AllocatorEvent]:
     """Every event of the CPU allocator while `step` runs, in order of time.
 
-    Releases of blocks that are older than the step may be among them.
+    Releases of blocks that are older than the step may be among them.  For `without`, see `measure_step`.
     """
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         kept_alive = step()
@@ -183,7 +191,7 @@ def allocator_events(step: Step) -> list[AllocatorEvent]:
     assert kineto is not None, "a profile that has ended holds its profiler"
     events = [
         AllocatorEvent(event.start_time_ns, event.extra_fields.ptr, event.extra_fields.alloc_size)
-        for event in _walk(kineto.kineto_results.experimental_event_tree())
+        for event in _walk(kineto.kineto_results.experimental_event_tree(), without)
         if event.tag == _EventType.Allocation and event.extra_fields.device.type == "cpu"
     ]
     del kept_alive
@@ -206,18 +214,22 @@ def live_bytes(events: Iterable[AllocatorEvent]) -> list[int]:
     return history
 
 
-def _walk(roots: Iterable[Any]) -> Iterator[Any]:
-    """All events of the profiler's tree, parents first."""
-    stack = list(roots)
+def _walk(roots: Iterable[Any], without: tuple[str, ...]) -> Iterator[Any]:
+    """All events of the profiler's tree, parents first; of those left out, only releases."""
+    stack = [(root, False) for root in roots]
     while stack:
-        event = stack.pop()
-        yield event
-        stack.extend(event.children)
+        event, out = stack.pop()
+        released = event.tag == _EventType.Allocation and event.extra_fields.alloc_size < 0
+        # What is allocated outside may be released inside.
+        if not out or released:
+            yield event
+        out = out or event.name.startswith(without)
+        stack.extend((child, out) for child in event.children)
 
 
-def _cpu_reading(step: Step) -> tuple[int, int]:
+def _cpu_reading(step: Step, without: tuple[str, ...] = ()) -> tuple[int, int]:
     """Peak and remaining bytes of one step, from the CPU allocator's events."""
-    history = live_bytes(allocator_events(step))
+    history = live_bytes(allocator_events(step, without))
     return max(history, default=0), history[-1] if history else 0
 
 
@@ -233,7 +245,7 @@ def _cuda_reading(step: Step) -> tuple[int, int]:
     return reading
 
 
-_INSTRUMENTS: dict[str, Callable[[Step], tuple[int, int]]] = {"cpu": _cpu_reading, "cuda": _cuda_reading}
+_INSTRUMENTS = ("cpu", "cuda")
 
 
 def _time_once(step: Step) -> tuple[int, int]:

@@ -124,7 +124,9 @@ def _for_these_sizes(
     # Without Dynamo's context it could not be compiled again; an earlier outcome knows the graph's own budget already.
     anew = known is None and context is not None
     # What the graphs of a step move together, no plan of one of them knows: their room is shared with the budget.
-    part = first_request_of_several(compiler.gm, options, first.without_transfers, COORDINATOR) if anew else None
+    part = (
+        first_request_of_several(compiler.gm, options, first.without_transfers, COORDINATOR, inputs) if anew else None
+    )
     if earlier is not None and known is not None and known.trains and not known.partitions:
         # The code came from the inner compiler's cache, so nothing was planned: the stored reports stand for it.
         attempt = known
@@ -183,7 +185,7 @@ def _for_all_sizes(
     sizes = variants.for_first([symbol.hint for symbol in symbols], [symbol.upper for symbol in symbols])
     first = replace(first, sizes=tuple(zip((symbol.name for symbol in symbols), sizes)))
     start = time.perf_counter()
-    part = allowance_of_several(compiler.gm, options, first.budget_bytes or 0, COORDINATOR)
+    part = allowance_of_several(compiler.gm, options, first.budget_bytes or 0, COORDINATOR, inputs)
     if part is None:
         attempt, limit = search.run(SearchGoal(first))
     else:

@@ -20,13 +20,18 @@ from remat_compiler.ir.json_folder import SUFFIX, JsonFolder
 from remat_compiler.options import BudgetKind, RematOptions
 from remat_compiler.partition.request import PartitionRequest
 from remat_compiler.report.plan_report import PlanReport, StepFigures
+from remat_compiler.units import format_bytes
 
-FOLDER, FORMAT_VERSION, MOST_FILES, MOST_BYTES = "plans", 4, 4_096, 64_000_000
+FOLDER, FORMAT_VERSION, MOST_FILES, MOST_BYTES = "plans", 5, 4_096, 64_000_000
 DECIDED = (
     *("budget_bytes", "fraction", "take_smallest", "free_layout", "early_loops", "between_bytes"),
     *("offload_bytes", "offload_place"),
 )
 """The fields of a request that a search decides; the others come from the user."""
+BUCKETS = (
+    "the buckets of DistributedDataParallel hold all gradients once more, %s, resident beside the budget; with "
+    "gradient_as_bucket_view=True they are the gradients"
+)
 PART_ONLY = "the step goes on in other graphs: this one has a part of the budget until all of them are known"
 
 
@@ -72,6 +77,8 @@ class Outcome:
         self._native_peak_bytes: int | None = None
         # What is told after Dynamo is done with the graph still belongs to this compilation.
         self.compilation = torch_compat.current_compilation()
+        buckets = torch_compat.bucket_bytes()
+        self._beside = (BUCKETS % format_bytes(buckets),) if buckets else ()
 
     def earlier(self, first: PartitionRequest) -> StoredOutcome | None:
         """The outcome of an earlier compilation under the key; `None`, with a warning, if it answers another request.
@@ -136,9 +143,10 @@ class Outcome:
             # Reports of one name replace each other, so the list shows each graph once.
             if len(reports) == len(self.reports):
                 reports = [replace(new, graph_name=old.graph_name) for new, old in zip(reports, self.reports)]
-        notes = (note,) if note else ()
+        notes = (*self._beside, note) if note else self._beside
         # Whoever keeps a graph that still has only a part of the budget says so again.
-        reports = [replace(r, step=step, notes=(*(n for n in r.notes if n != PART_ONLY), *notes)) for r in reports]
+        again = (PART_ONLY, *self._beside)
+        reports = [replace(r, step=step, notes=(*(n for n in r.notes if n not in again), *notes)) for r in reports]
         # The budget is one for all joint graphs, so it is that of a report only if there is one.
         if len(reports) == 1:
             reports = [replace(reports[0], budget_bytes=limit_bytes)]

@@ -105,11 +105,13 @@ class StepFigures:
         peak_bytes: The predicted peak of all together, or `None` where it is not known.
         limit_bytes: The budget of all together, or `None` for none.  A fraction is one of the *predicted* peak without
             a budget, which with several graphs may be a few percent above the measured one.
+        sharded_bytes: Of the peak, at most so much is what sharded modules (FSDP2) gather and scatter.
     """
 
     graphs: int
     peak_bytes: int | None
     limit_bytes: int | None
+    sharded_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,6 +78,39 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True)
+class FirstStep:
+    """What is known of the step when the first graph of a sharded module is compiled.
+
+    Attributes:
+        ahead_bytes: Most bytes that sharded modules will hold beyond what they hold now.
+        copies: Modules whose parameters take the same bytes, so that they most likely run the same graph.
+    """
+
+    ahead_bytes: int
+    copies: int
+
+
+def first_step(now: Seen, groups: Sequence[ShardedGroup]) -> FirstStep | None:
+    """What is known before the first step of the graph that `now` was seen at; `None` if its module is not sharded.
+
+    Args:
+        now: What was seen just before its first forward.
+        groups: The groups of all sharded modules.
+    """
+    if not now.own:
+        return None
+
+    def sizes(group: ShardedGroup) -> tuple[int, int, int]:
+        return group.flat_bytes, group.gradient_bytes, group.scatter_bytes
+
+    own = {sizes(group) for group in now.own}
+    flat_bytes = max(group.flat_bytes for group in groups)
+    scatter_bytes = max(group.scatter_bytes for group in groups)
+    ahead_bytes = max(flat_bytes - now.flat_bytes, 0) + scatter_bytes
+    return FirstStep(ahead_bytes, sum(sizes(group) in own for group in groups))
+
+
+@dataclass(frozen=True, slots=True)
 class Scatter(Generic[Key]):
     """The gradients of a group are scattered.
 

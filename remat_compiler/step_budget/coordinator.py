@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any, Generic, Protocol, TypeVar
 from weakref import ref
 
+from remat_compiler import torch_compat
 from remat_compiler.observer import observers
 from remat_compiler.options import BudgetKind, RematOptions
 from remat_compiler.simulate.step_peak import GraphMemory, Turn
@@ -138,11 +139,17 @@ class StepCoordinator(Generic[G]):
         ]
 
     def held_bytes(self, options: RematOptions) -> int:
-        """Bytes that `open_calls_sharing` hold, as far as they are known; 0 unless the budget is given in bytes."""
+        """Bytes that `open_calls_sharing` and sharded modules hold, as far as that is known.
+
+        0 unless the budget is given in bytes.
+        """
         # A budget that is measured on the device ("auto") is less these bytes already.
         if options.memory_budget.kind is not BudgetKind.BYTES:
             return 0
-        return sum(memory.held_bytes for _, memory in self.open_calls_sharing(options) if memory is not None)
+        sharded = torch_compat.sharded_now()
+        gathered_bytes = 0 if sharded is None else sharded.during_bytes
+        calls = self.open_calls_sharing(options)
+        return gathered_bytes + sum(memory.held_bytes for _, memory in calls if memory is not None)
 
     def _complete(self, step: WatchedStep[G]) -> None:
         """Leave a complete step to the next call of its graphs: this may be autograd's thread during a backward."""

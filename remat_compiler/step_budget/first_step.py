@@ -2,9 +2,11 @@
 
     it ends at a graph break              a quarter of the free budget
     it returns no loss, sizes change      the free budget, of which it may hold half until its backward
+    n sharded modules may run it          two of n + 1 parts of the free budget, of which it may hold one
     else                                  the free budget
 
-The free budget is the budget less the bytes held by graphs whose backward is still to come.
+The free budget is the budget less the bytes held by graphs whose backward is still to come, and less what sharded
+modules (FSDP2) gather.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from remat_compiler.errors import BudgetFacts, InfeasibleBudget
 from remat_compiler.options import BudgetKind, RematOptions, format_bytes
 from remat_compiler.partition.request import PartitionRequest
 from remat_compiler.simulate.allowance import Allowance
+from remat_compiler.simulate.sharding import FirstStep, first_step
 from remat_compiler.simulate.step_peak import Call, GraphMemory, Turn, whole_step_peak
 from remat_compiler.step_budget.compiled_graph import CompiledGraph
 from remat_compiler.step_budget.coordinator import StepCoordinator, share_budget
@@ -33,7 +36,11 @@ logger = logging.getLogger(__name__)
 
 
 def first_request_of_several(
-    gm: fx.GraphModule, options: RematOptions, request: PartitionRequest, coordinator: StepCoordinator[CompiledGraph]
+    gm: fx.GraphModule,
+    options: RematOptions,
+    request: PartitionRequest,
+    coordinator: StepCoordinator[CompiledGraph],
+    example_inputs: Sequence[Any] = (),
 ) -> PartitionRequest | None:
     """The request as long as the other graphs of the step are not known; `None` for a graph that stands alone.
 
@@ -42,18 +49,43 @@ def first_request_of_several(
         options: The user's options.
         request: The request if it were alone.
         coordinator: Follows the running step.
+        example_inputs: The graph's inputs, which tell whether its module is sharded.
     """
     kind = options.memory_budget.kind
     before, continues = coordinator.open_calls_sharing(options), continuation_of(gm, coordinator, changing=False)
     limited = kind is not BudgetKind.MIN and (request.budget_bytes is not None or request.fraction is not None)
-    if not limited or not (before or continues is Continues.YES):
+    sharded = _sharded(example_inputs)
+    if not limited or not (before or continues is Continues.YES or sharded):
         return None
     if request.budget_bytes is None:
         # A fraction is one of the whole step's peak, which nobody knows yet: no part of it can be told in bytes.
         return replace(request, take_smallest=True)
     # The smallest peak if the part is too little: the complete step decides whether all fits.
-    allowed = first_allowance(request.budget_bytes - coordinator.held_bytes(options), continues)
+    free_bytes = request.budget_bytes - coordinator.held_bytes(options)
+    if sharded is not None and not torch_compat.returns_scalar(gm):
+        allowed = sharded_allowance(free_bytes, sharded)
+        return replace(
+            request, budget_bytes=allowed.limit_bytes, between_bytes=allowed.between_bytes, take_smallest=True
+        )
+    allowed = first_allowance(free_bytes - (0 if sharded is None else sharded.ahead_bytes), continues)
     return replace(request, budget_bytes=allowed.limit_bytes, take_smallest=True)
+
+
+def sharded_allowance(free_bytes: int, sharded: FirstStep) -> Allowance:
+    """The limits of a graph that is most likely one of several alike, each of which holds as much until its backward.
+
+    Args:
+        free_bytes: Bytes of the budget that are free now.
+        sharded: What is known of the sharded modules.
+    """
+    held_bytes = max((free_bytes - sharded.ahead_bytes) // (sharded.copies + 1), 1)
+    # All but one are held while the last one runs, and that one takes more than it holds.
+    return Allowance(2 * held_bytes, held_bytes, 2 * held_bytes)
+
+
+def _sharded(example_inputs: Sequence[Any]) -> FirstStep | None:
+    now = torch_compat.sharded_now(example_inputs)
+    return None if now is None else first_step(now, torch_compat.sharded_groups())
 
 
 def part_of_fraction(gm: fx.GraphModule, options: RematOptions, request: PartitionRequest) -> PartitionRequest | None:
@@ -74,7 +106,11 @@ def part_of_fraction(gm: fx.GraphModule, options: RematOptions, request: Partiti
 
 
 def allowance_of_several(
-    gm: fx.GraphModule, options: RematOptions, limit_bytes: int, coordinator: StepCoordinator[CompiledGraph]
+    gm: fx.GraphModule,
+    options: RematOptions,
+    limit_bytes: int,
+    coordinator: StepCoordinator[CompiledGraph],
+    example_inputs: Sequence[Any] = (),
 ) -> Allowance | None:
     """The limits of a graph of changing sizes at any of them; `None` for a graph that stands alone.
 
@@ -83,12 +119,17 @@ def allowance_of_several(
         options: The user's options.
         limit_bytes: The budget of the step.
         coordinator: Follows the running step.
+        example_inputs: See `first_request_of_several`.
     """
     continues = continuation_of(gm, coordinator, changing=True)
     if coordinator.open_calls_sharing(options):
         gc.collect()  # calls of a refused step may be open only because of reference cycles
-    if not coordinator.open_calls_sharing(options) and continues is Continues.NO:
+    sharded = _sharded(example_inputs)
+    if sharded is not None and not torch_compat.returns_scalar(gm):
+        return sharded_allowance(limit_bytes - coordinator.held_bytes(options), sharded)
+    if not coordinator.open_calls_sharing(options) and continues is Continues.NO and sharded is None:
         return None
+    limit_bytes -= 0 if sharded is None else sharded.ahead_bytes
     return first_allowance(limit_bytes - coordinator.held_bytes(options), continues)
 
 

@@ -196,7 +196,7 @@ class _Replan:
             shares, changing, self.joint.calls[0].graph, lambda: not coordinator.open_calls_sharing(self.options)
         )
         shared.apply(division)
-        step = StepFigures(len(self.step.graphs), None, limit)
+        step = self._figures(None, limit)
         for graph, allowance in zip(self.graphs, division.allowances):
             fixed = graph.memory if graph.changing is None else None
             own = allowance.limit_bytes if fixed is None else fixed.peak_bytes
@@ -332,7 +332,7 @@ class _Replan:
             graph.keep(own, "", self._figures(peak, limit))
 
     def _figures(self, peak: int | None, limit: int | None) -> StepFigures:
-        return StepFigures(len(self.step.graphs), peak, limit)
+        return StepFigures(len(self.step.graphs), peak, limit, self.joint.sharded_bytes)
 
     def _warn(self, found: str, why: str) -> None:
         """Warn that the budget holds for each graph alone, and give each graph all of it."""

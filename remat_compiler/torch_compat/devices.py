@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from remat_compiler.torch_compat.sharded_modules import sharded_now
+
 
 def free_device_bytes(example_inputs: Any) -> int | None:
     """Bytes that the accelerator of the inputs has left for a step; `None` on a CPU, which has no such limit.
@@ -23,8 +25,10 @@ def free_device_bytes(example_inputs: Any) -> int | None:
         # The driver counts as used what torch's allocator holds in reserve; a step can have it.
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         free.append(int(unused + cached - DEVICE_RESERVE * total))
+    # What is gathered now is a part of the step, and let go of in it.
+    gathered = sharded_now()
     # The same budget holds on each device, so the fullest one decides.
-    return _rounded_down(max(min(free), 1))
+    return _rounded_down(max(min(free) + (0 if gathered is None else gathered.during_bytes), 1))
 
 
 def total_device_bytes(example_inputs: Any) -> int | None:

@@ -51,6 +51,16 @@ def sharded_groups() -> list[ShardedGroup]:
     return [_described(one) for one in _groups()]
 
 
+def bucket_bytes() -> int:
+    """Bytes of gradients that the buckets of the running `DistributedDataParallel` hold once more; 0 outside of one."""
+    parallel = sys.modules.get("torch.nn.parallel.distributed")
+    model = None if parallel is None else parallel.DistributedDataParallel._get_active_ddp_module()
+    # Else gradients are views of the buckets, which are there in their place.
+    if model is None or model.gradient_as_bucket_view:
+        return 0
+    return _num_bytes(one for one in model._module_parameters if one.requires_grad)
+
+
 def _groups() -> list[Any]:
     # Nothing is sharded in a process that never imported what shards.
     if _SHARDED not in sys.modules:

@@ -1,0 +1,139 @@
+"""What each rank of `test_sharded_peaks` runs: trains under FSDP2 and budgets, and tells predicted and measured peaks.
+
+    python sharded_program.py RANK SIZE FOLDER
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.nn import functional
+
+import remat_compiler
+from measure import measure_step
+
+RANK, SIZE, FOLDER = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+OPTIONS: dict[str, Any] = {"inner": "eager", "max_slowdown": None, "cost_model": "nominal"}
+WIDTH, WORDS, BLOCKS = 64, 100, 4
+OF_GLOO = ("c10d::", "gloo:")
+"""Within these, gloo takes buffers for itself."""
+
+
+class Words(nn.Module):
+    """Words to vectors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(WORDS, WIDTH)
+
+    def forward(self, words: Tensor) -> Tensor:
+        return self.table(words) * 2
+
+
+class Block(nn.Module):
+    """A feed-forward layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(functional.gelu(self.up(self.norm(x))))
+
+
+class Loss(nn.Module):
+    """Vectors to a loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(WIDTH, WORDS)
+
+    def forward(self, x: Tensor, words: Tensor) -> Tensor:
+        return functional.cross_entropy(self.out(x).float(), words)
+
+
+class Model(nn.Module):
+    """All of its computation lies in modules that are compiled one by one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.blocks, self.loss = Words(), nn.ModuleList(Block() for _ in range(BLOCKS)), Loss()
+
+    def forward(self, words: Tensor) -> Tensor:
+        x = self.words(words)
+        for block in self.blocks:
+            x = block(x)
+        return self.loss(x, words)
+
+
+def trained(budget: object, keep: bool = False, half: bool = False) -> dict[str, Any]:
+    """Peaks of steps under a budget.
+
+    Args:
+        budget: The `memory_budget`.
+        keep: Whether parameters stay gathered between forward and backward.
+        half: Whether they are gathered in bfloat16.
+    """
+    torch._dynamo.reset()
+    remat_compiler.clear_reports()
+    torch.manual_seed(0)
+    model = Model()
+    parts = [model.words, *model.blocks, model.loss]
+    policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if half else MixedPrecisionPolicy()
+    for part in parts:
+        part.compile(backend="remat", options={**OPTIONS, "memory_budget": budget}, dynamic=False)
+        fully_shard(part, reshard_after_forward=not keep, mp_policy=policy)
+    fully_shard(model)
+    words = torch.randint(WORDS, (256,), generator=torch.Generator().manual_seed(RANK))
+
+    def step() -> Tensor:
+        model.zero_grad()
+        loss: Tensor = model(words)
+        loss.backward()
+        return loss.detach()
+
+    losses = [float(step()) for _ in range(2)]
+    measured = measure_step(step, steps=3, warmup=0, without=OF_GLOO)
+    last = remat_compiler.reports()[-1].step
+    assert last is not None
+    # Gloo's threads may hold a buffer for a little longer than the step needs it: only more, and not in every step.
+    return {
+        "losses": losses,
+        "measured": min(measured.peaks_bytes),
+        "predicted": last.peak_bytes,
+        "limit": last.limit_bytes,
+        "sharded": last.sharded_bytes,
+        "added": sum(report.added_ns for report in remat_compiler.reports()),
+    }
+
+
+def main() -> None:
+    """Run everything; the results go to the folder."""
+    os.environ["REMAT_CACHE_DIR"] = str(FOLDER / f"cache{RANK}")
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", f"file://{FOLDER / 'store'}", timedelta(seconds=120), rank=RANK, world_size=SIZE)
+    found = {}
+    for name, run in {
+        "plain": trained,
+        "kept": partial(trained, keep=True),
+        "half": partial(trained, half=True),
+    }.items():
+        free = found[name] = run("1GiB")
+        found[f"{name} limited"] = run(int(0.85 * free["predicted"]))
+    (FOLDER / f"rank{RANK}.json").write_text(json.dumps(found), encoding="utf-8")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

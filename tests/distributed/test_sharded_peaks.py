@@ -1,0 +1,44 @@
+"""FSDP2: what is gathered and scattered counts in the budget, and the step's peak is the predicted one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from distributed.rank_job import trained
+
+CASES = ["plain", "kept", "half"]
+SLACK_BYTES = 64
+"""Scalars that autograd makes between the graphs."""
+pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="this torch has no gloo")
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    """What each rank tells."""
+    return trained("sharded_program.py", 2, tmp_path_factory.mktemp("sharded"))
+
+
+@pytest.mark.parametrize("name", [*CASES, *(f"{case} limited" for case in CASES)])
+def test_the_peak_is_the_predicted_one_within_a_percent(ranks: list[Any], name: str) -> None:
+    for rank in ranks:
+        found = rank[name]
+        assert found["measured"] - SLACK_BYTES <= found["predicted"] <= 1.01 * found["measured"], found
+        assert found["predicted"] <= found["limit"]
+        assert 0 < found["sharded"] < found["predicted"]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_budget_is_kept_by_recomputation_at_equal_losses(ranks: list[Any], case: str) -> None:
+    for rank in ranks:
+        free, limited = rank[case], rank[f"{case} limited"]
+        assert limited["predicted"] < free["predicted"]
+        assert limited["added"] > free["added"] == 0
+        assert limited["losses"] == pytest.approx(free["losses"], rel=1e-6)
+
+
+def test_ranks_have_the_same_peaks(ranks: list[Any]) -> None:
+    for name in ranks[0]:
+        assert ranks[0][name]["predicted"] == ranks[1][name]["predicted"]
