@@ -122,8 +122,8 @@ def measure_step(
 
     The garbage collector runs before each measured step and is off during it, so that the moment at which it would
     have run cannot change the result.  A `TrainStep` has its gradients dropped before; any other function must itself
-    let go of what earlier runs left behind.  On a CPU, what operators and regions allocate whose names begin with one of
-    `without` is left out, such as the buffers that a backend of `torch.distributed` takes for itself.
+    let go of what earlier runs left behind.  On a CPU, what is allocated within operators and regions whose names begin
+    with one of `without` is left out, such as the buffers that a backend of `torch.distributed` takes for itself.
 
     Raises:
         ValueError: No step is to be measured, or the device has no instrument.

@@ -66,6 +66,7 @@ def compile_graph(
         InfeasibleBudget: No plan fits, and the options do not say to take the smallest peak.
     """
     tell_of_compiling()
+    torch_compat.keep_first_call_on_fakes()
     directory = None if environment.disable_cache else environment.cache_dir
     agreement = _agreement()
     first = first_request(options, environment, example_inputs)

@@ -29,7 +29,8 @@ class CapturedGraph:
     Attributes:
         joint: The joint graph module, in the form in which it is partitioned.
         graph: The same as torch-free data.
-        nodes: For each operator, the FX nodes that compute it: inlined producers, the node itself, items.
+        nodes: For each operator, the FX nodes that compute it: inlined producers, the node itself, items, and the waits
+            of a collective.
         main: For each operator, the node that gives it its name.
         roots: For each FX node with a tensor, the node that owns its memory.
         storage: Storage of each root.
@@ -154,6 +155,8 @@ class _Builder:
         """The operator whose node is `main`, with its inlined producers and items."""
         before, read_roots = self._producers(main)
         items = self._items(main)
+        # Collectives are complete before anything reads their results, wherever a plan puts them.
+        waits = [u for made in (main, *items) for u in made.users if self.classes.get(u) is NodeClass.WAIT]
         traits = operators.traits_of(main)
         reason = operators.reason_not_to_recompute(main, traits)
         if not reason and not self.changed.isdisjoint(read_roots):
@@ -170,7 +173,7 @@ class _Builder:
         # An operator that never repeats needs no state to replay.
         if Trait.RANDOM in traits and not reason:
             replay = self._add_replay(main)
-        nodes = (*sorted(before, key=self.order.__getitem__), main, *items)
+        nodes = (*sorted(before, key=self.order.__getitem__), main, *items, *waits)
         op = Op(
             id=op_id,
             name=main.name,
@@ -181,7 +184,7 @@ class _Builder:
             nodes=tuple(n.name for n in nodes),
             traits=traits,
             no_recompute=reason,
-            save_policy=self._save_policy([main, *items], reason),
+            save_policy=self._save_policy([main, *items, *waits], reason),
             replay=replay,
             module=source.module_path(main),
             source=source.source_line(main),
@@ -248,6 +251,9 @@ class _Builder:
             found = (frozenset[fx.Node](), frozenset[fx.Node]())
         elif node in self.storage:
             found = (frozenset[fx.Node](), frozenset({node}))
+        # Emitted with its collective, whose memory it is.
+        elif self.classes[node] is NodeClass.WAIT:
+            found = (frozenset[fx.Node](), frozenset({self.roots[node]}))
         # The tuple has no memory of its own, and is never inlined: that would run its kernel a second time.
         elif self._is_tuple_of_kernel(node):
             found = (frozenset[fx.Node](), frozenset[fx.Node]())

@@ -28,6 +28,7 @@ class NodeClass(Enum):
     SYMBOLIC = "symbolic"
     VIEW = "view"
     ITEM = "item"
+    WAIT = "wait"
     POINTWISE = "pointwise"
     REDUCTION = "reduction"
     KERNEL = "kernel"
@@ -84,9 +85,28 @@ def node_class(node: fx.Node) -> NodeClass:
         return NodeClass.SYMBOLIC
     if node.target is operator.getitem:
         return NodeClass.ITEM
+    if _waits_for_collective(node):
+        return NodeClass.WAIT
     if isinstance(node.target, torch._ops.OpOverload):
         return NodeClass.POINTWISE if _is_unrolled(node, node.target) else _overload_class(node.target)
     return NodeClass.KERNEL
+
+
+def _waits_for_collective(node: fx.Node) -> bool:
+    """Whether the node waits for a collective of the same graph, and returns the collective's result itself."""
+    if node.target not in torch_compat.WAITS:
+        return False
+    started = node.args[0]
+    if isinstance(started, fx.Node) and started.target is operator.getitem:
+        started = started.args[0]
+    target = started.target if isinstance(started, fx.Node) else None
+    return isinstance(target, torch._ops.OpOverload) and _is_functional_collective(target)
+
+
+def _is_functional_collective(target: torch._ops.OpOverload) -> bool:
+    """Whether the operator communicates, and returns memory of its own."""
+    communicates = target.namespace in COLLECTIVE_NAMESPACES and target not in torch_compat.WAITS
+    return communicates and not target._schema.is_mutable
 
 
 def _is_unrolled(node: fx.Node, target: torch._ops.OpOverload) -> bool:

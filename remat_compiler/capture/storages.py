@@ -48,7 +48,7 @@ def _aliased_argument(node: fx.Node, kind: NodeClass, roots: dict[fx.Node, fx.No
         if parent.op == "call_function" and isinstance(parent.target, torch._ops.OpOverload):
             return parent if is_view(parent.target) else None
         return None
-    if kind is NodeClass.VIEW or _writes_first_argument(node):
+    if kind in (NodeClass.VIEW, NodeClass.WAIT) or _writes_first_argument(node):
         # Other arguments of a view are sizes, which have no root.
         return next((a for a in node.all_input_nodes if a in roots), None)
     return None

@@ -16,6 +16,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -248,12 +249,13 @@ class FakeStep:
             # Between forward and backward the outputs are held by the caller, all else by the autograd graph.
             self.boundary_bytes = self.tracker.live_bytes
             self.held = [life for life in self.tracker.lives if life.freed is None]
-            self.outputs = self.tracker.lives_of(tensors_in(outputs))
-            self.saved_bytes = self.boundary_bytes - self.tracker.counted_bytes(tensors_in(outputs))
+            returned = [part for one in tensors_in(outputs) for part in torch_compat.wrapped_tensors(one)]
+            self.outputs = self.tracker.lives_of(returned)
+            self.saved_bytes = self.boundary_bytes - self.tracker.counted_bytes(returned)
             saved = torch_compat.storages_saved_by(outputs)
-            only_held = [t for t in tensors_in(outputs) if saved.isdisjoint(torch_compat.storages_of([t]))]
+            only_held = [t for t in returned if saved.isdisjoint(torch_compat.storages_of([t]))]
             self.released_bytes = self.tracker.counted_bytes(only_held)
-            del only_held
+            del returned, only_held
             self.tracker.phase = "backward"
             roots = self._seeded(outputs)
             if roots:
@@ -288,14 +290,25 @@ class _Seed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, output: torch.Tensor) -> torch.Tensor:
         """A scalar."""
-        ctx.like = (output.shape, output.dtype, output.device)
-        return output.new_zeros(())
+        # On no device, so that no memory of the output is kept alive.
+        ctx.like = torch_compat.wrapped_again(output, partial(_ones_like, device="meta"), _same)
+        ctx.device = output.device
+        # Of a part, since a wrapper makes more wrappers.
+        return torch_compat.wrapped_tensors(output)[0].new_zeros(())
 
     @staticmethod
     def backward(ctx: Any, *_: torch.Tensor) -> Any:
         """The gradient, contiguous as most losses make it."""
-        shape, dtype, device = ctx.like
-        return torch.ones(shape, dtype=dtype, device=device)
+        return torch_compat.wrapped_again(ctx.like, partial(_ones_like, device=ctx.device), _same)
+
+
+def _ones_like(part: torch.Tensor, device: torch.device | str) -> torch.Tensor:
+    """Ones of the same shape, contiguous."""
+    return torch.ones(part.shape, dtype=part.dtype, device=device)
+
+
+def _same(size: Any) -> Any:
+    return size
 
 
 def _summary(step: FakeStep, workspace: WorkspaceTable) -> DryRun:

@@ -54,7 +54,7 @@ def make_fake_inputs(
         symbols: Symbols that replace the symbolic sizes; by default numbers replace them.
 
     Raises:
-        DryRunUnsupported: An input is no plain strided tensor, or has a data-dependent size.
+        DryRunUnsupported: An input is not made up of plain strided tensors, or has a data-dependent size.
     """
     plain = partial(_plain, symbols)
     storages: dict[int, torch.Tensor] = {}
@@ -62,36 +62,40 @@ def make_fake_inputs(
     resident: list[int] = []
     trained: list[int] = []
     handed_on: list[torch.Tensor] = []
+
+    def fake_of(part: torch.Tensor) -> torch.Tensor:
+        _require_strided(part)
+        storage = part.untyped_storage()
+        # Inputs that share a storage share it here, too: the step may write to one and read the other.
+        if storage._cdata not in storages:
+            itemsize = part.dtype.itemsize
+            # The whole storage, which may be larger than the input that is a view of it.
+            length = plain(storage.nbytes()) // itemsize
+            base = torch_compat.new_fake(fake_mode, (length,), (1,), part.dtype, part.device)
+            storages[storage._cdata] = base
+            held.append(base)
+            if part.device.type == device_type:
+                resident.append(torch_compat.size_hint(length) * itemsize)
+        return _like(part, storages[storage._cdata], fake_mode, plain)
+
     with fake_mode:
         for example in example_inputs:
             if not isinstance(example, torch.Tensor):
                 values.append(plain(example))
                 continue
-            _require_strided(example)
-            storage = example.untyped_storage()
-            # Inputs that share a storage share it here, too: the step may write to one and read the other.
-            if storage._cdata not in storages:
-                itemsize = example.dtype.itemsize
-                # The whole storage, which may be larger than the input that is a view of it.
-                length = plain(storage.nbytes()) // itemsize
-                base = torch_compat.new_fake(fake_mode, (length,), (1,), example.dtype, example.device)
-                storages[storage._cdata] = base
-                held.append(base)
-                if example.device.type == device_type:
-                    resident.append(torch_compat.size_hint(length) * itemsize)
-            fake = _like(example, storages[storage._cdata], fake_mode, plain)
+            fake = torch_compat.wrapped_again(example, fake_of, plain)
             if example.requires_grad and not example.is_leaf:
                 # The source is the leaf that makes the input a result of an operator; nothing reads its values.
                 source = torch_compat.new_fake(fake_mode, (), (), example.dtype, example.device).requires_grad_()
                 fake = _Computed.apply(source, fake, handed_on)  # type: ignore[no-untyped-call]
             elif example.requires_grad:
                 fake.requires_grad_()
-                if example.device.type == device_type:
-                    trained.append(torch_compat.size_hint(fake.numel()) * fake.dtype.itemsize)
+                parts = torch_compat.wrapped_tensors(fake)
+                trained += [_bytes_of(part) for part in parts if part.device.type == device_type]
             values.append(fake)
             if gradients_exist and fake.requires_grad and fake.is_leaf:
                 fake.grad = torch.empty_like(fake)
-                held.append(fake.grad)
+                held += torch_compat.wrapped_tensors(fake.grad)
     return FakeInputs(tuple(values), tuple(held), tuple(resident), tuple(trained), handed_on)
 
 
@@ -120,6 +124,10 @@ def counted_device_type(example_inputs: Sequence[Any]) -> str:
     return next(iter(sorted(types - {"cpu", "meta"})), "cpu")
 
 
+def _bytes_of(part: torch.Tensor) -> int:
+    return torch_compat.size_hint(part.numel()) * part.dtype.itemsize
+
+
 def _like(example: torch.Tensor, base: torch.Tensor, fake_mode: Any, plain: Callable[[Any], Any]) -> torch.Tensor:
     size, stride = [plain(n) for n in example.shape], [plain(n) for n in example.stride()]
     # The base has the type of the first input that used the storage; another may view the same bytes otherwise.
@@ -129,7 +137,7 @@ def _like(example: torch.Tensor, base: torch.Tensor, fake_mode: Any, plain: Call
 
 def _require_strided(example: torch.Tensor) -> None:
     is_fake = isinstance(example, torch_compat.FakeTensor)
-    # Exact types: a subclass may hold several tensors, whose storages are not its own.
+    # Exact types: other subclasses may hold tensors that nothing tells of.
     if type(example) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) and not is_fake:
         raise DryRunUnsupported(f"an input is a {type(example).__name__}, a tensor subclass")
     if example.layout is not torch.strided:

@@ -205,6 +205,9 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        # A wrapper runs operators on its parts, which come back here.
+        if any(map(_is_wrapper_class, types)):
+            return NotImplemented
         # Rare, so arguments are rebuilt only if there is a real tensor among them.
         for tensor in tensors_in((args, kwargs)):
             if not isinstance(tensor, torch_compat.FakeTensor):
@@ -300,6 +303,11 @@ def active_tracker() -> StorageTracker | None:
     """The innermost tracker that is entered; `None` if none is."""
     found = (mode for mode in reversed(torch_compat.dispatch_modes()) if isinstance(mode, StorageTracker))
     return next(found, None)
+
+
+@cache
+def _is_wrapper_class(kind: type) -> bool:
+    return torch_compat.is_wrapper_class(kind)
 
 
 @cache

@@ -105,7 +105,7 @@ class _Lowering:
         """Emit one execution of the operator."""
         nodes, main, storage = self.captured.nodes[op_id], self.captured.main[op_id], self.captured.storage
         # Results with memory of their own: a repetition makes a new instance of each.
-        owned = {main, *(n for n in nodes if n in storage)}
+        owned = {main, *(n for n in nodes if n in storage or node_class(n) is NodeClass.WAIT)}
         local: dict[fx.Node, fx.Node] = {}
         for node in nodes:
             # Inlined producers and items of a random operator are deterministic.
@@ -125,7 +125,7 @@ class _Lowering:
                 local[node] = self._emit_inlined(node, local)
         for node in owned:
             # A read of a kept storage means its first instance, so a repetition does not replace it.
-            if storage.get(node) not in self.kept or node not in self.current:
+            if storage.get(self.captured.roots.get(node, node)) not in self.kept or node not in self.current:
                 self.current[node] = local[node]
         if self.symbols:  # none in graphs of fixed sizes
             for node in nodes:

@@ -25,6 +25,7 @@ from remat_compiler.torch_compat.dynamo_context import (
     compiling,
     fake_outputs,
     fake_twins,
+    keep_first_call_on_fakes,
     saved_compilation,
 )
 from remat_compiler.torch_compat.dynamo_errors import DynamoRestart, pass_through_dynamo
@@ -77,6 +78,7 @@ from remat_compiler.torch_compat.modes import dispatch_modes, grad_mode_kept, ou
 from remat_compiler.torch_compat.modules import copy_module, copying_nodes, new_module
 from remat_compiler.torch_compat.operators import (
     COLLECTIVE_NAMESPACES,
+    WAITS,
     can_replay,
     has_unbacked_shape,
     is_effectful_hop,
@@ -137,9 +139,13 @@ from remat_compiler.torch_compat.symbols import (
 from remat_compiler.torch_compat.tensors import (
     any_fake,
     dense_parts,
+    is_wrapper,
+    is_wrapper_class,
     needs_gradients,
     num_bytes,
     placed_in,
     storages_of,
     watched_storages,
+    wrapped_again,
+    wrapped_tensors,
 )

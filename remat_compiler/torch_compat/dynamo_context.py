@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -72,6 +73,20 @@ def fake_outputs(compiled: Callable[..., Any], inputs: Sequence[Any]) -> Any:
         return None
     with context.fake_mode, mock.patch.object(context.fake_mode, "allow_non_fake_inputs", True):
         return compiled(*inputs)
+
+
+def keep_first_call_on_fakes() -> None:
+    """Have the compilation that begins see to its end that Dynamo makes the first call with fake tensors, if it does.
+
+    A flag says so while `DistributedDataParallel`'s buckets are compiled; a guard of each bucket resets it in its
+    `__del__`.  The guard of an earlier bucket may be part of a reference cycle, and be deleted in the middle of this
+    compilation.
+    """
+    context = torch._guards.TracingContext.try_get()
+    if context is None or not context.fakify_first_call:
+        return
+    gc.collect()
+    context.fakify_first_call = True
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from torch import fx
 from torch._prims_common import suggest_memory_format
 from torch._subclasses import fake_tensor
 
+from remat_compiler.torch_compat.operators import WAITS
 from remat_compiler.torch_compat.sizes import size_hint
 
 FakeTensor = fake_tensor.FakeTensor
@@ -35,7 +36,8 @@ def active_fake_mode() -> Any:
 def corrected_fake_result(func: Any, args: tuple[Any, ...], result: Any) -> Any:
     """`result` of an operator on fake tensors with the types, the layout and the storage that the real operator gives.
 
-    On a CPU torch's shape functions differ from its operators in three cases:
+    The wait for a collective returns its argument; the shape function allocates.  On a CPU torch's shape functions
+    differ from its operators in three more cases:
 
     - Batch norm of half-precision inputs with float32 parameters keeps its statistics in float32
       (``at::native::is_mixed_type``); the shape function gives them the type of the input.
@@ -44,6 +46,8 @@ def corrected_fake_result(func: Any, args: tuple[Any, ...], result: Any) -> Any:
     - Unfolding and folding allocate a result like their input and shrink it, which leaves its storage as large as it
       was.
     """
+    if func in WAITS:
+        return args[0]
     name = func._schema.name if getattr(func, "_schema", None) else ""
     if name in _RESIZED and result.device.type == "cpu" and size_hint(args[0].numel()) > size_hint(result.numel()):
         return result.new_empty(args[0].numel()).as_strided(result.shape, result.stride())

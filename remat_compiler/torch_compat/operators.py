@@ -16,6 +16,10 @@ from remat_compiler.ir.graph import SavePolicy
 COLLECTIVE_NAMESPACES = frozenset({"_c10d_functional", "c10d_functional", "c10d", "_dtensor", "symm_mem"})
 """Namespaces of operators that communicate between ranks."""
 
+_FUNCTIONAL = torch.ops._c10d_functional if torch.distributed.is_available() else None
+WAITS: frozenset[Any] = frozenset() if _FUNCTIONAL is None else frozenset({_FUNCTIONAL.wait_tensor.default})
+"""Operators that return their argument, once the collective that makes it is complete."""
+
 
 def is_effectful_hop(node: fx.Node) -> bool:
     """Whether the node is a higher-order operator that carries an effect token."""

@@ -19,18 +19,60 @@ def any_fake(arguments: Iterable[Any]) -> bool:
     return any(isinstance(value, torch.Tensor) and is_fake(value) for value in arguments)
 
 
+def is_wrapper(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is made up of others, as a DTensor is of its local one."""
+    return bool(is_traceable_wrapper_subclass(tensor))
+
+
+def is_wrapper_class(kind: type) -> bool:
+    """Whether tensors of this class are made up of others."""
+    return hasattr(kind, "__tensor_flatten__") and hasattr(kind, "__tensor_unflatten__")
+
+
+def wrapped_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """The plain tensors that make up a tensor; the tensor itself if it wraps none."""
+    if not is_wrapper(tensor):
+        return [tensor]
+    wrapper: Any = tensor
+    names, _ = wrapper.__tensor_flatten__()
+    inner = [getattr(wrapper, name) for name in names]
+    # Subclasses nest, so their parts are taken apart in turn.
+    return [part for one in inner if isinstance(one, torch.Tensor) for part in wrapped_tensors(one)]
+
+
+def wrapped_again(
+    tensor: torch.Tensor, replaced: Callable[[torch.Tensor], torch.Tensor], number: Callable[[Any], Any]
+) -> torch.Tensor:
+    """A tensor like a wrapper, made up of others than it; it requires no gradient.
+
+    Args:
+        tensor: The wrapper, or a plain tensor.
+        replaced: The tensor that takes the place of each plain one.
+        number: The number that takes the place of each size and stride of wrappers.
+    """
+    if not is_wrapper(tensor):
+        return replaced(tensor)
+    wrapper: Any = tensor
+    names, context = wrapper.__tensor_flatten__()
+    parts = {name: getattr(wrapper, name) for name in names}
+    for name, part in parts.items():
+        # A wrapper may hold more than tensors, such as the mesh of its devices.
+        if isinstance(part, torch.Tensor):
+            parts[name] = wrapped_again(part, replaced, number)
+    size, stride = torch.Size(map(number, wrapper.shape)), tuple(map(number, wrapper.stride()))
+    made: torch.Tensor = type(wrapper).__tensor_unflatten__(parts, context, size, stride)
+    # The context of a wrapper may have it otherwise.
+    return made.requires_grad_(False)
+
+
 def dense_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
     """The tensors with memory of their own that make up a tensor: those within a subclass, or within a sparse tensor.
 
     None if there is no memory (fake tensors, but on paper, where they stand for the user's), or its address cannot be
     known.
     """
-    wrapper: Any = tensor
-    # Subclasses nest, so their parts are taken apart in turn.
-    if is_traceable_wrapper_subclass(wrapper):
-        names, _ = wrapper.__tensor_flatten__()
-        inner = [getattr(wrapper, name) for name in names]
-        return [part for one in inner if isinstance(one, torch.Tensor) for part in dense_parts(one)]
+    if is_wrapper(tensor):
+        return [part for one in wrapped_tensors(tensor) for part in dense_parts(one)]
     if tensor.layout is torch.sparse_coo:
         return [*dense_parts(tensor._indices()), *dense_parts(tensor._values())]
     # Other layouts hide their memory, and some wrappers have no storage at all.

@@ -7,32 +7,20 @@ The ranks measure other times, as on devices that are not the same, and have cac
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
-from datetime import timedelta
-from pathlib import Path
-from random import Random
+from collections.abc import Callable
 from typing import Any
 from unittest.mock import patch
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-import remat_compiler
+from distributed.rank_process import MODE, OPTIONS, RANK, SIZE, begin, difference, run_all, tell
 from remat_compiler.distributed.agreement import Alone, agreeing_by
-from remat_compiler.observer import Observer, observed_by
 from remat_compiler.partition import stages
 
-RANK, SIZE, FOLDER = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
-OPTIONS: dict[str, Any] = {"memory_budget": 0.6, "inner": "eager", "max_slowdown": None, "cost_model": "nominal"}
 ROWS = 64
 
 
@@ -61,30 +49,6 @@ class Net(nn.Module):
         return x.square().mean()
 
 
-class Plans(Observer):
-    """Digests of the plans that were made."""
-
-    def __init__(self) -> None:
-        self.digests: list[str] = []
-
-    def partition_made(self, partition: Any, request: Any, **convention: Any) -> None:
-        self.digests.append(hashlib.sha256(repr(partition.result.plan).encode()).hexdigest())
-
-
-@contextmanager
-def own_times() -> Iterator[None]:
-    """Operators take other times on each rank."""
-    measured = stages.cost_table
-
-    def other(captured: Any, *given: Any) -> Any:
-        costs = measured(captured, *given)
-        draw = Random(RANK)
-        return replace(costs, time_ns=tuple(1_000 * draw.randint(1, 40) for _ in costs.time_ns))
-
-    with patch.object(stages, "cost_table", other):
-        yield
-
-
 def rows_of(rank: int, rows: int = ROWS) -> Tensor:
     return torch.randn(rows, 32, generator=torch.Generator().manual_seed(rank))
 
@@ -99,23 +63,6 @@ def whole_gradients(unused: bool = False, rows: Callable[[int], int] = lambda ra
 def net_of(unused: bool = False) -> Net:
     torch.manual_seed(0)
     return Net(unused)
-
-
-def difference(found: list[Tensor | None], expected: list[Tensor | None]) -> float:
-    zero = torch.zeros(1)
-    pairs = [(zero if a is None else a, zero if b is None else b) for a, b in zip(found, expected)]
-    return max(float((a - b).abs().max()) for a, b in pairs)
-
-
-def told(train: Callable[[], float]) -> dict[str, Any]:
-    """The difference of gradients, plans and peaks of what is trained."""
-    torch._dynamo.reset()
-    remat_compiler.clear_reports()
-    plans = Plans()
-    with own_times(), observed_by(plans):
-        error = train()
-    reports = [(one.peak_bytes, one.budget_bytes, one.added_ns) for one in remat_compiler.reports()]
-    return {"error": error, "plans": plans.digests, "reports": reports}
 
 
 def ddp(unused: bool = False, on_infeasible: str = "error", **given: Any) -> float:
@@ -196,30 +143,28 @@ def crash() -> None:
                 ddp()
         ddp()
     except RuntimeError as error:
-        (FOLDER / f"rank{RANK}.json").write_text(json.dumps(str(error)), encoding="utf-8")
+        tell(str(error))
 
 
 def main() -> None:
     """Run everything; the results go to the folder."""
-    os.environ["REMAT_CACHE_DIR"] = str(FOLDER / f"cache{RANK}")
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", f"file://{FOLDER / 'store'}", timedelta(seconds=120), rank=RANK, world_size=SIZE)
-    if sys.argv[4:] == ["crash"]:
+    if MODE == ["crash"]:
+        begin()
         crash()
         return
-    found = {
-        "by themselves": told(by_themselves),
-        "ddp": told(ddp),
-        "ddp again": told(ddp),
-        "unused": told(lambda: ddp(True, find_unused_parameters=True)),
-        "static": told(lambda: ddp(static_graph=True)),
-        "lengths": told(lengths),
-        "failing": told(failing),
-        "fsdp blocks": told(lambda: fsdp(False)),
-        "fsdp whole": told(lambda: fsdp(True)),
-    }
-    (FOLDER / f"rank{RANK}.json").write_text(json.dumps(found), encoding="utf-8")
-    dist.destroy_process_group()
+    run_all(
+        {
+            "by themselves": by_themselves,
+            "ddp": ddp,
+            "ddp again": ddp,
+            "unused": lambda: ddp(True, find_unused_parameters=True),
+            "static": lambda: ddp(static_graph=True),
+            "lengths": lengths,
+            "failing": failing,
+            "fsdp blocks": lambda: fsdp(False),
+            "fsdp whole": lambda: fsdp(True),
+        }
+    )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What each rank of `test_sharded_peaks` runs: trains under FSDP2 and budgets, and tells predicted and measured peaks.
 
-    python sharded_program.py RANK SIZE FOLDER
+python sharded_program.py RANK SIZE FOLDER
 """
 
 from __future__ import annotations

@@ -2,48 +2,23 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch.distributed as dist
 
-PROGRAM = Path(__file__).with_name("ranks_program.py")
-SIZE = 2
+from distributed.rank_job import run, told
+from distributed.rank_job import trained as trained_by
+
+PROGRAM, SIZE = "ranks_program.py", 2
 pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="this torch has no gloo")
-
-
-def run(folder: Path, *mode: str) -> list[subprocess.Popen[str]]:
-    """Run a process for each rank, to its end."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(PROGRAM), str(rank), str(SIZE), str(folder), *mode],
-            env=environment,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(SIZE)
-    ]
-    for process in processes:
-        process.communicate(timeout=600)
-    return processes
-
-
-def told(folder: Path) -> list[Any]:
-    return [json.loads(file.read_text(encoding="utf-8")) for file in sorted(folder.glob("rank*.json"))]
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     """What each rank tells."""
-    folder = tmp_path_factory.mktemp("ranks")
-    assert [process.returncode for process in run(folder)] == [0] * SIZE
-    return told(folder)
+    return trained_by(PROGRAM, SIZE, tmp_path_factory.mktemp("ranks"))
 
 
 def test_gradients_are_those_of_one_process_on_the_whole_batch(trained: list[Any]) -> None:
@@ -85,7 +60,7 @@ def test_a_rank_of_longer_inputs_has_a_plan_of_its_own(trained: list[Any]) -> No
 
 
 def test_a_rank_that_ends_while_it_plans_leaves_nobody_waiting(tmp_path: Path) -> None:
-    first, last = run(tmp_path, "crash")
+    first, last = run(PROGRAM, SIZE, tmp_path, "crash")
     assert last.returncode == 3
     # The other one planned without it, and learns of it from its process group.
     assert first.returncode == 0
