@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
 from remat_compiler.compilation.attempt import Attempt
+from remat_compiler.ir.plan import PlanResult
+from remat_compiler.ir.problem import RematProblem
 from remat_compiler.simulate.step_peak import GraphMemory, Passed
 from remat_compiler.step_budget.compiled_graph import CompiledGraph
-from remat_compiler.step_budget.share import PlanLevel, levels_of
+from remat_compiler.step_budget.share import PlanLevel, levels_of, planned_level
 from remat_compiler.step_budget.share_sizes import GraphChoices
 from remat_passes.registry import make_planner
 
@@ -79,10 +81,27 @@ def levels_of_graph(graph: CompiledGraph, *, extremes: bool = False, moves: bool
     unbudgeted, one = graph.unbudgeted, graph.partition
     if not _is_planned_anew(graph) or unbudgeted is None or one is None:
         return (level_without_budget(graph),)
-    options = graph.options
-    planner = make_planner(options.planner, effort=LEVEL_EFFORT, time_limit=0.0)
     problem = replace(one.problem, offload_bytes=graph.room_bytes if moves else 0)
-    return levels_of(problem, unbudgeted, planner.plan, extremes=extremes)
+    return levels_of(problem, unbudgeted, _level_planner(graph), extremes=extremes)
+
+
+def planned_between(graph: CompiledGraph, budget_bytes: int, between_bytes: int, *, moves: bool) -> PlanLevel | None:
+    """The level of a graph at any budget; `None` if it cannot be planned.
+
+    Args:
+        graph: The graph.
+        budget_bytes: The budget.
+        between_bytes: Bytes of it to leave free between forward and backward.
+        moves: See `levels_of_graph`.
+    """
+    if not _is_planned_anew(graph) or graph.partition is None:
+        return None
+    problem = replace(graph.partition.problem, offload_bytes=graph.room_bytes if moves else 0)
+    return planned_level(problem, budget_bytes, between_bytes, _level_planner(graph))
+
+
+def _level_planner(graph: CompiledGraph) -> Callable[[RematProblem], PlanResult]:
+    return make_planner(graph.options.planner, effort=LEVEL_EFFORT, time_limit=0.0).plan
 
 
 def compiled_at(graph: CompiledGraph, level: PlanLevel, *, real: bool) -> Attempt | None:

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from remat_compiler.compilation.attempt import Attempt
 from remat_compiler.dynamic_shapes.variant_value import WORTH_IT
-from remat_compiler.step_budget.graph_levels import compiled_at, level_without_budget, levels_of_graph
+from remat_compiler.step_budget.graph_levels import (
+    compiled_at,
+    level_without_budget,
+    levels_of_graph,
+    planned_between,
+)
 from remat_compiler.step_budget.joint_steps import JointSteps
 from remat_compiler.step_budget.room import room_is_kept, share_room
 from remat_compiler.step_budget.share import PlanLevel, share, smallest
+from remat_compiler.step_budget.share_finer import finer
 
 MAX_ROUNDS = 4
 """Largest number of attempts to share the budget until the emitted graphs fit together."""
@@ -86,6 +93,8 @@ class JointPlans:
             if found is None and not planned:
                 levels, planned = [levels_of_graph(graph, moves=moves) for graph in self.graphs], True
                 found = share(levels, self.joint.runs, self.joint.peak, target)
+            if found is not None and planned:
+                found = finer(found, levels, self.joint.runs, self.joint.peak, target, partial(self._planned, moves))
             if found is None or (fits and not self._worth_it(found)):
                 return None
             made = self._compiled(found)
@@ -94,6 +103,9 @@ class JointPlans:
             # Emitted code peaks above the simulation by about as much in the next round.
             target -= made.peak_bytes - limit
         return None
+
+    def _planned(self, moves: bool, graph: int, budget_bytes: int, between_bytes: int) -> PlanLevel | None:
+        return planned_between(self.graphs[graph], budget_bytes, between_bytes, moves=moves)
 
     def smallest(self) -> JointPlan:
         """The graphs compiled at their smallest peak together; among equal ones, the one that adds the least time."""

@@ -60,8 +60,8 @@ def levels_of(
     top = PlanLevel(unbudgeted.peak_bytes, 0, unbudgeted, 0)
     # No plan fits 1 byte: planners answer with their smallest peak.  With all of the peak to be left free in between,
     # what is held is all that counts.
-    least_peak = _planned(problem, 1, 0, plan_with)
-    least_held = _planned(problem, 1, unbudgeted.peak_bytes, plan_with)
+    least_peak = planned_level(problem, 1, 0, plan_with)
+    least_held = planned_level(problem, 1, unbudgeted.peak_bytes, plan_with)
     if least_peak is None or least_held is None:
         return (top,)
     peak_bytes, held_bytes = least_peak.memory.peak_bytes, least_held.memory.held_bytes
@@ -69,17 +69,20 @@ def levels_of(
     for fraction in reversed(LEVELS):
         budget = peak_bytes + int(fraction * max(unbudgeted.peak_bytes - peak_bytes, 0))
         held = held_bytes + int(fraction * max(unbudgeted.held_bytes - held_bytes, 0))
-        level = _planned(problem, budget, max(budget - held, 0), plan_with)
+        level = planned_level(problem, budget, max(budget - held, 0), plan_with)
         # `share` needs levels that take more time the lower they are.
         if level is not None and level.added_ns > found[0].added_ns:
             found.insert(0, level)
     return (least_held, least_peak, *found) if extremes else tuple(found)
 
 
-def _planned(
+def planned_level(
     problem: RematProblem, budget_bytes: int, between_bytes: int, plan_with: Callable[[RematProblem], PlanResult]
 ) -> PlanLevel | None:
-    """The level of one budget; if nothing fits it, the level of the smallest peak found."""
+    """The level of one budget, of which some bytes are free between forward and backward.
+
+    If nothing fits it, the level of the smallest peak found.
+    """
     result = planned_around(replace(problem, budget_bytes=budget_bytes), between_bytes, plan_with)
     if result.plan is None:
         return None
