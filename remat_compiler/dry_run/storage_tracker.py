@@ -197,6 +197,21 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise DryRunUnsupported("an operator that allocates its result gave memory that was there before")
         self.wrapper_calls[-1].made.append(life)
 
+    def resized(self, storage: Any, label: str) -> StorageLife:
+        """Record that a storage which was empty has memory now; `release` is to be called once it has none."""
+        size = self._rounded(storage.nbytes())
+        life = StorageLife(torch_compat.size_hint(size), len(self.moments), label, "", 0, size)
+        self.lives.append(life)
+        self.live_bytes += life.size_bytes
+        self._note(label, [life], None)
+        return life
+
+    def release(self, life: StorageLife) -> None:
+        """Record that the memory of `life` is gone."""
+        # Gone from the next moment on; that of the operator that ran last still counts it.
+        life.freed = len(self.moments)
+        self.live_bytes -= life.size_bytes
+
     def view(self, base: torch.Tensor, size: Any, stride: Any, offset: int) -> torch.Tensor:
         """A view of `base`; it shares the storage, so it does not count."""
         return torch_compat.fake_view(self._fake_mode, base, size, stride, offset)
@@ -264,8 +279,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         address = storage._cdata
         if address in self._known:
             return None
-        # Rounded up without negative numbers: `peak_formula` compares rows only if no monomial is below 0.
-        symbolic = (storage.nbytes() + self._alignment - 1) // self._alignment * self._alignment
+        symbolic = self._rounded(storage.nbytes())
         size = torch_compat.size_hint(symbolic)
         # Its first moment is the one that `_note` is about to add.
         life = StorageLife(size, len(self.moments), label, "", 0, symbolic)
@@ -283,9 +297,12 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _free(self, address: int, life: StorageLife, _: weakref.ref[Any]) -> None:
         del self._known[address], self._lives[address]
-        # Gone from the next moment on; that of the operator that ran last still counts it.
-        life.freed = len(self.moments)
-        self.live_bytes -= life.size_bytes
+        self.release(life)
+
+    def _rounded(self, count: Any) -> Any:
+        """Bytes as the allocator rounds them."""
+        # Without negative numbers: `peak_formula` compares rows only if no monomial is below 0.
+        return (count + self._alignment - 1) // self._alignment * self._alignment
 
     def _place(self) -> tuple[str, int]:
         """File and line of the emitted wrapper that is running."""

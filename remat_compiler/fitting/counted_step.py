@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from remat_compiler import torch_compat
 from remat_compiler.costs.op_call import OpCall
 from remat_compiler.costs.workspace import WorkspaceTable
 from remat_compiler.devices.gpus import Gpu
@@ -64,7 +65,9 @@ def count(step: MadeStep, mode: Any) -> Counted:
     """Run the step once more, and count."""
     watch = _Watch(mode, DEVICE.type, ())
     for tensor in step.resident:
-        watch.hold_resident(tensor)
+        for part in torch_compat.wrapped_tensors(tensor):
+            watch.hold_resident(part)
+    watch.follow_gathered()
     with watch:
         step.run(watch.enter_backward)
         gradient_bytes = watch.live_bytes
@@ -90,7 +93,8 @@ def distinct_bytes(tensors: Iterable[torch.Tensor]) -> int:
 
 def storage_sizes(tensors: Iterable[torch.Tensor]) -> list[int]:
     """Bytes of each distinct storage on the device."""
-    storages = {t.untyped_storage()._cdata: t.untyped_storage() for t in tensors if t.device.type == DEVICE.type}
+    parts = (part for tensor in tensors for part in torch_compat.wrapped_tensors(tensor))
+    storages = {t.untyped_storage()._cdata: t.untyped_storage() for t in parts if t.device.type == DEVICE.type}
     return [storage.nbytes() for storage in storages.values()]
 
 
@@ -104,19 +108,47 @@ def update_lives(step: MadeStep, mode: Any) -> list[Life]:
     watch = _Watch(mode, DEVICE.type, ())
     step.make_gradients()
     for tensor in (*step.resident, *step.gradients):
-        watch.hold_resident(tensor)
+        for part in torch_compat.wrapped_tensors(tensor):
+            watch.hold_resident(part)
     with watch:
         step.update()
     return [Life(life.size_bytes, life.made, life.freed) for life in watch.lives]
 
 
+_GATHERED = "gathered parameter"
+"""What made the memory of a parameter that is gathered."""
+
+
 class _Watch(StorageTracker):  # type: ignore[no-untyped-call]
     """Counts what a step takes, while compiled code goes on to be used: Dynamo takes no notice of it."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # Storages that change their size while they live, and their life while they have one.
+        self._resized: list[tuple[Any, StorageLife | None]] = []
+
+    def follow_gathered(self) -> None:
+        """Count the parameters of sharded modules, which have memory only while they are gathered."""
+        for tensor in torch_compat.gathered_parameters():
+            self._ignore(tensor)
+            self._resized.append((tensor.untyped_storage(), None))
 
     @classmethod
     def is_infra_mode(cls) -> bool:
         """Otherwise Dynamo would run the step in eager."""
         return True
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        # No operator shows that a storage was given memory, or that it was taken.
+        for i, (storage, life) in enumerate(self._resized):
+            if life is None and storage.nbytes():
+                self._resized[i] = (storage, self.resized(storage, _GATHERED))
+            elif life is not None and not storage.nbytes():
+                self._resized[i] = (storage, None)
+                self.release(life)
+        return super().__torch_dispatch__(func, types, args, kwargs)
 
     def enter_backward(self) -> None:
         """What comes is the backward."""

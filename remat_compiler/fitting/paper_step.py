@@ -139,8 +139,8 @@ def _figures(gpu: Gpu, batch: Any, step: MadeStep, counted: Counted, start: floa
         reserved_bytes=expandable if segments_expand() else reserved(False),
         expandable_bytes=expandable,
         step_ns=modelled_ns(),
-        added_ns=sum(report.added_ns for report in made),
-        bound_ns=sum(report.lower_bound_ns for report in made),
+        added_ns=sum(report.runs * report.added_ns for report in made),
+        bound_ns=sum(report.runs * report.lower_bound_ns for report in made),
         native_bytes=alone.peak_before_bytes if alone else None,
         planned_bytes=alone.peak_bytes if alone else None,
         floor_bytes=alone.floor.peak_bytes if alone else None,
@@ -154,4 +154,4 @@ def _figures(gpu: Gpu, batch: Any, step: MadeStep, counted: Counted, start: floa
 
 def modelled_ns() -> int:
     """Modelled time of forward and backward of the graphs that were planned last, recomputation included."""
-    return sum(report.step_ns + report.added_ns for report in reports())
+    return sum(report.runs * (report.step_ns + report.added_ns) for report in reports())

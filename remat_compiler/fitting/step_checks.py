@@ -17,9 +17,10 @@ DEVICE = torch.device("cuda", 0)
 def check_on_paper(part: str, tensors: Mapping[Any, torch.Tensor]) -> None:
     """Raises `OptionError` for a tensor with real memory."""
     for name, tensor in tensors.items():
-        if not isinstance(tensor, torch_compat.FakeTensor):
+        # Of a tensor that is sharded or made up of others in another way, those tell.
+        if not all(isinstance(one, torch_compat.FakeTensor) for one in torch_compat.wrapped_tensors(tensor)):
             raise OptionError(
-                f"{part} have the tensor {name!r} in real memory ({tensor.numel() * tensor.element_size()} bytes on "
+                f"{part} have the tensor {name!r} in real memory ({torch_compat.num_bytes(tensor)} bytes on "
                 f"{tensor.device}); give a function that makes its tensors itself, when it is called"
             )
 

@@ -123,7 +123,9 @@ class Partition:
     @property
     def memory_before(self) -> GraphMemory:
         """Simulated memory of the graph without a budget."""
-        return memory_of(self.problem.graph, self.before.timeline, self.before.plan)
+        # It may count the operators of another graph, such as one without the user's checkpoints.
+        same = self.before.costs == self.problem.costs
+        return memory_of(self.problem.graph, self.before.timeline, self.before.plan if same else None)
 
 
 class NoPlan(RematError):

@@ -106,12 +106,14 @@ class StepFigures:
         limit_bytes: The budget of all together, or `None` for none.  A fraction is one of the *predicted* peak without
             a budget, which with several graphs may be a few percent above the measured one.
         sharded_bytes: Of the peak, at most so much is what sharded modules (FSDP2) gather and scatter.
+        runs: How often the step runs the graph that is reported.
     """
 
     graphs: int
     peak_bytes: int | None
     limit_bytes: int | None
     sharded_bytes: int = 0
+    runs: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +202,11 @@ class PlanReport:
         for name in ("num_ops", "joint_nodes", "step_ns", "added_ns", "peak_before_bytes", "estimated_peak_bytes"):
             if getattr(self, name) < 0:
                 raise FormatError(f".{name}", f"expected at least 0, got {getattr(self, name)}")
+
+    @property
+    def runs(self) -> int:
+        """How often a step runs the graph, as far as that is known."""
+        return 1 if self.step is None else self.step.runs
 
     @property
     def added_percent(self) -> float:

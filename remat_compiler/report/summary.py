@@ -115,7 +115,8 @@ def _use_of_budget(report: PlanReport) -> str:
 def _shared(step: StepFigures) -> str:
     of_which = "" if step.limit_bytes is None else f", which may take {format_bytes(step.limit_bytes)} together"
     sharded = f"; FSDP2 gathers {format_bytes(step.sharded_bytes)} of it" if step.sharded_bytes else ""
-    return f"at most, of its {step.graphs} planned graphs{of_which}{sharded}"
+    often = f"; this one runs {step.runs} times" if step.runs > 1 else ""
+    return f"at most, of its {step.graphs} planned graphs{of_which}{sharded}{often}"
 
 
 def _part(point: PeakPoint) -> str:

@@ -2,7 +2,7 @@
 
     it ends at a graph break              a quarter of the free budget
     it returns no loss, sizes change      the free budget, of which it may hold half until its backward
-    n sharded modules may run it          two of n + 1 parts of the free budget, of which it may hold one
+    n sharded modules may run it          half of the free budget, of which it may hold one of n - 1 parts
     else                                  the free budget
 
 The free budget is the budget less the bytes held by graphs whose backward is still to come, and less what sharded
@@ -78,9 +78,11 @@ def sharded_allowance(free_bytes: int, sharded: FirstStep) -> Allowance:
         free_bytes: Bytes of the budget that are free now.
         sharded: What is known of the sharded modules.
     """
-    held_bytes = max((free_bytes - sharded.ahead_bytes) // (sharded.copies + 1), 1)
-    # All but one are held while the last one runs, and that one takes more than it holds.
-    return Allowance(2 * held_bytes, held_bytes, 2 * held_bytes)
+    left_bytes = max(free_bytes - sharded.ahead_bytes, 1)
+    # All but one are held while the last one runs, which takes more than each of them holds.
+    limit_bytes = max(left_bytes // 2, 1) if sharded.copies > 1 else left_bytes
+    held_bytes = max(limit_bytes // max(sharded.copies - 1, 1), 1)
+    return Allowance(limit_bytes, held_bytes, limit_bytes)
 
 
 def _sharded(example_inputs: Sequence[Any]) -> FirstStep | None:

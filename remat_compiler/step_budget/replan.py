@@ -200,7 +200,7 @@ class _Replan:
         for graph, allowance in zip(self.graphs, division.allowances):
             fixed = graph.memory if graph.changing is None else None
             own = allowance.limit_bytes if fixed is None else fixed.peak_bytes
-            graph.keep(own, "the limits of the step's graphs hold at all sizes", step)
+            graph.keep(own, "the limits of the step's graphs hold at all sizes", self._as_run(graph, step))
 
     def _division(self, members: Sequence[GraphChoices], limit: int) -> tuple[SizeShares, BudgetSplit]:
         """The shared budget; if nothing fits, a larger budget that does, if the options allow that.
@@ -322,17 +322,23 @@ class _Replan:
                 graph.exchange(final)
             # The largest of the three: the next process must find that what is stored fits its own budget.
             own = graph.memory
-            graph.keep(max(level.budget_bytes, level.memory.peak_bytes, 0 if own is None else own.peak_bytes), "", step)
+            largest = max(level.budget_bytes, level.memory.peak_bytes, 0 if own is None else own.peak_bytes)
+            graph.keep(largest, "", self._as_run(graph, step))
 
     def _keep_all(self, peak: int, limit: int | None) -> None:
         for graph in self.graphs:
             # A part that turned out to be enough is the graph's own budget from now on.
             part = graph.attempt if graph.has_part else None
             own = graph.budget_bytes if part is None else part.request.budget_bytes
-            graph.keep(own, "", self._figures(peak, limit))
+            graph.keep(own, "", self._as_run(graph, self._figures(peak, limit)))
 
     def _figures(self, peak: int | None, limit: int | None) -> StepFigures:
         return StepFigures(len(self.step.graphs), peak, limit, self.joint.sharded_bytes)
+
+    def _as_run(self, graph: CompiledGraph, step: StepFigures) -> StepFigures:
+        """The figures for the report of one graph."""
+        position = self.graphs.index(graph)
+        return replace(step, runs=max(runs[position] for runs in self.joint.runs_of_steps))
 
     def _warn(self, found: str, why: str) -> None:
         """Warn that the budget holds for each graph alone, and give each graph all of it."""

@@ -27,9 +27,11 @@ from torch.utils import backend_registration
 from remat_compiler.errors import UnsupportedTorch
 from remat_compiler.torch_compat.paper_rows import (
     ENGINE,
+    ENGINE_CALLBACKS,
     ENGINE_IMPORTED,
     FAKE_MODE,
     FAKE_TENSOR,
+    FUNCTION_BACKWARD,
     FUNCTIONAL_DEVICE,
     FUNCTIONAL_MODE,
     FUNCTIONAL_TENSOR,
@@ -61,6 +63,8 @@ def enter_autograd(stack: ExitStack, device: torch.device) -> None:
     _enter_guard(stack)
     stack.enter_context(replaced(ENGINE, _marked))
     stack.enter_context(replaced(ENGINE_IMPORTED, _marked))
+    stack.enter_context(replaced(FUNCTION_BACKWARD, _unmarked))
+    stack.enter_context(replaced(ENGINE_CALLBACKS, _Engine))
     for row in (FAKE_MODE, FUNCTIONAL_TENSOR, FUNCTIONAL_MODE):
         stack.enter_context(replaced(row, lambda original: _method(_shown_meta(original, device))))
     # A class method, which comes bound.
@@ -128,6 +132,34 @@ def _marked(run: Callable[..., Any]) -> Callable[..., Any]:
             _asked.by_engine = before
 
     return run_backward
+
+
+def _unmarked(run: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that the engine calls, and which asks for devices by itself."""
+
+    def outside(*args: Any) -> Any:
+        before = _by_engine()
+        _asked.by_engine = False
+        try:
+            return run(*args)
+        finally:
+            _asked.by_engine = before
+
+    return outside
+
+
+class _Engine:
+    """Autograd's engine, whose callbacks are outside of it."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def queue_callback(self, callback: Callable[[], None]) -> None:
+        """Have the engine call `callback` at the end of the backward."""
+        self._engine.queue_callback(_unmarked(callback))
 
 
 def _by_engine() -> bool:

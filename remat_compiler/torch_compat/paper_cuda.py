@@ -61,6 +61,41 @@ class _Generator(torch.Generator):
         return self
 
 
+class _Stream:
+    """A stream of the GPU, or an event on one: what is left to it is done at once."""
+
+    cuda_stream = stream_id = device_index = 0
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def __enter__(self) -> _Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def wait_stream(self, _: object) -> None:
+        """Nothing is under way."""
+
+    wait_event = wait_stream
+
+    def record_event(self, *_: object) -> _Stream:
+        """An event that has come."""
+        return self
+
+    record = record_event
+
+    def synchronize(self) -> None:
+        """Nothing is under way."""
+
+    wait = synchronize
+
+    def query(self) -> bool:
+        """Whether all is done."""
+        return True
+
+
 def enter_cuda(stack: ExitStack, gpu: Gpu) -> None:
     """Let `torch.cuda` and Dynamo answer for `gpu` until `stack` is closed."""
     # Dynamo knows torch's functions by identity: it must have seen the real ones.
@@ -98,7 +133,7 @@ def _answers(gpu: Gpu) -> dict[str, Any]:
     """What each function says, by name."""
     properties = _properties(gpu)
     major, minor = gpu.capability
-    stream = SimpleNamespace(cuda_stream=0, stream_id=0, device_index=0)
+    stream = _Stream()
     zero = ("current_device", "_exchange_device", "_maybe_exchange_device", "memory_allocated", "memory_reserved")
     nothing = ("set_device", "synchronize", "_lazy_init", "empty_cache", "set_rng_state", "raise_if_triton_unavailable")
     return {
@@ -122,6 +157,9 @@ def _answers(gpu: Gpu) -> dict[str, Any]:
         "memory_stats_as_nested_dict": lambda *_: {},
         "get_rng_state": lambda *_: torch.zeros(_STATE_BYTES, dtype=torch.uint8, device="cpu"),
         "current_stream": lambda *_: stream,
+        "Stream": _Stream,
+        "Event": _Stream,
+        "stream": lambda *_: stream,
     }
 
 

@@ -32,6 +32,17 @@ ENGINE_IMPORTED = _row(
     ENGINE.gives,
     (("t_outputs",),),
 )
+FUNCTION_BACKWARD = _row(
+    "backwards written in Python",
+    "torch.autograd.function:BackwardCFunction.apply",
+    "runs what they call, such as FSDP2's scatters, as outside of the engine",
+    (("self",),),
+)
+ENGINE_CALLBACKS = _row(
+    "the engine's callbacks",
+    "torch.autograd:Variable._execution_engine",
+    "runs what is left to the end of a backward as outside of the engine",
+)
 _DISPATCH = ("func", "types", "args", "kwargs")
 FAKE_TENSOR = _row(
     "dispatch of fake tensors",
@@ -99,7 +110,7 @@ CUDA = {
         *("get_device_properties", "get_device_capability", "get_device_name", "get_arch_list", "mem_get_info"),
         *("is_bf16_supported", "is_tf32_supported", "is_initialized", "_lazy_init", "current_stream", "empty_cache"),
         *("is_current_stream_capturing", "_exchange_device", "_maybe_exchange_device", "memory_stats_as_nested_dict"),
-        *("memory_allocated", "memory_reserved", "get_rng_state", "set_rng_state"),
+        *("memory_allocated", "memory_reserved", "get_rng_state", "set_rng_state", "Stream", "Event", "stream"),
     )
 }
 INTERFACE = {
@@ -154,7 +165,7 @@ PADDING = _row(
 PAPER_PATCHES = (
     *(ENGINE, ENGINE_IMPORTED, FAKE_TENSOR, FAKE_MODE, FUNCTIONAL_TENSOR, FUNCTIONAL_MODE, FUNCTIONAL_DEVICE, WRAPPERS),
     *(AVOID_DEVICE, GPU_CONTEXT, *CUDA.values(), *INTERFACE.values(), GENERATORS, RAW_STREAM, ACCELERATOR_INDEX),
-    AUTOCAST,
+    *(AUTOCAST, FUNCTION_BACKWARD, ENGINE_CALLBACKS),
     *(CONSTANTS, CONSTANT_FOLDING, GENERATION, PADDING, SWAP, TRUNCATED_NORMAL),
 )
 """Every row."""

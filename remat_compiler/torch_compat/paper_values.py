@@ -60,6 +60,10 @@ class KnownValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if asked is not None:
             with _disable_current_modes():
                 return asked.item()
+        if func is torch.ops.aten.nonzero.default:
+            found = self._nonzero(args[0])
+            if found is not None:
+                return found
         result = func(*args, **kwargs)
         schema = getattr(func, "_schema", None)
         if schema is None:
@@ -80,6 +84,17 @@ class KnownValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
         changed = tensor.untyped_storage()._cdata in self._changed
         value: torch.Tensor | None = None if changed else getattr(tensor, _VALUE, None)
         return value
+
+    def _nonzero(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """Places of what is not zero, whose number hangs on the values; `None` if these are not known."""
+        value = self._value(tensor)
+        if value is None:
+            return None
+        with _disable_current_modes():
+            places = value.nonzero()
+        result = torch.empty(places.shape, dtype=places.dtype, device=tensor.device)
+        setattr(result, _VALUE, places)
+        return result
 
     def _keep(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         """Compute the values of a result, if those of all that it is made of are known."""

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch.distributed as dist
 
+from remat_compiler.torch_compat.paper_device import paper_gpu
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ranks:
@@ -25,7 +27,9 @@ class Ranks:
 
 
 def ranks() -> Ranks | None:
-    """The ranks of the job; `None` if one process trains."""
+    """The ranks of the job; `None` if one process trains, or stands for one of them on paper."""
+    if paper_gpu() is not None:
+        return None
     if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
         return None
     # The store through which the default group came together: it needs no collective, so no rank waits for another.

@@ -51,6 +51,11 @@ def sharded_groups() -> list[ShardedGroup]:
     return [_described(one) for one in _groups()]
 
 
+def gathered_parameters() -> list[torch.Tensor]:
+    """Whole parameters of sharded modules, whose storages are empty while they are not gathered."""
+    return [tensor for group in _groups() for one in group.fsdp_params for tensor in one.all_gather_outputs]
+
+
 def bucket_bytes() -> int:
     """Bytes of gradients that the buckets of the running `DistributedDataParallel` hold once more; 0 outside of one."""
     parallel = sys.modules.get("torch.nn.parallel.distributed")
