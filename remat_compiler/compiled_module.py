@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from remat_compiler.errors import OptionError
+from remat_compiler.report.figures import summarise
 from remat_compiler.report.plan_report import PlanReport
 from remat_compiler.report.store import reports
 from remat_compiler.units import format_bytes
@@ -88,15 +89,10 @@ class _Telling:
 
 def summary_of(name: str, planned: list[PlanReport]) -> str:
     """One line on the plans of a module's graphs."""
-    whole = next((one.step for one in planned if one.step is not None and one.step.peak_bytes is not None), None)
-    largest = max(planned, key=lambda one: one.peak_bytes)
-    peak, limit = largest.peak_bytes, largest.budget_bytes
-    if whole is not None:
-        peak, limit = whole.peak_bytes or peak, whole.limit_bytes
-    budget = "" if limit is None else f" of {format_bytes(limit)}"
-    added = 100 * sum(one.added_ns for one in planned) / max(sum(one.step_ns for one in planned), 1)
-    graphs = "1 graph" if len(planned) == 1 else f"{len(planned)} graphs"
+    step = summarise(planned)
+    budget = "" if step.budget_bytes is None else f" of {format_bytes(step.budget_bytes)}"
+    graphs = "1 graph" if step.graphs == 1 else f"{step.graphs} graphs"
     return (
-        f"remat: {name} runs {graphs}, peak {format_bytes(peak)}{budget}, recomputation adds {added:.1f} % of the "
-        "step; remat_compiler.reports() has the plans"
+        f"remat: {name} runs {graphs}, peak {format_bytes(step.peak_bytes)}{budget}, recomputation adds "
+        f"{step.added_percent:.1f} % of the step; remat_compiler.reports() has the plans"
     )
