@@ -61,8 +61,11 @@ def summarise(planned: Sequence[PlanReport]) -> StepSummary:
 def latest_step(planned: Sequence[PlanReport]) -> list[PlanReport]:
     """Of reports in the order of compilation, those of the step that was compiled last.
 
-    Earlier ones are of other sizes, such as those that a search for the batch size tried.
+    Earlier ones are of other sizes, such as those that a search for the batch size tried.  One that exceeds its budget
+    is of a variant for sizes that are refused, and runs smaller ones; it counts only if there is no other.
     """
-    if not planned or planned[-1].step is None:
-        return list(planned[-1:])
-    return [one for one in planned if one.step == planned[-1].step]
+    within = [one for one in planned if one.budget_bytes is None or one.peak_bytes <= one.budget_bytes]
+    found = within or planned
+    if not found or found[-1].step is None:
+        return list(found[-1:])
+    return [one for one in planned if one.step == found[-1].step]
