@@ -3,6 +3,8 @@
 python examples/train_lightning.py --budget 6MiB
 """
 
+from __future__ import annotations
+
 import argparse
 
 import torch
@@ -22,16 +24,19 @@ class Guesser(LightningModule):
 
     def __init__(self, words: int) -> None:
         super().__init__()
-        self.network = SmallBert(words).network
+        self.model = SmallBert(words)
 
     def training_step(self, batch: dict[str, Tensor], number: int) -> Tensor:
         """The loss of one batch."""
-        loss: Tensor = self.network(**batch).loss
-        print(f"step {number}  loss {float(loss.detach()):.6f}", flush=True)
-        return loss
+        return self.model(batch["input_ids"], batch["labels"])
+
+    def on_train_batch_end(self, outputs: dict[str, Tensor], batch: dict[str, Tensor], number: int) -> None:
+        """Print the loss, and free gradients now: Lightning would do so only after the next forward."""
+        print(f"step {number}  loss {float(outputs['loss']):.6f}", flush=True)
+        self.zero_grad()
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """One optimizer."""
+        """One for all parameters."""
         return torch.optim.AdamW(self.parameters(), 1e-3)
 
 
@@ -40,20 +45,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--budget", help="such as 6MiB; none trains without")
     parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--logs", help="folder for the logs as CSV; none keeps none")
     options = parser.parse_args()
     words = words_of(TEXT.read_text(encoding="utf-8"))
     vocabulary = Vocabulary.of(words)
-    data = DataLoader(pieces(vocabulary.encode(words), count=8 * options.steps, length=64), batch_size=8)
     torch.manual_seed(0)
     module = Guesser(len(vocabulary))
-    # The network inside, in place; the callback tells Lightning's loggers of the plan.
     if options.budget:
-        remat_compiler.compile(module.network, options.budget)
-    logger = CSVLogger(options.logs) if options.logs else False
-    silent = dict.fromkeys(("enable_checkpointing", "enable_model_summary", "enable_progress_bar"), False)
-    trainer = Trainer(max_steps=options.steps, logger=logger, callbacks=[RematCallback()], **silent)
-    trainer.fit(module, data)
+        remat_compiler.compile(module.model, options.budget)  # the model inside, in place
+    data = DataLoader(pieces(vocabulary.encode(words), count=8 * options.steps, length=64), batch_size=8)
+    Trainer(max_steps=options.steps, callbacks=[RematCallback()], logger=CSVLogger("demo-output")).fit(module, data)
 
 
 if __name__ == "__main__":
