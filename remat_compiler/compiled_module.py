@@ -45,7 +45,7 @@ def compile(  # noqa: A001 - the name that users of torch expect
         `model`.
 
     Raises:
-        OptionError: `model` is no module, or an option is malformed.
+        OptionError: `model` is no module, one that Lightning does not call, or an option is malformed.
         UnknownName: No planner of that name is registered.
     """
     # Here, since importing this package imports no torch.
@@ -59,6 +59,12 @@ def compile(  # noqa: A001 - the name that users of torch expect
         raise OptionError(
             f"got model={type(model).__name__}; allowed is a torch.nn.Module; for a function, use torch.compile"
         )
+    if _is_lightning_module(model):
+        raise OptionError(
+            f"got model={type(model).__name__}, a LightningModule, whose Trainer calls training_step and never the "
+            "module itself, so that nothing would be compiled; compile the network in it, as in "
+            "remat_compiler.compile(module.network, ...)"
+        )
     given: dict[str, Any] = options if memory_budget is None else {**options, "memory_budget": memory_budget}
     # Before the first step, not in it.
     checked_options(given, None, {}, Environment.read())
@@ -66,6 +72,12 @@ def compile(  # noqa: A001 - the name that users of torch expect
     compiled = torch.compile(call, backend="remat", options=given, dynamic=dynamic)
     model._compiled_call_impl = compiled if quiet else _Telling(model, compiled)
     return model
+
+
+def _is_lightning_module(model: object) -> bool:
+    """Whether it is a module of one of Lightning's two packages, which need not be installed."""
+    names = {(kind.__module__.partition(".")[0], kind.__name__) for kind in type(model).__mro__}
+    return not names.isdisjoint({("lightning", "LightningModule"), ("pytorch_lightning", "LightningModule")})
 
 
 class _Telling:
