@@ -43,6 +43,8 @@ def main() -> None:
         optimizer.step()
         mean = accelerator.reduce(loss.detach(), "mean")
         accelerator.print(f"step {step}  loss {float(mean):.6f}", flush=True)
+    # A process that ends earlier would cut off the others.
+    accelerator.wait_for_everyone()
     accelerator.end_training()
 
 
