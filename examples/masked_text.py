@@ -68,6 +68,12 @@ def batches(
     return _drawn(tokens, size, length, masked, torch.Generator().manual_seed(seed))
 
 
+def pieces(tokens: Tensor, *, count: int, length: int, seed: int = 0) -> list[dict[str, Tensor]]:
+    """A data set for trainers that make their own batches: `count` pieces of what `batches` draws, one by one."""
+    drawn = next(batches(tokens, size=count, length=length, seed=seed))
+    return [{name: values[place] for name, values in drawn.items()} for place in range(count)]
+
+
 def _drawn(
     tokens: Tensor, size: int, length: int, masked: float, random: torch.Generator
 ) -> Iterator[dict[str, Tensor]]:

@@ -18,7 +18,7 @@ try:
 except (ImportError, AttributeError) as error:
     raise UnsupportedTorch(torch.__version__, str(error), "nothing can be compiled") from error
 
-from remat_compiler.dynamic_shapes.recompile_limit import watch_recompilations
+from remat_compiler.dynamic_shapes.recompile_limit import compilation_failed, watch_recompilations
 from remat_compiler.options import Environment, MemoryBudget, RematOptions, format_bytes
 from remat_compiler.pipeline import compile_graph
 from remat_compiler.step_budget.nothing_planned import FirstStep
@@ -55,9 +55,13 @@ def remat(
         environment = Environment.read()
         checked = checked_options(options, mode, others, environment)
         _warn_untested()
-        watch_recompilations(gm)
         _warn_beyond_device(checked.memory_budget, torch_compat.total_device_bytes(example_inputs))
-        return compile_graph(gm, example_inputs, checked, environment)
+        watch_recompilations(gm)
+        try:
+            return compile_graph(gm, example_inputs, checked, environment)
+        except RematError:
+            compilation_failed()
+            raise
     except RematError as error:
         # Dynamo would wrap the error in one of its own, which hides its class and message.
         raise torch_compat.pass_through_dynamo(error) from error

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from remat_compiler.errors import OptionError
+from remat_compiler.report.figures import summarise
 from remat_compiler.report.plan_report import PlanReport
 from remat_compiler.report.store import reports
 from remat_compiler.units import format_bytes
@@ -44,7 +45,7 @@ def compile(  # noqa: A001 - the name that users of torch expect
         `model`.
 
     Raises:
-        OptionError: `model` is no module, or an option is malformed.
+        OptionError: `model` is no module, one that Lightning does not call, or an option is malformed.
         UnknownName: No planner of that name is registered.
     """
     # Here, since importing this package imports no torch.
@@ -58,6 +59,12 @@ def compile(  # noqa: A001 - the name that users of torch expect
         raise OptionError(
             f"got model={type(model).__name__}; allowed is a torch.nn.Module; for a function, use torch.compile"
         )
+    if _is_lightning_module(model):
+        raise OptionError(
+            f"got model={type(model).__name__}, a LightningModule, whose Trainer calls training_step and never the "
+            "module itself, so that nothing would be compiled; compile the network in it, as in "
+            "remat_compiler.compile(module.network, ...)"
+        )
     given: dict[str, Any] = options if memory_budget is None else {**options, "memory_budget": memory_budget}
     # Before the first step, not in it.
     checked_options(given, None, {}, Environment.read())
@@ -65,6 +72,12 @@ def compile(  # noqa: A001 - the name that users of torch expect
     compiled = torch.compile(call, backend="remat", options=given, dynamic=dynamic)
     model._compiled_call_impl = compiled if quiet else _Telling(model, compiled)
     return model
+
+
+def _is_lightning_module(model: object) -> bool:
+    """Whether it is a module of one of Lightning's two packages, which need not be installed."""
+    names = {(kind.__module__.partition(".")[0], kind.__name__) for kind in type(model).__mro__}
+    return not names.isdisjoint({("lightning", "LightningModule"), ("pytorch_lightning", "LightningModule")})
 
 
 class _Telling:
@@ -88,15 +101,10 @@ class _Telling:
 
 def summary_of(name: str, planned: list[PlanReport]) -> str:
     """One line on the plans of a module's graphs."""
-    whole = next((one.step for one in planned if one.step is not None and one.step.peak_bytes is not None), None)
-    largest = max(planned, key=lambda one: one.peak_bytes)
-    peak, limit = largest.peak_bytes, largest.budget_bytes
-    if whole is not None:
-        peak, limit = whole.peak_bytes or peak, whole.limit_bytes
-    budget = "" if limit is None else f" of {format_bytes(limit)}"
-    added = 100 * sum(one.added_ns for one in planned) / max(sum(one.step_ns for one in planned), 1)
-    graphs = "1 graph" if len(planned) == 1 else f"{len(planned)} graphs"
+    step = summarise(planned)
+    budget = "" if step.budget_bytes is None else f" of {format_bytes(step.budget_bytes)}"
+    graphs = "1 graph" if step.graphs == 1 else f"{step.graphs} graphs"
     return (
-        f"remat: {name} runs {graphs}, peak {format_bytes(peak)}{budget}, recomputation adds {added:.1f} % of the "
-        "step; remat_compiler.reports() has the plans"
+        f"remat: {name} runs {graphs}, peak {format_bytes(step.peak_bytes)}{budget}, recomputation adds "
+        f"{step.added_percent:.1f} % of the step; remat_compiler.reports() has the plans"
     )

@@ -27,7 +27,16 @@ WITHOUT_TORCH = {
     *("test_ahead_of_time", "test_layering", "test_options", "test_progress", "test_stats"),
 }
 TRAINING = {
-    *("benchmarks", "distributed", "end_to_end", "fitting", "step_budget", "test_backend", "test_backend_files"),
+    *(
+        "benchmarks",
+        "distributed",
+        "end_to_end",
+        "fitting",
+        "step_budget",
+        "trainers",
+        "test_backend",
+        "test_backend_files",
+    ),
     *("test_demo", "test_unusual_input"),
 }
 """Folders and files of these tests; those of neither set use torch and train next to nothing."""

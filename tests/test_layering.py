@@ -20,6 +20,7 @@ PACKAGES = {"remat_compiler": ROOT / "remat_compiler", "remat_passes": ROOT / "p
 COMPILER = (
     *(
         "cli",
+        "trainers",
         "fitting",
         "compiled_module",
         "backend",

@@ -23,6 +23,7 @@ MOST_FUNCTIONS = 4_096
 """Largest number of functions whose sizes are remembered."""
 
 _shapes: defaultdict[int, list[dict[str, tuple[str, ...]]]] = defaultdict(list)
+_failed: defaultdict[int, int] = defaultdict(int)
 _lock = threading.Lock()
 
 
@@ -38,15 +39,19 @@ def watch_recompilations(gm: fx.GraphModule) -> None:
     with _lock:
         if len(_shapes) >= MOST_FUNCTIONS and compilation.frame not in _shapes:
             _shapes.clear()
+            _failed.clear()
         if compilation.earlier == 0:
-            _shapes.pop(compilation.frame, None)  # torch._dynamo.reset counts functions anew
+            # torch._dynamo.reset counts functions anew.
+            _shapes.pop(compilation.frame, None)
+            _failed.pop(compilation.frame, None)
             torch_compat.forget_dynamic(compilation.frame)
         # As text: comparing symbolic sizes would put guards on them.
         seen = _shapes[compilation.frame]
         shapes = torch_compat.input_shapes(gm)
         seen.append({source: tuple(map(str, shape)) for source, shape in shapes.items()})
         changing = changed(seen)
-    left = compilation.limit - compilation.earlier - 1
+        earlier = compilation.earlier - _failed[compilation.frame]
+    left = compilation.limit - earlier - 1
     # With one compilation left, the declaration makes that one dynamic; nothing else can be done any later.
     if left == 1 and changing:
         torch_compat.make_dynamic(compilation, changing)
@@ -55,7 +60,7 @@ def watch_recompilations(gm: fx.GraphModule) -> None:
             "(torch._dynamo.config.recompile_limit): the last one will serve all other sizes; call torch.compile "
             "without dynamic=False to have that from the second size on",
             ", ".join(changing),
-            compilation.earlier + 1,
+            earlier + 1,
             compilation.limit,
         )
     elif left == 0 and not _is_dynamic(shapes):
@@ -67,8 +72,21 @@ def watch_recompilations(gm: fx.GraphModule) -> None:
         )
 
 
+def compilation_failed() -> None:
+    """Note that the compilation under way fails, such as for a size that no plan fits: Dynamo keeps nothing of it."""
+    compilation = torch_compat.frame_compilation()
+    if compilation is None:
+        return
+    with _lock:
+        _failed[compilation.frame] += 1
+        if _shapes[compilation.frame]:
+            _shapes[compilation.frame].pop()
+
+
 def changed(seen: list[dict[str, tuple[str, ...]]]) -> list[str]:
-    """Inputs whose sizes differ between compilations with the same number of dimensions.
+    """Inputs of which a size that the last compilation took as fixed differs from that of another one.
+
+    Only compilations for the same number of dimensions are compared.
 
     Args:
         seen: For each compilation the shape of each input by its source; the latest last.
@@ -78,9 +96,14 @@ def changed(seen: list[dict[str, tuple[str, ...]]]) -> list[str]:
     found = []
     for source, shape in last.items():
         others = [shapes[source] for shapes in seen[:-1] if source in shapes]
-        if any(len(other) == len(shape) and other != shape for other in others):
+        if any(len(other) == len(shape) and _fixed_otherwise(shape, other) for other in others):
             found.append(source)
     return found
+
+
+def _fixed_otherwise(shape: tuple[str, ...], other: tuple[str, ...]) -> bool:
+    """Whether a fixed size in `shape` is another one in `other`, or dynamic there."""
+    return any(one.isdecimal() and one != another for one, another in zip(shape, other))
 
 
 def _is_dynamic(shapes: dict[str, tuple[Any, ...]]) -> bool:

@@ -13,6 +13,7 @@ from torch import Tensor, fx
 
 from remat_compiler.dynamic_shapes import recompile_limit
 from remat_compiler.dynamic_shapes.recompile_limit import changed, watch_recompilations
+from remat_compiler.errors import InfeasibleBudget
 
 LIMIT = 3
 
@@ -103,6 +104,25 @@ def test_a_reset_counts_anew(caplog: pytest.LogCaptureFixture) -> None:
         assert "in 3 compilations" in warnings_of(caplog)[0]
 
 
+def test_compilations_that_fail_are_not_counted(
+    caplog: pytest.LogCaptureFixture, steps_of_its_own: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A search for the batch size begins with many sizes that are refused; Dynamo keeps no code of them."""
+    monkeypatch.setenv("REMAT_DISABLE_CACHE", "1")
+    options = {"memory_budget": "4KB", "inner": "eager", "cost_model": "nominal"}
+    call = torch.compile(lambda x: x.sin().exp().sum(), backend="remat", options=options, dynamic=False)
+    for size in (4000, 3000, 2000, 1800, 1600):
+        with pytest.raises(InfeasibleBudget):
+            call(torch.ones(size, requires_grad=True))
+    call(torch.ones(100, requires_grad=True)).backward()
+    assert warnings_of(caplog) == []
+    # From here on as ever.
+    for size in (101, 102, 103):
+        call(torch.ones(size, requires_grad=True)).backward()
+    (told,) = warnings_of(caplog)
+    assert f"changed in {LIMIT - 1} compilations" in told
+
+
 def test_outside_of_a_compilation_nothing_is_noted(caplog: pytest.LogCaptureFixture) -> None:
     before = dict(recompile_limit._shapes)
     for _ in range(LIMIT + 1):
@@ -124,6 +144,10 @@ def test_outside_of_a_compilation_nothing_is_noted(caplog: pytest.LogCaptureFixt
         ([{"x": ("4",)}, {"x": ("4", "3")}, {"x": ("6",)}], ["x"]),
         # The latest is asked about: an input that it does not have cannot be declared.
         ([{"x": ("4",)}, {"x": ("5",)}, {"y": ("6",)}], []),
+        # What is dynamic already need not be declared.
+        ([{"x": ("4", "3")}, {"x": ("s7", "3")}], []),
+        ([{"x": ("4", "3")}, {"x": ("s7", "5")}], ["x"]),
+        ([{"x": ("s7", "3")}, {"x": ("1", "3")}], ["x"]),
     ],
 )
 def test_sizes_that_changed(seen: list[dict[str, tuple[str, ...]]], expected: list[str]) -> None:
