@@ -67,6 +67,7 @@ def test_ranks_of_unequal_plans_communicate_alike(trained: list[Any]) -> None:
     assert first["reports"][0][2] == 0 < second["reports"][0][2]
 
 
+@pytest.mark.slow
 def test_tensor_parallelism_with_fsdp2_on_two_meshes(tmp_path: Path) -> None:
     ranks = [rank["two meshes"] for rank in trained_by(PROGRAM, 4, tmp_path)]
     check_case(ranks)
