@@ -22,6 +22,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 from remat_compiler.torch_compat.duplicates import merge_duplicates
 from remat_compiler.torch_compat.mincut import quick_partitioning
 from remat_compiler.torch_compat.modules import erase_dead_code, new_module, without_code
+from remat_compiler.torch_compat.operators import COLLECTIVE_NAMESPACES
 from remat_compiler.torch_compat.patches import MERGING, OWN_BUDGET
 from remat_compiler.torch_compat.patching import settings
 from remat_compiler.torch_compat.size_nodes import sizes_from_inputs
@@ -55,15 +56,25 @@ def prepare_joint(joint: fx.GraphModule, num_fwd_outputs: int, static_input_indi
     sizes_from_inputs(joint.graph)
     if functorch_config.cse:
         merge_duplicates(joint.graph, joint_outputs(joint, num_fwd_outputs)[1])
+    save_collectives(joint)
     # Saves the value between two checkpointed regions, which would else be recomputed with both.
     if partitioners.has_recomputable_ops(joint):
         partitioners.cleanup_recompute_tags(joint, is_default_partition=False)
-    if not functorch_config.unsafe_allow_optimization_of_collectives:
-        partitioners.force_save_collectives(joint)
     partitioners.force_save_effectful_ops(joint)
     partitioners.force_save_bw_mutation_src(joint)
     _note_static_inputs(joint.graph, frozenset(static_input_indices))
     joint.recompile()
+
+
+def save_collectives(joint: fx.GraphModule) -> None:
+    """Have every collective run once, those of checkpoint regions included.
+
+    torch communicates again where the user recomputes a region.  A rank that has a plan saves the results, so one that
+    follows torch's partition (more room, a planner that failed) would wait for it without end.
+    """
+    for node in joint.graph.nodes:
+        if isinstance(node.target, torch._ops.OpOverload) and node.target.namespace in COLLECTIVE_NAMESPACES:
+            node.meta["recompute"] = MUST_SAVE
 
 
 def _note_static_inputs(graph: fx.Graph, static: frozenset[int]) -> None:
@@ -147,7 +158,11 @@ def native_partition(
 
 
 def stock_partition(joint: fx.GraphModule, joint_inputs: Any, **keywords: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """Cut a joint graph exactly as Inductor does by default, with torch's own code alone; arguments as torch gives."""
+    """Cut a joint graph as Inductor does by default, with torch's own code alone; arguments as torch gives.
+
+    Only collectives of checkpoint regions are saved, see `save_collectives`.
+    """
+    save_collectives(joint)
     # The argument that Inductor's own partition function adds.
     asked = {**keywords, "compiler": "inductor"}
     halves: tuple[fx.GraphModule, fx.GraphModule] = partitioners.min_cut_rematerialization_partition(

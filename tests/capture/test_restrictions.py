@@ -91,6 +91,35 @@ def test_collectives_run_once() -> None:
         run_step(module, step.call, inputs, {})
 
 
+@pytest.mark.usefixtures("ranks")
+def test_a_wait_is_part_of_its_collective_and_returns_its_memory() -> None:
+    import torch.distributed._functional_collectives as collectives
+
+    _, step, _ = traced(lambda x: collectives.all_gather_tensor(x.exp(), 0, [0, 1]).sin())
+    captured = step.captured
+    gathers = [op for op in captured.graph.ops if "all_gather" in op.target]
+    assert [len(op.writes) for op in gathers] == [1]
+    (gather,) = gathers
+    assert [name.startswith(("all_gather", "wait")) for name in gather.nodes] == [True, True]
+    # Whoever reads the result of the wait reads the memory of the collective.
+    readers = [op.name for op in captured.graph.ops if gather.writes[0] in op.reads]
+    assert any("sin" in name for name in readers)
+    assert not any("wait" in op.target for op in captured.graph.ops)
+
+
+@pytest.mark.usefixtures("ranks")
+def test_collectives_of_a_checkpoint_region_are_saved() -> None:
+    import torch.distributed._functional_collectives as collectives
+
+    def region(x: Tensor) -> Tensor:
+        return collectives.all_reduce(x.exp(), "sum", [0, 1]).sin().cos()
+
+    _, step, _ = traced(lambda x: checkpoint(region, x, use_reentrant=False))
+    policies = {op.name: op.save_policy for op in step.captured.graph.ops}
+    assert policies["all_reduce"] is SavePolicy.MUST_SAVE
+    assert SavePolicy.MUST_NOT_SAVE in policies.values()
+
+
 def test_sizes_that_depend_on_data_are_not_repeated() -> None:
     with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
         from end_to_end.compiling import differences_from_eager

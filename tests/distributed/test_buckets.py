@@ -48,6 +48,7 @@ def test_the_graphs_of_a_step_share_one_budget(trained: list[Any], case: str) ->
         assert any(added for _, _, added in rank[case]["reports"]), "the budget asks for nothing"
 
 
+@pytest.mark.slow
 def test_a_rank_that_ends_while_it_plans_leaves_nobody_waiting(tmp_path: Path) -> None:
     *others, last = run(PROGRAM, SIZE, tmp_path, "crash")
     assert last.returncode == 3

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import nn
+from torch.testing._internal.two_tensor import TwoTensor
 
 from dry_run.steps import (
     TABLE,
@@ -194,3 +195,41 @@ def test_a_step_that_holds_its_parameters_is_unknown() -> None:
     prediction = dry_run(compiled, [torch.randn(4, 4, requires_grad=True)])
     assert "holds a parameter" in prediction.unknown
     assert weight.grad is None
+
+
+class Wrapped(nn.Module):
+    """A layer whose weight is made up of two tensors; so is its result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(TwoTensor(torch.randn(64, 64), torch.randn(64, 64)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x @ self.weight).tanh().exp()
+
+
+class Mean(nn.Module):
+    """A loss that is a wrapper, too."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.mean()
+
+
+@INNER
+def test_the_peak_of_tensors_made_up_of_others_is_exact(inner: str) -> None:
+    model = nn.Sequential(Wrapped(), Mean())
+    prediction, measured = predicted_and_measured(model, [torch.randn(256, 64)], inner)
+    assert prediction.unknown == ""
+    assert prediction.peak_bytes == measured
+    # Both parts of the weight.
+    assert prediction.resident_bytes == 4 * (2 * 64 * 64 + 256 * 64)
+
+
+def test_a_result_made_up_of_others_is_given_gradients_of_its_parts() -> None:
+    torch._dynamo.reset()
+    backend = DryRunBackend("eager")
+    torch.compile(Wrapped(), backend=backend)(torch.randn(256, 64)).sum().backward()
+    (prediction,) = backend.predictions
+    assert prediction.unknown == ""
+    # Between forward and backward the caller has both parts, each as large as the input.
+    assert prediction.boundary_bytes - prediction.saved_bytes == 2 * 4 * 256 * 64

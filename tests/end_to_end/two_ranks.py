@@ -40,7 +40,7 @@ LOOPS_OF_TWO: dict[str, Loop] = {
     "FSDP2, block by block": Loop(_sharded, _sharded_step, by_block, slack_bytes=4 * GRADIENT_BYTES),
     "FSDP2, whole model": Loop(_sharded, _sharded_step, slack_bytes=4 * GRADIENT_BYTES),
     "DDP on two ranks": LOOPS["DDP"],
-    "tensor parallelism on two ranks": replace(LOOPS["tensor parallelism"], slack_bytes=BATCH * WIDTH * 4),
+    "tensor parallelism on two ranks": replace(LOOPS["tensor parallelism"], slack_bytes=2 * BATCH * WIDTH * 4),
 }
 """The slack is for what FSDP gathers and scatters in eager, and for what gloo's thread lets go of late."""
 
