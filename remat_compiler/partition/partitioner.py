@@ -28,6 +28,12 @@ from remat_compiler.version import __version__
 from remat_passes.registry import make_planner
 
 
+def keeps_planned_order(inner: str) -> bool:
+    """Whether an inner compiler runs a backward in the order that was planned, so that planners may change that."""
+    # Inductor would schedule it in an order of its own, and peak higher.
+    return inner == "eager"
+
+
 class RematPartitioner(torch_compat.CustomPartitionerFn):
     """Cuts every joint graph of one compilation by one request.
 
@@ -59,8 +65,7 @@ class RematPartitioner(torch_compat.CustomPartitionerFn):
             request.planner,
             # Each planner has a time limit of its own by default.
             **({} if request.time_limit is None else {"time_limit": request.time_limit}),
-            # Inductor would schedule a reordered backward in another order than planned, and peak higher.
-            reorders=request.inner == "eager",
+            reorders=keeps_planned_order(request.inner),
             layer_bytes=request.layer_bytes,
         )
         session = current_session()

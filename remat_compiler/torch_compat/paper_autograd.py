@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch._dynamo.eval_frame import skip_code
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.utils import backend_registration
@@ -191,7 +192,7 @@ def _shown_meta(original: Callable[..., Any], device: torch.device) -> Callable[
         finally:
             _asked.by_engine = True
 
-    return dispatch
+    return _untraced(dispatch)
 
 
 def _move(args: Any, kwargs: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
@@ -211,14 +212,21 @@ def _method(dispatch: Callable[..., Any]) -> Callable[..., Any]:
     def torch_dispatch(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return dispatch((self,), func, types, args, kwargs)
 
-    return torch_dispatch
+    return _untraced(torch_dispatch)
 
 
 def _function(dispatch: Callable[..., Any]) -> Callable[..., Any]:
     def torch_dispatch(func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return dispatch((), func, types, args, kwargs)
 
-    return torch_dispatch
+    return _untraced(torch_dispatch)
+
+
+def _untraced(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, which Dynamo is not to compile where it comes to it in what it left to eager."""
+    # `torch._dynamo.disable` would add a call to each operator.
+    skip_code(function.__code__)
+    return function
 
 
 def _dispatching_device(make: Callable[..., Any]) -> Callable[..., Any]:

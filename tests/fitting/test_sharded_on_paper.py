@@ -1,0 +1,33 @@
+"""FSDP2 on a GPU that is not there: what is gathered counts, and the step takes what was predicted."""
+
+from __future__ import annotations
+
+import pytest
+
+from fitting.paper_sharded import RANKS, Whole, sharded
+from remat_compiler.fitting.paper_process import call_in_process
+
+
+@pytest.fixture(scope="module")
+def points() -> list[tuple[int, int | None, int | None, int, int]]:
+    """Without a budget, then within less."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("REMAT_DISABLE_CACHE", "1")
+        found: list[tuple[int, int | None, int | None, int, int]] = call_in_process(sharded, ("1GiB", "7MiB"))
+        return found
+
+
+def test_the_step_takes_what_was_predicted_within_a_percent(points: list[tuple[int, int, int, int, int]]) -> None:
+    for taken, predicted, limit, _, _ in points:
+        assert taken <= predicted <= 1.01 * taken
+        assert predicted <= limit
+    assert points[1][0] < points[0][0]
+
+
+def test_a_rank_has_its_part_of_the_parameters_and_one_graph_runs_for_all_blocks(
+    points: list[tuple[int, int, int, int, int]],
+) -> None:
+    whole = sum(parameter.nbytes for parameter in Whole().parameters())
+    for *_, local, runs in points:
+        assert 0 <= local - whole / RANKS < 0.01 * whole
+        assert runs >= 3
