@@ -136,8 +136,9 @@ class Outcome:
         if not attempt.trains:
             return
         reports = self.reports
-        # The same attempt comes again once its step is known: then only the budget, the step and the notes change.
-        if attempt is not self.attempt:
+        # The same code comes again once its step is known, or another step that runs it, then without its partitions:
+        # only the budget, the step and the notes change.
+        if self.attempt is None or attempt.compiled is not self.attempt.compiled:
             native = self._native_peak_bytes if attempt.native is None else attempt.native.peak_bytes
             reports = make_reports(attempt.partitions, attempt.check, self.options, limit_bytes, native)
             # Reports of one name replace each other, so the list shows each graph once.

@@ -172,8 +172,8 @@ def _leaves(value: Any, kind: type) -> Iterator[Any]:
 
 @cache
 def _allocates_results_only(func: OpOverload) -> bool:
-    # Operators of this project do, and those that move values cannot run on made-up ones.  FSDP2's only copy; buffers of
-    # what communicates are not from torch's allocator on a GPU, nor the step's own on a CPU.
+    # Operators of this project do, and those that move values cannot run on made-up ones.  FSDP2 only copies; buffers
+    # of collectives are not from torch's allocator on a GPU, nor the step's own on a CPU.
     own = func.namespace in ("remat", "fsdp", *COLLECTIVE_NAMESPACES)
     return func.is_view or own or func._schema.name.split("::")[-1] in _NO_WORKSPACE
 

@@ -71,18 +71,33 @@ class Passed:
 
 
 @dataclass(frozen=True, slots=True)
+class Leaf:
+    """An input that gets a gradient of its own and is no parameter, such as what a rank received from another one.
+
+    Attributes:
+        number: Which one of the step.
+        size_bytes: Its bytes, and those of its gradient.
+    """
+
+    number: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Call:
     """One forward call.
 
     Attributes:
         graph: Which graph; the same one may be called several times.
         passed: Gradients that its backward hands back.
-        leaves: Number of the set of parameters that the call uses; calls with the same set share its gradients.
+        parameters: Number of the set of parameters that the call uses; calls with the same set share its gradients.
+        leaves: Other leaves that it gives gradients to: calls with the same parameters may have leaves of their own.
     """
 
     graph: int
     passed: tuple[Passed, ...] = ()
-    leaves: int = 0
+    parameters: int = 0
+    leaves: tuple[Leaf, ...] = ()
 
 
 class Turn(str, Enum):
@@ -199,13 +214,14 @@ class _Alive:
         self.held: dict[int, int] = {}
         self._outputs: dict[int, int] = {}
         self._gradients: dict[tuple[int, int], int] = {}
+        self._of_leaves: dict[int, int] = {}
         self._scattered: dict[int, int] = {}
         self._waiting: list[Passed] = []
 
     @property
     def size_bytes(self) -> int:
         """All of them."""
-        parts = (self.held, self._outputs, self._gradients, self._scattered)
+        parts = (self.held, self._outputs, self._gradients, self._of_leaves, self._scattered)
         return sum(sum(part.values()) for part in parts) + sum(passed.size_bytes for passed in self._waiting)
 
     def release(self, calls: Sequence[int]) -> None:
@@ -233,9 +249,11 @@ class _Alive:
         passed_bytes = sum(passed.size_bytes for passed in one.passed)
         # Outputs and passed gradients are counted on their own: neither ends with the gradients of the parameters.
         gradients = max(memory.left_bytes - memory.output_bytes - passed_bytes, 0)
-        # Calls with the same parameters add to one set of gradients, so it counts once.
-        key = (one.graph, one.leaves)
-        self._gradients[key] = max(self._gradients.get(key, 0), gradients)
+        # Calls with the same parameters add to one set of gradients, so it counts once; so does the gradient of a leaf.
+        of_leaves = min(sum(leaf.size_bytes for leaf in one.leaves), gradients)
+        key = (one.graph, one.parameters)
+        self._gradients[key] = max(self._gradients.get(key, 0), gradients - of_leaves)
+        self._of_leaves.update((leaf.number, leaf.size_bytes) for leaf in one.leaves)
         # A gradient that no held call awaits goes to operators outside the graphs, which this bound leaves out.
         self._waiting += [passed for passed in one.passed if _is_awaited(passed, self._calls, self.held)]
         if kept:
@@ -249,7 +267,7 @@ class _Alive:
         copied_bytes = self.size_bytes + scatter.beside_bytes + group.scatter_bytes
         whole_bytes = group.gradient_bytes
         for _, call in scatter.of:
-            key = (self._calls[call].graph, self._calls[call].leaves)
+            key = (self._calls[call].graph, self._calls[call].parameters)
             taken_bytes = min(whole_bytes, self._gradients.get(key, 0))
             if taken_bytes:
                 self._gradients[key] -= taken_bytes

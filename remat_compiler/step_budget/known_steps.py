@@ -118,5 +118,4 @@ def until(place: Place, open_calls: dict[int, Any]) -> WatchedStep[Any]:
     if place.call in missing:
         turns.append((Turn.BACKWARD, place.call))
     notes = [open_calls.get(call, known.notes[call]) for call in range(place.call + 1)]
-    seen = known.seen.renumbered({call: call for call in range(place.call + 1)})
-    return WatchedStep(list(known.graphs), known.calls[: place.call + 1], turns, notes, seen)
+    return known.begun(place.call + 1, turns, notes)

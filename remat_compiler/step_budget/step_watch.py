@@ -5,7 +5,7 @@ or was dropped.  A call is followed by autograd's own node of its outputs: the n
 saved, and tells when the backward has run.
 
 A call that stays open because the caller keeps its output does not keep later steps from being complete: it is set
-aside once it has outlived a step that made the same call again, or `PATIENCE` steps:
+aside once it has outlived a step that made the same call again, or `PATIENCE` steps, more once that was too early:
 
     f ───────────────────────────────────────────► kept
        f   g   backward g   backward f │ f   g   …
@@ -26,12 +26,14 @@ import torch
 
 from remat_compiler import torch_compat
 from remat_compiler.costs.op_call import tensors_in
-from remat_compiler.simulate.step_peak import Call, Event, Passed, Sightings, Turn
+from remat_compiler.simulate.step_peak import Call, Event, Leaf, Passed, Sightings, Turn
 
 G = TypeVar("G")
 
 PATIENCE = 3
-"""Steps that an open call may outlive before it counts as kept, if the same call is not made again."""
+"""Steps that an open call may outlive before it counts as kept, if the same call is not made again, at first."""
+MOST_PATIENCE = 64
+"""The same once calls were set aside too early."""
 COLLECTIONS = 3
 """Garbage collections for one step with open calls; more are not tried, since each takes as long as many steps."""
 
@@ -58,7 +60,8 @@ class WatchedStep(Generic[G]):
     _open: dict[int, frozenset[int]] = field(default_factory=dict)
     _outputs: dict[int, list[Any]] = field(default_factory=dict)
     _nodes: dict[int, int] = field(default_factory=dict)
-    _leaves: dict[tuple[int, frozenset[int]], int] = field(default_factory=dict)
+    _parameters: dict[tuple[int, frozenset[int]], int] = field(default_factory=dict)
+    _leaves: dict[int, int] = field(default_factory=dict)
     _values: dict[frozenset[int], int] = field(default_factory=dict)
     _left: list[WatchedStep[G]] = field(default_factory=list)
     _over: bool = False
@@ -73,7 +76,13 @@ class WatchedStep(Generic[G]):
         return [(self.graphs[self.calls[call].graph], self.notes[call]) for call in tuple(self._open)]
 
     def _add(
-        self, graph: G, passed: tuple[Passed, ...], note: Any, addresses: frozenset[int], leaves: frozenset[int]
+        self,
+        graph: G,
+        passed: tuple[Passed, ...],
+        note: Any,
+        addresses: frozenset[int],
+        parameters: frozenset[int],
+        leaves: tuple[Leaf, ...] = (),
     ) -> int:
         """Add an open call; return its number."""
         call = len(self.calls)
@@ -81,8 +90,9 @@ class WatchedStep(Generic[G]):
         if position == len(self.graphs):
             self.graphs.append(graph)
         # Sets of parameters are numbered for each graph apart, in the order in which it is called with them.
-        others = sum(of_graph == position for of_graph, _ in self._leaves)
-        self.calls.append(Call(position, passed, self._leaves.setdefault((position, leaves), others)))
+        others = sum(of_graph == position for of_graph, _ in self._parameters)
+        number = self._parameters.setdefault((position, parameters), others)
+        self.calls.append(Call(position, passed, number, leaves))
         self.turns.append((Turn.FORWARD, call))
         self.notes.append(note)
         self._open[call] = addresses
@@ -90,8 +100,18 @@ class WatchedStep(Generic[G]):
 
     def add(self, graph: G, note: Any) -> None:
         """Add a call of which nothing else is known."""
-        # Its leaves are not known either: a number that is no object's identity makes them equal to no others.
+        # Its parameters are not known either: a number that is no object's identity makes them equal to no others.
         self._add(graph, (), note, frozenset(), frozenset({-1 - len(self.calls)}))
+
+    def begun(self, calls: int, turns: list[Event], notes: list[Any]) -> WatchedStep[G]:
+        """A step that began with the same first calls, to go on from there; with other turns and notes."""
+        # Not when outputs were let go of: the same graphs may have run for other modules, which hold theirs longer.
+        seen = Sightings(self.seen.renumbered({call: call for call in range(calls)}).sharded)
+        found = WatchedStep(list(self.graphs), self.calls[:calls], turns, notes, seen)
+        found._parameters = dict(self._parameters)
+        # Its leaves may be gone, and others in their place: their numbers are taken, by no object's identity.
+        found._leaves = {-1 - leaf.number: leaf.number for call in found.calls for leaf in call.leaves}
+        return found
 
     def _note_released(self, event: Event) -> None:
         """Note the calls whose outputs are gone before `event`."""
@@ -100,10 +120,13 @@ class WatchedStep(Generic[G]):
             del self._outputs[call]
             self.seen.released[call] = event
 
-    def _completed(self) -> WatchedStep[G] | None:
+    def _completed(self, patience: int) -> WatchedStep[G] | None:
         """The step that ran after the open calls were made; `None` if none did, or if they may belong to it.
 
         Called before a forward.
+
+        Args:
+            patience: Steps that an open call may outlive before it counts as kept, if the same call is not made again.
         """
         kept = frozenset(self._open)
         if not kept:
@@ -112,35 +135,37 @@ class WatchedStep(Generic[G]):
         first = 1 + max(i for i, (_, call) in enumerate(self.turns) if call in kept)
         first = max(first, self._base[1] if kept == self._base[0] else 0)
         turns = self.turns[first:]
-        inside = {call for _, call in turns}
-        trained = {self._key(call) for turn, call in turns if turn is Turn.BACKWARD}
+        inside = {call for turn, call in turns if turn is Turn.FORWARD}
+        # A backward of an earlier call is one of the step that goes on, as where micro-batches overlap: f f b f b …
+        trained = {self._key(call) for turn, call in turns if turn is Turn.BACKWARD and call in inside}
         if not trained:
-            # No backward since.  With graphs that are all kept for another backward, the step may still be over.
+            # No call came and went.  With graphs that are all kept for another backward, the step may still be over.
             return self if all((Turn.KEPT, call) in self.turns for call in kept) else None
         self._survived = self._survived + 1 if kept == self._base[0] else 1
         self._base = (kept, len(self.turns))
         # Open while the same call is made again: the caller keeps its output.  Otherwise it may belong to the step, as
         # that of a generator which waits for its critic, until it has outlived several.
         again = all(self._key(call) in trained or (Turn.KEPT, call) in self.turns for call in kept)
-        if not again and self._survived < PATIENCE:
+        if not again and self._survived < patience:
             return None
         return self._part([turn for turn in turns if turn[1] in inside and turn[1] not in kept])
 
     def _key(self, call: int) -> tuple[int, int]:
         """The identity of a call: its graph, and its parameters, since one graph may serve several modules."""
-        return self.calls[call].graph, self.calls[call].leaves
+        return self.calls[call].graph, self.calls[call].parameters
 
     def _part(self, turns: list[tuple[Turn, int]]) -> WatchedStep[G]:
         """A new step from some turns; turns of calls whose forward is not among them are left out."""
         found: WatchedStep[G] = WatchedStep()
         numbers: dict[int, int] = {}
+        identities = {(graph, number): parameters for (graph, parameters), number in self._parameters.items()}
         for turn, call in turns:
             if turn is Turn.FORWARD:
                 old, graph = self.calls[call], self.graphs[self.calls[call].graph]
                 # Calls outside of the part have no number in it: gradients go to them as to eager operators.
                 passed = tuple(replace(one, to=None if one.to is None else numbers.get(one.to)) for one in old.passed)
-                leaves = frozenset({old.leaves})
-                numbers[call] = found._add(graph, passed, self.notes[call], frozenset(), leaves)
+                parameters = identities[self._key(call)]
+                numbers[call] = found._add(graph, passed, self.notes[call], frozenset(), parameters, old.leaves)
             elif call in numbers:
                 found.turns.append((turn, numbers[call]))
         found.seen = self.seen.renumbered(numbers)
@@ -184,6 +209,7 @@ class StepWatch(Generic[G]):
         self._complete = complete
         # Reentrant: within it, memory may be collected, and the finalizer of a node then comes to `_end`.
         self._lock = threading.RLock()
+        self._patience = PATIENCE
         self.here = Here()
 
     @property
@@ -199,7 +225,7 @@ class StepWatch(Generic[G]):
         """A forward is about to run: the calls so far may make up a complete step, though older calls are open."""
         with self._lock:
             step = self.current
-            done = step._completed()
+            done = step._completed(self._patience)
             if done is None:
                 return
             # Its open calls are set aside: the next step begins without them.
@@ -207,8 +233,14 @@ class StepWatch(Generic[G]):
             self.here.left.append(step)
             if done is not step:
                 done._left = self.here.left
+            aside: dict[int, Any] = {}
             for key in step._nodes.values():
-                self.here.open.pop(key, None)
+                entry = self.here.open.pop(key, None)
+                node = None if entry is None else entry[0]()
+                if node is not None:
+                    # Their backward is still followed, by a table of their own: it tells that they were no kept ones.
+                    aside[key] = entry
+                    torch_compat.follow_backward(node, aside, self.ran_backward, self.begins_backward)
         # Without the lock: whoever is told may take other locks.
         self._tell(done)
 
@@ -237,7 +269,8 @@ class StepWatch(Generic[G]):
             # An output that is an argument of a later call is recognised by its address, since views share that.
             made = frozenset(chain.from_iterable(map(_addresses, tensors_in(outputs))))
             passed = _passed(arguments, dict(step._open), step._values)
-            call = step._add(graph, passed, note, made, _leaves(arguments))
+            parameters, leaves = _parameters(arguments), _leaves(arguments, step._leaves)
+            call = step._add(graph, passed, note, made, parameters, leaves)
             if seen is not None:
                 step.seen.sharded[Turn.FORWARD, call] = seen
             step._outputs[call] = torch_compat.watched_storages(
@@ -285,6 +318,9 @@ class StepWatch(Generic[G]):
                 return
             del step._open[call]
             step.turns.append((turn, call))
+            if step._over and turn is Turn.BACKWARD:
+                # It was set aside too early: longer steps of this kind, as of many micro-batches, are found next time.
+                self._patience = max(self._patience, min(2 * step._survived, MOST_PATIENCE))
             over = not step._open and not step._over
         if over:
             self._tell(step)
@@ -322,10 +358,20 @@ def _passed(
     return tuple(found.values())
 
 
-def _leaves(arguments: Iterable[Any]) -> frozenset[int]:
-    """The identities of the parameters and other leaves that a call gives gradients to."""
-    tensors = (x for x in arguments if isinstance(x, torch.Tensor))
-    return frozenset(id(tensor) for tensor in tensors if tensor.requires_grad and tensor.is_leaf)
+def _parameters(arguments: Iterable[Any]) -> frozenset[int]:
+    """The identities of the parameters that a call gives gradients to."""
+    return frozenset(id(x) for x in arguments if isinstance(x, torch.nn.Parameter) and x.requires_grad)
+
+
+def _leaves(arguments: Iterable[Any], numbers: dict[int, int]) -> tuple[Leaf, ...]:
+    """Other leaves that a call gives gradients to; new ones are added to `numbers`, by their identity."""
+    found: dict[int, Leaf] = {}
+    for one in arguments:
+        other = isinstance(one, torch.Tensor) and not isinstance(one, torch.nn.Parameter)
+        if other and one.requires_grad and one.is_leaf:
+            number = numbers.setdefault(id(one), 1 + max(numbers.values(), default=-1))
+            found[number] = Leaf(number, torch_compat.num_bytes(one))
+    return tuple(found.values())
 
 
 def _addresses(tensor: torch.Tensor) -> frozenset[int]:

@@ -9,7 +9,7 @@ from remat_compiler.simulate.step_peak import Call, Event, GraphMemory, Sighting
 
 F, B = Turn.FORWARD, Turn.BACKWARD
 LAYER = GraphMemory(forward_bytes=30, held_bytes=20, backward_bytes=50, left_bytes=16)
-CALLS = [Call(0, leaves=i) for i in range(3)]
+CALLS = [Call(0, parameters=i) for i in range(3)]
 TURNS: list[Event] = [(F, 0), (F, 1), (F, 2), (B, 2), (B, 1), (B, 0)]
 
 

@@ -12,7 +12,16 @@ from drawn_graphs import GraphBuilder
 from remat_compiler.ir.graph import OpId, Phase, StorageKind, TrainingGraph
 from remat_compiler.ir.plan import Plan
 from remat_compiler.ir.problem import CostTable
-from remat_compiler.simulate.step_peak import Call, GraphMemory, Passed, Sightings, Turn, memory_of, whole_step_peak
+from remat_compiler.simulate.step_peak import (
+    Call,
+    GraphMemory,
+    Leaf,
+    Passed,
+    Sightings,
+    Turn,
+    memory_of,
+    whole_step_peak,
+)
 from remat_compiler.simulate.timeline import MemoryTimeline, simulate
 
 F, B, DROPPED = Turn.FORWARD, Turn.BACKWARD, Turn.DROPPED
@@ -58,6 +67,15 @@ def test_gradients_of_one_value_wait_for_each_other(value: int, peak: int) -> No
     memory = GraphMemory(forward_bytes=0, held_bytes=5, backward_bytes=70, left_bytes=30)
     calls = [Call(0, (Passed(25, None, 0, 0),)), Call(0, (Passed(25, None, 0, value),))]
     assert whole_step_peak([memory], calls, [(F, 0), (F, 1)]) == peak
+
+
+@pytest.mark.parametrize("other", [0, 1])
+def test_calls_with_leaves_of_their_own_share_only_the_gradients_of_parameters(other: int) -> None:
+    """Of the 20 bytes that a call leaves, 8 are the gradient of an input that is no parameter."""
+    calls = [Call(0, leaves=(Leaf(i, 8),)) for i in (0, other, 0)]
+    turns = [(F, 0), (B, 0), (F, 1), (B, 1), (F, 2), (B, 2)]
+    # Before the last forward two calls are over, which read the same leaf or two.
+    assert whole_step_peak([FRONT], calls, turns) == 12 + 8 * len({0, other}) + 100
 
 
 def test_outputs_are_among_what_is_left_behind_and_count_once() -> None:

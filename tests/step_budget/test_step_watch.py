@@ -13,7 +13,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch.testing._internal.two_tensor import TwoTensor
 
 from dry_run.steps import interpret
-from remat_compiler.simulate.step_peak import Call, Passed, Turn
+from remat_compiler.simulate.step_peak import Call, Leaf, Passed, Turn
 from remat_compiler.step_budget.step_watch import StepWatch, WatchedStep
 
 F, B, DROPPED = Turn.FORWARD, Turn.BACKWARD, Turn.DROPPED
@@ -84,16 +84,70 @@ def test_two_graphs_in_a_row(watch: StepWatch[Watched], steps: list[Step]) -> No
     second(y).backward()
     (step,) = steps
     assert step.graphs == [first, second]
-    assert step.calls == [Call(0), Call(1, (Passed(4 * 8 * 4, 0, 0),))]
+    assert step.calls == [Call(0, leaves=(Leaf(0, 4 * 8 * 4),)), Call(1, (Passed(4 * 8 * 4, 0, 0),))]
     assert step.turns == [(F, 0), (F, 1), (B, 1), (B, 0)]
     assert [graph for graph, _ in watch.current.open_calls] == []
 
 
 def test_each_step_by_itself(watch: StepWatch[Watched], steps: list[Step]) -> None:
-    alone = Watched(watch, lambda y: y.exp().sum())
+    alone, weight = Watched(watch, lambda y: y.exp().sum()), torch.nn.Parameter(torch.randn(8))
     for _ in range(3):
-        alone(leaf()).backward()
+        alone(weight).backward()
     assert [(step.calls, step.turns) for step in steps] == [([Call(0)], [(F, 0), (B, 0)])] * 3
+
+
+def test_calls_of_micro_batches_share_parameters_and_not_what_they_read(
+    watch: StepWatch[Watched], steps: list[Step]
+) -> None:
+    alone, weight, inputs = Watched(watch, lambda y, w: (y * w).sum()), torch.nn.Parameter(torch.randn(8)), leaf()
+    losses = [alone(x, weight) for x in (inputs, leaf(), inputs)]
+    for loss in losses:
+        loss.backward()
+    (step,) = steps
+    assert [call.parameters for call in step.calls] == [0, 0, 0]
+    assert [call.leaves for call in step.calls] == [(Leaf(number, 4 * 8 * 4),) for number in (0, 1, 0)]
+
+
+def test_overlapping_micro_batches_make_up_one_step(steps: list[Step]) -> None:
+    """As in pipelines: a backward of an earlier call, between two open ones, ends no step."""
+    watch = StepWatch(steps.append)
+    alone = Watched(watch, lambda y: y.exp().sum())
+
+    def forward() -> Tensor:
+        watch.begin()
+        return alone(leaf())
+
+    losses = [forward(), forward()]
+    for _ in range(3):
+        losses.pop(0).backward()
+        losses.append(forward())
+    for loss in losses:
+        loss.backward()
+    (step,) = steps
+    order = [(F, 0), (F, 1), (B, 0), (F, 2), (B, 1), (F, 3), (B, 2), (F, 4), (B, 3), (B, 4)]
+    assert step.turns == order
+
+
+def test_calls_that_were_set_aside_too_early_are_waited_for_next_time(steps: list[Step]) -> None:
+    """As many micro-batches go through a second part one by one, and then back through the first part."""
+    watch = StepWatch(steps.append)
+    first, second = Watched(watch, torch.sin), Watched(watch, lambda y: y.exp().sum())
+
+    def step() -> None:
+        made = []
+        for _ in range(5):
+            watch.begin()
+            made.append(first(leaf()))
+        for y in made:
+            watch.begin()
+            second(y.detach().requires_grad_()).backward()
+        torch.autograd.backward(made, [torch.ones_like(y) for y in made])
+        watch.begin()
+
+    for _ in range(2):
+        step()
+    assert all(len(one.graphs) == 1 for one in steps[:-1]), "the second part seems to be a step at first"
+    assert [call.graph for call in steps[-1].calls] == [0] * 5 + [1] * 5
 
 
 def test_what_is_let_go_of_ends_without_a_backward(watch: StepWatch[Watched], steps: list[Step]) -> None:
