@@ -89,20 +89,24 @@ class StoreAgreement:
         found, end = [value], time.monotonic() + self._patience_s
         try:
             self._store.set(f"{key}/{self._rank}", str(value))
+            missing = []
             for rank in range(self._size):
                 while not self._store.check([f"{key}/{rank}"]) and time.monotonic() < end:
                     time.sleep(_POLL_S)
                 if self._store.check([f"{key}/{rank}"]):
                     found.append(int(self._store.get(f"{key}/{rank}")))
                 else:
-                    logger.warning(
-                        "rank %d did not plan the same graph within %.0f s: its budget is not known to rank %d, and "
-                        "plans may differ",
-                        rank,
-                        self._patience_s,
-                        self._rank,
-                    )
-                    self._patience_s = 0.0
+                    missing.append(rank)
+            # Once: afterwards nobody is waited for, so that others are missing often.
+            if missing and self._patience_s:
+                logger.warning(
+                    "rank %s did not plan the same graph within %.0f s: its budget is not known to rank %d, and plans "
+                    "may differ",
+                    " and ".join(map(str, missing)),
+                    self._patience_s,
+                    self._rank,
+                )
+                self._patience_s = 0.0
         except Exception as error:  # As above.
             self._tell(Point.BUDGET, error)
         if min(found) < value:
