@@ -79,7 +79,7 @@ def _partition(stages: JointStages, plan_with: Callable[[RematProblem], PlanResu
         with stages.stage("torch partition"):
             native = stages.native()
         assert native.result.plan is not None
-        before = Baseline(native.problem.costs, native.result.plan, native.timeline, True)
+        before = Baseline(native.problem.graph, native.problem.costs, native.result.plan, native.timeline, True)
     budget_bytes = _budget_bytes(request, native)
     # A planner that the user named plans even if torch's own partition fits.
     if native is not None and _fits(native, request, budget_bytes) and request.planner in ("auto", "min_cut"):
@@ -129,7 +129,7 @@ def _collection_paused() -> Iterator[None]:
 def _save_everything(captured: CapturedGraph, costs: CostTable) -> Baseline:
     """The step that recomputes nothing."""
     plan = Plan.saving_all(captured.graph)
-    return Baseline(costs, plan, simulate(captured.graph, costs, plan), False)
+    return Baseline(captured.graph, costs, plan, simulate(captured.graph, costs, plan), False)
 
 
 def _may_fit_natively(everything: Baseline, request: PartitionRequest) -> bool:

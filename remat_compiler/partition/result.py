@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from torch import fx
 
 from remat_compiler.errors import RematError
+from remat_compiler.ir.graph import TrainingGraph
 from remat_compiler.ir.plan import Plan, PlanResult
 from remat_compiler.ir.problem import CostTable, RematProblem
 from remat_compiler.rewrite.overwriting import NOTHING, Overwritten
@@ -46,12 +47,14 @@ class Baseline:
     """The step without a budget.
 
     Attributes:
+        graph: Its operators and values, which torch's own cut has others of than the planned graph.
         costs: Costs of its operators.
         plan: Its plan.
         timeline: Its memory.
         is_native: Whether it is torch's own cut; else it saves all that the planned graph could save.
     """
 
+    graph: TrainingGraph
     costs: CostTable
     plan: Plan
     timeline: MemoryTimeline
@@ -123,9 +126,7 @@ class Partition:
     @property
     def memory_before(self) -> GraphMemory:
         """Simulated memory of the graph without a budget."""
-        # It may count the operators of another graph, such as one without the user's checkpoints.
-        same = self.before.costs == self.problem.costs
-        return memory_of(self.problem.graph, self.before.timeline, self.before.plan if same else None)
+        return memory_of(self.before.graph, self.before.timeline, self.before.plan)
 
 
 class NoPlan(RematError):

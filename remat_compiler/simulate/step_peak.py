@@ -330,17 +330,10 @@ def _missing_backwards(calls: Sequence[Call], turns: Sequence[tuple[Turn, int]])
     return [(Turn.BACKWARD, call) for call in reversed(range(len(calls))) if call not in ended]
 
 
-def memory_of(graph: TrainingGraph, timeline: MemoryTimeline, plan: Plan | None) -> GraphMemory:
-    """Memory of one graph as simulated in `timeline`.
-
-    Args:
-        graph: The graph.
-        timeline: The simulation.
-        plan: The plan that was simulated; `None` if it is one of other operators, so that nothing is known of outputs.
-    """
+def memory_of(graph: TrainingGraph, timeline: MemoryTimeline, plan: Plan) -> GraphMemory:
+    """Memory of one graph as simulated in `timeline`, by `plan`."""
     live, boundary = timeline.live_bytes, timeline.boundary
-    steps = () if plan is None else plan.steps
-    forward, backward = steps[:boundary], steps[boundary:]
+    forward, backward = plan.steps[:boundary], plan.steps[boundary:]
     made = {s for op in forward for s in graph.ops[op].writes}
     # What the backward makes again is not held for it, and what it reads is saved for it, whoever else holds it.
     needed = {s for op in backward for s in (*graph.ops[op].reads, *graph.ops[op].writes)}

@@ -75,7 +75,7 @@ class MadeUpCompiler:
             raise NoPlan(asked, result, request.between_bytes)
         timeline = simulate(self.problem.graph, self.problem.costs, result.plan)
         graphs = SplitGraphs(cast(Any, None), cast(Any, None), asked, result, timeline)
-        before = Baseline(self.problem.costs, native, unbudgeted, False)
+        before = Baseline(self.problem.graph, self.problem.costs, native, unbudgeted, False)
         one = Partition(cast(Any, None), 0, graphs, before, result.plan == native, False, ())
         memory = memory_of(self.problem.graph, timeline, result.plan)
         check = DryRun(
