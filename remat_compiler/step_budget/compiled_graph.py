@@ -153,25 +153,26 @@ class CompiledGraph:
         """Note a call of a known step after searching its outputs for the node of the compiled graph."""
         node = torch_compat.compiled_backward(outputs)
         # While gradients are looked for, calls must come this way: the fast path stays off without a kind.
-        looking = self._kind is None and self._looks_beside(arguments)
+        looking = self._looks_beside(arguments) if self._kind is None else None
         if node is not None:
             direct = [i for i, value in enumerate(outputs) if getattr(value, "grad_fn", None) is node]
-            if direct and not looking:
+            if direct and looking is None:
                 self._output, self._kind = direct[0], type(node)
             note = self._dispatch and self._dispatch.latest
             self._watch.here.open[id(node)] = (ref(node), self, note, None, place.call)
             watch = self._watch
-            torch_compat.follow_backward(node, watch.here.open, watch.ran_backward, watch.begins_backward)
+            torch_compat.follow_backward(node, watch.here.open, watch.ran_backward, watch.begins_backward, looking)
         return outputs
 
-    def _looks_beside(self, arguments: Sequence[Any]) -> bool:
-        """Look for memory that no graph plans, and warn of it; whether to look again at the next call."""
+    def _looks_beside(self, arguments: Sequence[Any]) -> Callable[[], None] | None:
+        """Look for memory that no graph plans, and warn of it; see `BesideThePlan.look`."""
         if self.beside is None and self.memory is not None:
-            self.beside = BesideThePlan(self.memory.peak_bytes, self.budget_bytes)
+            memory = self.memory
+            self.beside = BesideThePlan(memory.peak_bytes, self.budget_bytes, forward_bytes=memory.forward_bytes)
         if self.beside is not None:
             left_bytes = None if self.memory is None else self.memory.left_bytes
             self.beside.say(self.outside, left_bytes, of_part=self.options.memory_budget.is_part)
-        return self.beside is not None and self.beside.look(self, arguments)
+        return None if self.beside is None else self.beside.look(self, arguments)
 
     def _watched(self, arguments: Sequence[Any]) -> Any:
         """Run the forward in a step that is not known yet, or may turn out to be another one."""
@@ -206,11 +207,12 @@ class CompiledGraph:
         self._watch.begins_forward()
         outputs = self.compiled(*arguments)
         # Judged by this graph alone, the least that the step takes: its other graphs may never become known.
+        looking = None
         if not self.steps:
             self.outside.see(arguments, outputs)
-            self._looks_beside(arguments)
+            looking = self._looks_beside(arguments)
         here.known = _NOWHERE if place is None else place
-        self._watch.forward(self, arguments, outputs, self.memory_now)
+        self._watch.forward(self, arguments, outputs, self.memory_now, looking)
         return outputs
 
     def _place(self) -> Place | None:

@@ -161,7 +161,8 @@ class _Replan:
         before = [graph.beside for graph in self.graphs if graph.beside is not None]
         # What a graph told already is not told again of the step.
         told = {what for one in before for what in one.told}
-        beside = BesideThePlan(self.joint.peak(memories), limit, len(self.graphs), told)
+        forward_bytes = memories[0].forward_bytes if len(memories) == 1 else 0
+        beside = BesideThePlan(self.joint.peak(memories), limit, len(self.graphs), forward_bytes, told)
         outside = [graph.outside for graph in self.graphs]
         together = Outside(
             sum(one.eager_bytes for one in outside),

@@ -257,8 +257,23 @@ class StepWatch(Generic[G]):
             step._open[call] = frozenset()
             self._follow(step, call, node)
 
-    def forward(self, graph: G, arguments: Iterable[Any], outputs: Any, note: Any = None) -> None:
-        """Note a call of `graph`; without a node of autograd, as in an evaluation, there is nothing to note."""
+    def forward(
+        self,
+        graph: G,
+        arguments: Iterable[Any],
+        outputs: Any,
+        note: Any = None,
+        backward_begins: Callable[[], None] | None = None,
+    ) -> None:
+        """Note a call of `graph`; without a node of autograd, as in an evaluation, there is nothing to note.
+
+        Args:
+            graph: The graph.
+            arguments: Its arguments.
+            outputs: Its outputs.
+            note: What to note of the call.
+            backward_begins: Called before its backward.
+        """
         node = torch_compat.compiled_backward(outputs)
         if node is None:
             return
@@ -276,13 +291,15 @@ class StepWatch(Generic[G]):
             step._outputs[call] = torch_compat.watched_storages(
                 tensors_in(outputs), torch_compat.storages_of(arguments)
             )
-        self._follow(step, call, node)
+        self._follow(step, call, node, backward_begins)
 
-    def _follow(self, step: WatchedStep[G], call: int, node: Any) -> None:
+    def _follow(
+        self, step: WatchedStep[G], call: int, node: Any, backward_begins: Callable[[], None] | None = None
+    ) -> None:
         graph, note = step.graphs[step.calls[call].graph], step.notes[call]
         step._nodes[call] = id(node)
         self.here.open[id(node)] = (weakref.ref(node), graph, note, step, call)
-        torch_compat.follow_backward(node, self.here.open, self.ran_backward, self.begins_backward)
+        torch_compat.follow_backward(node, self.here.open, self.ran_backward, self.begins_backward, backward_begins)
         # The node also dies after a backward; `_end` takes the first of both.  Not at exit: nothing is learnt there.
         weakref.finalize(node, self._end, step, call, Turn.DROPPED).atexit = False
 

@@ -39,7 +39,11 @@ def storages_saved_by(outputs: Any) -> set[int]:
 
 
 def follow_backward(
-    node: Any, calls: dict[int, Any], told: Callable[[Any, bool], None], begins: Callable[[Any], None]
+    node: Any,
+    calls: dict[int, Any],
+    told: Callable[[Any, bool], None],
+    begins: Callable[[Any], None],
+    of_this: Callable[[], None] | None = None,
 ) -> None:
     """Remove the entry of a call from `calls` once its backward has run.
 
@@ -50,6 +54,7 @@ def follow_backward(
         calls: Calls by the identity of their node.  `told` is called only for entries whose fourth item is not `None`.
         told: Gets the entry, and whether the graph is kept for another backward; if so, the entry stays in `calls`.
         begins: Gets the entry before the backward runs, under the same condition.
+        of_this: Called before the backward of this node runs, in any case.
     """
     # The class is one for all calls of a compiled graph, so its backward is wrapped once.
     function = type(node)._forward_cls
@@ -62,6 +67,9 @@ def follow_backward(
             entry = None if found is None else found.get(id(ctx))
             if entry is not None and entry[3] is not None:
                 begins(entry)
+            own = getattr(ctx, _BEGINS, None)
+            if own is not None:
+                own()
             try:
                 result = original(ctx, *gradients)
             except RuntimeError as error:
@@ -81,6 +89,8 @@ def follow_backward(
         function.backward = staticmethod(backward)
         setattr(function, _FOLLOWED, True)
     setattr(node, _CALLS, calls)
+    if of_this is not None:
+        setattr(node, _BEGINS, of_this)
 
 
 _CHANGED = "modified by an inplace operation"
@@ -91,5 +101,7 @@ _CHANGED_INPUT = (
 )
 
 _CALLS = "_remat_calls"
+
+_BEGINS = "_remat_backward_begins"
 
 _FOLLOWED = "_remat_follows"
