@@ -1,6 +1,6 @@
 """What each rank of `test_pipelines` runs: pipelines of micro-batches under budgets; tells what came of it.
 
-python pipelines_program.py RANK SIZE FOLDER
+python pipelines_program.py RANK SIZE FOLDER SCHEDULE...
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ import remat_compiler
 from measure import measure_step
 
 RANK, SIZE, FOLDER = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+NAMES = sys.argv[4:]
 OPTIONS: dict[str, Any] = {"inner": "eager", "max_slowdown": None, "cost_model": "nominal"}
 SCHEDULES = {
     "gpipe": (ScheduleGPipe, 1),
@@ -146,8 +147,12 @@ def main() -> None:
     os.environ["REMAT_CACHE_DIR"] = str(FOLDER / f"cache{RANK}")
     torch.set_num_threads(1)
     dist.init_process_group("gloo", f"file://{FOLDER / 'store'}", timedelta(seconds=120), rank=RANK, world_size=SIZE)
-    found: dict[str, Any] = {"zero bubble": told(ScheduleInterleavedZeroBubble, 0.7, 2, steps=2)}
+    found: dict[str, Any] = {}
+    if "zero bubble" in NAMES:
+        found["zero bubble"] = told(ScheduleInterleavedZeroBubble, 0.7, 2, steps=2)
     for name, (schedule_of, on_each) in SCHEDULES.items():
+        if name not in NAMES:
+            continue
         loose = told(schedule_of, "1GiB", on_each, steps=2)
         # The ranks' budgets differ, as their peaks do.
         budget = int(0.6 * loose["measured"][-1])

@@ -13,7 +13,11 @@ from distributed.rank_job import trained as trained_by
 
 PROGRAM, SIZE, BUCKETS = "buckets_program.py", 4, 3
 AGREEING = ("dropout", "static", "caches")
-pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="this torch has no gloo")
+# Slow, since each of the four ranks compiles many graphs; `test_ranks` has the same with two ranks, and one bucket.
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not dist.is_gloo_available(), reason="this torch has no gloo"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +48,8 @@ def test_the_graphs_of_a_step_share_one_budget(trained: list[Any], case: str) ->
         graphs, peak_bytes, limit_bytes = steps[0]
         assert graphs == BUCKETS
         assert peak_bytes <= limit_bytes
-        assert all(peak <= budget for peak, budget, _ in rank[case]["reports"])
+        # A fraction is one of the step: its graphs need not have bytes of their own.
+        assert all(budget is None or peak <= budget for peak, budget, _ in rank[case]["reports"])
         assert any(added for _, _, added in rank[case]["reports"]), "the budget asks for nothing"
 
 

@@ -2,43 +2,35 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
 import torch.distributed as dist
 
-PROGRAM = Path(__file__).with_name("pipelines_program.py")
+from distributed.rank_job import trained as trained_by
+
+Job = Callable[[str], list[Any]]
 SIZE = 2
 ACTIVATION = 8 * 24 * 32 * 4
 """Bytes that stages hand on for each micro-batch."""
 SCALARS = 64
 """Bytes of a few single numbers, which may be counted and not allocated."""
-SCHEDULES = ["gpipe", "1f1b", "interleaved"]
+QUICK, OTHERS = ("gpipe", "1f1b"), ("interleaved", "zero bubble")
+SCHEDULES = [*QUICK, pytest.param("interleaved", marks=pytest.mark.slow)]
 pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="this torch has no gloo")
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
-    """What each rank tells."""
-    folder = tmp_path_factory.mktemp("ranks")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(PROGRAM), str(rank), str(SIZE), str(folder)],
-            env=environment,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(SIZE)
-    ]
-    errors = [process.communicate(timeout=600)[1] for process in processes]
-    assert [process.returncode for process in processes] == [0] * SIZE, errors
-    return [json.loads((folder / f"rank{rank}.json").read_text(encoding="utf-8")) for rank in range(SIZE)]
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[Any]]:
+    """What each rank tells of a job with that schedule, which runs once."""
+
+    @cache
+    def job(schedules: tuple[str, ...]) -> list[Any]:
+        return trained_by("pipelines_program.py", SIZE, tmp_path_factory.mktemp("pipelines"), *schedules)
+
+    return lambda schedule: job(QUICK if schedule in QUICK else OTHERS)
 
 
 def predicted(case: dict[str, Any]) -> int:
@@ -53,16 +45,17 @@ def alone_on_its_rank(rank: int, schedule: str) -> bool:
     return rank == SIZE - 1 and schedule == "1f1b"
 
 
-def test_losses_and_gradients_are_those_of_one_process_on_the_whole_batch(trained: list[Any]) -> None:
-    for rank in trained:
+@pytest.mark.parametrize("schedule", [QUICK[0], pytest.param(OTHERS[0], marks=pytest.mark.slow)])
+def test_losses_and_gradients_are_those_of_one_process_on_the_whole_batch(trained: Job, schedule: str) -> None:
+    for rank in trained(schedule):
         assert {name: case["error"] for name, case in rank.items() if case["error"] > 1e-6} == {}
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("rank", range(SIZE))
-def test_the_peak_of_all_micro_batches_is_predicted(trained: list[Any], rank: int, schedule: str) -> None:
+def test_the_peak_of_all_micro_batches_is_predicted(trained: Job, rank: int, schedule: str) -> None:
     for name in (schedule, f"{schedule}, tight"):
-        case = trained[rank][name]
+        case = trained(schedule)[rank][name]
         if alone_on_its_rank(rank, schedule):
             continue
         # A gradient that was received is counted with the graph, and lies in a buffer from before the step.
@@ -71,8 +64,8 @@ def test_the_peak_of_all_micro_batches_is_predicted(trained: list[Any], rank: in
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("rank", range(SIZE))
-def test_the_budget_is_kept_from_the_second_step_on(trained: list[Any], rank: int, schedule: str) -> None:
-    case = trained[rank][f"{schedule}, tight"]
+def test_the_budget_is_kept_from_the_second_step_on(trained: Job, rank: int, schedule: str) -> None:
+    case = trained(schedule)[rank][f"{schedule}, tight"]
     first, *others = case["measured"]
     # Nobody knows of the other micro-batches when the first one runs.
     assert first > case["budget"]
@@ -85,9 +78,10 @@ def test_the_budget_is_kept_from_the_second_step_on(trained: list[Any], rank: in
         assert max(others) <= case["budget"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", range(SIZE))
-def test_a_backward_in_two_halves_holds_what_it_waits_for_on_top(trained: list[Any], rank: int) -> None:
+def test_a_backward_in_two_halves_holds_what_it_waits_for_on_top(trained: Job, rank: int) -> None:
     """Each half runs the whole compiled backward; the schedule holds the incoming gradients in between."""
-    case = trained[rank]["zero bubble"]
+    case = trained("zero bubble")[rank]["zero bubble"]
     assert any(added for _, _, added, _ in case["reports"])
     assert case["measured"][-1] <= predicted(case) + 4 * ACTIVATION

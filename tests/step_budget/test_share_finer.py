@@ -22,7 +22,7 @@ class Graphs:
 
     def __init__(self, grains: Sequence[int], runs: Sequence[int]) -> None:
         self.grains, self.runs, self.plans = grains, runs, 0
-        self.calls = [Call(graph, leaves=i) for graph, n in enumerate(runs) for i in range(n)]
+        self.calls = [Call(graph, parameters=i) for graph, n in enumerate(runs) for i in range(n)]
 
     def plan(self, graph: int, budget_bytes: int, between_bytes: int) -> PlanLevel:
         self.plans += 1
