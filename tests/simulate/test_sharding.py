@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from remat_compiler.simulate.sharding import Seen, ShardedGroup
+from remat_compiler.simulate.sharding import FirstStep, Seen, ShardedGroup, first_step
 from remat_compiler.simulate.step_peak import Call, Event, GraphMemory, Sightings, Turn, beside_bytes, whole_step_peak
 
 F, B = Turn.FORWARD, Turn.BACKWARD
@@ -120,3 +122,11 @@ def test_a_backward_to_come_is_expected_to_find_what_its_forward_found() -> None
     one = group(0)
     seen = Seen(frozenset({one}), 100, 0, 0, frozenset({one}), frozenset())
     assert whole_step_peak([LAYER], [Call(0)], [(F, 0)], Sightings({(F, 0): seen})) == 100 + 16 + 50
+
+
+def test_modules_of_the_same_bytes_are_taken_for_copies_before_the_first_step() -> None:
+    groups = [group(0), group(1), group(2, parameters=200)]
+    now = Seen(frozenset({groups[0]}), 16, 16, 0, frozenset({groups[0]}), frozenset())
+    # The largest will be gathered ahead, beside the input of a scatter.
+    assert first_step(now, groups) == FirstStep(200 - 16 + 16, 2)
+    assert first_step(replace(now, own=frozenset()), groups) is None

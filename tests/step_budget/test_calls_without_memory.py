@@ -18,6 +18,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 import remat_compiler
 from remat_compiler.backend import remat
+from remat_compiler.units import format_bytes
 
 WIDTH = 64
 
@@ -104,3 +105,15 @@ def test_each_bucket_of_ddp_is_planned_and_all_share_the_budget(budget: object, 
     reports = remat_compiler.reports()
     assert len({report.graph_name for report in reports}) > 1
     assert {report.step and report.step.graphs for report in reports} == {len(reports)}
+
+
+@pytest.mark.parametrize("as_views", [False, True])
+def test_what_buckets_of_ddp_hold_beside_the_budget_is_told(as_views: bool) -> None:
+    model = Net()
+    wrapped = DistributedDataParallel(model, gradient_as_bucket_view=as_views)
+    step = torch.compile(wrapped, backend=remat, options={"memory_budget": "1GiB", "inner": "eager"})
+    step(torch.randn(8, WIDTH)).sum().backward()
+    (report,) = remat_compiler.reports()
+    bucket_bytes = sum(parameter.nbytes for parameter in model.parameters())
+    told = f"hold all gradients once more, {format_bytes(bucket_bytes)}, resident beside the budget"
+    assert any(told in note for note in report.notes) != as_views
