@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from remat_compiler.simulate.sharding import Seen, ShardedGroup
+from remat_compiler.torch_compat.tensors import address_of, dense_parts
 
 _STATES = "torch.distributed._composable_state"
 _SHARDED = "torch.distributed.fsdp._fully_shard"
@@ -152,13 +153,8 @@ def _plain(value: Any) -> torch.Tensor | None:
 
 def _num_bytes(tensors: Iterable[torch.Tensor | None]) -> int:
     """Bytes of the storages of tensors, each counted once."""
-    storages: dict[int, int] = {}
-    for tensor in tensors:
-        if tensor is not None:
-            local = getattr(tensor, "_local_tensor", tensor)
-            storage = local.untyped_storage()
-            storages[storage._cdata] = storage.nbytes()
-    return sum(storages.values())
+    parts = (part for tensor in tensors if tensor is not None for part in dense_parts(tensor))
+    return sum({address_of(part): part.untyped_storage().nbytes() for part in parts}.values())
 
 
 _numbers: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
