@@ -7,7 +7,8 @@ import gzip
 from pathlib import Path
 from typing import Any
 
-from remat_compiler.errors import OptionError, UnknownName
+from remat_compiler.cli.graph_choice import of_graph
+from remat_compiler.errors import OptionError
 from remat_compiler.files import write_whole
 from remat_compiler.report.merged_trace import merged, read_graph_traces, read_profile
 from remat_compiler.report.profile_places import places_in
@@ -47,12 +48,7 @@ def add_trace_command(commands: Any) -> None:
 def _trace(options: argparse.Namespace) -> str:
     """The text of `remat trace`."""
     output: Path = options.output
-    graphs = read_graph_traces(options.directory)
-    if options.graph is not None:
-        names = [graph.name for graph in graphs]
-        if options.graph not in names:
-            raise UnknownName("graph", options.graph, names)
-        graphs = [graph for graph in graphs if graph.name == options.graph]
+    graphs = of_graph(options.graph, read_graph_traces(options.directory), lambda graph: graph.name)
     profile = None if options.profile is None else read_profile(options.profile)
     places = {} if profile is None else places_in(profile["traceEvents"], graphs, options.call)
     text = merged(graphs, profile, places)
