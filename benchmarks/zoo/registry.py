@@ -33,6 +33,11 @@ BUILDERS: dict[str, str] = {
     "unet": "zoo.vision:build_unet",
     "lstm": "zoo.sequential:build_lstm",
     "mlp200": "zoo.sequential:build_mlp200",
+    "mamba": "zoo.newer:build_mamba",
+    "nerf": "zoo.newer:build_nerf",
+    "gnn": "zoo.newer:build_gnn",
+    "convnext": "zoo.newer:build_convnext",
+    "diffusion": "zoo.newer:build_diffusion",
 }
 
 

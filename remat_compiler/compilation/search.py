@@ -13,6 +13,9 @@ same reason, the step without a budget is emitted where no plan peaks much lower
 
 Convolutions are tried twice: first in the layout that the inner compiler prefers, which is faster and takes copies of
 their weights; then in the program's own, if the copies do not fit or cost much recomputation.
+
+Plans may change the order of the backward, which Inductor keeps to but for loops that it fuses.  Where that does not
+fit, the program's order is planned.
 """
 
 from __future__ import annotations
@@ -129,6 +132,8 @@ class _Tries:
         # The second layout, starting from the first request: the first layout's corrections do not apply to it.
         if request.free_layout and self.chooses_layout and self._layout_costs(tries):
             tries += self._tries(replace(request, free_layout=False), None)
+        if request.reorders and self._order_costs(tries):
+            tries += self._tries(replace(request, reorders=False, free_layout=not self.chooses_layout), None)
         # Within 0 bytes, where all are over, the lowest peak is the best.
         best = best_of(tries, 0 if self._minimises else self.limit)
         if best is not None and best.is_over(self.limit) and self._may_be_lower_unplanned(best):
@@ -246,6 +251,15 @@ class _Tries:
         # The first try was planned for the budget itself, as if there were no copies of weights.
         more_ns = best.added_ns - tries[0].added_ns
         return more_ns > LAYOUT_GAIN * best.step_ns
+
+    def _order_costs(self, tries: Sequence[Attempt]) -> bool:
+        """Whether the planned order does not fit once Inductor has fused its loops, so that the program's own may."""
+        best = best_of(tries, 0 if self._minimises else self.limit)
+        if best is None or best.failure is not None or best.request.inner != "inductor" or best.check.unknown:
+            return False
+        if self._minimises:
+            return bool(best.partitions) and (best.needed_bytes or 0) > best.planned_bytes
+        return best.is_over(self.limit)
 
     def _when_nothing_fits(self, best: Attempt | None) -> Attempt:
         """The smallest peak with a warning, if the options allow that; else the error."""

@@ -28,12 +28,6 @@ from remat_compiler.version import __version__
 from remat_passes.registry import make_planner
 
 
-def keeps_planned_order(inner: str) -> bool:
-    """Whether an inner compiler runs a backward in the order that was planned, so that planners may change that."""
-    # Inductor would schedule it in an order of its own, and peak higher.
-    return inner == "eager"
-
-
 class RematPartitioner(torch_compat.CustomPartitionerFn):
     """Cuts every joint graph of one compilation by one request.
 
@@ -65,7 +59,7 @@ class RematPartitioner(torch_compat.CustomPartitionerFn):
             request.planner,
             # Each planner has a time limit of its own by default.
             **({} if request.time_limit is None else {"time_limit": request.time_limit}),
-            reorders=keeps_planned_order(request.inner),
+            reorders=request.reorders,
             layer_bytes=request.layer_bytes,
         )
         session = current_session()
@@ -93,7 +87,9 @@ class RematPartitioner(torch_compat.CustomPartitionerFn):
             )
         # Torch's own partition is compiled exactly as the stock backend would.
         if request.inner == "inductor" and not made.unchanged:
-            torch_compat.keep_planned_memory(gm, request.free_layout)
+            most_bytes = max(made.peak_bytes, request.budget_bytes or 0)
+            limit = torch_compat.FusionLimit(most_bytes, tuple(request.sizes))
+            torch_compat.keep_planned_memory(gm, request.free_layout, limit)
         session.partitions.append(made)
         for observer in observers():
             observer.partition_made(

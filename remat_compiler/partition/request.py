@@ -24,6 +24,8 @@ class PartitionRequest:
         verify: Level of checking, see `options.Environment`.
         free_layout: Whether the inner compiler may choose the memory layout of convolutions, which is mostly faster
             and needs copies of their weights.
+        reorders: Whether the backward may run in another order than the program's, which needs less memory; Inductor
+            keeps to it but for loops that it fuses.
         early_loops: Whether loops of the backward may run early if there is room, which is mostly faster.
         between_bytes: Bytes that other graphs of the step take between the forward and the backward, in addition to
             what the forward saves.
@@ -47,6 +49,7 @@ class PartitionRequest:
     time_limit: float | None = None
     verify: int = 1
     free_layout: bool = True
+    reorders: bool = True
     early_loops: bool = True
     between_bytes: int = 0
     sizes: tuple[tuple[str, int], ...] = ()

@@ -9,7 +9,6 @@ from functools import partial
 from remat_compiler.compilation.attempt import Attempt
 from remat_compiler.ir.plan import PlanResult
 from remat_compiler.ir.problem import RematProblem
-from remat_compiler.partition.partitioner import keeps_planned_order
 from remat_compiler.simulate.step_peak import GraphMemory, Passed
 from remat_compiler.step_budget.compiled_graph import CompiledGraph
 from remat_compiler.step_budget.share import PlanLevel, levels_of, planned_level
@@ -103,9 +102,8 @@ def planned_between(graph: CompiledGraph, budget_bytes: int, between_bytes: int,
 
 def _level_planner(graph: CompiledGraph) -> Callable[[RematProblem], PlanResult]:
     # As it is compiled: in other orders more would seem to fit than does.
-    return make_planner(
-        graph.options.planner, effort=LEVEL_EFFORT, time_limit=0.0, reorders=keeps_planned_order(graph.options.inner)
-    ).plan
+    reorders = graph.attempt is None or graph.attempt.request.reorders
+    return make_planner(graph.options.planner, effort=LEVEL_EFFORT, time_limit=0.0, reorders=reorders).plan
 
 
 def compiled_at(graph: CompiledGraph, level: PlanLevel, *, real: bool) -> Attempt | None:

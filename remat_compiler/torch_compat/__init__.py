@@ -49,6 +49,7 @@ from remat_compiler.torch_compat.inductor import (
     LAY_OUT,
     STORE,
     CustomPartitionerFn,
+    FusionLimit,
     code_generation_only,
     compile_with_inductor,
     has_convolutions,

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import bisect
 import threading
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import fx
 from torch._functorch import partitioners
-from torch._inductor.choices import InductorChoices
 from torch._inductor.compile_fx import compile_fx
 from torch._inductor.custom_graph_pass import CustomPartitionerFn as CustomPartitionerFn
 from torch._inductor.fx_passes import post_grad
@@ -26,7 +24,6 @@ from remat_compiler.torch_compat.patches import (
     KERNEL_GROUPS,
     LAYOUT,
     LONG_LOOPS,
-    LOOP_FUSION,
     PARTITIONER,
     PLAIN_CPU_KERNELS,
     PRODUCT_FUSION,
@@ -35,6 +32,8 @@ from remat_compiler.torch_compat.patches import (
     TRITON_KERNELS,
 )
 from remat_compiler.torch_compat.patching import change_setting, named, original, replace, settings
+from remat_compiler.torch_compat.planned_fusion import FusionLimit as FusionLimit
+from remat_compiler.torch_compat.planned_fusion import is_fusion_limited, limit_fusion, planned_choices
 from remat_compiler.torch_compat.store import LAY_OUT as LAY_OUT
 from remat_compiler.torch_compat.store import STORE as STORE
 from remat_compiler.torch_compat.store import materialise as materialise
@@ -52,18 +51,18 @@ the value was computed from.  Plans hold loops to `MAX_INLINED_NODES` nodes of a
 were of different sizes.
 """
 # By thread: torch's functions are changed for the whole process, where other threads compile unplanned graphs.
-_planned = threading.local()
 _outlining = threading.local()
 
 
-def keep_planned_memory(gm: fx.GraphModule, free_layout: bool) -> None:
+def keep_planned_memory(gm: fx.GraphModule, free_layout: bool, limit: FusionLimit) -> None:
     """Let the rest of `compile_with_inductor` keep to the planned memory.
 
     Args:
         gm: The joint graph.
         free_layout: Whether Inductor may choose the memory layout of convolutions.
+        limit: The bytes that loops may hold.
     """
-    _planned.active = True
+    limit_fusion(limit)
     changed = dict(_KEEP_PLANNED_MEMORY)
     if not free_layout:
         changed |= _PLAIN_LAYOUT
@@ -90,42 +89,11 @@ def compile_with_inductor(gm: fx.GraphModule, example_inputs: Any, partitioner: 
         {setting: original(setting) for setting in (*_KEEP_PLANNED_MEMORY, *_PLAIN_LAYOUT, *_PLANNED_ON_GPU)}
     ):
         try:
-            with V.set_choices_handler(_planned_choices(cast("Hashable", type(V.choices)))()):
+            with V.set_choices_handler(planned_choices()):
                 return compile_fx(gm, example_inputs, config_patches=named({PARTITIONER: partitioner}))
         finally:
             # The partitioner sets it, and this thread may compile an unplanned graph next.
-            _planned.active = False
-
-
-@cache
-def _planned_choices(base: Any) -> type[InductorChoices]:
-    """The user's choices of how to fuse, but no loop of a planned graph spans a kernel.
-
-    A loop that is fused across a kernel runs before or after it, and holds there what the plan frees on the other
-    side.
-    """
-
-    original(LOOP_FUSION)  # raises unless it takes the arguments below
-
-    class PlannedChoices(base):  # type: ignore[misc]
-        @staticmethod
-        def can_fuse(scheduler: Any, node1: Any, node2: Any, shared_data_score: int) -> bool:
-            if getattr(_planned, "active", False) and _kernel_between(scheduler, node1, node2):
-                return False
-            return bool(base.can_fuse(scheduler, node1, node2, shared_data_score))
-
-    return PlannedChoices
-
-
-def _kernel_between(scheduler: Any, node1: Any, node2: Any) -> bool:
-    """Whether there is a kernel, in the planned order, between the first and the last loop of the two."""
-    # Kept on the scheduler: Inductor asks for every pair of loops, and kernels do not move.
-    orders = getattr(scheduler, "_remat_kernel_orders", None)
-    if orders is None:
-        orders = scheduler._remat_kernel_orders = sorted(n.min_order for n in scheduler.nodes if n.is_extern())
-    # Fused nodes span the orders of their loops.
-    first, last = min(node1.min_order, node2.min_order), max(node1.max_order, node2.max_order)
-    return bisect.bisect_left(orders, first) != bisect.bisect_right(orders, last)
+            limit_fusion(None)
 
 
 @contextmanager
@@ -178,7 +146,7 @@ def _guard_kernel_groups() -> None:
 def _where_memory_is_freed(ready: Callable[[Any], bool]) -> Callable[[Any], bool]:
     def ready_to_flush(self: Any) -> bool:
         # A flush ends the C++ function, before which nothing is freed.  Loops that free nothing stay in one.
-        frees = getattr(_planned, "active", False) and bool(self.scheduler.buffer_names_to_free)
+        frees = is_fusion_limited() and bool(self.scheduler.buffer_names_to_free)
         return frees or ready(self)
 
     return ready_to_flush
@@ -205,7 +173,7 @@ def _guard_product_fusion() -> None:
 def _fuses_as_planned(match: Any) -> bool:
     if not original(PRODUCT_FUSION)(match):
         return False
-    if not getattr(_planned, "active", False):
+    if not is_fusion_limited():
         return True
     product = next(n for n in match.nodes if n.target is torch.ops.aten.mm.default)
     if _is_computed_on_the_way(match.kwargs["inp"]):

@@ -41,7 +41,7 @@ def sizes_at(sizes: Mapping[str, int]) -> Iterator[None]:
     Args:
         sizes: Number of each symbol by its name; symbols without one keep their hints.
     """
-    # A sorted tuple, which `_number_at` can be cached by.
+    # A sorted tuple, which `number_at` can be cached by.
     token = _sizes.set(tuple(sorted(sizes.items())))
     try:
         yield
@@ -74,7 +74,7 @@ def symbol_hint(value: torch.SymInt | torch.SymFloat | torch.SymBool) -> int | f
     sizes = _sizes.get()
     # Floats and truth values of sizes keep their hints: the expressions that are evaluated here are whole numbers.
     if sizes and isinstance(value, torch.SymInt):
-        number = _number_at(node.expr, sizes)
+        number = number_at(node.expr, sizes)
         if number is not None:
             return number
     # The hint of a jagged dimension is a symbol again.
@@ -83,7 +83,7 @@ def symbol_hint(value: torch.SymInt | torch.SymFloat | torch.SymBool) -> int | f
 
 
 @lru_cache(maxsize=65_536)
-def _number_at(expression: Any, sizes: tuple[tuple[str, int], ...]) -> int | None:
+def number_at(expression: Any, sizes: tuple[tuple[str, int], ...]) -> int | None:
     """An expression over symbols as a number; `None` if a symbol in it has none."""
     numbers = dict(sizes)
     symbols = expression.free_symbols
