@@ -253,8 +253,8 @@ class _MambaTokens(nn.Module):
 
 
 def build_mamba(tiny: bool, dropout: float) -> Built:
-    """Mamba of two layers over 32 tokens."""
-    batch, length, width, words = (2, 4, 16, 50) if tiny else (8, 32, 64, 500)
+    """Mamba of two layers over 16 tokens."""
+    batch, length, width, words = (2, 4, 16, 50) if tiny else (16, 16, 64, 500)
     states = 4 if tiny else 16
     module = _MambaTokens(layers=2, width=width, states=states, words=words, dropout=dropout)
     tokens = torch.randint(words, (2, batch, length))
