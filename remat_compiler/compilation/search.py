@@ -165,7 +165,10 @@ class _Tries:
             return request, None
         self.native = native.check.memory
         self.limit = self.options.memory_budget.of_reference(native.check.needed_bytes)
-        return (unlimited, native) if whole else (replace(request, fraction=None, budget_bytes=self.limit), None)
+        if whole:
+            return unlimited, native
+        fits = self.limit is None or native.check.needed_bytes <= self.limit
+        return replace(request, fraction=None, budget_bytes=self.limit, may_be_native=fits), None
 
     def _tries(self, request: PartitionRequest, known: Attempt | None) -> list[Attempt]:
         """Tries in one layout, at most `MAX_TRIES`, until one fits and uses the budget."""

@@ -82,7 +82,8 @@ def _partition(stages: JointStages, plan_with: Callable[[RematProblem], PlanResu
         before = Baseline(native.problem.graph, native.problem.costs, native.result.plan, native.timeline, True)
     budget_bytes = _budget_bytes(request, native)
     # A planner that the user named plans even if torch's own partition fits.
-    if native is not None and _fits(native, request, budget_bytes) and request.planner in ("auto", "min_cut"):
+    takes_native = request.may_be_native and request.planner in ("auto", "min_cut")
+    if native is not None and takes_native and _fits(native, request, budget_bytes):
         split = replace(native, problem=replace(native.problem, budget_bytes=budget_bytes))
         return Partition(joint, joint_nodes, split, before, True, False, stages.stages)
     # Early loops are faster once fused, but may hold more at once: they need room in the budget.

@@ -26,6 +26,8 @@ class PartitionRequest:
             and needs copies of their weights.
         reorders: Whether the backward may run in another order than the program's, which needs less memory; Inductor
             keeps to it but for loops that it fuses.
+        may_be_native: Whether torch's own partition is the answer where its simulated peak fits; it is not where its
+            emitted code is known to need more.
         early_loops: Whether loops of the backward may run early if there is room, which is mostly faster.
         between_bytes: Bytes that other graphs of the step take between the forward and the backward, in addition to
             what the forward saves.
@@ -50,6 +52,7 @@ class PartitionRequest:
     verify: int = 1
     free_layout: bool = True
     reorders: bool = True
+    may_be_native: bool = True
     early_loops: bool = True
     between_bytes: int = 0
     sizes: tuple[tuple[str, int], ...] = ()
@@ -79,4 +82,4 @@ class PartitionRequest:
     def without_budget(self) -> PartitionRequest:
         """The same request for the step without a budget."""
         # With "auto", a budget that everything fits means torch's own partition, which is that step.
-        return replace(self, fraction=None, budget_bytes=None, planner="auto", between_bytes=0)
+        return replace(self, fraction=None, budget_bytes=None, planner="auto", may_be_native=True, between_bytes=0)

@@ -82,16 +82,16 @@ def _planned_choices(base: Any) -> type[InductorChoices]:
     return PlannedChoices
 
 
-def _lives_in(scheduler: Any, sizes: tuple[tuple[str, int], ...]) -> _Lives:
+def _lives_in(scheduler: Any, sizes: tuple[tuple[str, int], ...]) -> Lives:
     """The lives of a scheduler's buffers, kept on it: Inductor asks for every pair of loops."""
-    found: _Lives | None = getattr(scheduler, "_remat_lives", None)
+    found: Lives | None = getattr(scheduler, "_remat_lives", None)
     if found is None:
-        found = scheduler._remat_lives = _Lives.of(scheduler, sizes)
+        found = scheduler._remat_lives = Lives.of(scheduler, sizes)
     return found
 
 
 @dataclass(frozen=True, slots=True)
-class _Loop:
+class Loop:
     """One loop or kernel before anything is fused.
 
     Attributes:
@@ -104,7 +104,7 @@ class _Loop:
 
 
 @dataclass(frozen=True, slots=True)
-class _Lives:
+class Lives:
     """The buffers of one graph in the planned order.
 
     Attributes:
@@ -118,7 +118,7 @@ class _Lives:
     """
 
     step: Mapping[str, int]
-    loops: Sequence[_Loop]
+    loops: Sequence[Loop]
     kernels: Sequence[int]
     size_bytes: Mapping[str, int]
     end: Mapping[str, int]
@@ -126,7 +126,7 @@ class _Lives:
     alive_bytes: npt.NDArray[np.int64]
 
     @staticmethod
-    def of(scheduler: Any, sizes: tuple[tuple[str, int], ...]) -> _Lives:
+    def of(scheduler: Any, sizes: tuple[tuple[str, int], ...]) -> Lives:
         """The lives before anything is fused, when the scheduler's nodes stand in the planned order."""
         nodes, outputs = scheduler.nodes, OrderedSet(V.graph.get_output_names())
         buffers, names = scheduler.name_to_buf, scheduler.name_to_fused_node
@@ -149,9 +149,9 @@ class _Lives:
         for step, names_read in enumerate(reads):
             for name in names_read:
                 readers.setdefault(name, set()).add(step)
-        return _Lives(
+        return Lives(
             {node.get_name(): step for step, node in enumerate(nodes)},
-            list(map(_Loop, reads, writes)),
+            list(map(Loop, reads, writes)),
             [step for step, node in enumerate(nodes) if node.is_extern()],
             size_bytes,
             end,

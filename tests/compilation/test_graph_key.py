@@ -56,6 +56,8 @@ OTHER_REQUEST: dict[str, object] = {
     "time_limit": 3.0,
     "verify": 2,
     "free_layout": False,
+    "reorders": False,
+    "may_be_native": False,
     "early_loops": False,
     "between_bytes": 9,
     "sizes": (("s0", 10),),

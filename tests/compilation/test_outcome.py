@@ -15,6 +15,8 @@ from remat_compiler.partition.request import PartitionRequest
 KEY = PlanKey("graph", "options", "7", "rates", "settings", "versions")
 FIRST = PartitionRequest(budget_bytes=7)
 OTHERS: dict[str, object] = {
+    "reorders": False,
+    "may_be_native": False,
     "budget_bytes": 5,
     "fraction": 0.5,
     "take_smallest": True,

@@ -36,6 +36,7 @@ class MadeUpCompiler:
         native_bytes: What the step takes without a budget.
         early_bytes: Bytes that loops fused across kernels take more.
         moving_bytes: Bytes that plans take more that may move values.
+        order_factor: How many times as much plans take that may reorder the backward.
         origin: Where in the plan cache plans come from; empty for plans that were solved.
         requests: What was asked for, and whether for real.
     """
@@ -47,6 +48,7 @@ class MadeUpCompiler:
     native_bytes: int = 1000
     early_bytes: int = 0
     moving_bytes: int = 0
+    order_factor: float = 1.0
     origin: str = ""
     requests: list[tuple[PartitionRequest, bool]] = field(default_factory=list)
 
@@ -71,6 +73,7 @@ class MadeUpCompiler:
         emitted = request.budget_bytes + self.other_bytes + (self.layout_bytes if request.free_layout else 0)
         emitted += self.early_bytes if early else 0
         emitted += self.moving_bytes if request.offload_bytes else 0
+        emitted = int(emitted * self.order_factor) if request.reorders else emitted
         check = DryRun(emitted, (MemorySample("forward", "aten.convolution", 0, "x = conv(y)", emitted, 0),))
         return Attempt(request, lambda: None, real, True, (cast("Partition", partition),), check)
 
@@ -129,6 +132,34 @@ def test_early_loops_are_given_up_where_they_take_more_than_the_budget(early_byt
     assert kept.request.early_loops == (early_bytes == 0)
     assert kept.check.peak_bytes == kept.request.budget_bytes == 900
     assert kept.real
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.3])
+@pytest.mark.parametrize("convolutions", [False, True])
+def test_the_programs_order_is_planned_only_where_no_other_order_fits(factor: float, convolutions: bool) -> None:
+    compiler = MadeUpCompiler(layout_bytes=0, order_factor=factor, floor_bytes=800)
+    kept = searched(compiler, 900, convolutions=convolutions)
+    assert kept.request.reorders == (factor == 1.0)
+    assert any(not request.reorders for request, _ in compiler.requests) == (factor != 1.0)
+    assert kept.check.peak_bytes <= 900
+    assert kept.real
+
+
+def test_the_smallest_peak_may_be_that_of_the_programs_order() -> None:
+    compiler = MadeUpCompiler(layout_bytes=0, order_factor=1.3, native_bytes=2000)
+    search = BudgetSearch(compiler, options_of(memory_budget="min"), chooses_layout=False)
+    kept, _ = search.run(SearchGoal(PartitionRequest(500, take_smallest=True)))
+    assert not kept.request.reorders
+    assert kept.check.peak_bytes == 500
+
+
+def test_a_step_known_to_be_over_a_fraction_is_not_tried_as_its_answer() -> None:
+    compiler = MadeUpCompiler(layout_bytes=0)
+    search = BudgetSearch(compiler, options_of(memory_budget=0.9), chooses_layout=False)
+    kept, limit = search.run(SearchGoal(PartitionRequest(None, fraction=0.9)))
+    assert limit == 900
+    assert not kept.request.may_be_native
+    assert [request.may_be_native for request, _ in compiler.requests] == [True, False]
 
 
 def test_kernels_are_compiled_once_where_the_layout_is_chosen() -> None:
@@ -211,7 +242,7 @@ def test_what_is_held_beside_others_makes_the_whole_budget_a_share() -> None:
 def test_the_smallest_peak_is_not_missed_by_moving_values(moving_bytes: int, moves: bool, tries: int) -> None:
     compiler = MadeUpCompiler(0, moving_bytes=moving_bytes)
     search = BudgetSearch(compiler, options_of(memory_budget="min"), chooses_layout=False)
-    kept, _ = search.run(SearchGoal(PartitionRequest(500, offload_bytes=1 << 20, offload_place="disk:/tmp")))
+    kept, _ = search.run(SearchGoal(PartitionRequest(500, reorders=False, offload_bytes=1 << 20, offload_place="disk:/tmp")))
     assert (kept.request.offload_bytes > 0) == moves
     assert kept.needed_bytes == 500
     assert kept.real
@@ -229,7 +260,7 @@ def test_the_smallest_peak_is_at_most_that_without_a_budget(other_bytes: int, ke
         return made if request.budget_bytes else replace(made, check=replace(made.check, peak_bytes=990))
 
     search = BudgetSearch(emitted, options_of(memory_budget="min"), chooses_layout=False)
-    kept, _ = search.run(SearchGoal(PartitionRequest(500, take_smallest=True)))
+    kept, _ = search.run(SearchGoal(PartitionRequest(500, take_smallest=True, reorders=False)))
     assert (kept.needed_bytes, kept.real, len(compiler.requests)) == (kept_bytes, True, tries)
 
 
@@ -265,7 +296,7 @@ def test_a_peak_that_is_not_known_is_not_taken_for_a_lower_one() -> None:
         return made if request.budget_bytes else replace(made, check=replace(made.check, unknown="a loop"))
 
     search = BudgetSearch(emitted, options_of(memory_budget="min"), chooses_layout=False)
-    kept, _ = search.run(SearchGoal(PartitionRequest(500, take_smallest=True)))
+    kept, _ = search.run(SearchGoal(PartitionRequest(500, take_smallest=True, reorders=False)))
     assert kept.needed_bytes == 950
     assert len(compiler.requests) == 2
 

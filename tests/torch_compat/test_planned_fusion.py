@@ -1,0 +1,80 @@
+"""What two loops hold if they run as one, on made-up graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from remat_compiler.torch_compat.planned_fusion import Lives, Loop
+
+Made = Sequence[tuple[str, str]]
+"""Names that each loop reads and writes, one letter each; capital letters are inputs without an end."""
+
+
+def lives_of(made: Made, size_bytes: Mapping[str, int], outputs: str = "", kernels: Sequence[int] = ()) -> Lives:
+    loops = [Loop(frozenset(reads), tuple(writes)) for reads, writes in made]
+    end, readers, alive = {}, {}, np.zeros(len(loops), dtype=np.int64)
+    writer = {name: step for step, loop in enumerate(loops) for name in loop.writes}
+    for name in size_bytes:
+        readers[name] = {step for step, loop in enumerate(loops) if name in loop.reads}
+        end[name] = len(loops) if name in outputs else max(readers[name], default=writer.get(name, 0))
+        alive[writer.get(name, 0) : end[name] + 1] += size_bytes[name]
+    return Lives({str(i): i for i in range(len(loops))}, loops, list(kernels), size_bytes, end, readers, alive)
+
+
+def node(*steps: int) -> Any:
+    """The loops at these positions, as Inductor would give them."""
+    parts = [SimpleNamespace(get_name=lambda step=step: str(step)) for step in steps]
+    return SimpleNamespace(get_nodes=lambda: parts, min_order=min(steps), max_order=max(steps))
+
+
+def test_two_results_are_alive_at_once_beside_what_both_read() -> None:
+    # x is freed before z is made; together they hold all of it.
+    lives = lives_of([("x", "y"), ("c", "z")], {"x": 100, "y": 1, "c": 10, "z": 50}, outputs="yz")
+    assert lives.alive_bytes.tolist() == [111, 61]
+    assert lives.fused_bytes(node(0), node(1)) == 161
+
+
+def test_a_result_that_the_loops_alone_read_takes_no_memory() -> None:
+    lives = lives_of([("x", "y"), ("yc", "z")], {"x": 100, "y": 7, "c": 10, "z": 50}, outputs="z")
+    assert lives.fused_bytes(node(0), node(1)) == 160
+
+
+def test_a_result_that_others_read_too_takes_memory() -> None:
+    made = [("x", "y"), ("y", "z"), ("y", "w")]
+    lives = lives_of(made, {"x": 100, "y": 7, "z": 50, "w": 1}, outputs="zw")
+    assert lives.fused_bytes(node(0), node(1)) == 157
+
+
+def test_a_result_lies_where_an_argument_of_the_same_size_ends() -> None:
+    lives = lives_of([("x", "y"), ("yX", "z")], {"x": 100, "y": 100, "z": 100}, outputs="z")
+    assert lives.fused_bytes(node(0), node(1)) == 100
+
+
+def test_one_argument_gives_its_place_to_one_result_of_the_loop_that_reads_it() -> None:
+    twice = lives_of([("x", "y"), ("x", "z")], {"x": 100, "y": 100, "z": 100}, outputs="yz")
+    assert twice.fused_bytes(node(0), node(1)) == 200
+    other = lives_of([("x", "y"), ("c", "z")], {"x": 100, "y": 1, "c": 10, "z": 100}, outputs="yz")
+    assert other.fused_bytes(node(0), node(1)) == 211
+
+
+def test_what_is_made_early_is_alive_beside_the_loops_between() -> None:
+    made = [("a", "y"), ("b", "v"), ("vc", "w"), ("a", "z")]
+    size_bytes = {"a": 1, "b": 2, "c": 3, "v": 1000, "w": 4, "y": 10, "z": 500}
+    lives = lives_of(made, size_bytes, outputs="wyz")
+    assert lives.fused_bytes(node(0), node(3)) == int(lives.alive_bytes[2]) + 500
+
+
+def test_three_loops_are_one_where_two_were_fused_before() -> None:
+    made = [("x", "y"), ("y", "z"), ("z", "w")]
+    lives = lives_of(made, {"x": 100, "y": 7, "z": 50, "w": 20}, outputs="w")
+    assert lives.fused_bytes(node(0, 1), node(2)) == 120
+
+
+def test_kernels_keep_loops_apart() -> None:
+    lives = lives_of([("x", "y"), ("y", "z"), ("X", "w")], {"x": 1, "y": 1, "z": 1, "w": 1}, "zw", kernels=[1])
+    assert lives.kernel_between(node(0), node(2))
+    assert not lives_of([("x", "y"), ("y", "z")], {"x": 1, "y": 1, "z": 1}, "z").kernel_between(node(0), node(1))
