@@ -242,7 +242,9 @@ def test_what_is_held_beside_others_makes_the_whole_budget_a_share() -> None:
 def test_the_smallest_peak_is_not_missed_by_moving_values(moving_bytes: int, moves: bool, tries: int) -> None:
     compiler = MadeUpCompiler(0, moving_bytes=moving_bytes)
     search = BudgetSearch(compiler, options_of(memory_budget="min"), chooses_layout=False)
-    kept, _ = search.run(SearchGoal(PartitionRequest(500, reorders=False, offload_bytes=1 << 20, offload_place="disk:/tmp")))
+    kept, _ = search.run(
+        SearchGoal(PartitionRequest(500, reorders=False, offload_bytes=1 << 20, offload_place="disk:/tmp"))
+    )
     assert (kept.request.offload_bytes > 0) == moves
     assert kept.needed_bytes == 500
     assert kept.real
