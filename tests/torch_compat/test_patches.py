@@ -22,7 +22,7 @@ from torch import nn
 import remat_compiler
 from end_to_end.compiling import compile_with, differences_from_eager
 from remat_compiler.errors import UnsupportedTorch
-from remat_compiler.torch_compat import inductor, mincut, modules, patches, patching
+from remat_compiler.torch_compat import inductor, mincut, modules, patches, patching, planned_fusion
 from remat_compiler.torch_compat.patch import Patch, Purpose, _say_once, untested
 from remat_compiler.torch_compat.patches import PATCHES
 
@@ -230,21 +230,21 @@ class Mean(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("name", "once"),
+    ("module", "name", "once"),
     [
-        ("KERNEL_GROUPS", "_guard_kernel_groups"),
-        ("PRODUCT_FUSION", "_guard_product_fusion"),
-        ("LOOP_FUSION", "_planned_choices"),
-        ("PARTITIONER", ""),
+        (inductor, "KERNEL_GROUPS", "_guard_kernel_groups"),
+        (inductor, "PRODUCT_FUSION", "_guard_product_fusion"),
+        (planned_fusion, "LOOP_FUSION", "_planned_choices"),
+        (inductor, "PARTITIONER", ""),
     ],
 )
 def test_without_a_correctness_row_the_user_reads_which_and_what_to_do(
-    name: str, once: str, monkeypatch: pytest.MonkeyPatch
+    module: Any, name: str, once: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("REMAT_DISABLE_CACHE", "1")
     if once:
-        monkeypatch.setattr(inductor, once, getattr(inductor, once).__wrapped__)
-    without(monkeypatch, inductor, name)
+        monkeypatch.setattr(module, once, getattr(module, once).__wrapped__)
+    without(monkeypatch, module, name)
     with pytest.raises(UnsupportedTorch, match=r"torch\.nowhere\.thing is missing.*install one of these"):
         compile_with(nn.Sequential(small(), Mean()), inner="inductor")(torch.randn(4, 8))
 
