@@ -18,6 +18,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import LlamaConfig, LlamaForCausalLM
 
 RANKS = int(os.environ.get("RANKS", "64"))
+REPLICAS = int(os.environ.get("REPLICAS", "1"))  # groups of ranks that each have the whole model
 LENGTH = 8192
 CONFIG = LlamaConfig(
     vocab_size=128_256,
@@ -50,7 +51,10 @@ def make(batch: int) -> tuple[Any, ...]:
     if not dist.is_initialized():
         # Its collectives do nothing.
         dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=RANKS)
-    mesh = init_device_mesh("cuda", (RANKS,))
+    if REPLICAS > 1:
+        mesh = init_device_mesh("cuda", (REPLICAS, RANKS // REPLICAS), mesh_dim_names=("replicate", "shard"))
+    else:
+        mesh = init_device_mesh("cuda", (RANKS,))
     policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
     model = LanguageModel()
     for layer in model.llama.model.layers:

@@ -153,6 +153,8 @@ class Outcome:
             reports = [replace(reports[0], budget_bytes=limit_bytes)]
         self.attempt, self.reports, self.limit_bytes = attempt, reports, limit_bytes
         publish(reports, attempt.partitions, self.options, self.compilation)
-        # A failure to plan is not kept: the next process tries again.
+        # A failure to plan is not kept: the next process tries again.  Nor is what gradients from before the step led
+        # to: the next process may accumulate none.
+        final = final and (step is None or not step.gradient_bytes)
         if final and self.kept is not None and attempt.failure is None:
             self.kept.write(self.key.digest, StoredOutcome(self.key, attempt.request, limit_bytes, tuple(reports)))

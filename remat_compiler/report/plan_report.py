@@ -98,7 +98,7 @@ class PeakPoint:
 
 @dataclass(frozen=True, slots=True)
 class StepFigures:
-    """A training step that runs several planned graphs, or one several times, under one budget.
+    """A training step that runs several planned graphs, or one several times or beside gradients, under one budget.
 
     Attributes:
         graphs: Planned graphs that it runs.
@@ -107,6 +107,7 @@ class StepFigures:
             a budget, which with several graphs may be a few percent above the measured one.
         sharded_bytes: Of the peak, at most so much is what sharded modules (FSDP2) gather and scatter.
         runs: How often the step runs the graph that is reported.
+        gradient_bytes: Of the peak, gradients from before the step, such as those of earlier micro-batches.
     """
 
     graphs: int
@@ -114,6 +115,7 @@ class StepFigures:
     limit_bytes: int | None
     sharded_bytes: int = 0
     runs: int = 1
+    gradient_bytes: int = field(default=0, metadata=OPTIONAL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,8 +147,8 @@ class PlanReport:
         decisions: Forward storages that the backward reads, largest first.
         live_at_peak: What is alive at `peak`, largest first; sums up to `estimated_peak_bytes`.
         stages: Seconds of each stage.
-        step: The whole step, where it takes more than one call of this graph; `None` where it does not, or until a step
-            is complete.
+        step: The whole step, where it takes more than one call of this graph, or there are gradients from before it;
+            `None` where it does not, or until a step is complete.
         reserved_bytes: What torch's caching allocator reserves for the step on top of what is resident and of an Adam's
             state, by a model of it with plain segments; 0 where the step is not known.
         expandable_bytes: The same with segments that expand.

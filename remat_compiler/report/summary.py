@@ -115,8 +115,10 @@ def _use_of_budget(report: PlanReport) -> str:
 def _shared(step: StepFigures) -> str:
     of_which = "" if step.limit_bytes is None else f", which may take {format_bytes(step.limit_bytes)} together"
     sharded = f"; FSDP2 gathers {format_bytes(step.sharded_bytes)} of it" if step.sharded_bytes else ""
+    before = f"; gradients from before it take {format_bytes(step.gradient_bytes)} of it" if step.gradient_bytes else ""
     often = f"; this one runs {step.runs} times" if step.runs > 1 else ""
-    return f"at most, of its {step.graphs} planned graphs{of_which}{sharded}{often}"
+    graphs = f"{step.graphs} planned graphs" if step.graphs > 1 else "planned graph"
+    return f"at most, of its {graphs}{of_which}{sharded}{before}{often}"
 
 
 def _part(point: PeakPoint) -> str:

@@ -1,19 +1,16 @@
 """Warn if memory outside the planned graphs may make a step exceed its budget.
 
-There are four kinds.  Gradients from before a step are resident, as parameters are; yet a user who accumulates
-gradients over several calls thinks of all these calls as one step.  Operators that Dynamo left to eager, such as a
-recurrent layer, hold what their backward needs while later graphs run.  For outputs that are views of inputs, autograd
-itself makes the gradients.  And the results of a graph without gradients before a graph break are inputs, so resident,
-to the graphs after it.
+There are three kinds.  Operators that Dynamo left to eager, such as a recurrent layer, hold what their backward needs
+while later graphs run.  For outputs that are views of inputs, autograd itself makes the gradients.  And the results of
+a graph without gradients before a graph break are inputs, so resident, to the graphs after it.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-from weakref import ref
 
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
@@ -24,7 +21,7 @@ from remat_compiler.units import format_bytes
 logger = logging.getLogger(__name__)
 
 LOOKS = 8
-"""Calls of each graph to look at: gradients are found if they are accumulated over up to so many calls."""
+"""Calls of a graph without gradients whose results are noted."""
 WORTH_TELLING = 0.1
 """Under a budget that is a fraction: the least part of a step's memory outside the plan that is warned of."""
 
@@ -112,17 +109,13 @@ class BesideThePlan:
         peak_bytes: Peak of the graphs by themselves.
         limit_bytes: The step's limit; `None` if it is no number of bytes.
         graphs: Number of planned graphs.
-        forward_bytes: Peak of the forward, if there is one graph; else 0.
-        told: The warnings so far: ``"gradients"`` for those from before the step, and attributes of `Outside`.
+        told: The warnings so far, by attributes of `Outside`.
     """
 
     peak_bytes: int
     limit_bytes: int | None
     graphs: int = 1
-    forward_bytes: int = 0
     told: set[str] = field(default_factory=set)
-    _gradients: dict[Hashable, int] = field(default_factory=dict)
-    _looks: dict[Hashable, int] = field(default_factory=dict)
 
     def say(self, outside: Outside, left_bytes: int | None, *, of_part: bool) -> None:
         """Warn of memory outside the graphs.
@@ -157,46 +150,3 @@ class BesideThePlan:
         if first:
             self.told.add(what)
         return first
-
-    def look(self, graph: Hashable, arguments: Sequence[Any]) -> Callable[[], None] | None:
-        """Look at a call of one of the graphs for gradients that it accumulates into, and warn of them once.
-
-        Returns:
-            What to call once the backward of this call begins; `None` if calls are not to be looked at any more.
-        """
-        looks = self._looks[graph] = self._looks.get(graph, 0) + 1
-        if self.limit_bytes is None or "gradients" in self.told or looks > LOOKS:
-            return None
-        leaves = [ref(x) for x in arguments if isinstance(x, torch.Tensor) and x.is_leaf and x.requires_grad]
-
-        def there_bytes() -> int:
-            there = (leaf.grad for one in leaves if (leaf := one()) is not None)
-            return sum(one.numel() * one.element_size() for one in there if one is not None)
-
-        # Many programs free the gradients of a step only after the forward of the next one: then they come on top of
-        # this forward, and of no backward.
-        self._say_there(there_bytes(), self.forward_bytes, "forward")
-
-        def backward_begins() -> None:
-            # The largest over its calls: the first one after `zero_grad` finds none.
-            self._gradients[graph] = max(self._gradients.get(graph, 0), there_bytes())
-            self._say_there(sum(self._gradients.values()), self.peak_bytes, "step")
-
-        return backward_begins
-
-    def _say_there(self, gradient_bytes: int, planned_bytes: int, part: str) -> None:
-        """Warn of gradients that are there before a part of a step, if they exceed the budget together with it."""
-        limit = self.limit_bytes
-        exceeds = limit is not None and planned_bytes + gradient_bytes > limit
-        if not gradient_bytes or not planned_bytes or not exceeds or "gradients" in self.told:
-            return
-        self.told.add("gradients")
-        logger.warning(
-            "gradients of %s are there before the step, as where they are accumulated over several calls: they are "
-            "resident, as parameters are, and come on top of the %s's %s, to more than memory_budget=%d bytes; "
-            "name a budget that is smaller by as much to have room for them",
-            format_bytes(gradient_bytes),
-            part,
-            format_bytes(planned_bytes),
-            limit,
-        )

@@ -22,13 +22,14 @@ from remat_compiler.compilation.attempt import Attempt
 from remat_compiler.compilation.offloading import with_room
 from remat_compiler.compilation.search import BudgetSearch, SearchGoal
 from remat_compiler.errors import BudgetFacts, InfeasibleBudget
-from remat_compiler.options import RematOptions, format_bytes
+from remat_compiler.options import BudgetKind, RematOptions, format_bytes
 from remat_compiler.partition.result import Partition
 from remat_compiler.report.plan_report import StepFigures
 from remat_compiler.simulate.step_peak import GraphMemory
 from remat_compiler.step_budget.beside_the_plan import BesideThePlan, Outside
 from remat_compiler.step_budget.coordinator import StepCoordinator
 from remat_compiler.step_budget.dynamic_graph import DynamicGraph
+from remat_compiler.step_budget.gradients_before import GradientsBefore
 from remat_compiler.step_budget.known_steps import Place, is_among
 from remat_compiler.step_budget.step_watch import WatchedStep
 
@@ -106,6 +107,7 @@ class CompiledGraph:
         self.places: dict[Any, Place] = {}
         self.refusals: dict[Any, InfeasibleBudget] = {}
         self.beside: BesideThePlan | None = None
+        self.gradients: GradientsBefore | None = None
         self.outside = Outside()
         self.aside_bytes = 0  # held by calls of earlier steps when the budget was last shared
         self.steps_without = 0
@@ -164,15 +166,28 @@ class CompiledGraph:
             torch_compat.follow_backward(node, watch.here.open, watch.ran_backward, watch.begins_backward, looking)
         return outputs
 
-    def _looks_beside(self, arguments: Sequence[Any]) -> Callable[[], None] | None:
-        """Look for memory that no graph plans, and warn of it; see `BesideThePlan.look`."""
-        if self.beside is None and self.memory is not None:
-            memory = self.memory
-            self.beside = BesideThePlan(memory.peak_bytes, self.budget_bytes, forward_bytes=memory.forward_bytes)
+    def _looks_beside(self, arguments: Sequence[Any]) -> torch_compat.BackwardBegins | None:
+        """Look for memory that no graph plans, warn of it, and plan again where that helps; see `GradientsBefore`."""
+        memory = self.memory
+        if self.beside is None and memory is not None:
+            self.beside = BesideThePlan(memory.peak_bytes, self.budget_bytes)
+            self.gradients = GradientsBefore(
+                memory.peak_bytes, self.budget_bytes, memory.forward_bytes, self.ask_for_decision
+            )
         if self.beside is not None:
-            left_bytes = None if self.memory is None else self.memory.left_bytes
+            left_bytes = None if memory is None else memory.left_bytes
             self.beside.say(self.outside, left_bytes, of_part=self.options.memory_budget.is_part)
-        return None if self.beside is None else self.beside.look(self, arguments)
+        if self.gradients is None or self.options.memory_budget.kind is BudgetKind.MIN:
+            return None
+        others = tuple(self._watch.here.open.values())
+        begins = all(entry[1].gradients is not self.gradients for entry in others)
+        return self.gradients.look(self, arguments, begins=begins)
+
+    def ask_for_decision(self) -> bool:
+        """Have the budget of its known steps decided about once more, before its next call; whether there are any."""
+        if self.steps and self.completed_step is None:
+            self.completed_step = self.steps[-1]
+        return bool(self.steps)
 
     def _watched(self, arguments: Sequence[Any]) -> Any:
         """Run the forward in a step that is not known yet, or may turn out to be another one."""

@@ -12,6 +12,7 @@ from remat_compiler.compilation.attempt import Attempt
 from remat_compiler.options import BudgetKind
 from remat_compiler.simulate.step_peak import Call, GraphMemory, Turn, whole_step_peak
 from remat_compiler.step_budget.compiled_graph import CompiledGraph
+from remat_compiler.step_budget.gradients_before import bytes_of
 from remat_compiler.step_budget.graph_levels import checked_without_budget
 from remat_compiler.step_budget.step_watch import WatchedStep
 
@@ -32,6 +33,7 @@ class JointSteps:
         runs: For each graph, how often all the steps together call it.
         runs_of_steps: For each step, how often it calls each graph.
         aside_bytes: Bytes that open calls of earlier steps hold.
+        gradient_bytes: Bytes of gradients from before a step, which are alive during all of it.
     """
 
     def __init__(self, step: WatchedStep[CompiledGraph]) -> None:
@@ -48,7 +50,9 @@ class JointSteps:
         self.calls, self.turns = self._calls[0], self._turns[0]
         self._seen = [one.seen for one in self.steps]
         self.seen = step.seen
-        self._more = [0] * len(self.steps)
+        before = [graph.gradients for graph in self.graphs if graph.gradients is not None]
+        self.gradient_bytes = bytes_of(found for one in before for found in one.found.values())
+        self._more = [self.gradient_bytes] * len(self.steps)
         kept: list[GraphMemory] = [memory for _, memory in step.aside if memory is not None]
         self.aside_bytes = sum(memory.held_bytes for memory in kept)
 
@@ -58,7 +62,10 @@ class JointSteps:
         return [replace(call, graph=numbers[step.graphs[call.graph]]) for call in step.calls]
 
     def peak(self, memories: Sequence[GraphMemory]) -> int:
-        """Peak of all the steps; the difference between a step's own limit and the largest counts as taken."""
+        """Peak of all the steps with the gradients from before them.
+
+        The difference between a step's own limit and the largest counts as taken.
+        """
         kinds = zip(self._calls, self._turns, self._seen, self._more)
         return max(whole_step_peak(memories, calls, turns, seen) + more for calls, turns, seen, more in kinds)
 
@@ -85,7 +92,7 @@ class JointSteps:
     @property
     def more_bytes(self) -> int:
         """Bytes by which the limit of the complete step is below the largest; valid after `limit_bytes`."""
-        return self._more[0]
+        return self._more[0] - self.gradient_bytes
 
     def limit_bytes(self) -> int | None:
         """The largest limit of the steps in bytes; `None` for no limit."""
@@ -98,9 +105,10 @@ class JointSteps:
         # A fraction gives each step a limit of its own.  One limit serves all if the difference counts as taken.
         kinds = zip(self._calls, self._turns, self._seen)
         peaks = [whole_step_peak(unbudgeted, calls, turns, seen) for calls, turns, seen in kinds]
-        limits = [budget.of_reference(peak) or 0 for peak in peaks]
+        # Without a budget, too, the gradients from before a step are there.
+        limits = [budget.of_reference(peak + self.gradient_bytes) or 0 for peak in peaks]
         most = max(limits)
-        self._more = [most - one for one in limits]
+        self._more = [most - one + self.gradient_bytes for one in limits]
         return most
 
 

@@ -12,6 +12,9 @@ A graph that was compiled as if it were alone, and is not, may exceed the budget
 
 If sizes change, graphs get limits of their own for all sizes, see `share_sizes`; then the first step keeps to the
 budget, too, or is refused.
+
+Gradients that are there before the step are found by later calls, see `gradients_before`; then there is one more
+decision, about what they leave free.
 """
 
 from __future__ import annotations
@@ -26,9 +29,11 @@ from remat_compiler.options import BudgetKind, format_bytes
 from remat_compiler.report.plan_report import StepFigures
 from remat_compiler.simulate.allowance import Allowance
 from remat_compiler.simulate.step_peak import GraphMemory, Turn, handed_on, whole_step_peak
+from remat_compiler.step_budget.beside_gradients import decide_beside_gradients
 from remat_compiler.step_budget.beside_the_plan import BesideThePlan, Outside
 from remat_compiler.step_budget.compiled_graph import CompiledGraph
 from remat_compiler.step_budget.coordinator import share_budget
+from remat_compiler.step_budget.gradients_before import GradientsBefore
 from remat_compiler.step_budget.graph_levels import (
     compiled_at,
     member_of,
@@ -43,6 +48,8 @@ from remat_compiler.step_budget.step_watch import WatchedStep
 logger = logging.getLogger(__name__)
 
 _LIMITED = (BudgetKind.BYTES, BudgetKind.FRACTION)
+_NO_SMALLER_PLAN = "no plan was found that takes less; training goes on"
+_FOR_ALL_SIZES = "where sizes change they are beside the budget: name one that is smaller by as much"
 GRAPH_BREAKS = 'TORCH_LOGS="graph_breaks" shows where the step is cut'
 
 
@@ -56,12 +63,15 @@ def decide(step: WatchedStep[CompiledGraph]) -> None:
             that only such a step makes are refused from then on, too.
     """
     together = _Replan(step)
+    before = together.joint.gradient_bytes
     try:
         # Even a single call may need a decision: a graph kept for another backward, calls of earlier steps that are
         # still open, or other steps that run the graph make it take more than it does alone.
         kept = any(turn is Turn.KEPT for turn, _ in step.turns)
         if len(step.calls) > 1 or step.aside or step.seen.sharded or kept or together.joint.steps[1:]:
             together.decide()
+        elif before and step.graphs[0].changing is None:
+            decide_beside_gradients(step.graphs[0], together.joint)
         elif step.graphs[0].has_part:
             _decide_alone(step.graphs[0])
     except InfeasibleBudget as error:
@@ -130,10 +140,12 @@ class _Replan:
                 self._warn(f"together they peak at {format_bytes(peak)}", "their options differ")
                 return
         if limit is not None:
-            # Before anything changes: it is about the step that ran.
-            self._say_exceeded(known, limit)
+            # Before anything changes: it is about the step that ran.  Gradients from before it are found only later.
+            if not self.joint.gradient_bytes:
+                self._say_exceeded(known, limit)
             limit = self._beside_kept(peak, limit)
         if limit is not None and change:
+            # A size that fits by itself must not be refused amid a step for gradients from before it.
             self._share_sizes(limit)
             return
         if self.options.memory_budget.kind is BudgetKind.MIN:
@@ -145,6 +157,9 @@ class _Replan:
             return
         fixed = [graph for graph in self.graphs if graph.recompile is None]
         if peak > limit and len(fixed) == len(self.graphs):
+            if peak - self.joint.gradient_bytes <= limit:
+                self._keep_all(peak, limit)  # `look_beside` warns
+                return
             self._warn(
                 f"together they peak at {format_bytes(peak)}, over {format_bytes(limit)}",
                 "they cannot be compiled again, since their sizes change or Dynamo is not at hand",
@@ -161,8 +176,8 @@ class _Replan:
         before = [graph.beside for graph in self.graphs if graph.beside is not None]
         # What a graph told already is not told again of the step.
         told = {what for one in before for what in one.told}
-        forward_bytes = memories[0].forward_bytes if len(memories) == 1 else 0
-        beside = BesideThePlan(self.joint.peak(memories), limit, len(self.graphs), forward_bytes, told)
+        peak = self.joint.peak(memories) - self.joint.gradient_bytes
+        beside = BesideThePlan(peak, limit, len(self.graphs), told)
         outside = [graph.outside for graph in self.graphs]
         together = Outside(
             sum(one.eager_bytes for one in outside),
@@ -170,8 +185,29 @@ class _Replan:
             sum(one.made_bytes for one in outside),
         )
         beside.say(together, None, of_part=self.options.memory_budget.is_part)
+        gradients = self._gradients(peak, limit, memories[0].forward_bytes if len(memories) == 1 else 0)
         for graph in self.graphs:
-            graph.beside = beside
+            graph.beside, graph.gradients = beside, gradients
+
+    def _gradients(self, peak: int, limit: int | None, forward_bytes: int) -> GradientsBefore:
+        """What the graphs' own looks for gradients from before the step found, for all of them together."""
+        known = {id(one): one for graph in self.graphs if (one := graph.gradients) is not None}.values()
+        found = GradientsBefore(
+            peak,
+            limit,
+            forward_bytes,
+            self.graphs[0].ask_for_decision,
+            planned_bytes=self.joint.gradient_bytes,
+            told=any(one.told for one in known),
+        )
+        for one in known:
+            found.take_over(one)
+        if self.joint.gradient_bytes and limit is None:
+            limit = self.joint.limit_bytes()  # of a fraction, which depends on these gradients
+        if limit is not None:
+            change = any(graph.changing is not None for graph in self.graphs)
+            found.say(peak, self.joint.gradient_bytes, limit, why=_FOR_ALL_SIZES if change else _NO_SMALLER_PLAN)
+        return found
 
     def _share_sizes(self, limit: int) -> None:
         """Limit the graphs whose sizes change; compile the others again at their levels."""
@@ -244,7 +280,8 @@ class _Replan:
         """Take the smallest peak: silently if it fits, else with a warning or the error, as the options say."""
         found = self.plans.smallest()
         peak = found.peak_bytes or self.joint.peak([level.memory for level in found.levels])
-        if peak > limit:
+        # Where only gradients from before are too much, training goes on: `look_beside` warns.
+        if peak - self.joint.gradient_bytes > limit:
             if self.options.on_infeasible != "min":
                 self._refuse(limit, peak)
             self._warn_of_smallest(limit, peak)
@@ -334,7 +371,9 @@ class _Replan:
             graph.keep(own, "", self._as_run(graph, self._figures(peak, limit)))
 
     def _figures(self, peak: int | None, limit: int | None) -> StepFigures:
-        return StepFigures(len(self.step.graphs), peak, limit, self.joint.sharded_bytes)
+        return StepFigures(
+            len(self.step.graphs), peak, limit, self.joint.sharded_bytes, gradient_bytes=self.joint.gradient_bytes
+        )
 
     def _as_run(self, graph: CompiledGraph, step: StepFigures) -> StepFigures:
         """The figures for the report of one graph."""

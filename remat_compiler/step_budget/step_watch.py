@@ -263,7 +263,7 @@ class StepWatch(Generic[G]):
         arguments: Iterable[Any],
         outputs: Any,
         note: Any = None,
-        backward_begins: Callable[[], None] | None = None,
+        backward_begins: torch_compat.BackwardBegins | None = None,
     ) -> None:
         """Note a call of `graph`; without a node of autograd, as in an evaluation, there is nothing to note.
 
@@ -294,7 +294,7 @@ class StepWatch(Generic[G]):
         self._follow(step, call, node, backward_begins)
 
     def _follow(
-        self, step: WatchedStep[G], call: int, node: Any, backward_begins: Callable[[], None] | None = None
+        self, step: WatchedStep[G], call: int, node: Any, backward_begins: torch_compat.BackwardBegins | None = None
     ) -> None:
         graph, note = step.graphs[step.calls[call].graph], step.notes[call]
         step._nodes[call] = id(node)

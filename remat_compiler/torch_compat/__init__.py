@@ -5,7 +5,12 @@ torch breaks one package.  One table, `patches`, lists every change of torch.
 """
 
 from remat_compiler.torch_compat.allocators import device_allocator, recorded_requests
-from remat_compiler.torch_compat.backward_nodes import compiled_backward, follow_backward, storages_saved_by
+from remat_compiler.torch_compat.backward_nodes import (
+    BackwardBegins,
+    compiled_backward,
+    follow_backward,
+    storages_saved_by,
+)
 from remat_compiler.torch_compat.compiled_graphs import (
     add_post_compile_listener,
     callable_replaced,
@@ -138,6 +143,7 @@ from remat_compiler.torch_compat.symbols import (
     symbolic_inputs,
 )
 from remat_compiler.torch_compat.tensors import (
+    WatchedSizes,
     any_fake,
     dense_parts,
     is_wrapper,
@@ -146,6 +152,7 @@ from remat_compiler.torch_compat.tensors import (
     num_bytes,
     placed_in,
     storages_of,
+    watched_sizes,
     watched_storages,
     wrapped_again,
     wrapped_tensors,

@@ -10,6 +10,9 @@ import torch._dynamo.convert_frame
 
 from remat_compiler.torch_compat.tensors import storages_of
 
+BackwardBegins = Callable[[], Callable[[Any], None] | None]
+"""Called before a backward; what it returns is called with the results of the backward."""
+
 
 def compiled_backward(outputs: Any) -> Any:
     """Autograd's node of the compiled graph that made `outputs`; `None` if autograd does not follow it.
@@ -43,7 +46,7 @@ def follow_backward(
     calls: dict[int, Any],
     told: Callable[[Any, bool], None],
     begins: Callable[[Any], None],
-    of_this: Callable[[], None] | None = None,
+    of_this: BackwardBegins | None = None,
 ) -> None:
     """Remove the entry of a call from `calls` once its backward has run.
 
@@ -54,7 +57,7 @@ def follow_backward(
         calls: Calls by the identity of their node.  `told` is called only for entries whose fourth item is not `None`.
         told: Gets the entry, and whether the graph is kept for another backward; if so, the entry stays in `calls`.
         begins: Gets the entry before the backward runs, under the same condition.
-        of_this: Called before the backward of this node runs, in any case.
+        of_this: Called before the backward of this node runs, in any case; what it returns gets the backward's results.
     """
     # The class is one for all calls of a compiled graph, so its backward is wrapped once.
     function = type(node)._forward_cls
@@ -68,8 +71,7 @@ def follow_backward(
             if entry is not None and entry[3] is not None:
                 begins(entry)
             own = getattr(ctx, _BEGINS, None)
-            if own is not None:
-                own()
+            made = None if own is None else own()
             try:
                 result = original(ctx, *gradients)
             except RuntimeError as error:
@@ -79,6 +81,8 @@ def follow_backward(
                 raise
             # The listener may compile or measure: what came in is not needed any more.
             del gradients
+            if made is not None:
+                made(result)
             if found is not None:
                 kept = torch._C._autograd._get_current_graph_task_keep_graph()
                 entry = found.get(id(ctx)) if kept else found.pop(id(ctx), None)

@@ -23,6 +23,7 @@ from remat_compiler.torch_compat.paper_attention import enter_attention
 from remat_compiler.torch_compat.paper_autograd import enter_autograd
 from remat_compiler.torch_compat.paper_cuda import enter_cuda
 from remat_compiler.torch_compat.paper_inductor import enter_inductor
+from remat_compiler.torch_compat.paper_meshes import enter_meshes
 from remat_compiler.torch_compat.paper_modules import enter_modules
 from remat_compiler.torch_compat.paper_values import enter_values
 
@@ -55,6 +56,7 @@ def paper_device(device: str | Gpu) -> Iterator[Gpu]:
         enter_cuda(stack, gpu)
         enter_attention(stack, gpu)
         enter_inductor(stack, gpu)
+        enter_meshes(stack)
         enter_modules(stack)
         enter_values(stack)
         _present.append(gpu)

@@ -90,6 +90,16 @@ TRUNCATED_NORMAL = _row(
     "draws once, since nobody can see whether numbers are out of bounds",
     (("tensor", "mean", "std", "a", "b"),),
 )
+# Meshes of ranks.
+_MESH = "torch.distributed.device_mesh:DeviceMesh"
+MESH = _row(
+    "meshes of ranks", f"{_MESH}.__init__", "keeps the ranks in a real tensor", (("self", "device_type", "mesh"),)
+)
+MESH_TENSOR = _row("ranks of a mesh", f"{_MESH}.mesh", "reads them from a real tensor")
+MESH_GROUPS = _row("process groups of a mesh", f"{_MESH}._init_one_process_group", "reads the ranks from a real tensor")
+MESH_PARTS = _row(
+    "parts of a mesh", f"{_MESH}._get_all_submeshes", "reads the ranks from a real tensor", (("self", "mesh_dim_name"),)
+)
 AVOID_DEVICE = _row(
     "start of the device",
     f"{_FAKE}:FakeTensorMode.avoid_device_init",
@@ -165,7 +175,7 @@ PADDING = _row(
 PAPER_PATCHES = (
     *(ENGINE, ENGINE_IMPORTED, FAKE_TENSOR, FAKE_MODE, FUNCTIONAL_TENSOR, FUNCTIONAL_MODE, FUNCTIONAL_DEVICE, WRAPPERS),
     *(AVOID_DEVICE, GPU_CONTEXT, *CUDA.values(), *INTERFACE.values(), GENERATORS, RAW_STREAM, ACCELERATOR_INDEX),
-    *(AUTOCAST, FUNCTION_BACKWARD, ENGINE_CALLBACKS),
+    *(AUTOCAST, FUNCTION_BACKWARD, ENGINE_CALLBACKS, MESH, MESH_TENSOR, MESH_GROUPS, MESH_PARTS),
     *(CONSTANTS, CONSTANT_FOLDING, GENERATION, PADDING, SWAP, TRUNCATED_NORMAL),
 )
 """Every row."""

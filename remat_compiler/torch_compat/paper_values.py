@@ -44,6 +44,12 @@ def _drawn_once(
         return tensor.normal_(mean, std, generator=generator)
 
 
+def real_value(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor with its values if they are known; else the tensor."""
+    value: torch.Tensor = getattr(tensor, _VALUE, tensor)
+    return value
+
+
 class KnownValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Lets small tensors that are made of nothing but numbers be asked for theirs; enter it above the fake mode.
 

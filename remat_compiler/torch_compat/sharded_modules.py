@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from remat_compiler.simulate.sharding import Seen, ShardedGroup
-from remat_compiler.torch_compat.tensors import address_of, dense_parts
+from remat_compiler.torch_compat.tensors import address_of, dense_parts, storages_of
 
 _STATES = "torch.distributed._composable_state"
 _SHARDED = "torch.distributed.fsdp._fully_shard"
@@ -141,10 +141,13 @@ def _scatters_kept(context: Any) -> Iterator[torch.Tensor]:
 
 def _reduced(group: Any) -> Iterator[torch.Tensor]:
     """Gradients that are reduced in part, and what is alive until a reduction between replicas has ended."""
+    if group._partial_reduce_output is not None:
+        yield group._partial_reduce_output
     state = getattr(group, "_all_reduce_state", None)
-    for tensor in (group._partial_reduce_output, None if state is None else state.all_reduce_input):
-        if tensor is not None:
-            yield tensor
+    # Where no type changes, it became this rank's part of the gradients, which counts as that.
+    own = storages_of(one.sharded_param.grad for one in group.fsdp_params)
+    if state is not None and not storages_of([state.all_reduce_input]) <= own:
+        yield state.all_reduce_input
 
 
 def _plain(value: Any) -> torch.Tensor | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -101,6 +101,16 @@ def watched_storages(values: Iterable[Any], but: Collection[int]) -> list[Storag
 
 
 _watched: Callable[[Any], StorageWeakRef] = StorageWeakRef
+
+WatchedSizes = Sequence[tuple[Any, int]]
+"""Weak references to storages, each with its bytes."""
+
+
+def watched_sizes(values: Iterable[Any]) -> WatchedSizes:
+    """Weak references to the storages of the tensors among `values`, each once, with their bytes."""
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    parts = {address_of(part): part.untyped_storage() for tensor in tensors for part in dense_parts(tensor)}
+    return [(_watched(storage), storage.nbytes()) for storage in parts.values()]
 
 
 def num_bytes(tensor: torch.Tensor) -> int:

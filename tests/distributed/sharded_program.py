@@ -1,6 +1,8 @@
 """What each rank of `test_sharded_peaks` runs: trains under FSDP2 and budgets, and tells predicted and measured peaks.
 
-python sharded_program.py RANK SIZE FOLDER
+python sharded_program.py RANK SIZE FOLDER [hybrid]
+
+With "hybrid", the ranks are two groups that each shard the whole model, and reduce their gradients among each other.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn import functional
 
@@ -23,6 +26,7 @@ import remat_compiler
 from measure import measure_step
 
 RANK, SIZE, FOLDER = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+HYBRID = "hybrid" in sys.argv[4:]
 OPTIONS: dict[str, Any] = {"inner": "eager", "max_slowdown": None, "cost_model": "nominal"}
 WIDTH, WORDS, BLOCKS = 64, 100, 4
 OF_GLOO = ("c10d::", "gloo:")
@@ -76,25 +80,48 @@ class Model(nn.Module):
         return self.loss(x, words)
 
 
-def trained(budget: object, keep: bool = False, half: bool = False) -> dict[str, Any]:
+def mesh() -> DeviceMesh | None:
+    """Two groups of ranks where the model is sharded in each; else all ranks."""
+    return init_device_mesh("cpu", (2, SIZE // 2), mesh_dim_names=("replicate", "shard")) if HYBRID else None
+
+
+def words_of(rank: int) -> Tensor:
+    return torch.randint(WORDS, (256,), generator=torch.Generator().manual_seed(rank))
+
+
+def error(model: nn.Module) -> float:
+    """Largest difference of gradients to those of one process on all ranks' words, relative to the largest one."""
+    torch.manual_seed(0)
+    whole = Model()
+    (sum(whole(words_of(rank)) for rank in range(SIZE)) / SIZE).backward()
+    found = [one.grad.full_tensor() for one in model.parameters()]
+    expected = [one.grad for one in whole.parameters()]
+    most = max(float(one.abs().max()) for one in expected if one is not None)
+    return max(float((a - b).abs().max()) for a, b in zip(found, expected, strict=True)) / most
+
+
+def trained(budget: object, keep: bool = False, half: bool = False, cast: bool = False) -> dict[str, Any]:
     """Peaks of steps under a budget.
 
     Args:
         budget: The `memory_budget`.
         keep: Whether parameters stay gathered between forward and backward.
         half: Whether they are gathered in bfloat16.
+        cast: Whether they are in bfloat16 themselves, and their gradients reduced in float32.
     """
     torch._dynamo.reset()
     remat_compiler.clear_reports()
     torch.manual_seed(0)
     model = Model()
     parts = [model.words, *model.blocks, model.loss]
-    policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if half else MixedPrecisionPolicy()
+    policy = MixedPrecisionPolicy(torch.bfloat16 if half else None, torch.float32 if half or cast else None)
+    if cast:
+        model.bfloat16()
     for part in parts:
         part.compile(backend="remat", options={**OPTIONS, "memory_budget": budget}, dynamic=False)
-        fully_shard(part, reshard_after_forward=not keep, mp_policy=policy)
-    fully_shard(model)
-    words = torch.randint(WORDS, (256,), generator=torch.Generator().manual_seed(RANK))
+        fully_shard(part, mesh=mesh(), reshard_after_forward=not keep, mp_policy=policy)
+    fully_shard(model, mesh=mesh())
+    words = words_of(RANK)
 
     def step() -> Tensor:
         model.zero_grad()
@@ -113,6 +140,7 @@ def trained(budget: object, keep: bool = False, half: bool = False) -> dict[str,
         "predicted": last.peak_bytes,
         "limit": last.limit_bytes,
         "sharded": last.sharded_bytes,
+        "error": error(model),
         "added": sum(report.added_ns for report in remat_compiler.reports()),
     }
 
@@ -123,11 +151,8 @@ def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", f"file://{FOLDER / 'store'}", timedelta(seconds=120), rank=RANK, world_size=SIZE)
     found = {}
-    for name, run in {
-        "plain": trained,
-        "kept": partial(trained, keep=True),
-        "half": partial(trained, half=True),
-    }.items():
+    others = {"kept": partial(trained, keep=True), "half": partial(trained, half=True)}
+    for name, run in {"plain": trained, **({"cast": partial(trained, cast=True)} if HYBRID else others)}.items():
         free = found[name] = run("1GiB")
         found[f"{name} limited"] = run(int(0.85 * free["predicted"]))
     (FOLDER / f"rank{RANK}.json").write_text(json.dumps(found), encoding="utf-8")

@@ -40,11 +40,6 @@ def predicted(case: dict[str, Any]) -> int:
     return peak
 
 
-def alone_on_its_rank(rank: int, schedule: str) -> bool:
-    """Whether each micro-batch is a step of its own: its backward follows its forward at once."""
-    return rank == SIZE - 1 and schedule == "1f1b"
-
-
 @pytest.mark.parametrize("schedule", [QUICK[0], pytest.param(OTHERS[0], marks=pytest.mark.slow)])
 def test_losses_and_gradients_are_those_of_one_process_on_the_whole_batch(trained: Job, schedule: str) -> None:
     for rank in trained(schedule):
@@ -56,10 +51,8 @@ def test_losses_and_gradients_are_those_of_one_process_on_the_whole_batch(traine
 def test_the_peak_of_all_micro_batches_is_predicted(trained: Job, rank: int, schedule: str) -> None:
     for name in (schedule, f"{schedule}, tight"):
         case = trained(schedule)[rank][name]
-        if alone_on_its_rank(rank, schedule):
-            continue
         # A gradient that was received is counted with the graph, and lies in a buffer from before the step.
-        assert 0 <= predicted(case) - case["measured"][-1] <= ACTIVATION + SCALARS, name
+        assert -SCALARS <= predicted(case) - case["measured"][-1] <= ACTIVATION + SCALARS, name
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -72,10 +65,9 @@ def test_the_budget_is_kept_from_the_second_step_on(trained: Job, rank: int, sch
     assert any("it is shared from the next step on" in text for text in case["warnings"])
     assert any(added for _, _, added, _ in case["reports"]), "something is computed again, or nothing is shown"
     assert predicted(case) <= case["budget"]
-    if alone_on_its_rank(rank, schedule):
-        assert any("gradients of" in text and "resident" in text for text in case["warnings"])
-    else:
-        assert max(others) <= case["budget"]
+    assert max(others) <= case["budget"]
+    # On the last rank of 1F1B each micro-batch is a step of its own, planned for beside the gradients so far.
+    assert not any("gradients of" in text for text in case["warnings"])
 
 
 @pytest.mark.slow

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -47,17 +50,32 @@ class Whole(nn.Module):
 
 def make() -> tuple[nn.Module, tuple[Tensor, Tensor]]:
     """One rank's step of a language model whose blocks are sharded one by one."""
+    _join()
+    return _sharded_on(init_device_mesh("cuda", (RANKS,)), Whole())
+
+
+def make_hybrid() -> tuple[nn.Module, tuple[Tensor, Tensor]]:
+    """The same in two groups of ranks that each have the whole model."""
+    _join()
+    return _sharded_on(init_device_mesh("cuda", (2, RANKS // 2), mesh_dim_names=("replicate", "shard")), Whole())
+
+
+def _join() -> None:
     if not dist.is_initialized():
         dist.init_process_group("fake", store=FakeStore(), rank=3, world_size=RANKS)
-    mesh = init_device_mesh("cuda", (RANKS,))
-    model, policy = Whole(), MixedPrecisionPolicy(torch.bfloat16, torch.float32)
+
+
+def _sharded_on(mesh: DeviceMesh, model: Whole) -> tuple[nn.Module, tuple[Tensor, Tensor]]:
+    policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
     for part in (*model.body.blocks, model):
         fully_shard(part, mesh=mesh, mp_policy=policy)
     tokens = torch.zeros(8, 128, dtype=torch.long)
     return model, (tokens, tokens.clone())
 
 
-def sharded(budgets: tuple[object, ...]) -> list[tuple[int, int | None, int | None, int, int]]:
+def sharded(
+    budgets: tuple[object, ...], make: Callable[[], Any] = make
+) -> list[tuple[int, int | None, int | None, int, int]]:
     """For each budget: bytes taken, predicted, and allowed; bytes of a rank's parameters; most runs of a graph."""
     request = FitRequest(make, "h100", options={"inner": "eager", "max_slowdown": None})
     found = []

@@ -4,23 +4,32 @@ from __future__ import annotations
 
 import pytest
 
-from fitting.paper_sharded import RANKS, Whole, sharded
+from fitting.paper_sharded import RANKS, Whole, make, make_hybrid, sharded
 from remat_compiler.fitting.paper_process import call_in_process
 
 SLACK_BYTES = 2048
 """Scalars that eager operators make between the graphs, in blocks of 512 bytes."""
 
 
-@pytest.fixture(scope="module")
-def points() -> list[tuple[int, int | None, int | None, int, int]]:
-    """Without a budget, then within less."""
+SHARDED_AMONG = {make: RANKS, make_hybrid: RANKS // 2}
+"""For each way to make the step, how many ranks have a part of each parameter."""
+
+
+@pytest.fixture(scope="module", params=SHARDED_AMONG, ids=["a line of ranks", "a mesh of replicas and shards"])
+def ways(request: pytest.FixtureRequest) -> tuple[int, list[tuple[int, int | None, int | None, int, int]]]:
+    """Ranks that share a parameter, and what a step takes without a budget, then within less."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("REMAT_DISABLE_CACHE", "1")
-        found: list[tuple[int, int | None, int | None, int, int]] = call_in_process(sharded, ("1GiB", "7MiB"))
-        return found
+        found: list[tuple[int, int | None, int | None, int, int]] = call_in_process(
+            sharded, ("1GiB", "7MiB"), request.param
+        )
+        return SHARDED_AMONG[request.param], found
 
 
-def test_the_step_takes_what_was_predicted_within_a_percent(points: list[tuple[int, int, int, int, int]]) -> None:
+def test_the_step_takes_what_was_predicted_within_a_percent(
+    ways: tuple[int, list[tuple[int, int, int, int, int]]],
+) -> None:
+    _, points = ways
     for taken, predicted, limit, _, _ in points:
         assert taken - SLACK_BYTES <= predicted <= 1.01 * taken
         assert predicted <= limit
@@ -28,9 +37,10 @@ def test_the_step_takes_what_was_predicted_within_a_percent(points: list[tuple[i
 
 
 def test_a_rank_has_its_part_of_the_parameters_and_one_graph_runs_for_all_blocks(
-    points: list[tuple[int, int, int, int, int]],
+    ways: tuple[int, list[tuple[int, int, int, int, int]]],
 ) -> None:
+    ranks, points = ways
     whole = sum(parameter.nbytes for parameter in Whole().parameters())
     for *_, local, runs in points:
-        assert 0 <= local - whole / RANKS < 0.01 * whole
+        assert 0 <= local - whole / ranks < 0.01 * whole
         assert runs >= 3

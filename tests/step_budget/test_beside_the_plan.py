@@ -12,51 +12,6 @@ from remat_compiler.backend import remat
 from remat_compiler.step_budget.beside_the_plan import LOOKS, BesideThePlan, Outside, Untrained, made_by_untrained
 
 
-def with_gradient(rows: int) -> torch.Tensor:
-    """A leaf whose gradient has so many rows of 256 bytes."""
-    leaf = torch.zeros(rows, 64, requires_grad=True)
-    leaf.grad = torch.zeros(rows, 64)
-    return leaf
-
-
-def test_gradients_of_all_graphs_count_together_and_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
-    beside = BesideThePlan(peak_bytes=1_000, limit_bytes=2_000, graphs=2)
-    first, second, larger = with_gradient(2), with_gradient(2), with_gradient(9)
-    begins = [beside.look("first", [first, torch.zeros(1), 3]), beside.look("second", [second])]
-    assert begins[0] is not None
-    begins[0]()
-    assert not caplog.records  # 1,512 bytes
-    assert begins[1] is not None
-    begins[1]()
-    assert len(caplog.records) == 1
-    assert "gradients of 1.0 KiB" in caplog.messages[0]
-    assert beside.look("first", [larger]) is None
-    assert len(caplog.records) == 1
-
-
-def test_gradients_that_are_freed_before_the_backward_are_not_told_of(caplog: pytest.LogCaptureFixture) -> None:
-    beside, leaf = BesideThePlan(peak_bytes=1_000, limit_bytes=1_200), with_gradient(2)
-    begins = beside.look("graph", [leaf])
-    leaf.grad = None
-    assert begins is not None
-    begins()
-    assert not caplog.records
-
-
-def test_gradients_that_the_forward_finds_come_on_top_of_it(caplog: pytest.LogCaptureFixture) -> None:
-    for forward_bytes in (600, 800):
-        beside = BesideThePlan(peak_bytes=1_000, limit_bytes=1_200, forward_bytes=forward_bytes)
-        beside.look("graph", [with_gradient(2)])
-        assert len(caplog.records) == (forward_bytes + 512 > 1_200)
-
-
-def test_looking_ends() -> None:
-    beside = BesideThePlan(peak_bytes=1_000, limit_bytes=2_000)
-    assert all(beside.look("graph", [torch.zeros(1)]) for _ in range(LOOKS))
-    assert beside.look("graph", [torch.zeros(1)]) is None
-    assert BesideThePlan(peak_bytes=1_000, limit_bytes=None).look("graph", [with_gradient(99)]) is None
-
-
 @pytest.mark.parametrize(
     ("eager_bytes", "limit_bytes", "of_part", "told"),
     [

@@ -273,5 +273,6 @@ def test_two_calls_with_one_input_that_eager_made(caplog: pytest.LogCaptureFixtu
     (report,) = remat_compiler.reports()
     assert report.step is not None
     assert report.step.peak_bytes is not None
-    # Beside the graph: the input itself, and its sum of two losses.
-    assert 0 <= measured - (report.step.peak_bytes + leaf.nbytes) <= 64
+    # Beside the graph: the input itself, and its sum of two losses; but not the gradients of the steps before.
+    predicted = report.step.peak_bytes - report.step.gradient_bytes
+    assert 0 <= measured - (predicted + leaf.nbytes) <= 64

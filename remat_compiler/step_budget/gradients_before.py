@@ -1,0 +1,150 @@
+"""Gradients from before a step, such as those that are accumulated over micro-batches: bytes of its budget.
+
+    micro-batch 1                  micro-batch 2                                       micro-batch 3
+    forward ─ backward: its own ─► forward ─ backward: its own, beside those of 1 ─►   …
+                                   gradients of 1 ──────────────────── added up ────►
+
+A plan counts the gradients that the backward makes.  Those from before are alive during the whole step beside it, since
+autograd adds up both only when the backward of a graph is over.  So the graphs are planned with what they leave free.
+Gradients that the program frees between forward and backward are alive beside the forward only.  In a pipeline,
+gradients of what a rank received are held until they are sent, in a later micro-batch.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import ref
+
+import torch
+
+from remat_compiler import torch_compat
+from remat_compiler.units import format_bytes
+
+logger = logging.getLogger(__name__)
+
+_NOT_KNOWN = "there will be room for them once it is known which graphs make up the step"
+LOOKS = 8
+"""Calls of each graph to look at: gradients are found if they are accumulated over up to so many calls."""
+
+
+@dataclass(slots=True, eq=False)
+class GradientsBefore:
+    """Finds gradients from before the steps of some graphs.
+
+    Attributes:
+        peak_bytes: Peak of the graphs by themselves.
+        limit_bytes: The steps' budget; `None` if it is no number of bytes.
+        forward_bytes: Peak of the forward, if there is one graph; else 0.
+        ask: Called when there are more of them than the graphs are planned beside, to have the budget decided about
+            anew; whether it will be.
+        planned_bytes: Gradients that the graphs are planned beside.
+        told: Whether there was a warning.
+        found: For each graph the most gradients that a backward of it found, by the identity of their leaf: bytes.
+    """
+
+    peak_bytes: int
+    limit_bytes: int | None
+    forward_bytes: int
+    ask: Callable[[], bool]
+    planned_bytes: int = 0
+    told: bool = False
+    found: dict[Hashable, Mapping[int, int]] = field(default_factory=dict)
+    _leaves: dict[Hashable, dict[int, ref[torch.Tensor]]] = field(default_factory=dict)
+    _made: dict[Hashable, torch_compat.WatchedSizes] = field(default_factory=dict)
+    _at_begin: dict[int, int] = field(default_factory=dict)
+    _looks: dict[Hashable, int] = field(default_factory=dict)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the gradients that the backwards found so far."""
+        return bytes_of(self.found.values())
+
+    def look(self, graph: Hashable, arguments: Sequence[Any], *, begins: bool) -> torch_compat.BackwardBegins | None:
+        """Look at a call of one of the graphs, after its forward.
+
+        Args:
+            graph: The graph.
+            arguments: Its arguments: the leaves among them get gradients.
+            begins: Whether the call begins a step: gradients that come later are those of the step itself.
+
+        Returns:
+            What to call once the backward of this call begins; `None` if calls are not to be looked at any more.
+        """
+        looks = self._looks[graph] = self._looks.get(graph, 0) + 1
+        if looks > LOOKS:
+            return None
+        tensors = [x for x in arguments if isinstance(x, torch.Tensor)]
+        # Leaves of earlier calls stay: there may be gradients of inputs that the caller still holds.
+        leaves = self._leaves.setdefault(graph, {})
+        leaves.update((id(x), ref(x)) for x in tensors if x.is_leaf and x.requires_grad)
+        if begins:
+            self._at_begin = {one: size for of in self._leaves for one, size in self._there(of).items()}
+
+        def backward_begins() -> Callable[[Any], None]:
+            there = {one: size for one, size in self._there(graph).items() if one in self._at_begin}
+            # The first call after `zero_grad` finds none, or fewer.
+            if sum(there.values()) > bytes_of([self.found.get(graph, {})]):
+                self.found[graph] = there
+            self._decide(0 if there else sum(self._at_begin.values()))
+            return made
+
+        def made(gradients: Any) -> None:
+            self._made[graph] = torch_compat.watched_sizes(gradients)
+
+        return backward_begins
+
+    def _decide(self, beside_forward: int) -> None:
+        if self.size_bytes > self.planned_bytes:
+            if not self.ask() and self.limit_bytes is not None:
+                self.say(self.peak_bytes, self.size_bytes, self.limit_bytes, why=_NOT_KNOWN)
+        # Many programs free the gradients of a step only after the forward of the next one.
+        elif self.limit_bytes is not None and self.forward_bytes and beside_forward:
+            self.say(self.forward_bytes, beside_forward, self.limit_bytes, freed=True)
+
+    def _there(self, graph: Hashable) -> dict[int, int]:
+        """Gradients for leaves of a graph, and others that its latest backward made and somebody holds.
+
+        By the identity of the leaf, or of the memory: bytes.
+        """
+        leaves = [leaf for one in self._leaves[graph].values() if (leaf := one()) is not None]
+        found = {id(leaf): torch_compat.num_bytes(leaf.grad) for leaf in leaves if leaf.grad is not None}
+        own = torch_compat.storages_of(leaf.grad for leaf in leaves)
+        held = ((-one.cdata, size) for one, size in self._made.get(graph, ()) if not one.expired())
+        return found | {one: size for one, size in held if -one not in own}
+
+    def take_over(self, other: GradientsBefore) -> None:
+        """Take over what another object found of some of the graphs."""
+        self.found.update(other.found)
+        self._leaves.update(other._leaves)
+        self._made.update(other._made)
+
+    def say(self, planned_bytes: int, gradient_bytes: int, limit: int, *, freed: bool = False, why: str = "") -> None:
+        """Warn, once, where gradients exceed the budget together with a part of the step.
+
+        Args:
+            planned_bytes: Peak of that part.
+            gradient_bytes: The gradients.
+            limit: The budget.
+            freed: Whether they are freed after the forward, which then is that part.
+            why: Why nothing is planned that takes less.
+        """
+        if self.told or not gradient_bytes or planned_bytes + gradient_bytes <= limit:
+            return
+        self.told = True
+        logger.warning(
+            "gradients of %s are there before the step, %s: with them the %s takes %s, over memory_budget=%d bytes; %s",
+            format_bytes(gradient_bytes),
+            "and are freed after its forward" if freed else "as where they are accumulated over several calls",
+            "forward" if freed else "step",
+            format_bytes(planned_bytes + gradient_bytes),
+            limit,
+            "free them before it, by zero_grad" if freed else why,
+        )
+
+
+def bytes_of(found: Iterable[Mapping[int, int]]) -> int:
+    """Bytes of gradients by the identity of their leaf, each counted once."""
+    return sum({leaf: size for one in found for leaf, size in one.items()}.values())
