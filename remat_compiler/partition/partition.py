@@ -17,6 +17,7 @@ from remat_compiler.capture.graph import CapturedGraph
 from remat_compiler.capture.mutation import protect_changed_inputs
 from remat_compiler.distributed.agreement import Point
 from remat_compiler.errors import PlanRejected
+from remat_compiler.ir.codec import encode
 from remat_compiler.ir.plan import FITTING, Plan, PlanResult, PlanStatus
 from remat_compiler.ir.problem import UNLIMITED_BYTES, CostTable, RematProblem
 from remat_compiler.partition.request import PartitionRequest
@@ -94,7 +95,7 @@ def _partition(stages: JointStages, plan_with: Callable[[RematProblem], PlanResu
         found = stages.plan_in_order(captured, costs, budget_bytes, plan_with)
     # Agreed on before the check, so that no rank executes what it has not verified.
     asked = replace(found.problem, reference=None)
-    answer = stages.session.agreement.agree(Point.PLAN, found.result, lambda: repr((asked, request)))
+    answer = stages.session.agreement.agree(Point.PLAN, found.result, lambda: repr(encode((asked, request))))
     problem, result, plan = _accepted(found.problem, answer, request)
     # Whatever planner or cache it comes from, and before anything is made of it.
     with stages.stage("verify"), timed("verifying_s"):

@@ -18,6 +18,7 @@ from remat_compiler.capture.storages import storage_bytes
 from remat_compiler.costs.table import cost_table
 from remat_compiler.distributed.agreement import Point
 from remat_compiler.errors import PlanRejected
+from remat_compiler.ir.codec import encode
 from remat_compiler.ir.invariants import check_graph
 from remat_compiler.ir.plan import FITTING, PlanResult, PlanStatus
 from remat_compiler.ir.problem import CostTable, RematProblem
@@ -193,9 +194,10 @@ class JointStages:
             changed = bytes_overwritten(captured) if changed is None else changed
             workspace = tuple(own - changed.get(node, 0) for own, node in zip(workspace, captured.main))
         costs = cost_table(captured, workspace, self.request.cost_model, self.session.directory, self.request.place)
-        taken = [0 if changed is None else changed.get(node, 0) for node in captured.main]
+        taken = tuple(0 if changed is None else changed.get(node, 0) for node in captured.main)
         asked = captured.graph, self.request.cost_model, self.request.offload_bytes, taken
-        return self.session.agreement.agree(Point.COSTS, costs, lambda: repr(asked))
+        # Encoded, for sets print in another order on each rank.
+        return self.session.agreement.agree(Point.COSTS, costs, lambda: repr(encode(asked)))
 
 
 def _calls(*modules: fx.GraphModule) -> list[fx.Node]:
