@@ -19,6 +19,10 @@ COLLECTIVE_NAMESPACES = frozenset({"_c10d_functional", "c10d_functional", "c10d"
 _FUNCTIONAL = torch.ops._c10d_functional if torch.distributed.is_available() else None
 WAITS: frozenset[Any] = frozenset() if _FUNCTIONAL is None else frozenset({_FUNCTIONAL.wait_tensor.default})
 """Operators that return their argument, once the collective that makes it is complete."""
+GATHERS: frozenset[Any] = (
+    frozenset() if _FUNCTIONAL is None else frozenset({_FUNCTIONAL.all_gather_into_tensor.default})
+)
+"""Operators ``(part, number of ranks, group)`` that return the parts of all ranks of a group, one after another."""
 
 
 def is_effectful_hop(node: fx.Node) -> bool:
@@ -81,6 +85,12 @@ def has_unbacked_shape(node: fx.Node) -> bool:
     # Finding symbols is slow, and most values have none.
     symbolic = [v for v in leaves if isinstance(v, torch.Tensor) and v._has_symbolic_sizes_strides]
     return any(bool(free_unbacked_symbols(v)) for v in symbolic)
+
+
+def has_fixed_sizes(node: fx.Node) -> bool:
+    """Whether the node's value is a tensor whose sizes and strides are numbers, the same in every call."""
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and not value._has_symbolic_sizes_strides
 
 
 def save_policy(node: fx.Node) -> SavePolicy:
