@@ -22,10 +22,10 @@ from remat_compiler.partition.request import PartitionRequest
 from remat_compiler.report.plan_report import PlanReport, StepFigures
 from remat_compiler.units import format_bytes
 
-FOLDER, FORMAT_VERSION, MOST_FILES, MOST_BYTES = "plans", 5, 4_096, 64_000_000
+FOLDER, FORMAT_VERSION, MOST_FILES, MOST_BYTES = "plans", 6, 4_096, 64_000_000
 DECIDED = (
     *("budget_bytes", "fraction", "take_smallest", "free_layout", "early_loops", "between_bytes"),
-    *("offload_bytes", "offload_place"),
+    *("offload_bytes", "offload_place", "gathers"),
 )
 """The fields of a request that a search decides; the others come from the user."""
 BUCKETS = (
