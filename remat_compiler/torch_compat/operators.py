@@ -23,6 +23,10 @@ GATHERS: frozenset[Any] = (
     frozenset() if _FUNCTIONAL is None else frozenset({_FUNCTIONAL.all_gather_into_tensor.default})
 )
 """Operators ``(part, number of ranks, group)`` that return the parts of all ranks of a group, one after another."""
+SCATTERS: frozenset[Any] = (
+    frozenset() if _FUNCTIONAL is None else frozenset({_FUNCTIONAL.reduce_scatter_tensor.default})
+)
+"""Operators ``(whole, reduction, number of ranks, group)`` that return this rank's part of a sum over ranks."""
 
 
 def is_effectful_hop(node: fx.Node) -> bool:
@@ -85,6 +89,16 @@ def has_unbacked_shape(node: fx.Node) -> bool:
     # Finding symbols is slow, and most values have none.
     symbolic = [v for v in leaves if isinstance(v, torch.Tensor) and v._has_symbolic_sizes_strides]
     return any(bool(free_unbacked_symbols(v)) for v in symbolic)
+
+
+def is_of_gloo(group: object) -> bool:
+    """Whether the process group of that name communicates by gloo, which copies what it gathers and scatters."""
+    try:
+        found = torch.distributed.distributed_c10d._resolve_process_group(str(group))  # type: ignore[attr-defined,arg-type]
+    except (RuntimeError, ValueError, KeyError):
+        # The group of another process, whose code is only looked at.
+        return False
+    return str(torch.distributed.get_backend(found)) == "gloo"
 
 
 def has_fixed_sizes(node: fx.Node) -> bool:
