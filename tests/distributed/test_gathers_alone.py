@@ -15,6 +15,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import remat_compiler
 from measure import measure_step
+from remat_compiler.costs.peers import NOMINAL_PEERS
+from remat_compiler.costs.rates import NOMINAL
 from remat_compiler.distributed.agreement import Alone, agreeing_by
 from remat_compiler.distributed.gathers import NoOthers
 from remat_compiler.observer import Observer, observed_by
@@ -57,10 +59,12 @@ class Gathered(Observer):
     """How often the plan that was made last runs a gather."""
 
     times = 0
+    time_ns: frozenset[int] = frozenset()
 
     def partition_made(self, partition: Any, request: Any, **convention: Any) -> None:
         ops = partition.problem.graph.ops
         self.times = sum("all_gather" in ops[step].target for step in partition.graphs.plan.steps)
+        self.time_ns = frozenset(partition.problem.costs.time_ns[op.id] for op in ops if "all_gather" in op.target)
 
 
 def step_of(**options: Any) -> Any:
@@ -87,6 +91,17 @@ def test_the_peak_is_that_of_a_few_gathered_weights() -> None:
         (measured, report) = measure_step(step, warmup=1).peak_bytes, remat_compiler.reports()[-1]
     assert found.times > 6
     assert measured == report.peak_bytes <= BUDGET
+
+
+def test_a_gather_takes_the_time_of_the_link() -> None:
+    found = Gathered()
+    with agreeing_by(Alone()), observed_by(found):
+        step_of()()
+    part_bytes, whole_bytes = WIDTH // RANKS * WIDTH * 4, WIDTH * WIDTH * 4
+    received_s = (whole_bytes - part_bytes) / NOMINAL_PEERS.bytes_per_s
+    in_memory_s = (whole_bytes + part_bytes) / NOMINAL.bytes_per_s
+    fixed_ns = NOMINAL.overhead_ns + NOMINAL_PEERS.latency_ns
+    assert found.time_ns == {round((received_s + in_memory_s) * 1e9) + fixed_ns}
 
 
 def test_the_same_budget_is_refused_where_gathers_are_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:

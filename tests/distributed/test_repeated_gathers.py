@@ -74,3 +74,16 @@ def test_code_that_inductor_emits_repeats_gathers(tmp_path: Path) -> None:
         assert GATHER in case["repeated"][-1]
         ((peak_bytes, budget_bytes, _),) = case["reports"]
         assert peak_bytes <= budget_bytes
+
+
+@pytest.mark.slow
+def test_a_job_that_finds_the_outcome_of_an_earlier_one_votes_again(tmp_path: Path) -> None:
+    first = trained_by(PROGRAM, 2, tmp_path, "repeated")
+    (tmp_path / "store").unlink()
+    again = trained_by(PROGRAM, 2, tmp_path, "repeated")
+    for before, after in zip(first, again, strict=True):
+        # At once, without the plans that do not fit.
+        assert len(after["repeated"]["plans"]) == 1
+        assert GATHER in after["repeated"]["repeated"][-1]
+        assert after["repeated"]["reports"] == before["repeated"]["reports"]
+        assert after["repeated"]["error"]["gradients"] < 1e-6
