@@ -4,6 +4,7 @@ RematError
   OptionError       (also ValueError)   a bad option, environment variable, budget or stored file
   UnknownName       (also LookupError)  a planner, pass or compiler that nobody registered
   InfeasibleBudget  (also RuntimeError) no plan stays within the budget
+  RanksDiffer       (also RuntimeError) ranks that would wait for each other without end
   PlanRejected                          the verifier found a plan that must not be executed
   CaptureError                          the joint graph cannot be described as a TrainingGraph
   Unplannable                           a joint graph that no plan can be applied to
@@ -277,6 +278,10 @@ class InfeasibleBudget(RematError, RuntimeError):
 def _both(num_bytes: int) -> str:
     """Exact bytes, and from 1 KiB on also rounded ones."""
     return f"{num_bytes} bytes" if num_bytes < 1024 else f"{num_bytes} bytes ({format_bytes(num_bytes)})"
+
+
+class RanksDiffer(RematError, RuntimeError):
+    """A rank would not communicate as the others do, or it is unknown whether it would: going on could hang the job."""
 
 
 class PlanRejected(RematError):

@@ -18,6 +18,7 @@ from torch import fx
 from remat_compiler import torch_compat
 from remat_compiler.compilation.attempt import Attempt
 from remat_compiler.compilation.compiler import Compiler
+from remat_compiler.compilation.gathers import GatheringSearch
 from remat_compiler.compilation.graph_key import device_types, parameter_shapes, plan_key
 from remat_compiler.compilation.offloading import place_of, usable_bytes, with_room
 from remat_compiler.compilation.outcome import PART_ONLY, Outcome, StoredOutcome
@@ -91,6 +92,7 @@ def compile_graph(
         WorkspaceTable(directory),
         parameter_shapes(gm, example_inputs),
         torch_compat.input_sources(gm),
+        repr((key.options, key.versions)),
         agreement,
     )
     # The caches of ranks may differ.
@@ -134,6 +136,7 @@ def _for_these_sizes(
         outcome.take_over(known, earlier)
     elif part is not None:
         attempt = compiler.run(part)
+        search.settled(attempt)
         outcome.keep(attempt, part.budget_bytes, PART_ONLY, final=False)
     else:
         try:
@@ -150,6 +153,7 @@ def _for_these_sizes(
                 raise
             logger.info("more graphs may follow, with which the step may fit: %s", error)
             attempt = compiler.run(part)
+            search.settled(attempt)
             outcome.keep(attempt, part.budget_bytes, PART_ONLY, final=False)
     if not attempt.trains:
         # Its results are inputs of the next graph only if there is one.
@@ -251,8 +255,9 @@ def _in_part(search: BudgetSearch, first: PartitionRequest, part: Allowance) -> 
     return attempt, limit
 
 
-def _search(compiler: Compiler, options: RematOptions) -> BudgetSearch:
-    return BudgetSearch(compiler.run, options, torch_compat.has_convolutions(compiler.gm))
+def _search(compiler: Compiler, options: RematOptions) -> GatheringSearch:
+    chooses_layout, session = torch_compat.has_convolutions(compiler.gm), compiler.session
+    return GatheringSearch(compiler.run, options, chooses_layout, session.agreement.gathers, session.program)
 
 
 def _again(compiler: Compiler, earlier: StoredOutcome, options: RematOptions) -> Attempt | None:

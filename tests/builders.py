@@ -34,6 +34,7 @@ class ProblemBuilder(GraphBuilder):
         no_recompute: str = "",
         save_policy: SavePolicy = SavePolicy.FREE,
         replay_bytes: int | None = None,
+        traits: frozenset[Trait] = frozenset(),
     ) -> list[StorageId]:
         """An operator at the end of the graph, with new storages for what it makes."""
         made = [self.storage(size, kind) for size, kind in writes]
@@ -42,7 +43,7 @@ class ProblemBuilder(GraphBuilder):
             tuple(reads),
             made,
             phase,
-            traits=frozenset() if replay is None else frozenset({Trait.RANDOM}),
+            traits=traits if replay is None else traits | {Trait.RANDOM},
             no_recompute=no_recompute,
             save_policy=save_policy,
             replay=replay,
@@ -152,6 +153,27 @@ def pinned_outputs(layers: int = 10, size: int = 8 * KB) -> RematProblem:
     return b.problem()
 
 
+def gathered(layers: int = 6, size: int = 8 * KB) -> RematProblem:
+    """Layers whose weights are gathered from the ranks, which plans may do again, and whose gradients are scattered."""
+    b = ProblemBuilder()
+    stream = b.storage(size, StorageKind.INPUT)
+    saved: list[tuple[StorageId, StorageId]] = []
+    again, once = frozenset({Trait.COLLECTIVE, Trait.GATHER}), frozenset({Trait.COLLECTIVE})
+    for _ in range(layers):
+        part = b.storage(size, StorageKind.PARAMETER)
+        weight = b.run(Phase.FORWARD, [part], [(2 * size, StorageKind.ACTIVATION)], time=30, traits=again)[0]
+        saved.append((stream, weight))
+        stream = b.forward([stream, weight], size, time=50)
+    b.run(Phase.FORWARD, [stream], [(4, StorageKind.OUTPUT)])
+    grad = b.storage(size, StorageKind.TANGENT)
+    for before, weight in reversed(saved):
+        wide = b.backward([grad, before], 2 * size)
+        reason = "reduce_scatter communicates between ranks"
+        b.run(Phase.BACKWARD, [wide], [(size, StorageKind.GRADIENT)], time=30, traits=once, no_recompute=reason)
+        grad = b.backward([grad, weight], size)
+    return b.problem()
+
+
 def forward_only(length: int = 3) -> RematProblem:
     """No backward at all."""
     b = ProblemBuilder()
@@ -173,6 +195,7 @@ LIBRARY: dict[str, RematProblem] = {
     "encoder_decoder": encoder_decoder(),
     "user_regions": user_regions(),
     "pinned_outputs": pinned_outputs(),
+    "gathered": gathered(),
     "forward_only": forward_only(),
     "empty": empty(),
 }

@@ -59,6 +59,7 @@ def capture(
     static_input_indices: tuple[int, ...],
     fused: bool,
     in_memory: Iterable[fx.Node] = (),
+    gathers: bool = False,
 ) -> CapturedGraph:
     """Capture a prepared joint graph (see `torch_compat.prepare_joint`).
 
@@ -68,18 +69,22 @@ def capture(
         static_input_indices: Positions of the primals that are parameters or buffers.
         fused: Contract to the values that Inductor materialises, rather than those of the FX interpreter.
         in_memory: Nodes that are known to be in memory, besides the outputs.
+        gathers: Whether inputs may be gathered from the ranks again.
     """
-    return _Builder(joint, num_fwd_outputs, static_input_indices, fused).build(tuple(in_memory))
+    return _Builder(joint, num_fwd_outputs, static_input_indices, fused, gathers).build(tuple(in_memory))
 
 
 class _Builder:
     """Mutable state of one capture."""
 
-    def __init__(self, joint: fx.GraphModule, num_fwd_outputs: int, static: tuple[int, ...], fused: bool) -> None:
+    def __init__(
+        self, joint: fx.GraphModule, num_fwd_outputs: int, static: tuple[int, ...], fused: bool, gathers: bool
+    ) -> None:
         self.joint = joint
         self.num_fwd_outputs = num_fwd_outputs
         self.static = frozenset(static)
         self.fused = fused
+        self.gathers = gathers
         self.classes = {n: operators.node_class(n) for n in joint.graph.nodes if n.op != "output"}
         # Sets of nodes are put into this order before they reach a result.
         self.order = {n: i for i, n in enumerate(self.classes)}
@@ -158,7 +163,7 @@ class _Builder:
         # Collectives are complete before anything reads their results, wherever a plan puts them.
         waits = [u for made in (main, *items) for u in made.users if self.classes.get(u) is NodeClass.WAIT]
         traits = operators.traits_of(main)
-        reason = operators.reason_not_to_recompute(main, traits)
+        reason = operators.reason_not_to_recompute(main, traits, self.gathers)
         if not reason and not self.changed.isdisjoint(read_roots):
             reason = "it reads an input that the step changes in place"
         reads = {self.storage[r] for r in read_roots}
@@ -184,7 +189,12 @@ class _Builder:
             nodes=tuple(n.name for n in nodes),
             traits=traits,
             no_recompute=reason,
-            save_policy=self._save_policy([main, *items, *waits], reason),
+            # Every collective is tagged to be saved (`torch_compat.save_collectives`); this one is a plan's to decide.
+            save_policy=(
+                SavePolicy.FREE
+                if Trait.GATHER in traits and not reason
+                else self._save_policy([main, *items, *waits], reason)
+            ),
             replay=replay,
             module=source.module_path(main),
             source=source.source_line(main),

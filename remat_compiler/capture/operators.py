@@ -72,6 +72,7 @@ _POINTWISE = frozenset(
         _aten.lift_fresh_copy, _prims.iota, _prims.convert_element_type, _prims.inductor_lookup_seed,
     }
 )  # fmt: skip
+_CASTS = frozenset({_aten._to_copy, _aten.clone, _aten.constant_pad_nd, _prims.convert_element_type})
 _KNOWN_NAMESPACES = frozenset({"aten", "prims", "quantized_decomposed", "inductor", "mkldnn", "rngprims"})
 _SEEDS = frozenset({_prims.inductor_seeds.default, _prims.inductor_seed.default})
 
@@ -223,21 +224,49 @@ def traits_of(node: fx.Node) -> frozenset[Trait]:
         traits.add(Trait.MUTATING)
     if target.namespace in COLLECTIVE_NAMESPACES:
         traits.add(Trait.COLLECTIVE)
+        if _gathers_input(node):
+            traits.add(Trait.GATHER)
     # Operators of other libraries may do what their schema does not say.
     elif target.namespace not in _KNOWN_NAMESPACES and not is_declared(torch_compat.overload_name(target)):
         traits.add(Trait.UNKNOWN)
     return frozenset(traits)
 
 
-def reason_not_to_recompute(node: fx.Node, traits: frozenset[Trait]) -> str:
-    """Why executing `node` again is not allowed; empty when it is."""
+def _gathers_input(node: fx.Node) -> bool:
+    """Whether the node gathers an input of the forward, at most viewed, cast or padded: what FSDP does within a graph.
+
+    Such an input is there on all ranks at any time of the step, whatever else their plans drop.
+    """
+    if node.target not in torch_compat.GATHERS or not torch_compat.has_fixed_sizes(node):
+        return False
+    part = node.args[0]
+    while isinstance(part, fx.Node) and part.op == "call_function" and _reshapes_or_casts(part.target):
+        part = part.args[0]
+    return isinstance(part, fx.Node) and part.op == "placeholder" and not torch_compat.is_tangent(part)
+
+
+def _reshapes_or_casts(target: Any) -> bool:
+    """Whether an operator returns the values of its first argument: viewed, copied, as another type, or padded."""
+    if not isinstance(target, torch._ops.OpOverload):
+        return False
+    return is_view(target) or target.overloadpacket in _CASTS
+
+
+def reason_not_to_recompute(node: fx.Node, traits: frozenset[Trait], gathers: bool = False) -> str:
+    """Why executing `node` again is not allowed; empty when it is.
+
+    Args:
+        node: The node.
+        traits: Its traits.
+        gathers: Whether all ranks may gather inputs again.
+    """
     name = str(node.target)
     # Forward and backward compute their random numbers from these seeds, so both must see the same.
     if node.target in _SEEDS:
         return "it draws the seeds of the step"
     if Trait.MUTATING in traits:
         return f"{name} changes an input in place"
-    if Trait.COLLECTIVE in traits:
+    if Trait.COLLECTIVE in traits and not (gathers and Trait.GATHER in traits):
         return f"{name} communicates between ranks"
     if Trait.EFFECTFUL in traits:
         return f"{name} has side effects"

@@ -34,6 +34,7 @@ class Attempt:
         fake_outputs: See `torch_compat.fake_outputs`.
         native: Checked memory of the step without a budget, if that step was emitted.
         room: Room for what the steps move off the device, kept for as long as the graph may run.
+        collectives: Collectives of each graph that Inductor emitted, in order.
         failure: Why nothing could be planned; then the graph is compiled as the stock backend would.
     """
 
@@ -49,6 +50,7 @@ class Attempt:
     arenas: ArenasBySize | None = None
     fake_outputs: Any = None
     native: GraphMemory | None = None
+    collectives: tuple[tuple[str, ...], ...] = ()
     failure: Exception | None = None
     room: Reservation | None = None
 

@@ -25,7 +25,7 @@ from remat_compiler.dry_run.dry_run import DryRun, dry_run
 from remat_compiler.dry_run.emitted_wrapper import EmittedGraph, GraphRecorder
 from remat_compiler.dry_run.fake_inputs import counted_device_type
 from remat_compiler.dry_run.symbolic_run import symbolic_step
-from remat_compiler.errors import OptionError, UnknownName, Unplannable, UnsupportedTorch
+from remat_compiler.errors import OptionError, RanksDiffer, UnknownName, Unplannable, UnsupportedTorch
 from remat_compiler.observer import observers
 from remat_compiler.partition.partitioner import RematPartitioner, StockPartitioner
 from remat_compiler.partition.request import PartitionRequest
@@ -37,7 +37,7 @@ from remat_compiler.stats import count, timed
 
 logger = logging.getLogger(__name__)
 
-_NO_DEFECT = (NoPlan, OptionError, UnknownName, UnsupportedTorch, torch_compat.DynamoRestart)
+_NO_DEFECT = (NoPlan, OptionError, RanksDiffer, UnknownName, UnsupportedTorch, torch_compat.DynamoRestart)
 """Errors meant for the user, and Dynamo's own restarts: it traces a function again once it learnt more of it."""
 
 
@@ -102,6 +102,7 @@ class Compiler:
             logger.debug("planning failed", exc_info=error)
             # Without the traceback, whose frames would hold on to the step's tensors.
             failure = error.with_traceback(None)
+        self.session.agreement.gathers.fails(str(failure).partition("\n")[0])
         # Always with kernels: no other plan follows, so this try is the one that runs.
         return replace(self._run(request, True, StockPartitioner()), failure=failure)
 
@@ -184,6 +185,7 @@ class Compiler:
         if request.budget_of == "reserved" and check.trace is not None:
             check = replace(check, reserved_bytes=reserved_figures(check.trace).of(segments_expand()))
         done = Attempt(request, compiled, real, trains, tuple(partitions), check, formula, fake_outputs=fake_outputs)
+        done = replace(done, collectives=tuple(graph.collectives for graph in graphs) if on_inductor else ())
         return replace(done, check_at=check_at, graphs=graphs, arenas=arenas) if sizes else done
 
 

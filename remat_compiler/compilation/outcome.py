@@ -25,7 +25,7 @@ from remat_compiler.units import format_bytes
 FOLDER, FORMAT_VERSION, MOST_FILES, MOST_BYTES = "plans", 6, 4_096, 64_000_000
 DECIDED = (
     *("budget_bytes", "fraction", "take_smallest", "free_layout", "reorders", "may_be_native", "early_loops"),
-    *("between_bytes", "offload_bytes", "offload_place"),
+    *("between_bytes", "offload_bytes", "offload_place", "gathers"),
 )
 """The fields of a request that a search decides; the others come from the user."""
 BUCKETS = (

@@ -92,6 +92,8 @@ class OpCall:
             symbolic: Leave symbolic sizes as they are; see `concrete`.
         """
         if isinstance(func, OpOverload):
+            if func in torch_compat.GATHERS | torch_compat.SCATTERS and torch_compat.is_of_gloo(args[-1]):
+                return OpCall.any(func, args, kwargs, symbolic=symbolic)
             # Decided by the operator alone, without a look at the arguments.
             if _allocates_results_only(func):
                 return OpCall.any(func, args, kwargs, symbolic=symbolic) if _may_transpose(func, args) else None
@@ -122,6 +124,16 @@ class OpCall:
         made = OpCall.any(self.func, self.args, self.kwargs)
         assert made is not None
         return made
+
+    @property
+    def copied_bytes(self) -> int | None:
+        """Bytes of the copy that gloo makes of what it gathers or scatters; `None` for other calls.
+
+        Source: `AsyncAllgatherWork` and `ProcessGroupGloo::_reduce_scatter_base` in torch's `ProcessGroupGloo.cpp`.
+        """
+        if self.func in torch_compat.GATHERS:
+            return self.argument_bytes * int(self.args[1])
+        return self.argument_bytes if self.func in torch_compat.SCATTERS else None
 
     @property
     def repeatable(self) -> bool:
@@ -173,7 +185,7 @@ def _leaves(value: Any, kind: type) -> Iterator[Any]:
 @cache
 def _allocates_results_only(func: OpOverload) -> bool:
     # Operators of this project do, and those that move values cannot run on made-up ones.  FSDP2 only copies; buffers
-    # of collectives are not from torch's allocator on a GPU, nor the step's own on a CPU.
+    # of collectives are not from torch's allocator on a GPU; for gloo's see `OpCall.copied_bytes`.
     own = func.namespace in ("remat", "fsdp", *COLLECTIVE_NAMESPACES)
     return func.is_view or own or func._schema.name.split("::")[-1] in _NO_WORKSPACE
 

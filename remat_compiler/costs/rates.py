@@ -19,8 +19,9 @@ from remat_compiler import torch_compat
 from remat_compiler.costs.calibration import FIGURES, PRODUCT_TYPES, calibrate, type_name
 from remat_compiler.costs.clock import DEVICE_TYPES
 from remat_compiler.costs.families import FAMILIES
+from remat_compiler.costs.peers import CPU_PEERS, NOMINAL_PEERS, Peers, peers_of
 from remat_compiler.costs.store import device_name, shared_store
-from remat_compiler.devices.gpus import Gpu
+from remat_compiler.devices.gpus import Gpu, gpu_of_product
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +38,7 @@ class Rates:
         special_per_s: Evaluations per second of a special function (erf) on float32.
         overhead_ns: Time to start one operator.
         name: Where the rates come from.
+        peers: The link to the other ranks of a job.
     """
 
     flops_per_s: Mapping[str, float]
@@ -45,6 +47,7 @@ class Rates:
     special_per_s: float
     overhead_ns: int
     name: str
+    peers: Peers = NOMINAL_PEERS
 
     def kernel_rate(self, family: str, dtype: torch.dtype) -> float:
         """FLOP rate of kernels of the family (see `families.family_of`) on the type."""
@@ -74,7 +77,10 @@ def rates_of(device_type: str, directory: Path | None) -> Rates:
     if gpu is not None and device_type == "cuda":
         return paper_rates(gpu)
     figures = figures_of(device_type, directory)
-    return NOMINAL if figures is None else _rates_by(figures, device_name(device_type))
+    if figures is None:
+        return NOMINAL
+    name = device_name(device_type)
+    return _rates_by(figures, name, CPU_PEERS if device_type == "cpu" else peers_of(gpu_of_product(name)))
 
 
 def figures_of(device_type: str, directory: Path | None) -> dict[str, int] | None:
@@ -106,7 +112,7 @@ def figures_of(device_type: str, directory: Path | None) -> dict[str, int] | Non
     return {name: figures[f"{device_type} {name}"] for name in FIGURES}
 
 
-def _rates_by(figures: Mapping[str, int], name: str) -> Rates:
+def _rates_by(figures: Mapping[str, int], name: str, peers: Peers) -> Rates:
     """Rates of the device of that name."""
     return Rates(
         flops_per_s={type_name(t): figures[f"flops_per_s {type_name(t)}"] for t in PRODUCT_TYPES},
@@ -116,6 +122,7 @@ def _rates_by(figures: Mapping[str, int], name: str) -> Rates:
         special_per_s=figures["special_per_s"],
         overhead_ns=figures["overhead_ns"],
         name=name,
+        peers=peers,
     )
 
 
@@ -136,7 +143,7 @@ def paper_rates(gpu: Gpu) -> Rates:
     the user allows it.
     """
     if gpu.figures:
-        return _rates_by(gpu.figures, gpu.product)
+        return _rates_by(gpu.figures, gpu.product, peers_of(gpu))
     allows_tf32 = torch.get_float32_matmul_precision() != "highest"
     sheet = gpu.flops_per_s
     single = sheet["tf32" if allows_tf32 else "float32"]
@@ -148,4 +155,5 @@ def paper_rates(gpu: Gpu) -> Rates:
         special_per_s=sheet["float32"] / SPECIAL_FLOPS,
         overhead_ns=OVERHEAD_NS,
         name=f"data sheet of {gpu.product}",
+        peers=peers_of(gpu),
     )

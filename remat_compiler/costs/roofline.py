@@ -2,6 +2,8 @@
 
     time_ns = overhead_ns + FLOPs / flops_per_s + bytes / bytes_per_s + evaluations / special_per_s
 
+A gather from other ranks takes the time of the link on top (`peers`).
+
 FLOPs (of products, convolutions and attention) come from torch's own FLOP counter, bytes and evaluations from
 `traffic`.  A fused loop pays no launch, because it shares the launch of its neighbours.
 """
@@ -19,6 +21,7 @@ from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sd
 
 from remat_compiler import torch_compat
 from remat_compiler.costs.families import family_of
+from remat_compiler.costs.peers import received_bytes
 from remat_compiler.costs.rates import Rates, rates_of
 from remat_compiler.costs.traffic import CapturedOps, Traffic
 
@@ -52,6 +55,9 @@ class Roofline:
         # Infinite among nominal rates, where elements cost nothing.
         elif rates.special_per_s < math.inf:
             seconds += self.traffic.evaluations(op_id) / rates.special_per_s
+        received = received_bytes(node)
+        if received is not None:
+            seconds += received / rates.peers.bytes_per_s + rates.peers.latency_ns / 1e9
         return round(seconds * 1e9) + (0 if self.captured.loops[op_id] else rates.overhead_ns)
 
     def provenance(self, op_id: int) -> str:

@@ -56,11 +56,12 @@ class WorkspaceTable:
         wanted = {call.key: call for call in calls}
         # Equal calls were merged by key, so each is measured once.
         missing = [call for key, call in wanted.items() if key not in known and call.repeatable]
+        copies = {key: call.copied_bytes for key, call in wanted.items() if key not in known}
         # Measuring starts a profiler of its own, and torch allows one at a time.
         if missing and torch_compat.profiler_is_running():
             self._warn_of_profiler()
             missing = []
-        fresh = {}
+        fresh = {key: size for key, size in copies.items() if size is not None}
         for call in missing:
             measured = measure_workspace(call)
             if measured is not None:

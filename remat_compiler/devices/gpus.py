@@ -11,6 +11,7 @@ Sources, by column:
   FLOP/s are those of dense matrix products with sums in float32, of the tensor cores where the type has them.
 - `link_bytes_per_s`: the generation of PCI Express that the data sheet names, with 16 lanes;
   of GB200, NVLink-C2C to its Grace CPU.
+- `peer_bytes_per_s`: half of the NVLink bandwidth in the data sheet, which counts both directions.
 - `limits`, by compute capability: CUDA C++ Programming Guide, "Compute
   Capabilities".
 """
@@ -64,6 +65,7 @@ class Gpu:
         free_bytes: Memory that nobody uses, of a GPU that is there.
         figures: What calibration measured of a GPU that is there, by the names of `costs.calibration.FIGURES`; it takes
             the place of the rates above.
+        peer_bytes_per_s: Bandwidth of NVLink to other GPUs of the machine in one direction; 0 where there is none.
     """
 
     name: str
@@ -80,6 +82,7 @@ class Gpu:
     of_multiprocessor: Limits | None = None
     free_bytes: int | None = None
     figures: Mapping[str, int] = field(default_factory=dict)
+    peer_bytes_per_s: float = 0.0
 
     @property
     def limits(self) -> Limits:
@@ -146,6 +149,7 @@ GPUS: Mapping[str, Gpu] = {
             link_bytes_per_s=_PCIE[3],
             flops_per_s=_tera(float64=7.8, float32=15.7, tf32=15.7, float16=125, bfloat16=15.7),
             source="NVIDIA V100 data sheet (2020)",
+            peer_bytes_per_s=150e9,
         ),
         Gpu(
             name="rtx2080ti",
@@ -194,6 +198,7 @@ GPUS: Mapping[str, Gpu] = {
             link_bytes_per_s=_PCIE[4],
             flops_per_s=_tera(float64=19.5, float32=19.5, tf32=156, float16=312, bfloat16=312),
             source="NVIDIA A100 data sheet (2021)",
+            peer_bytes_per_s=300e9,
         ),
         Gpu(
             name="a100",
@@ -206,6 +211,7 @@ GPUS: Mapping[str, Gpu] = {
             link_bytes_per_s=_PCIE[4],
             flops_per_s=_tera(float64=19.5, float32=19.5, tf32=156, float16=312, bfloat16=312),
             source="NVIDIA A100 data sheet (2021)",
+            peer_bytes_per_s=300e9,
         ),
         Gpu(
             name="l40s",
@@ -230,6 +236,7 @@ GPUS: Mapping[str, Gpu] = {
             link_bytes_per_s=_PCIE[5],
             flops_per_s=_tera(float64=66.9, float32=66.9, tf32=494.7, float16=989.4, bfloat16=989.4),
             source="H100 architecture white paper (2022), SXM5",
+            peer_bytes_per_s=450e9,
         ),
         Gpu(
             name="h200",
@@ -242,6 +249,7 @@ GPUS: Mapping[str, Gpu] = {
             link_bytes_per_s=_PCIE[5],
             flops_per_s=_tera(float64=66.9, float32=66.9, tf32=494.7, float16=989.4, bfloat16=989.4),
             source="NVIDIA H200 data sheet (2024), SXM",
+            peer_bytes_per_s=450e9,
         ),
         Gpu(
             name="b200",
@@ -254,6 +262,7 @@ GPUS: Mapping[str, Gpu] = {
             link_bytes_per_s=_PCIE[5],
             flops_per_s=_tera(float64=40, float32=80, tf32=1100, float16=2250, bfloat16=2250),
             source="NVIDIA HGX B200 data sheet (2025), one GPU of eight",
+            peer_bytes_per_s=900e9,
         ),
         Gpu(
             name="gb200",
@@ -266,10 +275,16 @@ GPUS: Mapping[str, Gpu] = {
             link_bytes_per_s=_NVLINK_C2C,
             flops_per_s=_tera(float64=40, float32=80, tf32=1250, float16=2500, bfloat16=2500),
             source="NVIDIA GB200 NVL72 data sheet (2025), one GPU of 72",
+            peer_bytes_per_s=900e9,
         ),
     )
 }
 """Each GPU by its short name."""
+
+
+def gpu_of_product(product: str) -> Gpu | None:
+    """The GPU that its driver names so; `None` if the table has none."""
+    return next((gpu for gpu in GPUS.values() if gpu.product == product), None)
 
 
 def gpu_named(name: str) -> Gpu:

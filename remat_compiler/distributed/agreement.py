@@ -13,6 +13,8 @@ from contextvars import ContextVar
 from enum import Enum
 from typing import Protocol, TypeVar
 
+from remat_compiler.distributed.gathers import GatherAgreement, NoOthers
+
 Value = TypeVar("Value")
 
 
@@ -31,6 +33,8 @@ class Agreement(Protocol):
 
     is_alone: bool
     """Whether there is one process only."""
+    gathers: GatherAgreement
+    """What they agree on about gathers that plans repeat."""
 
     def agree(self, point: Point, value: Value, question: Callable[[], str]) -> Value:
         """The value with which all ranks continue that ask the same question.
@@ -51,6 +55,7 @@ class Alone:
     """One process: its own value is the one."""
 
     is_alone = True
+    gathers: GatherAgreement = NoOthers()
 
     def agree(self, point: Point, value: Value, question: Callable[[], str]) -> Value:
         """`value`."""

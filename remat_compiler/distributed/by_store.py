@@ -7,7 +7,7 @@
 A question names all that its answer depends on, so an answer suits whoever asks.  Nobody waits for anybody: a rank
 whose sizes or graphs are its own, a stage of a pipeline, or a rank that has crashed holds up no other one.  Plans need
 not be equal for training to be right; see `plan_cache.cached_planner`.  Only the least of the bytes that devices leave
-free needs all ranks, and is waited for, for a while.
+free, and plans that repeat gathers (`gathers`), need all ranks, and are waited for, for a while.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import logging
 import pickle
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 from remat_compiler.distributed.agreement import Point, Value
+from remat_compiler.distributed.gathers import GatherAgreement, GatherVotes, Store
 from remat_compiler.units import format_bytes
 from remat_compiler.version import __version__
 
@@ -29,26 +29,6 @@ logger = logging.getLogger(__name__)
 PATIENCE_S = 10.0
 """Seconds to wait for the other ranks' free bytes; once in vain, no rank is waited for any more."""
 _POLL_S = 0.01
-
-
-class Store(Protocol):
-    """A key-value store that all ranks have; see `torch.distributed.Store`."""
-
-    def compare_set(self, key: str, expected: str, desired: str, /) -> bytes:
-        """Set a key that has no value, if `expected` is empty; the value that it has then."""
-        ...
-
-    def set(self, key: str, value: str, /) -> None:
-        """Set a key."""
-        ...
-
-    def get(self, key: str, /) -> bytes:
-        """The value of a key that has one."""
-        ...
-
-    def check(self, keys: list[str], /) -> bool:
-        """Whether all keys have values."""
-        ...
 
 
 class StoreAgreement:
@@ -68,6 +48,7 @@ class StoreAgreement:
         self._store, self._rank, self._size, self._patience_s = store, rank, size, patience_s
         self._fails = False
         self._prefix = hashlib.sha256(f"{__version__} {versions}".encode()).hexdigest()[:16]
+        self.gathers: GatherAgreement = GatherVotes(store, rank, size, self._prefix)
 
     def agree(self, point: Point, value: Value, question: Callable[[], str]) -> Value:
         """The value of the rank that came first to the question."""

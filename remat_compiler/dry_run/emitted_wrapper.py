@@ -25,6 +25,8 @@ from remat_compiler.dry_run.placed_observer import PlacedObserver, StepObserver
 
 # Emitted modules define each kernel at top level: ``cpp_fused_add_0 = async_compile.cpp_pybinding(...)``.
 _KERNEL = re.compile(r"^(\w+) = async_compile\.\w+\(", re.MULTILINE)
+# Emitted code calls collectives by their full names: ``torch.ops._c10d_functional.all_reduce_.default(buf0,``.
+_COLLECTIVE = re.compile(r"torch\.ops\.(_c10d_functional\.\w+)\.\w+\((\w*)")
 
 
 class DryRunUnsupported(Exception):
@@ -70,6 +72,15 @@ class EmittedGraph:
         # Bound methods keep their code object in `__func__`; a C++ wrapper has none.
         code = getattr(getattr(self.call, "__func__", self.call), "__code__", None)
         return code.co_filename if code is not None else ""
+
+    @property
+    def collectives(self) -> tuple[str, ...]:
+        """Collectives in the order in which emitted code issues them, each with its first argument if that is an input.
+
+        Buffers are left out: their numbers depend on what Inductor fuses, which may differ by size.
+        """
+        found = _COLLECTIVE.findall(self.source)
+        return tuple(f"{name} {'' if first.startswith('buf') else first}" for name, first in found)
 
 
 class GraphRecorder:

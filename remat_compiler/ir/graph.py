@@ -56,6 +56,8 @@ class Trait(str, Enum):
     RANDOM = "random"
     MUTATING = "mutating"
     COLLECTIVE = "collective"
+    GATHER = "gather"
+    """A collective that gathers an input of the graph: it may run again if it does on all ranks."""
     EFFECTFUL = "effectful"
     UNKNOWN = "unknown"
 

@@ -4,7 +4,7 @@ ids         position and id agree
 storages    written by at most one operator, and before it is read; residents and tangents by none
 reads       ascending, without duplicates; writes without duplicates; never one storage in both
 phases      nothing that the forward runs needs a tangent, directly or through other operators
-traits      an operator that repetition would change is marked `no_recompute`
+traits      an operator that repetition would change is marked `no_recompute`; a gather need not be
 replay      a random operator that may repeat keeps its random state, which nothing else touches
 """
 
@@ -16,7 +16,8 @@ from remat_compiler.errors import InvalidGraph
 from remat_compiler.ir.graph import Op, OpId, Phase, Storage, StorageKind, TrainingGraph, Trait
 
 NOT_REPEATABLE = frozenset({Trait.MUTATING, Trait.COLLECTIVE, Trait.EFFECTFUL, Trait.UNKNOWN})
-"""Traits that forbid a second execution; a RANDOM operator may run again when its state is replayed."""
+"""Traits that forbid a second execution; a RANDOM operator may run again when its state is replayed, and a GATHER is
+a COLLECTIVE that may run again."""
 
 _PHASE_NEEDS = {
     Phase.FORWARD: frozenset({Phase.FORWARD}),
@@ -122,7 +123,8 @@ def _repeat_defects(op: Op) -> Iterator[str]:
     # Runs once in every plan, so its traits cannot do harm.
     if not op.may_recompute:
         return
-    forbidding = sorted(trait.value for trait in op.traits & NOT_REPEATABLE)
+    allowed = frozenset({Trait.COLLECTIVE}) if Trait.GATHER in op.traits else frozenset()
+    forbidding = sorted(trait.value for trait in (op.traits & NOT_REPEATABLE) - allowed)
     if forbidding:
         yield f"op {op.id} {op.name}: is {', '.join(forbidding)}, yet says no reason why it may not be recomputed"
     if Trait.RANDOM in op.traits and op.replay is None:

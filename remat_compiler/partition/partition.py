@@ -17,12 +17,13 @@ from remat_compiler.capture.graph import CapturedGraph
 from remat_compiler.capture.mutation import protect_changed_inputs
 from remat_compiler.distributed.agreement import Point
 from remat_compiler.errors import PlanRejected
+from remat_compiler.ir.codec import encode
 from remat_compiler.ir.plan import FITTING, Plan, PlanResult, PlanStatus
 from remat_compiler.ir.problem import UNLIMITED_BYTES, CostTable, RematProblem
 from remat_compiler.partition.request import PartitionRequest
 from remat_compiler.partition.result import Baseline, NoPlan, Partition, SplitGraphs
 from remat_compiler.partition.session import Session
-from remat_compiler.partition.stages import JointStages
+from remat_compiler.partition.stages import JointStages, Planned
 from remat_compiler.rewrite.lower import lower
 from remat_compiler.simulate.timeline import simulate
 from remat_compiler.simulate.verify import verify
@@ -73,6 +74,10 @@ def _partition(stages: JointStages, plan_with: Callable[[RematProblem], PlanResu
         protect_changed_inputs(joint, stages.num_fwd_outputs)
     captured, costs = stages.captured_with_costs()
     before = _save_everything(captured, costs)
+    # The step without a budget is only compared with.
+    agreed = None if request.budget_bytes is None else stages.agreed(costs, request.budget_bytes)
+    if agreed is not None:
+        return _carried_out(stages, agreed, before, joint_nodes)
     # Torch's own partition: the reference of a fraction, and the answer if it fits.
     native = None
     if _may_fit_natively(before, request):
@@ -88,15 +93,25 @@ def _partition(stages: JointStages, plan_with: Callable[[RematProblem], PlanResu
         return Partition(joint, joint_nodes, split, before, True, False, stages.stages)
     # Early loops are faster once fused, but may hold more at once: they need room in the budget.
     found = None
-    if request.early_loops and stages.fused and budget_bytes >= EARLY_ABOVE * before.timeline.peak_bytes:
+    # What all ranks agree on is a plan for the program's own order.
+    may_be_early = request.early_loops and stages.fused and not request.gathers
+    if may_be_early and budget_bytes >= EARLY_ABOVE * before.timeline.peak_bytes:
         found = stages.plan_with_early_loops(budget_bytes, plan_with)
     early = found is not None
     if found is None:
         found = stages.plan_in_order(captured, costs, budget_bytes, plan_with)
     # Agreed on before the check, so that no rank executes what it has not verified.
     asked = replace(found.problem, reference=None)
-    answer = stages.session.agreement.agree(Point.PLAN, found.result, lambda: repr((asked, request)))
-    problem, result, plan = _accepted(found.problem, answer, request)
+    answer = stages.session.agreement.agree(Point.PLAN, found.result, lambda: repr(encode((asked, request))))
+    return _carried_out(stages, replace(found, result=answer), before, joint_nodes, early=early)
+
+
+def _carried_out(
+    stages: JointStages, found: Planned, before: Baseline, joint_nodes: int, *, early: bool = False
+) -> Partition:
+    """The joint graph cut by a plan, which is verified."""
+    request = stages.request
+    problem, result, plan = _accepted(found.problem, found.result, request)
     # Whatever planner or cache it comes from, and before anything is made of it.
     with stages.stage("verify"), timed("verifying_s"):
         violations = verify(problem, plan, result.peak_bytes) if request.verify else []
@@ -107,7 +122,7 @@ def _partition(stages: JointStages, plan_with: Callable[[RematProblem], PlanResu
     split = SplitGraphs(
         lowered.forward, lowered.backward, problem, result, simulate(problem.graph, problem.costs, plan)
     )
-    return Partition(joint, joint_nodes, stages.overwriting(split), before, False, early, stages.stages)
+    return Partition(stages.joint, joint_nodes, stages.overwriting(split), before, False, early, stages.stages)
 
 
 @contextmanager

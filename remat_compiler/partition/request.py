@@ -37,6 +37,7 @@ class PartitionRequest:
         budget_of: What the budget covers, see `RematOptions`; decides the check alone.
         layout: Where values lie, see `RematOptions`; decides how the emitted code allocates alone.
         inplace_buffers: Whether interpreted operators may overwrite arguments, see `RematOptions`.
+        gathers: Whether inputs may be gathered from the ranks again, see `compilation.gathers`.
         layer_bytes: Bytes of each layer at these sizes as an estimator predicts them, for planners of layers; empty
             for those that the graph itself gives.
     """
@@ -62,6 +63,7 @@ class PartitionRequest:
     budget_of: str = "allocated"
     layout: str = "plain"
     inplace_buffers: bool = True
+    gathers: bool = False
 
     @property
     def place(self) -> Place | None:

@@ -26,6 +26,7 @@ class Session:
         workspace: Measured workspaces.
         parameters: Digest of the shapes of the graph's parameters, see `graph_key.parameter_shapes`.
         inputs: Source of each input of Dynamo's graph, see `torch_compat.input_sources`.
+        program: Digest of the options and versions that decide how the graph's collectives may be issued.
         agreement: Brings the ranks of a distributed job to the same plans.
         partitions: The partition of each joint graph of the compilation under way, in order.
     """
@@ -34,6 +35,7 @@ class Session:
     workspace: WorkspaceTable = field(default_factory=WorkspaceTable)
     parameters: str = ""
     inputs: tuple[str, ...] = ()
+    program: str = ""
     agreement: Agreement = field(default_factory=Alone)
     partitions: list[Partition] = field(default_factory=list)
 

@@ -17,10 +17,12 @@ from remat_compiler.capture.pair import capture_pair
 from remat_compiler.capture.storages import storage_bytes
 from remat_compiler.costs.table import cost_table
 from remat_compiler.distributed.agreement import Point
-from remat_compiler.errors import PlanRejected
+from remat_compiler.errors import PlanRejected, RanksDiffer
+from remat_compiler.ir.codec import encode
 from remat_compiler.ir.invariants import check_graph
 from remat_compiler.ir.plan import FITTING, PlanResult, PlanStatus
-from remat_compiler.ir.problem import CostTable, RematProblem
+from remat_compiler.ir.problem import UNLIMITED_BYTES, CostTable, RematProblem
+from remat_compiler.partition.collectives import program_of
 from remat_compiler.partition.request import PartitionRequest
 from remat_compiler.partition.result import SplitGraphs
 from remat_compiler.partition.session import Session
@@ -59,6 +61,7 @@ class JointStages:
         self.static_input_indices = static_input_indices
         self.session = session
         self.fused = request.inner == "inductor"
+        self.gathers = request.gathers
         # Inductor reuses memory by itself, by settings of its own.
         self.overwrites = request.inplace_buffers and not self.fused
         self.stages: tuple[tuple[str, float], ...] = ()
@@ -80,6 +83,7 @@ class JointStages:
             num_fwd_outputs=self.num_fwd_outputs,
             static_input_indices=self.static_input_indices,
             fused=self.fused,
+            gathers=self.gathers,
         )
         if self.request.verify >= 2:
             check_graph(captured.graph)
@@ -91,6 +95,29 @@ class JointStages:
             captured = self.capture_joint()
         with self.stage("costs"):
             return captured, self.costs(captured)
+
+    def agreed(self, costs: CostTable, budget_bytes: int) -> Planned | None:
+        """The plan by which all ranks gather parameters again in this program; `None` if they agreed on none.
+
+        Raises:
+            RanksDiffer: The graph differs from the one that was agreed on in more than its sizes.
+        """
+        plan = self.session.agreement.gathers.agreed_plan(program_of(self.joint.graph, self.session.program))
+        if plan is None:
+            return None
+        self.gathers = True
+        captured = self.capture_joint()
+        problem = RematProblem(captured.graph, costs, budget_bytes)
+        violations = verify(replace(problem, budget_bytes=UNLIMITED_BYTES), plan)
+        if violations:
+            raise RanksDiffer(
+                "all ranks agreed to gather parameters again in the backward, by a plan that does not suit this graph "
+                f"({violations[0]}): another one could make the job hang. Train with the same sizes on all ranks"
+            )
+        timeline = simulate(captured.graph, costs, plan)
+        status = PlanStatus.FEASIBLE if timeline.peak_bytes <= budget_bytes else PlanStatus.INFEASIBLE
+        peak_bytes, time_ns, added_ns = timeline.peak_bytes, timeline.time_ns, timeline.added_ns
+        return Planned(captured, problem, PlanResult(status, "agreed", plan, peak_bytes, time_ns, added_ns))
 
     def plan_in_order(
         self,
@@ -193,9 +220,10 @@ class JointStages:
             changed = bytes_overwritten(captured) if changed is None else changed
             workspace = tuple(own - changed.get(node, 0) for own, node in zip(workspace, captured.main))
         costs = cost_table(captured, workspace, self.request.cost_model, self.session.directory, self.request.place)
-        taken = [0 if changed is None else changed.get(node, 0) for node in captured.main]
+        taken = tuple(0 if changed is None else changed.get(node, 0) for node in captured.main)
         asked = captured.graph, self.request.cost_model, self.request.offload_bytes, taken
-        return self.session.agreement.agree(Point.COSTS, costs, lambda: repr(asked))
+        # Encoded, for sets print in another order on each rank.
+        return self.session.agreement.agree(Point.COSTS, costs, lambda: repr(encode(asked)))
 
 
 def _calls(*modules: fx.GraphModule) -> list[fx.Node]:

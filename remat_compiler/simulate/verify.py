@@ -5,7 +5,8 @@ breaks.  It runs on every plan before the plan is applied.
 
 Operators with effects (all that have a trait) keep the order and the number that the program gives them: each runs,
 and its first execution comes after those of its phase that precede it in the graph.  A repetition that replays a
-random state is no effect; all other repetitions are refused.  Tangent-free operators may stand in either part of the
+random state is no effect, and one that gathers an input again is one that all ranks agree on (`distributed.gathers`);
+all other repetitions are refused.  Tangent-free operators may stand in either part of the
 plan, so only their number is checked; capture makes none of them random or mutating.
 """
 
@@ -104,7 +105,8 @@ def _bad_repetition(op: Op, step: int) -> list[Violation]:
         return [Violation(Rule.RECOMPUTE, step, f"{op.name}: {op.no_recompute}")]
     # Checked apart from `no_recompute`, so that a capture that forgot the reason is caught as well.
     replays = op.traits == {Trait.RANDOM} and op.replay is not None
-    if op.traits and not replays:
+    gathers = op.traits == {Trait.COLLECTIVE, Trait.GATHER}
+    if op.traits and not replays and not gathers:
         effects = ", ".join(sorted(trait.value for trait in op.traits))
         return [Violation(Rule.RECOMPUTE, step, f"{op.name}: {effects}, and replays no random state")]
     return []
@@ -119,7 +121,7 @@ def _check_effect_order(ops: tuple[Op, ...], plan: Plan) -> list[Violation]:
         latest = -1
         for step, op_id in enumerate(plan.steps):
             op = ops[op_id]
-            # Only the first execution has the effect; a repetition replays a random state.
+            # Only the first execution has an effect that others could see; see `_bad_repetition`.
             if op.phase is not phase or not op.traits or op_id in ran:
                 continue
             if latest > op_id:

@@ -84,10 +84,14 @@ from remat_compiler.torch_compat.modes import dispatch_modes, grad_mode_kept, ou
 from remat_compiler.torch_compat.modules import copy_module, copying_nodes, new_module
 from remat_compiler.torch_compat.operators import (
     COLLECTIVE_NAMESPACES,
+    GATHERS,
+    SCATTERS,
     WAITS,
     can_replay,
+    has_fixed_sizes,
     has_unbacked_shape,
     is_effectful_hop,
+    is_of_gloo,
     never_repeatable,
     overload_name,
     overloads_of,

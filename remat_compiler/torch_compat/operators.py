@@ -19,6 +19,14 @@ COLLECTIVE_NAMESPACES = frozenset({"_c10d_functional", "c10d_functional", "c10d"
 _FUNCTIONAL = torch.ops._c10d_functional if torch.distributed.is_available() else None
 WAITS: frozenset[Any] = frozenset() if _FUNCTIONAL is None else frozenset({_FUNCTIONAL.wait_tensor.default})
 """Operators that return their argument, once the collective that makes it is complete."""
+GATHERS: frozenset[Any] = (
+    frozenset() if _FUNCTIONAL is None else frozenset({_FUNCTIONAL.all_gather_into_tensor.default})
+)
+"""Operators ``(part, number of ranks, group)`` that return the parts of all ranks of a group, one after another."""
+SCATTERS: frozenset[Any] = (
+    frozenset() if _FUNCTIONAL is None else frozenset({_FUNCTIONAL.reduce_scatter_tensor.default})
+)
+"""Operators ``(whole, reduction, number of ranks, group)`` that return this rank's part of a sum over ranks."""
 
 
 def is_effectful_hop(node: fx.Node) -> bool:
@@ -81,6 +89,22 @@ def has_unbacked_shape(node: fx.Node) -> bool:
     # Finding symbols is slow, and most values have none.
     symbolic = [v for v in leaves if isinstance(v, torch.Tensor) and v._has_symbolic_sizes_strides]
     return any(bool(free_unbacked_symbols(v)) for v in symbolic)
+
+
+def is_of_gloo(group: object) -> bool:
+    """Whether the process group of that name communicates by gloo, which copies what it gathers and scatters."""
+    try:
+        found = torch.distributed.distributed_c10d._resolve_process_group(str(group))  # type: ignore[attr-defined,arg-type]
+    except (RuntimeError, ValueError, KeyError):
+        # The group of another process, whose code is only looked at.
+        return False
+    return str(torch.distributed.get_backend(found)) == "gloo"
+
+
+def has_fixed_sizes(node: fx.Node) -> bool:
+    """Whether the node's value is a tensor whose sizes and strides are numbers, the same in every call."""
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and not value._has_symbolic_sizes_strides
 
 
 def save_policy(node: fx.Node) -> SavePolicy:

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from remat_compiler.ir.graph import Op, Phase, SavePolicy
+from remat_compiler.capture.graph import capture
+from remat_compiler.ir.graph import Op, Phase, SavePolicy, Trait
 from remat_compiler.ir.problem import RematProblem
 from remat_compiler.simulate.rules import Rule
 from remat_compiler.simulate.verify import verify
@@ -105,6 +106,55 @@ def test_a_wait_is_part_of_its_collective_and_returns_its_memory() -> None:
     readers = [op.name for op in captured.graph.ops if gather.writes[0] in op.reads]
     assert any("sin" in name for name in readers)
     assert not any("wait" in op.target for op in captured.graph.ops)
+
+
+class Sharded(nn.Module):
+    """A parameter of which the rank holds a half, gathered by a function where it is read."""
+
+    def __init__(self, gather: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.gather = gather
+        self.part = nn.Parameter(torch.randn(4, 8) / 3)
+
+    def forward(self, x: Tensor) -> tuple[Tensor]:
+        return (torch.tanh(torch.sin(x) @ self.gather(self.part)),)
+
+
+def gather_of(gather: Callable[[Tensor], Tensor], *, may_repeat: bool = True) -> Op:
+    """The gather in the graph of a module that gathers its parameter so."""
+    module, x = Sharded(gather), torch.randn(4, 8, requires_grad=True)
+
+    step = PlannedStep(module, (x,), dynamo=True)
+    again = capture(
+        step.captured.joint,
+        num_fwd_outputs=step.captured.num_fwd_outputs,
+        static_input_indices=(),
+        fused=False,
+        gathers=may_repeat,
+    )
+    return next(op for op in again.graph.ops if "all_gather" in op.target)
+
+
+@pytest.mark.usefixtures("ranks")
+def test_a_gather_of_an_input_may_be_repeated_where_ranks_agree() -> None:
+    import torch.distributed._functional_collectives as collectives
+
+    def gather(part: Tensor) -> Tensor:
+        return collectives.all_gather_tensor_autograd(part, 0, dist.group.WORLD)
+
+    def casting(part: Tensor) -> Tensor:
+        return gather(part.to(torch.float64).view(8, 4).t().reshape(4, 8)).to(torch.float32)
+
+    for of_input in (gather, casting):
+        op = gather_of(of_input)
+        assert {Trait.COLLECTIVE, Trait.GATHER} == op.traits
+        assert (op.may_recompute, op.save_policy) == (True, SavePolicy.FREE)
+        held = gather_of(of_input, may_repeat=False)
+        assert (held.may_recompute, held.save_policy) == (False, SavePolicy.MUST_SAVE)
+    # What is computed may be dropped by one rank, and kept by another one.
+    computed = gather_of(lambda part: gather(part.exp()))
+    assert computed.traits == {Trait.COLLECTIVE}
+    assert not computed.may_recompute
 
 
 @pytest.mark.usefixtures("ranks")

@@ -17,6 +17,7 @@ from remat_compiler import torch_compat
 from remat_compiler.compilation import graph_key
 from remat_compiler.compilation.graph_key import PlanKey, device_types, parameter_shapes, plan_key
 from remat_compiler.costs import rates
+from remat_compiler.costs.peers import Peers
 from remat_compiler.costs.rates import NOMINAL
 from remat_compiler.costs.table import cost_identity
 from remat_compiler.options import BudgetKind, MemoryBudget, RematOptions
@@ -39,6 +40,7 @@ OTHER_OPTIONS: dict[str, object] = {
     "budget_of": "reserved",
     "layout": "planned",
     "inplace_buffers": False,
+    "gathers": True,
     "offload_budget": 1,
     "offload_tier": "host",
     "offload_dir": Path("/fast"),
@@ -67,6 +69,7 @@ OTHER_REQUEST: dict[str, object] = {
     "budget_of": "reserved",
     "layout": "planned",
     "inplace_buffers": False,
+    "gathers": True,
 }
 REQUEST = PartitionRequest(budget_bytes=7)
 
@@ -226,6 +229,7 @@ RATES = [
     replace(NOMINAL, special_per_s=1e9),
     replace(NOMINAL, overhead_ns=1001),
     replace(NOMINAL, name="another processor"),
+    replace(NOMINAL, peers=Peers(2e9, 10_000)),
 ]
 
 

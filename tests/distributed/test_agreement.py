@@ -16,6 +16,7 @@ import remat_compiler
 import remat_compiler.backend
 from remat_compiler import torch_compat
 from remat_compiler.distributed.agreement import Agreement, Alone, Point, Value, agreeing_by, current_agreement
+from remat_compiler.distributed.gathers import GatherAgreement, NoOthers
 from remat_compiler.ir.plan import Plan, PlanResult
 from remat_compiler.ir.problem import CostTable
 
@@ -28,6 +29,7 @@ class Recorded:
     asked: list[tuple[Point, Any]] = field(default_factory=list)
 
     is_alone = False
+    gathers: GatherAgreement = field(default_factory=NoOthers)
 
     def agree(self, point: Point, value: Value, question: Callable[[], str]) -> Value:
         assert question()
@@ -136,6 +138,20 @@ def test_a_plan_agreed_on_is_verified(
     trained(Recorded({Point.PLAN: broken}), tmp_path, monkeypatch, on_infeasible="min")
     (message,) = [record.message for record in caplog.records if "planning failed" in record.message]
     assert "PlanRejected" in message
+
+
+def test_questions_read_the_same_whatever_order_sets_print_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python hashes strings otherwise in each process."""
+    texts: list[str] = []
+
+    class Texts(Recorded):
+        def agree(self, point: Point, value: Value, question: Callable[[], str]) -> Value:
+            texts.append(question())
+            return value
+
+    trained(Texts(), tmp_path, monkeypatch)
+    assert texts
+    assert not any("frozenset" in text for text in texts)
 
 
 def test_one_process_is_its_own_authority() -> None:

@@ -60,7 +60,8 @@ class Exhaustive:
     def _repeats(self, op: Op) -> bool:
         pinned = bool(op.no_recompute) or op.save_policy is SavePolicy.MUST_SAVE
         draws = op.traits == {Trait.RANDOM} and op.replay is not None
-        return op.phase is not Phase.BACKWARD and not pinned and (not op.traits or draws)
+        gathers = op.traits == {Trait.COLLECTIVE, Trait.GATHER}
+        return op.phase is not Phase.BACKWARD and not pinned and (not op.traits or draws or gathers)
 
     def added_ns(self) -> int | None:
         """Least added time, or `None` where no sequence fits."""

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
 import pulp
 import pytest
 
-from builders import LIBRARY, random_problem, with_budget
+from builders import KB, LIBRARY, gathered, random_problem, with_budget
 from exact.exhaustive import optimum_ns
+from remat_compiler.ir.graph import Trait
 from remat_compiler.ir.plan import PlanStatus
 from remat_compiler.ir.problem import RematProblem
 from remat_compiler.simulate.floor import peak_floor
+from remat_compiler.simulate.verify import verify
 from remat_passes.exact import solver as solver_module
 from remat_passes.exact.backends import Answer, BrokenSolver, SolverOptions
 from remat_passes.planning.auto import Auto
@@ -40,6 +43,24 @@ def test_claims_hold(seed: int) -> None:
     assert expected is None or found.added_ns <= expected
     assert found.added_ns == free or dict(found.stats)["proof"] != "demands"
     assert found.lower_bound_ns == found.added_ns
+
+
+def test_gathers_are_among_what_may_be_repeated() -> None:
+    """A weight that is kept takes more than all that can be recomputed otherwise."""
+    problem = gathered(layers=3)
+    held = tuple(
+        replace(op, no_recompute="ranks must agree") if Trait.GATHER in op.traits else op for op in problem.graph.ops
+    )
+    smallest = Ilp().plan(with_budget(replace(problem, graph=replace(problem.graph, ops=held)), 0)).peak_bytes
+    asked = with_budget(problem, smallest - 8 * KB)
+    found = Ilp().plan(asked)
+    assert found.status is PlanStatus.OPTIMAL
+    assert found.plan is not None
+    assert verify(asked, found.plan, found.peak_bytes) == []
+    assert any(Trait.GATHER in op.traits and found.plan.steps.count(op.id) > 1 for op in problem.graph.ops), (
+        "it fits without"
+    )
+    assert found.added_ns == optimum_ns(asked, once_per_gap=True)
 
 
 @pytest.mark.parametrize("options", [{"time_limit": 0.0}, {"max_executions": 0}])

@@ -76,6 +76,12 @@ def test_check_graph_names_all_defects() -> None:
     assert "effectful, mutating" in str(error.value)
 
 
+def test_a_gather_may_be_repeatable_and_no_other_collective() -> None:
+    assert graph_defects(with_op(1, traits=frozenset({Trait.COLLECTIVE, Trait.GATHER}))) == []
+    (defect,) = graph_defects(with_op(1, traits=frozenset({Trait.COLLECTIVE, Trait.GATHER, Trait.MUTATING})))
+    assert "is mutating, yet says no reason" in defect
+
+
 def test_a_random_op_with_state_or_a_reason_is_fine() -> None:
     random = frozenset({Trait.RANDOM})
     assert graph_defects(with_op(1, traits=random, no_recompute="draws anew")) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -74,6 +75,24 @@ def test_each_sabotage_is_refused(trait: Trait, bad: Plan, rule: Rule, step: int
     found = verify(effects(trait), bad)
     assert (rule, step) in [(v.rule, v.step) for v in found], found
     assert all(v.detail for v in found)
+
+
+GATHERED = [0, 1, 2, 3, 4, 2, 1, 5, 2, 6]
+
+
+def test_a_gather_may_run_again_anywhere_behind_its_first_time_in_order() -> None:
+    asked = effects(Trait.COLLECTIVE)
+    gathers = tuple(
+        replace(op, traits=op.traits | {Trait.GATHER}) if Trait.COLLECTIVE in op.traits else op
+        for op in asked.graph.ops
+    )
+    asked = replace(asked, graph=replace(asked.graph, ops=gathers))
+    assert verify(asked, plan(GATHERED, 4)) == []
+    assert [v.rule for v in verify(asked, plan([0, 2, 1, *GATHERED[3:]], 4))] == [Rule.EFFECT_ORDER]
+    # Where ranks may not repeat it, the capture gives the reason.
+    held = tuple(replace(op, no_recompute="communicates") if op.id == 1 else op for op in gathers)
+    asked = replace(asked, graph=replace(asked.graph, ops=held))
+    assert [(v.rule, v.step) for v in verify(asked, plan(GATHERED, 4))] == [(Rule.RECOMPUTE, 6)]
 
 
 @pytest.mark.parametrize("trait", ONE_OF_EACH)

@@ -125,7 +125,8 @@ def may_repeat(op: Op) -> bool:
     """Whether plans of the space may execute `op` more than once."""
     # An effect must happen once; drawing random numbers again is none if their state is replayed.
     replays = op.traits == {Trait.RANDOM} and op.replay is not None
-    return op.phase is not Phase.BACKWARD and not is_pinned(op) and (not op.traits or replays)
+    gathers = op.traits == {Trait.COLLECTIVE, Trait.GATHER}
+    return op.phase is not Phase.BACKWARD and not is_pinned(op) and (not op.traits or replays or gathers)
 
 
 def is_unsavable(problem: RematProblem, index: StepIndex, storage: int) -> bool:
