@@ -81,3 +81,23 @@ def test_the_usual_work_grows_with_the_graph_and_with_what_it_can_bring() -> Non
 def test_without_a_time_limit_a_small_graph_keeps_its_quick_plan() -> None:
     asked = with_budget(chain(), 90_000)
     assert Auto().plan(asked).plan == Auto(time_limit=0.0).plan(asked).plan
+
+
+def test_a_limit_of_0_does_nothing() -> None:
+    search = SequenceSearch.of(asked_of(residual(), 0.5), 200, 1)
+    best = search.run()
+    search.work_left = 7
+    assert improve(search, 0) is best
+    assert search.work_left == 7
+
+
+def test_the_same_work_gives_the_same_plan_with_every_stage() -> None:
+    asked = asked_of(residual(), 0.5)
+    found = [Auto(effort=200, time_limit=2.5).plan(asked) for _ in range(2)]
+    assert found[0] == found[1]
+
+
+def test_greedy_says_how_many_steps_it_simulated() -> None:
+    asked = asked_of(residual(blocks=20), 0.5)
+    small, large = (int(dict(Greedy(effort).plan(asked).stats)["steps"]) for effort in (1_000, 400_000))
+    assert 0 < small <= large

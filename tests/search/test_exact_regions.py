@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from random import Random
 
 import numpy as np
@@ -52,7 +53,7 @@ def test_what_comes_out_is_valid_and_no_slower(family: str) -> None:
         pytest.skip("nothing fits")
     draw = Random(1)
     for _ in range(3):
-        better = solve_region(search.g, entry, search.budget, search.limit_ns, draw)
+        better = solve_region(search.g, entry, search.budget, search.limit_ns, draw, inf).entry
         assert better.time <= entry.time
         assert not verify(search.problem, better.plan(), better.peak)
         entry = better
@@ -69,5 +70,10 @@ def test_a_needless_repetition_is_found() -> None:
     )
     assert worse.time > entry.time
     assert worse.peak <= search.budget
-    found = [solve_region(search.g, worse, search.budget, search.limit_ns, Random(seed)).time for seed in range(6)]
-    assert min(found) <= entry.time
+    found = [solve_region(search.g, worse, search.budget, search.limit_ns, Random(seed), inf) for seed in range(6)]
+    assert min(one.entry.time for one in found) <= entry.time
+    assert all(one.work > 0 for one in found)
+    # Without work for a program none is solved, and looking for the region is still counted.
+    idle = solve_region(search.g, worse, search.budget, search.limit_ns, Random(0), 0)
+    assert idle.entry is worse
+    assert 0 < idle.work < found[0].work

@@ -55,6 +55,7 @@ class Answer:
         values: Its solution by name of variable, if any.
         bound: Its lower bound of the objective.
         nodes: Nodes that it visited.
+        iterations: Iterations of its simplex methods, as far as it tells.
     """
 
     optimal: bool = False
@@ -62,6 +63,7 @@ class Answer:
     values: Mapping[str, float] | None = None
     bound: float = -math.inf
     nodes: int = 0
+    iterations: int = 0
 
 
 def run_cbc(model: pulp.LpProblem, options: SolverOptions) -> Answer:
@@ -121,7 +123,8 @@ def read_cbc_log(log: str, values: Mapping[str, float]) -> Answer:
     if bound is None:
         bound = objective if optimal and objective is not None else -math.inf
     nodes = _number(r"^Enumerated nodes: +(\S+)", log)
-    return Answer(optimal, False, None if objective is None else values, bound, int(nodes or 0))
+    iterations = _number(r"^Total iterations: +(\S+)", log)
+    return Answer(optimal, False, None if objective is None else values, bound, int(nodes or 0), int(iterations or 0))
 
 
 def _number(pattern: str, log: str) -> float | None:
@@ -188,7 +191,9 @@ def _highs_answer(model: pulp.LpProblem, highspy: Any) -> Answer:
         bound = float(info.mip_dual_bound)
     else:
         bound = float(info.objective_function_value) if optimal else -math.inf
-    return Answer(optimal, False, values, bound, max(0, int(info.mip_node_count)))
+    # Both counts are -1 where there are none.
+    nodes, iterations = max(0, int(info.mip_node_count)), max(0, int(info.simplex_iteration_count))
+    return Answer(optimal, False, values, bound, nodes, iterations)
 
 
 def _values(model: pulp.LpProblem) -> dict[str, float]:

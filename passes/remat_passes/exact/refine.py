@@ -47,6 +47,7 @@ class Refined:
         rounds: Programs solved.
         windows: Windows of the last one.
         nodes: Nodes of all trees.
+        iterations: Iterations of the simplex methods in all of them.
         stats: Solver of the last round; how many were replaced in all rounds, and why.
     """
 
@@ -57,6 +58,7 @@ class Refined:
     rounds: int
     windows: int
     nodes: int
+    iterations: int
     stats: tuple[tuple[str, str], ...]
 
 
@@ -83,7 +85,7 @@ def refine(
     judge = judge or space.problem
     began = cpu_seconds()
     starts = _first_starts(space)
-    found = Refined(None, cutoff_ns, 0, False, 0, len(starts), 0, ())
+    found = Refined(None, cutoff_ns, 0, False, 0, len(starts), 0, 0, ())
     gap = ROUGH_GAP
     while True:
         limit = options.time_limit_s
@@ -132,6 +134,7 @@ def _learned(found: Refined, solution: Solution, windows: int) -> Refined:
         rounds=found.rounds + 1,
         windows=windows,
         nodes=found.nodes + solution.nodes,
+        iterations=found.iterations + solution.iterations,
         stats=(("solver", solution.solver), *_fallbacks(found.stats, solution.stats)),
     )
     if solution.status is SolveStatus.INFEASIBLE:

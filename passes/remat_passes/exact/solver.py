@@ -62,6 +62,7 @@ class Solution:
         solver: Solver that gave the answer; empty if none did.
         seconds: Wall-clock seconds of all solvers together.
         nodes: Nodes of the branch-and-bound tree.
+        iterations: Iterations of the simplex methods.
         stats: ``fallbacks``, the number of solvers replaced, and ``reason``, why; empty if none was.
     """
 
@@ -72,6 +73,7 @@ class Solution:
     solver: str = ""
     seconds: float = 0.0
     nodes: int = 0
+    iterations: int = 0
     stats: tuple[tuple[str, str], ...] = ()
 
     @property
@@ -129,14 +131,18 @@ def _with(solution: Solution, seconds: float, reasons: list[str]) -> Solution:
 def _checked(model: pulp.LpProblem, options: SolverOptions, name: str, answer: Answer) -> Solution:
     """`answer` as a `Solution`; raises `BrokenSolver` if it does not hold."""
     if answer.infeasible:
-        return Solution(SolveStatus.INFEASIBLE, bound=math.inf, solver=name, nodes=answer.nodes)
+        return Solution(
+            SolveStatus.INFEASIBLE, bound=math.inf, solver=name, nodes=answer.nodes, iterations=answer.iterations
+        )
     # Solvers report without the constant of the objective.
     constant = 0.0 if model.objective is None else float(model.objective.constant)
     bound = answer.bound + constant
     if math.isnan(bound):
         raise BrokenSolver("its bound is no number")
     if answer.values is None:
-        return Solution(SolveStatus.TIMED_OUT, bound=bound, solver=name, nodes=answer.nodes)
+        return Solution(
+            SolveStatus.TIMED_OUT, bound=bound, solver=name, nodes=answer.nodes, iterations=answer.iterations
+        )
     values = _rounded(model, answer.values, options.integer_tolerance)
     _check_rows(model, values)
     # Evaluated on the rounded values: the solver's own figure belongs to unrounded ones.
@@ -152,7 +158,7 @@ def _checked(model: pulp.LpProblem, options: SolverOptions, name: str, answer: A
     # Its word for "optimal" is not enough: the gap is measured here.
     proven = objective - bound <= max(slack, options.gap * abs(objective))
     status = SolveStatus.OPTIMAL if proven else SolveStatus.FEASIBLE
-    return Solution(status, objective, bound, values, name, nodes=answer.nodes)
+    return Solution(status, objective, bound, values, name, nodes=answer.nodes, iterations=answer.iterations)
 
 
 def _rounded(model: pulp.LpProblem, values: Mapping[str, float], tolerance: float) -> dict[str, float]:

@@ -11,10 +11,12 @@ thousand, and never more than the time that the training steps to come could gai
     climb     from the best of each cutting and, every second time, from the best of all; then from the best result
     regions   of the best sequence by integer programs, if there is more work than by default
 
-Blocks and a climb make a round.  If there is work left, another round follows with more work, other blocks and other
-random numbers, since a second search gets further than a longer one; the best sequence of all wins.  Nothing is tried
-once the lower bound is met.  Work is counted in steps visited, never in seconds: the same problem gives the same plan
-on any machine, in any run, on every rank (with integer programs, if the same solver is installed).
+Every stage is charged with the work that it did, or with an estimate where it cannot tell, and none is begun whose
+estimate exceeds what is left.  Blocks and a climb make a round.  If there is work left, another round follows with more
+work, other blocks and other random numbers, since a second search gets further than a longer one; the best sequence of
+all wins.  Nothing is tried once the lower bound is met.  Work is counted in steps visited, or in what takes as long,
+never in seconds: the same problem gives the same plan on any machine, in any run, on every rank (with integer programs,
+if the same solver is installed).
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from remat_compiler.ir.plan import PlanResult
 from remat_compiler.ir.planner import Planner
 from remat_compiler.progress import progress
 from remat_passes.bounds.lower_bound import lower_bound_ns
@@ -36,8 +39,8 @@ from remat_passes.search.exact_regions import solve_region
 from remat_passes.search.sequence_search import SequenceSearch
 from remat_passes.sequences.candidate import SequenceCandidate
 
-WORK_PER_SECOND = 25_000_000
-"""Steps visited that stand for one second."""
+WORK_PER_SECOND = 28_000_000
+"""Work that stands for one second: about the steps that a climb visits in it.  What other stages do is weighed so."""
 USUAL_WORK, USUAL_SECONDS = 50, 2
 """Work for each pair of operators without a time limit, and the most seconds that all of it stands for."""
 LEAST_WORK = 1_500_000
@@ -48,21 +51,23 @@ ROUND_WORK, SHORTEST_ROUND, LONGEST_ROUND = 20_000, 5_000_000, 50_000_000
 """Work of the first round for each operator, its least and its greatest value ..."""
 GROWTH = 1.5
 """... and the factor by which each round is longer than the one before."""
-REGIONS_FROM = 50_000_000
+REGIONS_FROM = USUAL_SECONDS * WORK_PER_SECOND
 """Work after which regions are solved exactly."""
 BLOCK_SHARE, LARGE_SHARE, LARGE = 0.25, 0.6, 4_000
 """Part of the work for the options of blocks; it is larger from `LARGE` operators on, where climbs get less far."""
-REGIONS = 8
-"""Regions that are solved exactly in a round."""
-CHAIN_WORK = 1_500
-"""Work of `chain_dp` for each operator, about."""
-GREEDY_WORK, GREEDY_OPERATORS = 7_000_000, 1_500
-"""Work of `greedy`, about, and the largest graph on which it is tried."""
+BLOCK_WORK, BLOCK_OPERATOR_WORK, BLOCK_STEP_WORK = 2_500_000, 4_500, 0.6
+"""Work of cutting a graph into blocks, in all and for each operator, and that of a step visited for their plans."""
+REGION_SHARE, REGION_WORK = 0.4, 12_000_000
+"""Part of the work that regions may take, and the work of a large one, without which none is begun."""
+CHAIN_WORK, CHAIN_OPERATOR_WORK = 3_000_000, 1_500
+"""Work of `chain_dp`, about, in all and for each operator."""
+GREEDY_WORK, GREEDY_STEP_WORK, GREEDY_OPERATORS = 7_000_000, 50, 1_500
+"""Work without which `greedy` is not begun, that of each of its steps, and the largest graph on which it is tried."""
 HIERARCHY_WORK = 2_500
 """Work of `hierarchical` for each operator."""
 DEMAND_WIDTHS, DEMAND_STATES = (1_000, 2_000), 300_000
 """States of each stage of the searches over demanded sets, and of all of them."""
-DEMAND_WORK, DEMAND_OPERATORS = 24_000_000, 300
+DEMAND_WORK, DEMAND_OPERATORS = 56_000_000, 300
 """Their work, about, and the largest graph on which they are tried."""
 STARTS, START_SHARE, START_IDLE = 6, 0.1, 60
 """Sequences that are climbed from at first, the part of the work for each, and zooms without improvement."""
@@ -74,19 +79,25 @@ def improve(search: SequenceSearch, work: int | None) -> SequenceCandidate:
     """The best entry after `work` more, or `usual_work` if it is `None`; `search` has run."""
     if work == 0:
         return search.pool[0]
+    bound = lower_bound_ns(search.problem)
     # The bound is of added time; entries have the time of the whole step.
-    enough_ns = search.once + int(lower_bound_ns(search.problem).bound_ns * (1.0 + PROVEN))
+    enough_ns = search.once + int(bound.bound_ns * (1.0 + PROVEN))
     if work is None:
         work = usual_work(len(search.g.ops), search.pool[0].time - enough_ns if search.solved else None)
+    else:
+        work -= bound.work
     with progress("improving the plan") as bar:
-        left = 0 if _is_within(search, enough_ns) else work - _once(search, work)
-        for turn, share in enumerate(_rounds(left, len(search.g.ops))):
-            if _is_within(search, enough_ns):
+        left = work if _is_within(search, enough_ns) else work - _once(search, work)
+        size, turn, in_regions = first_round(len(search.g.ops)), 0, 0
+        while left > 0 and not _is_within(search, enough_ns):
+            given = search.work_left = min(size, left)
+            if not _round(search, turn):
                 break
-            search.work_left = share
-            _round(search, turn)
+            left -= given - search.work_left
             if search.solved and work > REGIONS_FROM:
-                _solve_regions(search)
+                done = _solve_regions(search, int(REGION_SHARE * (work - left)) - in_regions, left)
+                left, in_regions = left - done, in_regions + done
+            size, turn = int(GROWTH * size), turn + 1
             bar.advance()
     return search.pool[0]
 
@@ -98,7 +109,11 @@ def usual_work(operators: int, gain_ns: int | None) -> int:
         operators: Operators of the graph; small ones are soon searched through.
         gain_ns: Time of the best plan so far beyond what is proven necessary; `None` without such a plan.
     """
-    by_size = min(USUAL_WORK * operators**2, USUAL_SECONDS * WORK_PER_SECOND)
+    by_pairs = USUAL_WORK * operators**2
+    if by_pairs < LEAST_WORK:
+        return 0
+    # Cutting into blocks comes on top, or small graphs would have no work left for the plans of blocks.
+    by_size = min(by_pairs + _cutting_work(operators), USUAL_SECONDS * WORK_PER_SECOND)
     by_gain = by_size if gain_ns is None else max(gain_ns, 0) * STEPS_TO_COME * WORK_PER_SECOND // 10**9
     work = min(by_size, by_gain)
     return work if work >= LEAST_WORK else 0
@@ -113,49 +128,73 @@ def _once(search: SequenceSearch, work: int) -> int:
     """Run the stages that run once, each if enough work remains for more than it; the work done."""
     # Work by estimate, since these planners do not count it; each may take a part, so that rounds remain.
     operators, done = len(search.g.ops), 0
-    if work > 4 * CHAIN_WORK * operators:
+    chain_work = CHAIN_WORK + CHAIN_OPERATOR_WORK * operators
+    if work > 4 * chain_work:
         search.keep(list(_planned(search, ChainDp())))
-        done += CHAIN_WORK * operators
+        done += chain_work
     if work > 4 * GREEDY_WORK and operators <= GREEDY_OPERATORS:
-        search.keep(list(_planned(search, Greedy())))
-        done += GREEDY_WORK
-    if operators >= LARGE and work > 4 * HIERARCHY_WORK * operators:
+        greedy = Greedy(min(Greedy().effort, work // (4 * GREEDY_STEP_WORK)))
+        result = greedy.plan(search.problem)
+        search.keep(list(_entries(search, result)))
+        done += GREEDY_STEP_WORK * int(dict(result.stats)["steps"])
+    hierarchy_work = HIERARCHY_WORK * operators + 2 * _cutting_work(operators)
+    if operators >= LARGE and work > 4 * hierarchy_work:
         search.keep(list(_planned(search, Hierarchical(HIERARCHY_WORK))))
-        done += HIERARCHY_WORK * operators
+        done += hierarchy_work
     if work > 2 * DEMAND_WORK and operators <= DEMAND_OPERATORS and search.solved:
         search.keep(list(_demands(search)))
         done += DEMAND_WORK
     return done
 
 
-def _rounds(work: int, operators: int) -> Iterator[int]:
-    """The work of each round, `work` in all."""
-    size = min(max(ROUND_WORK * operators, SHORTEST_ROUND), LONGEST_ROUND)
-    while work > 0:
-        yield min(size, work)
-        work, size = work - size, int(GROWTH * size)
+def first_round(operators: int) -> int:
+    """The work of the first round."""
+    return min(max(ROUND_WORK * operators, SHORTEST_ROUND), LONGEST_ROUND)
 
 
-def _round(search: SequenceSearch, turn: int) -> None:
-    """All stages once."""
+def _cutting_work(operators: int) -> int:
+    """Work of cutting a graph into blocks, whatever their plans take."""
+    return BLOCK_WORK + BLOCK_OPERATOR_WORK * operators
+
+
+def _round(search: SequenceSearch, turn: int) -> bool:
+    """Blocks and a climb, as far as there is work for them; whether there was for either."""
+    cutting_work, starts = _cutting_work(len(search.g.ops)), [search.pool[0]]
+    if cutting_work < search.work_left:
+        search.work_left -= cutting_work
+        starts = _blocks(search, turn)
+    elif not search.solved:
+        return False
+    if search.solved:
+        _climb(search, starts)
+    return True
+
+
+def _blocks(search: SequenceSearch, turn: int) -> list[SequenceCandidate]:
+    """Keep the plans of blocks; the sequences from which to climb."""
+    before = search.work_left
     # Fewer and so larger blocks each time: the same blocks would give the same plans.
     counts = [max(count * 2 // (2 + turn), 2) for count in BLOCK_COUNTS]
     share = BLOCK_SHARE if len(search.g.ops) < LARGE else LARGE_SHARE
     found = list(block_plans(search, counts, share))
+    search.work_left = before - int(BLOCK_STEP_WORK * (before - search.work_left))
     starts = [entries[0] for entries in found if entries]
     if turn % 2 == 0 or not any(search.fits(entry) for entry in starts):
         starts.append(search.pool[0])
     # After `starts`, so that the best of all there is the one of the rounds before.
     search.keep([entry for entries in found for entry in entries])
-    if search.solved:
-        _climb(search, starts)
+    return starts
 
 
 def _planned(search: SequenceSearch, planner: Planner) -> Iterator[SequenceCandidate]:
     """The plan of another planner."""
-    plan = planner.plan(search.problem).plan
-    if plan is not None:
-        yield search.trimmed(np.array(plan.steps, np.int64), plan.boundary)
+    return _entries(search, planner.plan(search.problem))
+
+
+def _entries(search: SequenceSearch, result: PlanResult) -> Iterator[SequenceCandidate]:
+    """The trimmed plan of `result`, if it has one."""
+    if result.plan is not None:
+        yield search.trimmed(np.array(result.plan.steps, np.int64), result.plan.boundary)
 
 
 def _demands(search: SequenceSearch) -> Iterator[SequenceCandidate]:
@@ -186,8 +225,18 @@ def _climb(search: SequenceSearch, found: Sequence[SequenceCandidate]) -> None:
     search.keep([best, *ends])
 
 
-def _solve_regions(search: SequenceSearch) -> None:
-    """Solve some regions of the best entry exactly."""
-    for _ in range(REGIONS):
+def _solve_regions(search: SequenceSearch, owed: int, left: int) -> int:
+    """Solve regions of the best entry exactly; the work done.
+
+    Args:
+        search: Gets what they become.
+        owed: Work for regions, which the last one may exceed.
+        left: All work left, which must be enough for a large region before one is begun.
+    """
+    done = 0
+    while done < owed and left - done >= REGION_WORK:
         best = search.pool[0]
-        search.keep([solve_region(search.g, best, search.budget, search.limit_ns, search.draw)])
+        solved = solve_region(search.g, best, search.budget, search.limit_ns, search.draw, left - done)
+        search.keep([solved.entry])
+        done += solved.work
+    return done

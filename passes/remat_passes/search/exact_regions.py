@@ -51,6 +51,24 @@ NODES = 30
 """Nodes of the solver's tree for one program."""
 LARGEST = 4_000
 """Executions that the largest program that is tried decides about."""
+REGION_WORK, PROGRAM_WORK, NODE_WORK, ITERATION_WORK = 300_000, 420_000, 84_000, 2.8
+"""Work of a region, of each program solved for it, of each node of the solver's tree, and of each iteration of the
+simplex method for each execution that the program decides about: what takes as long as so many steps of a climb."""
+CUBE_WORK = 0.01
+"""Work that a program may take, for the cube of the executions that it decides about."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SolvedRegion:
+    """A sequence after one region of it was solved.
+
+    Attributes:
+        entry: The sequence, unchanged if nothing cheaper was found.
+        work: Work done.
+    """
+
+    entry: SequenceCandidate
+    work: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -166,9 +184,12 @@ def closed(g: Arrays, steps: IntArray, boundary: int, inside: BoolArray) -> Bool
 
 
 def solve_region(
-    g: Arrays, entry: SequenceCandidate, budget: int, limit_ns: int, draw: random.Random
-) -> SequenceCandidate:
-    """`entry` with one region around a random step of the backward made as cheap as it can be, within limits."""
+    g: Arrays, entry: SequenceCandidate, budget: int, limit_ns: int, draw: random.Random, most_work: float
+) -> SolvedRegion:
+    """`entry` with one region around a random step of the backward made as cheap as it can be, within limits.
+
+    Nothing is solved that may take more than `most_work`.
+    """
     # Loading PuLP takes longer than a quick plan does.
     from remat_passes.exact.backends import SolverOptions
     from remat_passes.exact.program import Cuts
@@ -176,27 +197,34 @@ def solve_region(
     from remat_passes.exact.space import OutsideSpace, Reductions
     from remat_passes.exact.stages import space_of
 
+    # The region is found, and its result put back, by visits to the whole sequence.
+    work = REGION_WORK + 4 * len(entry.steps)
     inside = np.zeros(len(g.ops), np.bool_)
     region(g, entry.steps, draw.randrange(entry.boundary, len(entry.steps)), OPERATORS, inside)
     whole_region = closed(g, entry.steps, entry.boundary, inside)
     if whole_region is None:
-        return entry
+        return SolvedRegion(entry, work)
     view = zoom(g, entry.steps, entry.boundary, whole_region)
     zoomed = zoomed_problem(view, budget)
     try:
         space = space_of(zoomed.problem, Reductions())
     except OutsideSpace:
-        return entry
-    if sum(len(stage.candidates) for stage in space.stages) > LARGEST:
-        return entry
+        return SolvedRegion(entry, work)
+    executions = sum(len(stage.candidates) for stage in space.stages)
+    if executions > LARGEST or CUBE_WORK * executions**3 > most_work:
+        return SolvedRegion(entry, work)
     # The cutoff: only a cheaper plan of the zoom is of use.
     added_ns = int(measure(view.g, view.steps, view.boundary)[1]) - zoomed.problem.costs.step_ns
     # A limit of nodes and not of seconds keeps the result the same on any machine.
     options = SolverOptions(time_limit_s=None, node_limit=NODES)
-    plan = refine(space, Reductions(), Cuts(), options, zoomed.plan, added_ns).plan
+    refined = refine(space, Reductions(), Cuts(), options, zoomed.plan, added_ns)
+    work += PROGRAM_WORK * refined.rounds + NODE_WORK * refined.nodes
+    work += int(ITERATION_WORK * refined.iterations * executions)
+    plan = refined.plan
     if plan is None:
-        return entry
+        return SolvedRegion(entry, work)
     small = zoomed.ops[np.array(plan.steps, np.int64)]
     # The whole sequence is measured, as everywhere: the program only proposes.
     new = SequenceCandidate.of(g, *whole(g, entry.steps, view, small, plan.boundary), limit_ns)
-    return new if new.peak <= budget and not new.barred and new.time < entry.time else entry
+    better = new.peak <= budget and not new.barred and new.time < entry.time
+    return SolvedRegion(new if better else entry, work)
