@@ -115,6 +115,7 @@ def compiled_at(graph: CompiledGraph, level: PlanLevel, *, real: bool) -> Attemp
         budget_bytes=level.budget_bytes,
         between_bytes=level.between_bytes,
         fraction=None,
+        may_be_native=True,  # at this level's bytes, not at those of the request
         offload_bytes=level.offload_bytes,
         take_smallest=True,  # the extreme levels ask for 1 byte, that is for the smallest peak
     )
