@@ -115,7 +115,9 @@ def test_training_is_the_same_to_the_bit_and_the_peak_as_foretold(inner: str) ->
     assert all(torch.equal(value, copy) for step in kept for value, copy in step)
     kept.clear()
     results.clear()
-    report = compiled(inner)[-1]
+    # Planned anew beside the gradients that added up; the graph by itself peaks as its report says.
+    report = remat_compiler.reports()[-1]
+    assert report.arena_bytes
 
     def step() -> object:
         planned.zero_grad()
