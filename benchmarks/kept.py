@@ -20,7 +20,7 @@ import torch
 
 import remat_compiler
 from measure import measure_step, train_step
-from remat_compiler.backend import remat
+from pareto import backend
 from remat_compiler.errors import InfeasibleBudget
 from zoo import build, names
 
@@ -53,7 +53,7 @@ def train(name: str, inner: str, budget: object, max_slowdown: float | None) -> 
     gc.collect()
     model = build(name)
     options = {"memory_budget": budget, "inner": inner, "max_slowdown": max_slowdown}
-    compiled = torch.compile(model.module, backend=remat_backend, options=options, dynamic=False)
+    compiled = torch.compile(model.module, backend=backend, options=options, dynamic=False)
     start = time.perf_counter()
     step = train_step(compiled, model.inputs)
     step()
@@ -74,11 +74,6 @@ def train(name: str, inner: str, budget: object, max_slowdown: float | None) -> 
         planner=report.planner,
         seconds=seconds,
     )
-
-
-def remat_backend(gm: torch.fx.GraphModule, inputs: list[object], **keywords: object) -> object:
-    """The backend without its entry point, so that this runs without an installation."""
-    return remat(gm, inputs, **keywords)  # type: ignore[arg-type]
 
 
 COLUMNS = ("budget", "estimate", "checked", "measured")

@@ -23,7 +23,7 @@ import torch
 
 import remat_compiler
 from measure import measure_step, train_step
-from remat_compiler.backend import remat
+from pareto import backend
 from remat_compiler.compilation.attempt import Attempt
 from remat_compiler.compilation.search import BudgetSearch, SearchGoal
 from remat_compiler.errors import InfeasibleBudget
@@ -57,11 +57,6 @@ def in_the_programs_order() -> Iterator[None]:
 
     with mock.patch.object(BudgetSearch, "run", run), mock.patch.object(Lives, "fused_bytes", return_value=0):
         yield
-
-
-def backend(gm: torch.fx.GraphModule, inputs: list[object], **keywords: object) -> object:
-    """The backend without its entry point, so that this runs without an installation."""
-    return remat(gm, inputs, **keywords)  # type: ignore[arg-type]
 
 
 def train(name: str, budget: float | str, planned_order: bool) -> Row:

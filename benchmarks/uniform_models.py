@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, nn
 
 import remat_compiler
-from kept import remat_backend
 from measure import TrainStep, gradients, measure_step, train_step
+from pareto import backend
 from remat_compiler.errors import InfeasibleBudget
 
 WIDTH, BATCH = 64, 2048
@@ -109,7 +109,7 @@ def compiled_step(
         "max_slowdown": None,
         "cost_model": "nominal",
     }
-    step = train_step(torch.compile(net, backend=remat_backend, options=options, dynamic=False), inputs)
+    step = train_step(torch.compile(net, backend=backend, options=options, dynamic=False), inputs)
     step()
     return step, net
 

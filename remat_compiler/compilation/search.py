@@ -132,6 +132,7 @@ class _Tries:
         # The second layout, starting from the first request: the first layout's corrections do not apply to it.
         if request.free_layout and self.chooses_layout and self._layout_costs(tries):
             tries += self._tries(replace(request, free_layout=False), None)
+        # In one layout only, that of fewer copies: a third series of tries would take as long as the first two.
         if request.reorders and self._order_costs(tries):
             tries += self._tries(replace(request, reorders=False, free_layout=not self.chooses_layout), None)
         # Within 0 bytes, where all are over, the lowest peak is the best.
