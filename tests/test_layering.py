@@ -174,3 +174,15 @@ def test_planning_needs_no_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_helpers_of_the_tests_are_found_by_their_names() -> None:
+    """A folder without `__init__.py` gives way to any module of its name, wherever on the path that stands."""
+    imported = {folder.name for folder in (ROOT / "tests").iterdir() if any(helper_modules(folder))}
+    modules = {file.stem for room in ("benchmarks", "examples") for file in (ROOT / room).glob("*.py")}
+    assert imported & modules == set()
+
+
+def helper_modules(folder: Path) -> list[Path]:
+    """What tests import from `folder` as `folder.module`."""
+    return [file for file in folder.glob("*.py") if not file.stem.startswith(("test_", "conftest"))]

@@ -1,6 +1,6 @@
 """The order of the backward under Inductor: the program's own, loops fused freely, against the order that was planned.
 
-    python benchmarks/orders.py --models nerf convnext --fractions 0.5 0.25 --json orders.json
+    python benchmarks/backward_orders.py --models nerf convnext --fractions 0.5 0.25 --json orders.json
 
 Each model is trained under each budget in both ways.  A row gives the first estimate of the simulator, the checked and
 the measured peak, and the modelled time that recomputation adds; a refused budget gives the smallest reachable peak.
