@@ -19,6 +19,9 @@ class Observer:
     def attempt_begins(self, request: Any) -> None:
         """A graph is compiled by a `PartitionRequest`."""
 
+    def attempt_ends(self, attempt: Any) -> None:
+        """A graph was compiled and checked: the `Attempt`."""
+
     def partition_made(self, partition: Any, request: Any, **convention: Any) -> None:
         """A joint graph was cut.
 

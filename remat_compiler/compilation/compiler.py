@@ -84,6 +84,13 @@ class Compiler:
         If planning fails in an unforeseen way, the graph is compiled as the stock backend would, with a warning, and
         checked against the user's budget.
         """
+        attempt = self._planned_or_stock(request, real)
+        for observer in observers():
+            observer.attempt_ends(attempt)
+        return attempt
+
+    def _planned_or_stock(self, request: PartitionRequest, real: bool) -> Attempt:
+        """See `run`."""
         try:
             return self._planned(request, real)
         except _NO_DEFECT:
