@@ -39,10 +39,10 @@ from remat_compiler.observer import Observer, observed_by
 from zoo import build
 
 TWENTY = (
-    "albert bart bert bloom distilbert electra falcon gemma2 gpt2 gpt_neox llama mamba mixtral mobilebert modernbert opt "
-    "phi3 qwen3 t5 vit"
-).split()
-ZOO = "gpt2 bert vit resnet50 unet lstm nerf convnext gnn diffusion".split()
+    *("albert", "bart", "bert", "bloom", "distilbert", "electra", "falcon", "gemma2", "gpt2", "gpt_neox"),
+    *("llama", "mamba", "mixtral", "mobilebert", "modernbert", "opt", "phi3", "qwen3", "t5", "vit"),
+)
+ZOO = ("gpt2", "bert", "vit", "resnet50", "unet", "lstm", "nerf", "convnext", "gnn", "diffusion")
 SECONDS = 900
 
 

@@ -8,6 +8,8 @@ pointwise value lives in registers unless something forces it into memory.  The 
   a few elements is written out as pointwise arithmetic;
 - a pointwise value that no kernel reads and that is no output is inlined into each of its readers, as
   long as those stand before the next kernel (a fused loop cannot span a kernel);
+- a pointwise value that takes many reads or operators, or that is dear and has several readers, is not inlined
+  (`inlining`): it needs memory unless one loop holds it and all its readers, which must be of its size for that;
 - if a reader stands after the next kernel, or in the other phase, inlining keeps alive the values from which this one
   is computed, its *frontier*.  It is still inlined if that loses nothing: the frontier is not larger than the value,
   or the backward reads all of the frontier anyway.
@@ -21,12 +23,11 @@ from collections.abc import Iterable
 
 from torch import fx
 
+from remat_compiler.capture.inlining import Inlined, is_computed_in_slice, is_concatenated, is_of_one_loop, is_realised
 from remat_compiler.capture.operators import NodeClass, is_pooling, is_random, save_policy_of
 from remat_compiler.capture.storages import readers, storage_bytes
 from remat_compiler.ir.graph import Phase, SavePolicy
 
-MAX_INLINED_NODES = 30
-"""Longest chain inlined across a kernel; Inductor realises longer ones (`realize_opcount_threshold`)."""
 FRONTIER_SLACK = 1.05
 """A frontier up to this factor larger than the value counts as no larger (statistics of a norm, say)."""
 
@@ -70,8 +71,7 @@ class _Fusion:
         self.forced = {roots[o] for o in outputs if o in roots}
         self.segment = _segments(classes)
         self.materialised: set[fx.Node] = set()
-        self.frontier: dict[fx.Node, frozenset[fx.Node]] = {}
-        self.length: dict[fx.Node, int] = {}
+        self.inlined: dict[fx.Node, Inlined] = {}
 
     def run(self) -> set[fx.Node]:
         for node, kind in self.classes.items():
@@ -82,34 +82,43 @@ class _Fusion:
             if own:
                 self.materialised.add(node)
             if own or kind is NodeClass.INPUT or (kind is NodeClass.ITEM and self.roots[node] is node):
-                self.frontier[node] = frozenset({node})
-                self.length[node] = 0
+                self.inlined[node] = Inlined.read(node)
             else:
                 self._set_inlined(node)
         return self.materialised
 
-    def _set_inlined(self, node: fx.Node) -> None:
-        arguments = [a for a in node.all_input_nodes if a in self.frontier]
-        self.frontier[node] = frozenset().union(*(self.frontier[a] for a in arguments))
+    def _set_inlined(self, node: fx.Node) -> Inlined:
+        found = Inlined.of(self.inlined[a] for a in node.all_input_nodes if a in self.inlined)
+        if self.classes[node] is NodeClass.POINTWISE:
+            found = found.and_computes(node)
         # Views change indices only, and add nothing to the arithmetic of the loop.
-        grows = self.classes[node] is NodeClass.POINTWISE
-        self.length[node] = max((self.length[a] for a in arguments), default=0) + grows
+        elif self.classes[node] is NodeClass.VIEW:
+            found = found.through(node)
+        self.inlined[node] = found
+        return found
 
     def _needs_memory(self, node: fx.Node) -> bool:
         """Whether the pointwise `node` is written to memory."""
         # In memory whoever reads it: Inductor writes random numbers there, outputs and saved values need it.
         if is_random_value(node) or node in self.forced or save_policy_of(node) is SavePolicy.MUST_SAVE:
             return True
+        if is_concatenated(node):
+            return True
         found = self._readers(node)
         # Kernels and loops over windows read their arguments from memory.
         if any(self.classes[r] is NodeClass.KERNEL or is_pooling(r) for r in found):
             return True
         # As if it were inlined; `run` overwrites this if it is not.
-        self._set_inlined(node)
+        inlined = self._set_inlined(node)
+        near = [r for r in found if self._is_of_one_graph(node, r)]
+        if is_realised(node, inlined, near):
+            # Its memory is a piece of the result.
+            if any(is_computed_in_slice(node, r) for r in near):
+                return False
+            if not all(self.segment[node] == self.segment[r] and is_of_one_loop(node, r, self.roots) for r in near):
+                return True
         # Inputs stay alive anyway, so reading them late costs nothing.
-        frontier = [f for f in self.frontier[node] if self.classes[f] is not NodeClass.INPUT]
-        if self.length[node] > MAX_INLINED_NODES:
-            return True
+        frontier = [f for f in inlined.frontier if self.classes[f] is not NodeClass.INPUT]
         # All readers fit into the loop of the value.
         if not any(self._is_far(node, r) for r in found):
             return False
@@ -123,9 +132,12 @@ class _Fusion:
 
     def _is_far(self, node: fx.Node, reader: fx.Node) -> bool:
         """Whether no fused loop can hold both nodes: a kernel or the end of the forward stands between them."""
+        return self.segment[node] != self.segment[reader] or not self._is_of_one_graph(node, reader)
+
+    def _is_of_one_graph(self, node: fx.Node, reader: fx.Node) -> bool:
+        """Whether both nodes are of the forward, or both of the backward."""
         # Tangent-free nodes count as backward, which alone needs them.
-        phases = (self.phases[node] is Phase.FORWARD, self.phases[reader] is Phase.FORWARD)
-        return self.segment[node] != self.segment[reader] or phases[0] != phases[1]
+        return (self.phases[node] is Phase.FORWARD) == (self.phases[reader] is Phase.FORWARD)
 
     def _read_late_anyway(self, frontier: fx.Node, node: fx.Node, found: list[fx.Node]) -> bool:
         """Whether the backward reads `frontier` without `node`, too, and no earlier than the readers `found`."""

@@ -97,12 +97,33 @@ class Classifier(nn.Module):
         return F.cross_entropy(self.head(x), torch.arange(len(x)))
 
 
+class Scanned(nn.Module):
+    """A linear recurrence by halves, as state-space models compute it: loops over slices, without a single kernel."""
+
+    def __init__(self, width: int = 32) -> None:
+        super().__init__()
+        self.rate, self.out = nn.Linear(width, width), nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        decay = torch.exp(-F.softplus(self.rate(x)))
+        return self.out(self.scan(decay, x)).square().mean()
+
+    def scan(self, decay: Tensor, x: Tensor) -> Tensor:
+        """All states of ``state = decay * state + x``, along the second dimension."""
+        if x.shape[1] == 1:
+            return x
+        later = self.scan(decay[:, ::2] * decay[:, 1::2], x[:, 1::2] + decay[:, 1::2] * x[:, ::2])
+        first = torch.cat([x[:, :1], x[:, 2::2] + decay[:, 2::2] * later[:, :-1]], 1)
+        return torch.stack([first, later], 2).flatten(1, 2)
+
+
 MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
     "pooled": (Pooled, lambda: torch.randn(2, 4, 32, 32)),
     "shared bias": (SharedBias, lambda: torch.randn(4, 64, 32)),
     "two readers": (TwoReaders, lambda: torch.randn(256, 64)),
     "looked up": (Looked, lambda: torch.randint(300, (4, 64)).float()),
     "classifier": (Classifier, lambda: torch.randn(256, 64)),
+    "scanned": (Scanned, lambda: torch.randn(8, 32, 32)),
 }
 EXACT = ("classifier",)
 """Models of which all that is emitted is known."""

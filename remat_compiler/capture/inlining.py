@@ -1,0 +1,166 @@
+"""What Inductor computes again in each reader, and what it computes once: its rules for pointwise values.
+
+They count what the loop of a value would hold if all that is not in memory were computed within it: the tensors that it
+reads, its operators, and whether one of these is dear on a CPU (`StorageBox.should_realize_on_reuse` and
+`has_exceeded_max_reads` of `torch._inductor.ir`).  A value that is computed once is *realised*; it still takes no
+memory if one loop holds it and all its readers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+from remat_compiler import torch_compat
+
+_aten = torch.ops.aten
+_DEAR_ON_CPU = frozenset(
+    {_aten.exp, _aten.log, _aten.log10, _aten.log1p, _aten.log2, _aten.sigmoid, _aten.tanh, _aten.silu, _aten.gelu}
+)
+_REUSED_READS = 4
+"""Reads above which a value with several readers is realised (``realize_reads_threshold``)."""
+_MOST_READS = {"cpu": 12}
+"""Reads above which a value is realised on a device (``realize_cpu_acc_reads_threshold``)."""
+_MOST_READS_ELSEWHERE = 8
+_MOST_OPERATORS = {"cpu": 50}
+"""Operators, reads and constants above which a value is realised on a device (``realize_cpu_opcount_threshold``)."""
+_MOST_OPERATORS_ELSEWHERE = 30
+
+
+_ARITHMETIC = {_aten.slice_scatter: 5, _aten.select_scatter: 4, _aten.constant_pad_nd: 7}
+"""Operators of what is computed on indices; others compute on values alone."""
+_STEP_ARITHMETIC = 7
+"""Operators more for every how manieth element a slice has."""
+_SAME_INDEX = frozenset({_aten.view, _aten._unsafe_view, _aten.reshape, _aten.unsqueeze, _aten.squeeze, _aten.alias})
+"""Views whose elements are read one after the other as before."""
+
+Access = tuple[fx.Node, ...]
+"""A value, and the views through which a loop reaches it: another slice is another access."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inlined:
+    """What the loop of a value computes and reads.
+
+    Attributes:
+        reads: Values in memory that it reads.
+        computes: Pointwise nodes that it computes.
+    """
+
+    reads: frozenset[Access]
+    computes: frozenset[Access]
+
+    @staticmethod
+    def read(node: fx.Node) -> Inlined:
+        """That of a value in memory."""
+        return Inlined(frozenset({(node,)}), frozenset())
+
+    @staticmethod
+    def of(arguments: Iterable[Inlined]) -> Inlined:
+        """All that the loops of these arguments hold."""
+        given = tuple(arguments)
+        reads = frozenset[Access]().union(*(a.reads for a in given))
+        return Inlined(reads, frozenset[Access]().union(*(a.computes for a in given)))
+
+    def through(self, view: fx.Node) -> Inlined:
+        """The same, reached through `view`."""
+        target = view.target
+        if isinstance(target, torch._ops.OpOverload) and target.overloadpacket in _SAME_INDEX:
+            return self
+        reads, computes = ({(*access, view) for access in found} for found in (self.reads, self.computes))
+        return Inlined(frozenset(reads), frozenset(computes))
+
+    def and_computes(self, node: fx.Node) -> Inlined:
+        """The same, and `node`."""
+        return Inlined(self.reads, self.computes | {(node,)})
+
+    @property
+    def frontier(self) -> frozenset[fx.Node]:
+        """Values in memory that are read."""
+        return frozenset(access[0] for access in self.reads)
+
+    @property
+    def read_count(self) -> int:
+        """Reads of more than one element."""
+        return sum(_elements(access[0]) > 1 for access in self.reads)
+
+    @property
+    def operators(self) -> int:
+        """Operators, reads and constants."""
+        nodes = [access[0] for access in self.computes]
+        numbers = {number for node in nodes for number in node.args if isinstance(number, (int, float))}
+        return sum(map(_arithmetic, nodes)) + len(self.reads) + len(numbers)
+
+
+def is_realised(node: fx.Node, inlined: Inlined, readers: Collection[fx.Node]) -> bool:
+    """Whether Inductor computes the pointwise `node` once.
+
+    Args:
+        node: A node of one result.
+        inlined: What its loop holds.
+        readers: What reads it in the same graph, directly or through views.
+    """
+    device = _device(node)
+    if inlined.operators > _MOST_OPERATORS.get(device, _MOST_OPERATORS_ELSEWHERE):
+        return True
+    if inlined.read_count > _MOST_READS.get(device, _MOST_READS_ELSEWHERE):
+        return True
+    if len(readers) > 1 and inlined.read_count > _REUSED_READS:
+        return True
+    # A loop that broadcasts the value would compute it again for each of its elements.
+    is_reused = len(readers) > 1 or any(_elements(reader) > _elements(node) for reader in readers)
+    return device == "cpu" and is_reused and any(_is_dear(one) for one, *_ in inlined.computes)
+
+
+def is_concatenated(node: fx.Node) -> bool:
+    """Whether the result is put together in memory, each argument being computed in its place; so it is on CPUs."""
+    return node.target is _aten.cat.default and _device(node) == "cpu"
+
+
+def is_computed_in_slice(node: fx.Node, reader: fx.Node) -> bool:
+    """Whether `node` is computed in its place in `reader`."""
+    return is_concatenated(reader) and node in reader.all_input_nodes
+
+
+def is_of_one_loop(node: fx.Node, reader: fx.Node, roots: Mapping[fx.Node, fx.Node]) -> bool:
+    """Whether `reader` reads each element of `node` once, so that one loop can compute both."""
+    arguments = [a for a in reader.all_input_nodes if roots.get(a) is node]
+    whole = _elements(node)
+    return all(_elements(a) == whole for a in arguments) and max(_elements(reader), *_sizes(reader)) == whole
+
+
+def _sizes(reader: fx.Node) -> list[int]:
+    """Elements of each argument; at least one."""
+    return [_elements(a) for a in reader.all_input_nodes]
+
+
+def _elements(node: fx.Node) -> int:
+    """Elements of the node's value; of a tuple, its first."""
+    value = node.meta.get("val")
+    if isinstance(value, (list, tuple)) and value:
+        value = value[0]
+    return torch_compat.size_hint(value.numel()) if isinstance(value, torch.Tensor) else 0
+
+
+def _device(node: fx.Node) -> str:
+    value = node.meta.get("val")
+    return value.device.type if isinstance(value, torch.Tensor) else ""
+
+
+def _is_dear(node: fx.Node) -> bool:
+    target = node.target
+    return isinstance(target, torch._ops.OpOverload) and target.overloadpacket in _DEAR_ON_CPU
+
+
+def _arithmetic(node: fx.Node) -> int:
+    """Operators that a pointwise node adds to a loop."""
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload):
+        return 1
+    found = _ARITHMETIC.get(target.overloadpacket, 1)
+    if target is _aten.slice_scatter.default and len(node.args) > 5 and node.args[5] != 1:
+        found += _STEP_ARITHMETIC
+    return found
