@@ -16,7 +16,7 @@ import remat_compiler
 from remat_compiler import backend, torch_compat
 from remat_compiler.backend import remat
 from remat_compiler.costs import rates
-from remat_compiler.costs.calibration import calibrate
+from remat_compiler.costs.calibration import Calibration, calibrate
 from remat_compiler.costs.store import shared_store
 from remat_compiler.errors import UnknownName
 from remat_compiler.ir.plan import Decision
@@ -27,7 +27,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Each test compiles anew and keeps its plans to itself."""
     folder = tmp_path / "cache"
     monkeypatch.setenv("REMAT_CACHE_DIR", str(folder))
-    monkeypatch.setattr(rates, "calibrate", lambda device_type: idle_rates())
+    monkeypatch.setattr(rates, "calibrate", lambda device_type: Calibration(idle_rates()))
     start_anew()
     torch.manual_seed(0)
     return folder
@@ -36,7 +36,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @cache_once
 def idle_rates() -> dict[str, int]:
     """What an idle device might give: these tests must not depend on how busy this one is."""
-    return {name: max(figure, 2**34) for name, figure in calibrate("cpu").items()}
+    return {name: max(figure, 2**34) for name, figure in calibrate("cpu").figures.items()}
 
 
 def start_anew() -> None:

@@ -1,17 +1,23 @@
-"""Measure how fast a device is, in less than 0.3 s.
+"""Measure how fast a device is: in less than 0.5 s where it is idle, in a few seconds where others use it.
 
-Rates are rounded to powers of 2^(1/4), so that two calibrations of one device, or of two equal devices,
-usually agree to the bit.
+Whoever else uses the device makes it look slower, never faster, so the best of some samples counts, and only once
+another one confirms it.  Rates are rounded to powers of 2^(1/4), so that two calibrations of one device, or of two
+equal devices, usually agree to the bit.
 """
 
 from __future__ import annotations
 
 import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
 
 import torch
 
 from remat_compiler import torch_compat
-from remat_compiler.costs.clock import best_ns, elapsed_ns
+from remat_compiler.costs.clock import best_ns
 from remat_compiler.costs.families import FAMILIES, family_rate
 
 PRODUCT_TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -35,26 +41,82 @@ _SPECIAL_BYTES = {"cpu": 2**18, "cuda": 2**26}
 _LAUNCHES = 100
 
 
-def calibrate(device_type: str) -> dict[str, int]:
-    """Measure the rates of the current device, rounded, by their names in the store.
+AGREE = 2.0**0.125
+"""The two best samples of a figure confirm each other up to this factor: half a step of the rounding."""
+MOST_ROUNDS = 16
+"""Samples of each figure at most."""
+PAUSE_S = 0.01
+"""Pause before a sample is repeated: a process that slept is not the first to be interrupted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """What was measured of a device.
+
+    Attributes:
+        figures: Rounded, by their names in the store.
+        unconfirmed: Names of those of which no two samples were near each other.
+    """
+
+    figures: dict[str, int]
+    unconfirmed: tuple[str, ...] = ()
+
+
+def calibrate(device_type: str) -> Calibration:
+    """Measure the rates of the current device.
 
     Raises:
         RuntimeError: The device has no memory left for it, or lacks an operator.
     """
+    probes = _probes(device_type)
+    samples: dict[str, list[float]] = {name: [] for name in probes}
     with torch_compat.outside_tracing(), torch.no_grad():
-        # Twice, apart in time, so that a moment in which the device was busy with something else does not count.
-        first, second = _measured(device_type), _measured(device_type)
-    best = {name: (min if name == "overhead_ns" else max)(first[name], second[name]) for name in first}
-    return {f"{device_type} {name}": rounded(figure) for name, figure in best.items()}
+        for turn in range(MOST_ROUNDS):
+            # All once more before any counts as confirmed: two samples of one moment share its load.
+            open_ = [name for name in probes if not is_confirmed(name, samples[name])]
+            if not open_:
+                break
+            for name in open_:
+                if turn > 1:
+                    time.sleep(PAUSE_S)
+                samples[name].append(probes[name]())
+    figures = {f"{device_type} {name}": rounded(best_confirmed(name, found)) for name, found in samples.items()}
+    unconfirmed = [f"{device_type} {name}" for name, found in samples.items() if not any(_confirmed(name, found))]
+    return Calibration(figures, tuple(unconfirmed))
 
 
-def _measured(device_type: str) -> dict[str, float]:
-    found = {f"flops_per_s {type_name(t)}": _product_rate(device_type, t) for t in PRODUCT_TYPES}
-    found |= {f"flops_per_s {family}": family_rate(family, device_type) for family in FAMILIES}
-    found["bytes_per_s"] = _copy_rate(device_type)
-    found["special_per_s"] = _special_rate(device_type)
-    found["overhead_ns"] = _overhead_ns(device_type)
-    return found
+def is_confirmed(name: str, samples: Sequence[float]) -> bool:
+    """Whether the best sample of a figure is near the second best."""
+    return next(_confirmed(name, samples), None) == _best_first(name, samples)[0] if samples else False
+
+
+def best_confirmed(name: str, samples: Sequence[float]) -> float:
+    """The best sample that has another one near it; the best of all if there is none."""
+    return next(_confirmed(name, samples), _best_first(name, samples)[0])
+
+
+def _confirmed(name: str, samples: Sequence[float]) -> Iterator[float]:
+    """Samples that the next worse one is near, the best first."""
+    for one, other in pairwise(_best_first(name, samples)):
+        if max(one, other) <= AGREE * min(one, other):
+            yield one
+
+
+def _best_first(name: str, samples: Sequence[float]) -> list[float]:
+    # A time is best when it is least, a rate when it is largest.
+    return sorted(samples, reverse=name != "overhead_ns")
+
+
+def _probes(device_type: str) -> dict[str, Callable[[], float]]:
+    """What measures each figure once."""
+    probes: dict[str, Callable[[], float]] = {
+        f"flops_per_s {type_name(t)}": partial(_product_rate, device_type, t) for t in PRODUCT_TYPES
+    }
+    probes |= {f"flops_per_s {family}": partial(family_rate, family, device_type) for family in FAMILIES}
+    probes["bytes_per_s"] = partial(_copy_rate, device_type)
+    probes["special_per_s"] = partial(_special_rate, device_type)
+    probes["overhead_ns"] = partial(_overhead_ns, device_type)
+    return probes
 
 
 def rounded(figure: float) -> int:
@@ -82,7 +144,8 @@ def _product_rate(device_type: str, dtype: torch.dtype) -> float:
         extent *= 2
         factor = torch.full((extent, extent), 0.5, dtype=dtype, device=device_type)
         multiply()  # the library sets itself up
-        taken_ns = elapsed_ns(multiply, device_type)
+        # An interrupted call would stop the search at a size that is slower for each operation.
+        taken_ns = best_ns(multiply, device_type, most=3, seconds=0.003)
     best = best_ns(multiply, device_type, most=3, seconds=0.003)
     # A product of n x n matrices takes n^3 multiplications and as many additions.
     return 2 * extent**3 / min(best, taken_ns) * 1e9

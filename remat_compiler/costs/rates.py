@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +20,8 @@ from remat_compiler.costs.calibration import FIGURES, PRODUCT_TYPES, calibrate, 
 from remat_compiler.costs.clock import DEVICE_TYPES
 from remat_compiler.costs.families import FAMILIES
 from remat_compiler.costs.peers import CPU_PEERS, NOMINAL_PEERS, Peers, peers_of
-from remat_compiler.costs.store import device_name, shared_store
+from remat_compiler.costs.plausible import better, implausible
+from remat_compiler.costs.store import FigureStore, device_name, shared_store
 from remat_compiler.devices.gpus import Gpu, gpu_of_product
 
 log = logging.getLogger(__name__)
@@ -61,6 +62,12 @@ NOMINAL = Rates({"float32": 50e9}, {}, bytes_per_s=10e9, special_per_s=math.inf,
 
 _busy: set[str] = set()
 """Types of devices that were too busy or cannot be timed: nominal rates from then on, so that plans agree."""
+_repeated: set[str] = set()
+"""Types of devices that were calibrated in this process."""
+REPEATED = "calibrations"
+"""Name of the number of times that the kept figures were measured."""
+MOST_REPEATED = 3
+"""A device that stays implausible is so."""
 LEAST_CREDIBLE = 0.2
 """A float32 product below this fraction of the nominal rate was timed on a machine busy with something else;
 such figures are not kept."""
@@ -86,6 +93,8 @@ def rates_of(device_type: str, directory: Path | None) -> Rates:
 def figures_of(device_type: str, directory: Path | None) -> dict[str, int] | None:
     """What was measured of the current device of the type, by the names in `FIGURES`; `None` if it cannot be timed.
 
+    Figures that were kept are measured once more if they are not plausible beside each other, and the better ones kept.
+
     Args:
         device_type: Type of the device.
         directory: As for `rates_of`.
@@ -95,21 +104,47 @@ def figures_of(device_type: str, directory: Path | None) -> dict[str, int] | Non
     store = shared_store("rates", directory, least=1)
     figures = store.current()
     # A figure may be missing in a file of another release; all are measured together.
-    if any(f"{device_type} {name}" not in figures for name in FIGURES):
+    is_known = all(f"{device_type} {name}" in figures for name in FIGURES)
+    if not is_known or _is_to_be_repeated(device_type, figures):
         try:
-            measured = calibrate(device_type)
+            found = calibrate(device_type)
         except RuntimeError as error:
             log.warning("the %s cannot be calibrated (%s); nominal rates stand for it", device_type, error)
             _busy.add(device_type)
             return None
+        _repeated.add(device_type)
+        _keep(store, device_type, better(found.figures, figures) if is_known else found.figures, found.unconfirmed)
         # Kept figures would mislead every later process, so a busy moment must not get that far.
-        if measured[f"{device_type} flops_per_s float32"] < LEAST_CREDIBLE * NOMINAL.flops_per_s["float32"]:
+        if figures[f"{device_type} flops_per_s float32"] < LEAST_CREDIBLE * NOMINAL.flops_per_s["float32"]:
             log.warning("the %s is too busy to be calibrated; nominal rates stand for it in this process", device_type)
             _busy.add(device_type)
             return None
-        store.add(measured)
     # `figures` is a live view of the store, and has the new figures, too.
     return {name: figures[f"{device_type} {name}"] for name in FIGURES}
+
+
+def _is_to_be_repeated(device_type: str, figures: Mapping[str, int]) -> bool:
+    """Whether kept figures are not plausible, and were not measured again too often; once in a process at most."""
+    if device_type in _repeated or not implausible(device_type, figures):
+        return False
+    _repeated.add(device_type)
+    return figures.get(f"{device_type} {REPEATED}", 1) < MOST_REPEATED
+
+
+def _keep(store: FigureStore, device_type: str, figures: dict[str, int], unconfirmed: Sequence[str]) -> None:
+    """Keep figures for later processes; only for this one, if some were not confirmed or the device is too slow."""
+    too_slow = figures[f"{device_type} flops_per_s float32"] < LEAST_CREDIBLE * NOMINAL.flops_per_s["float32"]
+    if unconfirmed or too_slow:
+        log.info("rates of the %s hold for this process only: it was busy (%s)", device_type, ", ".join(unconfirmed))
+        store.note(figures)
+        return
+    odd = implausible(device_type, figures)
+    if odd:
+        log.info("rates of the %s that are far from its others: %s", device_type, ", ".join(odd))
+    repeated = f"{device_type} {REPEATED}"
+    before = store.current().get(repeated, 0)
+    # What another process measured first wins over a first measurement, so that equal processes agree.
+    (store.replace if before else store.add)({**figures, repeated: before + 1})
 
 
 def _rates_by(figures: Mapping[str, int], name: str, peers: Peers) -> Rates:

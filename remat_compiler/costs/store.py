@@ -73,6 +73,14 @@ class FigureStore:
             self.known.update(self._load())
             self._save()
 
+    def replace(self, fresh: Mapping[str, int]) -> None:
+        """Keep `fresh` in place of what is kept by the same names, whoever stored that."""
+        self.current()
+        self.known.update(fresh)
+        if self.directory is not None:
+            self.known.update({**self._load(), **fresh})
+            self._save()
+
     def _path(self) -> Path | None:
         if self.directory is None:
             return None
