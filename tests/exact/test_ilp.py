@@ -31,7 +31,8 @@ def test_claims_hold(seed: int) -> None:
     problem = with_budget(problem, int(full * rng.uniform(0.5, 1.0)))
     expected = optimum_ns(problem, once_per_gap=True)
     free = optimum_ns(problem, once_per_gap=False)
-    found = Ilp(cuts=seed % 2 == 0, reductions=seed % 3 != 0, states=0 if seed % 5 else 1_000).plan(problem)
+    states = 0 if seed % 5 else 1_000
+    found = Ilp(reorders=False, cuts=seed % 2 == 0, reductions=seed % 3 != 0, states=states).plan(problem)
     if found.status is PlanStatus.INFEASIBLE:
         assert expected is None
         assert "proven" in dict(found.stats)["proof"]
@@ -45,15 +46,37 @@ def test_claims_hold(seed: int) -> None:
     assert found.lower_bound_ns == found.added_ns
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_its_plan_is_never_worse_than_the_default_planners(seed: int) -> None:
+    """Neither where it refuses to try, nor where an order of its own is cheaper than the optimum of the kept one."""
+    rng = Random(3000 + seed)
+    problem = random_problem(rng, rng.randint(4, 9), rng.randint(4, 7))
+    problem = with_budget(problem, int(SaveAll().plan(problem).peak_bytes * rng.uniform(0.4, 0.9)))
+    default = Auto().plan(problem)
+    for planner in (Ilp(), Ilp(max_executions=0)):
+        found = planner.plan(problem)
+        fits = found.status is not PlanStatus.INFEASIBLE
+        assert fits or default.status is PlanStatus.INFEASIBLE
+        if fits:
+            assert found.plan is not None
+            assert verify(problem, found.plan, found.peak_bytes) == []
+            assert found.lower_bound_ns <= found.added_ns
+            assert default.status is PlanStatus.INFEASIBLE or found.added_ns <= default.added_ns
+        else:
+            assert found.peak_bytes <= default.peak_bytes
+
+
 def test_gathers_are_among_what_may_be_repeated() -> None:
     """A weight that is kept takes more than all that can be recomputed otherwise."""
     problem = gathered(layers=3)
     held = tuple(
         replace(op, no_recompute="ranks must agree") if Trait.GATHER in op.traits else op for op in problem.graph.ops
     )
-    smallest = Ilp().plan(with_budget(replace(problem, graph=replace(problem.graph, ops=held)), 0)).peak_bytes
+    smallest = (
+        Ilp(reorders=False).plan(with_budget(replace(problem, graph=replace(problem.graph, ops=held)), 0)).peak_bytes
+    )
     asked = with_budget(problem, smallest - 8 * KB)
-    found = Ilp().plan(asked)
+    found = Ilp(reorders=False).plan(asked)
     assert found.status is PlanStatus.OPTIMAL
     assert found.plan is not None
     assert verify(asked, found.plan, found.peak_bytes) == []

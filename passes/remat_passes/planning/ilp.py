@@ -8,6 +8,8 @@ plans; `Auto` may go below it by reordering the backward or by running operators
 stats say what was proven, and whether a limit or the size of the program stopped the proof.
 
 `Auto`, kept to that order, gives the initial plan and the cutoff; its plan is the answer if nothing better is found.
+Where `Auto` finds a cheaper plan with all of its effort and in an order of its own, that plan is the answer, and
+nothing is claimed of it but the bound: a user of the exact planner never gets less than the default one gives.
 
 Where values may be moved off the device, programs with a variable more for each value decide which ones are (see
 `remat_passes.exact.moved_values`).  The answer is the best of their plan, of `Auto`'s, and of the exact plan that moves
@@ -48,6 +50,7 @@ class Ilp:
         node_limit: Nodes of the solver's tree, or `None` for no limit.
         states: States that a stage of the search over demanded sets may have; 0 for programs alone.
         effort: Work allowed for `Auto`, which gives the initial plan.
+        reorders: Whether `Auto`'s plan in another order is the answer where it is cheaper.
         cuts: Whether to add valid inequalities; they change only the time that the proof takes.
         reductions: Whether to shrink the program; this changes only the time that the proof takes.
         passes_per_gap: How often an operator may run between two first executions.
@@ -61,6 +64,7 @@ class Ilp:
     node_limit: int | None = None
     states: int = 50_000
     effort: int = 6_000
+    reorders: bool = True
     cuts: bool = True
     reductions: bool = True
     passes_per_gap: int = 1
@@ -74,8 +78,27 @@ class Ilp:
         """
         # An unknown solver is an error even if the problem needs no solver.
         check_solver(self.solver)
-        if problem.moves:
-            return self._moving(problem)
+        found = self._moving(problem) if problem.moves else self._proven(problem)
+        return self._beside_auto(problem, found) if self.reorders else found
+
+    def _beside_auto(self, problem: RematProblem, found: PlanResult) -> PlanResult:
+        """`found`, or the default planner's plan if that is better."""
+        # No plan adds less than nothing, so there is no need to look.
+        if found.status is PlanStatus.OPTIMAL and found.added_ns == 0:
+            return found
+        default = Auto().plan(replace(problem, reference=None)).plan
+        if default is None:
+            return found
+        # The first of equals wins, which is the one that something is proven of.
+        candidates = [Candidate(plan) for plan in (found.plan, default) if plan is not None]
+        best = choose(problem, self.name, candidates)
+        if best.plan == found.plan:
+            return found
+        bound = min(found.lower_bound_ns, best.added_ns)
+        return replace(best, lower_bound_ns=bound, stats=(*found.stats, ("plan", "by auto, in an order of its own")))
+
+    def _proven(self, problem: RematProblem) -> PlanResult:
+        """The best plan of the joint order, with what is proven of it."""
         # Without the reference, since `Auto` would return one that fits as it is and search no further.
         auto = Auto(self.effort, reorders=False).plan(replace(problem, reference=None))
         if auto.plan is None:
@@ -101,7 +124,7 @@ class Ilp:
     def _moving(self, problem: RematProblem) -> PlanResult:
         """The best of `Auto`'s plan, of the exact plan that moves nothing, and of the programs' plan with moves."""
         half = replace(self, time_limit=self.time_limit / 2)
-        alone = half.plan(replace(problem, offload_bytes=0))
+        alone = half._proven(replace(problem, offload_bytes=0))
         auto = Auto(self.effort, reorders=False).plan(replace(problem, reference=None))
         candidates = [Candidate(plan) for plan in (alone.plan, auto.plan) if plan is not None]
         if not candidates:
