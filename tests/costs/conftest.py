@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from remat_compiler.costs import rates
+from remat_compiler.costs.calibration import Calibration
 from remat_compiler.costs.calibration import PRODUCT_TYPES, type_name
 from remat_compiler.costs.families import FAMILIES
 from remat_compiler.costs.store import shared_store
@@ -21,7 +22,7 @@ IDLE_CORE = {
 @pytest.fixture(autouse=True)
 def calibrated(monkeypatch: pytest.MonkeyPatch) -> None:
     """Calibration finds an idle core."""
-    monkeypatch.setattr(rates, "calibrate", lambda _: dict(IDLE_CORE))
+    monkeypatch.setattr(rates, "calibrate", lambda _: Calibration(dict(IDLE_CORE)))
     shared_store.cache_clear()
 
 
