@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from remat_compiler.costs import rates
-from remat_compiler.costs.calibration import Calibration
-from remat_compiler.costs.calibration import PRODUCT_TYPES, type_name
+from remat_compiler.costs.calibration import PRODUCT_TYPES, Calibration, type_name
 from remat_compiler.costs.families import FAMILIES
 from remat_compiler.costs.store import shared_store
 
