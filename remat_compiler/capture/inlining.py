@@ -28,7 +28,8 @@ _MOST_READS_ELSEWHERE = 8
 _MOST_OPERATORS = {"cpu": 50}
 """Operators, reads and constants above which a value is realised on a device (``realize_cpu_opcount_threshold``)."""
 _MOST_OPERATORS_ELSEWHERE = 30
-
+_ENOUGH_OPERATORS = max(*_MOST_OPERATORS.values(), _MOST_OPERATORS_ELSEWHERE)
+"""Operators above which a value is realised on every device, and all that is computed from it in the same loop."""
 
 _ARITHMETIC = {_aten.slice_scatter: 5, _aten.select_scatter: 4, _aten.constant_pad_nd: 7}
 """Operators of what is computed on indices; others compute on values alone."""
@@ -67,8 +68,8 @@ class Inlined:
 
     def through(self, view: fx.Node) -> Inlined:
         """The same, reached through `view`."""
-        target = view.target
-        if isinstance(target, torch._ops.OpOverload) and target.overloadpacket in _SAME_INDEX:
+        # Beyond that nothing depends on the count, which doubles where a loop reads values as they are and transposed.
+        if _packet(view) in _SAME_INDEX or self.operators > _ENOUGH_OPERATORS:
             return self
         reads, computes = ({(*access, view) for access in found} for found in (self.reads, self.computes))
         return Inlined(frozenset(reads), frozenset(computes))
@@ -112,7 +113,7 @@ def is_realised(node: fx.Node, inlined: Inlined, readers: Collection[fx.Node]) -
         return True
     # A loop that broadcasts the value would compute it again for each of its elements.
     is_reused = len(readers) > 1 or any(_elements(reader) > _elements(node) for reader in readers)
-    return device == "cpu" and is_reused and any(_is_dear(one) for one, *_ in inlined.computes)
+    return device == "cpu" and is_reused and any(_packet(one) in _DEAR_ON_CPU for one, *_ in inlined.computes)
 
 
 def is_concatenated(node: fx.Node) -> bool:
@@ -127,14 +128,9 @@ def is_computed_in_slice(node: fx.Node, reader: fx.Node) -> bool:
 
 def is_of_one_loop(node: fx.Node, reader: fx.Node, roots: Mapping[fx.Node, fx.Node]) -> bool:
     """Whether `reader` reads each element of `node` once, so that one loop can compute both."""
-    arguments = [a for a in reader.all_input_nodes if roots.get(a) is node]
     whole = _elements(node)
-    return all(_elements(a) == whole for a in arguments) and max(_elements(reader), *_sizes(reader)) == whole
-
-
-def _sizes(reader: fx.Node) -> list[int]:
-    """Elements of each argument; at least one."""
-    return [_elements(a) for a in reader.all_input_nodes]
+    largest = max(map(_elements, (reader, *reader.all_input_nodes)))
+    return largest == whole and all(_elements(a) == whole for a in reader.all_input_nodes if roots.get(a) is node)
 
 
 def _elements(node: fx.Node) -> int:
@@ -150,17 +146,13 @@ def _device(node: fx.Node) -> str:
     return value.device.type if isinstance(value, torch.Tensor) else ""
 
 
-def _is_dear(node: fx.Node) -> bool:
-    target = node.target
-    return isinstance(target, torch._ops.OpOverload) and target.overloadpacket in _DEAR_ON_CPU
+def _packet(node: fx.Node) -> torch._ops.OpOverloadPacket | None:
+    """The operator, whatever its overload."""
+    return node.target.overloadpacket if isinstance(node.target, torch._ops.OpOverload) else None
 
 
 def _arithmetic(node: fx.Node) -> int:
     """Operators that a pointwise node adds to a loop."""
-    target = node.target
-    if not isinstance(target, torch._ops.OpOverload):
-        return 1
-    found = _ARITHMETIC.get(target.overloadpacket, 1)
-    if target is _aten.slice_scatter.default and len(node.args) > 5 and node.args[5] != 1:
-        found += _STEP_ARITHMETIC
-    return found
+    packet = _packet(node)
+    has_step = packet is _aten.slice_scatter and len(node.args) > 5 and node.args[5] != 1
+    return (1 if packet is None else _ARITHMETIC.get(packet, 1)) + (_STEP_ARITHMETIC if has_step else 0)

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from remat_compiler import torch_compat
+from remat_compiler.capture.inlining import Inlined, is_realised
 from remat_compiler.costs.workspace import WorkspaceTable
 from remat_compiler.dry_run.dry_run import dry_run
 from remat_compiler.dry_run.emitted_wrapper import GraphRecorder
@@ -174,3 +175,20 @@ def test_results_take_over_the_memory_of_arguments_that_end(name: str, share: fl
     asked = PartitionRequest(int(share * everything), take_smallest=True, max_slowdown=None)
     estimate, emitted = estimated_and_emitted(model, (x,), asked)
     assert abs(estimate - emitted) <= SMALL_BYTES
+
+
+def test_values_that_are_read_as_they_are_and_transposed_are_counted_soon() -> None:
+    """Each step doubles what a loop would compute, so all of it must never be listed."""
+    graph = fx.Graph()
+    value = graph.placeholder("x")
+    value.meta["val"] = torch.empty(8, 8)
+    held = Inlined.read(value)
+    for _ in range(40):
+        turned = graph.call_function(torch.ops.aten.t.default, (value,))
+        total = graph.call_function(torch.ops.aten.add.Tensor, (value, turned))
+        turned.meta["val"] = total.meta["val"] = torch.empty(8, 8)
+        held = Inlined.of((held, held.through(turned))).and_computes(total)
+        value = total
+    assert len(held.computes) < 200
+    assert is_realised(value, held, [])
+    assert held.frontier == {next(iter(graph.nodes))}
