@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
+from typing import TypeVar
 
 import torch
 
@@ -40,6 +41,7 @@ _SPECIAL_BYTES = {"cpu": 2**18, "cuda": 2**26}
 """On a CPU small enough for the second-level cache, so that the function is timed rather than the memory."""
 _LAUNCHES = 100
 
+Figure = TypeVar("Figure", int, float)
 
 AGREE = 2.0**0.125
 """The two best samples of a figure confirm each other up to this factor: half a step of the rounding."""
@@ -72,7 +74,7 @@ def calibrate(device_type: str) -> Calibration:
     samples: dict[str, list[float]] = {name: [] for name in probes}
     with torch_compat.outside_tracing(), torch.no_grad():
         for turn in range(MOST_ROUNDS):
-            # All once more before any counts as confirmed: two samples of one moment share its load.
+            # Round by round, since two samples of one moment share its load.
             open_ = [name for name in probes if not is_confirmed(name, samples[name])]
             if not open_:
                 break
@@ -87,24 +89,24 @@ def calibrate(device_type: str) -> Calibration:
 
 def is_confirmed(name: str, samples: Sequence[float]) -> bool:
     """Whether the best sample of a figure is near the second best."""
-    return next(_confirmed(name, samples), None) == _best_first(name, samples)[0] if samples else False
+    return next(_confirmed(name, samples), None) == best_first(name, samples)[0] if samples else False
 
 
 def best_confirmed(name: str, samples: Sequence[float]) -> float:
     """The best sample that has another one near it; the best of all if there is none."""
-    return next(_confirmed(name, samples), _best_first(name, samples)[0])
+    return next(_confirmed(name, samples), best_first(name, samples)[0])
 
 
 def _confirmed(name: str, samples: Sequence[float]) -> Iterator[float]:
     """Samples that the next worse one is near, the best first."""
-    for one, other in pairwise(_best_first(name, samples)):
+    for one, other in pairwise(best_first(name, samples)):
         if max(one, other) <= AGREE * min(one, other):
             yield one
 
 
-def _best_first(name: str, samples: Sequence[float]) -> list[float]:
-    # A time is best when it is least, a rate when it is largest.
-    return sorted(samples, reverse=name != "overhead_ns")
+def best_first(name: str, samples: Iterable[Figure]) -> list[Figure]:
+    """Samples of a figure, by its name with or without a device: times from the least, rates from the largest."""
+    return sorted(samples, reverse=not name.endswith("overhead_ns"))
 
 
 def _probes(device_type: str) -> dict[str, Callable[[], float]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from remat_compiler.costs.calibration import best_first
 from remat_compiler.costs.families import FAMILIES
 
 LEAST_OF_PRODUCT = 1 / 12
@@ -14,10 +15,7 @@ LEAST_OF_OTHER = 1 / 6
 
 def better(fresh: Mapping[str, int], kept: Mapping[str, int]) -> dict[str, int]:
     """The faster of two measurements of each figure, since other users of a device only make it slower."""
-    return {
-        name: (min if name.endswith("overhead_ns") else max)(figure, kept.get(name, figure))
-        for name, figure in fresh.items()
-    }
+    return {name: best_first(name, (figure, kept.get(name, figure)))[0] for name, figure in fresh.items()}
 
 
 def implausible(device_type: str, figures: Mapping[str, int]) -> list[str]:

@@ -115,7 +115,7 @@ def figures_of(device_type: str, directory: Path | None) -> dict[str, int] | Non
         _repeated.add(device_type)
         _keep(store, device_type, better(found.figures, figures) if is_known else found.figures, found.unconfirmed)
         # Kept figures would mislead every later process, so a busy moment must not get that far.
-        if figures[f"{device_type} flops_per_s float32"] < LEAST_CREDIBLE * NOMINAL.flops_per_s["float32"]:
+        if _is_too_slow(device_type, figures):
             log.warning("the %s is too busy to be calibrated; nominal rates stand for it in this process", device_type)
             _busy.add(device_type)
             return None
@@ -125,16 +125,19 @@ def figures_of(device_type: str, directory: Path | None) -> dict[str, int] | Non
 
 def _is_to_be_repeated(device_type: str, figures: Mapping[str, int]) -> bool:
     """Whether kept figures are not plausible, and were not measured again too often; once in a process at most."""
-    if device_type in _repeated or not implausible(device_type, figures):
+    if device_type in _repeated or figures.get(f"{device_type} {REPEATED}", 1) >= MOST_REPEATED:
         return False
-    _repeated.add(device_type)
-    return figures.get(f"{device_type} {REPEATED}", 1) < MOST_REPEATED
+    return bool(implausible(device_type, figures))
+
+
+def _is_too_slow(device_type: str, figures: Mapping[str, int]) -> bool:
+    """Whether the device was busy with something else all the while."""
+    return figures[f"{device_type} flops_per_s float32"] < LEAST_CREDIBLE * NOMINAL.flops_per_s["float32"]
 
 
 def _keep(store: FigureStore, device_type: str, figures: dict[str, int], unconfirmed: Sequence[str]) -> None:
     """Keep figures for later processes; only for this one, if some were not confirmed or the device is too slow."""
-    too_slow = figures[f"{device_type} flops_per_s float32"] < LEAST_CREDIBLE * NOMINAL.flops_per_s["float32"]
-    if unconfirmed or too_slow:
+    if unconfirmed or _is_too_slow(device_type, figures):
         log.info("rates of the %s hold for this process only: it was busy (%s)", device_type, ", ".join(unconfirmed))
         store.note(figures)
         return
@@ -143,8 +146,7 @@ def _keep(store: FigureStore, device_type: str, figures: dict[str, int], unconfi
         log.info("rates of the %s that are far from its others: %s", device_type, ", ".join(odd))
     repeated = f"{device_type} {REPEATED}"
     before = store.current().get(repeated, 0)
-    # What another process measured first wins over a first measurement, so that equal processes agree.
-    (store.replace if before else store.add)({**figures, repeated: before + 1})
+    store.add({**figures, repeated: before + 1}, replaces=before > 0)
 
 
 def _rates_by(figures: Mapping[str, int], name: str, peers: Peers) -> Rates:

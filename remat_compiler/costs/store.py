@@ -64,21 +64,18 @@ class FigureStore:
         self.current()
         self._noted.update(fresh)
 
-    def add(self, fresh: Mapping[str, int]) -> None:
-        """Keep `fresh`.  Figures that another process stored meanwhile win, so that equal processes agree."""
-        self.current()
-        self.known.update(fresh)
-        if self.directory is not None:
-            # Read again after adding, so that the file's figures win over the fresh ones.
-            self.known.update(self._load())
-            self._save()
+    def add(self, fresh: Mapping[str, int], *, replaces: bool = False) -> None:
+        """Keep `fresh`.
 
-    def replace(self, fresh: Mapping[str, int]) -> None:
-        """Keep `fresh` in place of what is kept by the same names, whoever stored that."""
+        Args:
+            fresh: Figures by name.
+            replaces: Whether they win over what the file has by then; else that wins, so that equal processes agree.
+        """
         self.current()
         self.known.update(fresh)
         if self.directory is not None:
-            self.known.update({**self._load(), **fresh})
+            # Read again, since another process may have stored figures meanwhile.
+            self.known.update({**self._load(), **(fresh if replaces else {})})
             self._save()
 
     def _path(self) -> Path | None:
