@@ -16,7 +16,6 @@ import gc
 import importlib.util
 import json
 import logging
-import os
 import subprocess
 import sys
 import time
@@ -34,6 +33,7 @@ import remat_compiler
 from measure import measure_step
 from remat_compiler.backend import remat
 from remat_compiler.errors import InfeasibleBudget
+from row_process import row_of_process
 
 SECONDS = 240
 STEPS = 2
@@ -228,17 +228,12 @@ def _brief(error: BaseException) -> str:
 
 def row_apart(name: str, budget: str, inner: str) -> Row:
     """The same in another process."""
-    command = [sys.executable, __file__, "--row", name, "--budget", budget, "--inner", inner]
-    environment = {**os.environ, "KINETO_LOG_LEVEL": "99", "HF_HUB_OFFLINE": "1"}
+    command = [__file__, "--row", name, "--budget", budget, "--inner", inner]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, env=environment, check=False)
+        found, why = row_of_process(command, {"KINETO_LOG_LEVEL": "99", "HF_HUB_OFFLINE": "1"}, SECONDS)
     except subprocess.TimeoutExpired:
         return Row(name, "hangs", detail=f"took over {SECONDS} s")
-    found = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    if not found:
-        last = (done.stderr.strip().splitlines() or [""])[-1]
-        return Row(name, "crash", detail=f"the process ended with {done.returncode}: {last[:150]}")
-    return Row(**json.loads(found[-1]))
+    return Row(name, "crash", detail=why) if found is None else Row(**found)
 
 
 def line(row: Row) -> str:

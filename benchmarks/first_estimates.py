@@ -17,11 +17,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import resource
 import statistics
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -36,6 +34,7 @@ from measure import train_step
 from remat_compiler.backend import remat
 from remat_compiler.errors import InfeasibleBudget
 from remat_compiler.observer import Observer, observed_by
+from row_process import row_of_process
 from zoo import build
 
 TWENTY = (
@@ -127,23 +126,16 @@ def apart(name: str, budget: str) -> Row:
     """The same in a process of its own, with empty caches."""
     with tempfile.TemporaryDirectory() as folder:
         environment = {
-            **os.environ,
             "TORCHINDUCTOR_CACHE_DIR": folder,
             "REMAT_CACHE_DIR": f"{folder}/remat",
             "TORCHINDUCTOR_COMPILE_THREADS": "1",
             "HF_HUB_OFFLINE": "1",
         }
-        command = [sys.executable, __file__, "--row", name, "--budget", budget]
         try:
-            done = subprocess.run(
-                command, capture_output=True, text=True, timeout=SECONDS, env=environment, check=False
-            )
+            found, why = row_of_process([__file__, "--row", name, "--budget", budget], environment, SECONDS)
         except subprocess.TimeoutExpired:
             return Row(name, note=f"took over {SECONDS} s")
-    found = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    if not found:
-        return Row(name, note=(done.stderr.strip().splitlines() or [""])[-1][:150])
-    return Row(**json.loads(found[-1]))
+    return Row(name, note=why) if found is None else Row(**found)
 
 
 def both(name: str, budget: str, stock: bool) -> Row:

@@ -79,18 +79,18 @@ class Compiler:
         return other
 
     def run(self, request: PartitionRequest, real: bool = True) -> Attempt:
-        """Compile and check; `NoPlan` if the planner refuses.
-
-        If planning fails in an unforeseen way, the graph is compiled as the stock backend would, with a warning, and
-        checked against the user's budget.
-        """
+        """Compile and check; `NoPlan` if the planner refuses."""
         attempt = self._planned_or_stock(request, real)
         for observer in observers():
             observer.attempt_ends(attempt)
         return attempt
 
     def _planned_or_stock(self, request: PartitionRequest, real: bool) -> Attempt:
-        """See `run`."""
+        """Compile by a plan, and check.
+
+        If planning fails in an unforeseen way, the graph is compiled as the stock backend would, with a warning, and
+        checked against the user's budget.
+        """
         try:
             return self._planned(request, real)
         except _NO_DEFECT:
