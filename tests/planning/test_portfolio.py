@@ -10,7 +10,8 @@ from builders import LIBRARY, chain, residual, with_budget
 from remat_compiler.ir.plan import PlanStatus
 from remat_compiler.ir.problem import RematProblem
 from remat_passes.bounds.lower_bound import lower_bound_ns
-from remat_passes.planning.auto import Auto
+from remat_passes.planning import portfolio
+from remat_passes.planning.auto import MOST_WORK, Auto
 from remat_passes.planning.chain_dp import ChainDp
 from remat_passes.planning.greedy import Greedy
 from remat_passes.planning.hierarchical import Hierarchical
@@ -51,6 +52,16 @@ def test_nothing_is_tried_where_the_bound_is_met() -> None:
     search.work_left = 7
     assert improve(search, 10_000_000) is best
     assert search.work_left == 7
+
+
+@pytest.mark.parametrize("fraction", [0.0, 0.6])
+def test_it_ends_with_any_limit_whether_or_not_a_plan_fits(fraction: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(portfolio, "IDLE_ROUNDS", 2)
+    asked = asked_of(chain(8), fraction)
+    search = SequenceSearch.of(asked, 20, 1)
+    before = search.rank(search.run())
+    assert search.solved == (fraction > 0.0)
+    assert search.rank(improve(search, MOST_WORK)) <= before
 
 
 def test_hierarchical_plans_a_deep_model_with_few_blocks() -> None:

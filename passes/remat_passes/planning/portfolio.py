@@ -14,9 +14,9 @@ thousand, and never more than the time that the training steps to come could gai
 Every stage is charged with the work that it did, or with an estimate where it cannot tell, and none is begun whose
 estimate exceeds what is left.  Blocks and a climb make a round.  If there is work left, another round follows with more
 work, other blocks and other random numbers, since a second search gets further than a longer one; the best sequence of
-all wins.  Nothing is tried once the lower bound is met.  Work is counted in steps visited, or in what takes as long,
-never in seconds: the same problem gives the same plan on any machine, in any run, on every rank (with integer programs,
-if the same solver is installed).
+all wins.  Nothing is tried once the lower bound is met, nor after many rounds that found nothing.  Work is counted in
+steps visited, or in what takes as long, never in seconds: the same problem gives the same plan on any machine, in any
+run, on every rank (with integer programs, if the same solver is installed).
 """
 
 from __future__ import annotations
@@ -71,6 +71,8 @@ DEMAND_WORK, DEMAND_OPERATORS = 56_000_000, 300
 """Their work, about, and the largest graph on which they are tried."""
 STARTS, START_SHARE, START_IDLE = 6, 0.1, 60
 """Sequences that are climbed from at first, the part of the work for each, and zooms without improvement."""
+IDLE_ROUNDS = 10
+"""Rounds without improvement after which there is no other, whatever work is left: each was longer than the last."""
 PROVEN = 1e-3
 """Relative gap to the lower bound at which nothing more is tried."""
 
@@ -88,9 +90,10 @@ def improve(search: SequenceSearch, work: int | None) -> SequenceCandidate:
         work -= bound.work
     with progress("improving the plan") as bar:
         left = work if _is_within(search, enough_ns) else work - _once(search, work)
-        size, turn, in_regions = first_round(len(search.g.ops)), 0, 0
-        while left > 0 and not _is_within(search, enough_ns):
-            given = search.work_left = min(size, left)
+        size, turn, in_regions, idle = first_round(len(search.g.ops)), 0, 0, 0
+        while left > 0 and idle < IDLE_ROUNDS and not _is_within(search, enough_ns):
+            given, before = min(size, left), search.rank(search.pool[0])
+            search.work_left = given
             if not _round(search, turn):
                 break
             left -= given - search.work_left
@@ -98,6 +101,7 @@ def improve(search: SequenceSearch, work: int | None) -> SequenceCandidate:
                 done = _solve_regions(search, int(REGION_SHARE * (work - left)) - in_regions, left)
                 left, in_regions = left - done, in_regions + done
             size, turn = int(GROWTH * size), turn + 1
+            idle = 0 if search.rank(search.pool[0]) < before else idle + 1
             bar.advance()
     return search.pool[0]
 
