@@ -13,7 +13,7 @@ and scattering take in between follows from the bytes of the parameters.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
 Key = TypeVar("Key")
@@ -163,6 +163,27 @@ def around_of(runs: Sequence[Key], seen: Mapping[Key, Seen], backwards: Collecti
     for position, scatter in _scatters(runs, seen, backwards):
         found.setdefault(position, []).append(scatter)
     return Around(during, before, found)
+
+
+def scattered_at_once(runs: Sequence[Key], seen: Mapping[Key, Seen], backwards: Collection[Key]) -> dict[Key, Seen]:
+    """What is seen where gradients that were seen to stay whole are scattered, as those of the last micro-batch are.
+
+    Args:
+        runs: The forwards and backwards, in order.
+        seen: What was seen at each of them.
+        backwards: Those that are backwards.
+    """
+    found: dict[Key, Seen] = {}
+    scatter_bytes = 0
+    for run in runs:
+        now = seen.get(run)
+        if now is None:
+            continue
+        found[run] = replace(now, whole=frozenset(), scatter_bytes=max(now.scatter_bytes, scatter_bytes))
+        if run in backwards:
+            # Alive until the next gradients are scattered.
+            scatter_bytes = max((group.scatter_bytes for group in now.own), default=0)
+    return found
 
 
 def _gathering_bytes(previous: Seen, now: Seen, *, backward: bool) -> int:

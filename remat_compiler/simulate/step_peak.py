@@ -22,7 +22,7 @@ from itertools import pairwise
 
 from remat_compiler.ir.graph import TrainingGraph
 from remat_compiler.ir.plan import Plan
-from remat_compiler.simulate.sharding import Scatter, Seen, around_of
+from remat_compiler.simulate.sharding import Scatter, Seen, around_of, scattered_at_once
 from remat_compiler.simulate.timeline import MemoryTimeline
 
 
@@ -142,9 +142,37 @@ class Sightings:
 
 NOTHING_SEEN = Sightings()
 
+CallKey = tuple[int, int]
+"""A graph and the number of a set of its parameters: calls with the same one add up their gradients."""
+
+
+@dataclass(frozen=True, slots=True)
+class GradientsBefore:
+    """Gradients from before a step, to which it adds its own.
+
+    Attributes:
+        whole: Bytes for calls with these parameters: once a backward is over, and they are added up, its own are gone.
+        shards: Bytes by the number of the sharded group: once the step's own are scattered, they are added up.
+    """
+
+    whole: Mapping[CallKey, int] = field(default_factory=dict)
+    shards: Mapping[int, int] = field(default_factory=dict)
+
+    @property
+    def size_bytes(self) -> int:
+        """All of them."""
+        return sum(self.whole.values()) + sum(self.shards.values())
+
+
+NONE_BEFORE = GradientsBefore()
+
 
 def whole_step_peak(
-    graphs: Sequence[GraphMemory], calls: Sequence[Call], turns: Sequence[Event], seen: Sightings = NOTHING_SEEN
+    graphs: Sequence[GraphMemory],
+    calls: Sequence[Call],
+    turns: Sequence[Event],
+    seen: Sightings = NOTHING_SEEN,
+    before: GradientsBefore = NONE_BEFORE,
 ) -> int:
     """Most bytes alive over a step.
 
@@ -154,8 +182,14 @@ def whole_step_peak(
         turns: What happens, and to which call, in order.  Calls that are neither dropped nor run backward here run
             their backward at the end, the last call first.
         seen: What was seen at these turns.
+        before: Gradients from before the step; they count.
     """
-    return max((beside + own for _, beside, own in _runs(graphs, calls, turns, seen)), default=0)
+    peak = max((beside + own for _, beside, own in _runs(graphs, calls, turns, seen, before)), default=0)
+    if not (before.whole and seen.sharded):
+        return peak
+    # Gradients that stay whole are scattered in the last micro-batch, those from before with them.
+    last = _runs(graphs, calls, turns, seen, before, at_once=True)
+    return max(peak, *(beside + own for _, beside, own in last))
 
 
 def beside_bytes(
@@ -163,29 +197,34 @@ def beside_bytes(
 ) -> tuple[int, ...]:
     """For each graph, the most bytes alive beside it while it runs; arguments as for `whole_step_peak`."""
     most = [0] * len(graphs)
-    for graph, beside, _ in _runs(graphs, calls, turns, seen):
+    for graph, beside, _ in _runs(graphs, calls, turns, seen, NONE_BEFORE):
         if graph is not None:
             most[graph] = max(most[graph], beside)
     return tuple(most)
 
 
 def _runs(
-    graphs: Sequence[GraphMemory], calls: Sequence[Call], turns: Sequence[Event], seen: Sightings
+    graphs: Sequence[GraphMemory],
+    calls: Sequence[Call],
+    turns: Sequence[Event],
+    seen: Sightings,
+    gradients_before: GradientsBefore,
+    *,
+    at_once: bool = False,
 ) -> Iterator[tuple[int | None, int, int]]:
     """For each run: the graph, the bytes that the others hold meanwhile, and the bytes that the graph itself takes.
 
     What is alive between the runs comes without a graph.
     """
-    alive = _Alive(graphs, calls)
+    alive = _Alive(graphs, calls, gradients_before)
     # Until it is known otherwise, every call runs its backward, the last call first.
     events = [*turns, *_missing_backwards(calls, turns)]
-    around = around_of(
-        events, _also_missing(events, seen.sharded), {event for event in events if event[0] in _BACKWARDS}
-    )
+    sharded, backwards = _also_missing(events, seen.sharded), {event for event in events if event[0] in _BACKWARDS}
+    around = around_of(events, scattered_at_once(events, sharded, backwards) if at_once else sharded, backwards)
     for position, (turn, call) in enumerate(events):
         alive.release([one for one, event in seen.released.items() if event == (turn, call)])
         for scatter in around.scatters.get(position, ()):
-            yield None, alive.scattered(scatter), 0
+            yield None, alive.scattered(scatter, with_those_before=at_once), 0
         if position in around.before_bytes:
             yield None, alive.size_bytes + around.before_bytes[position], 0
         graph, memory = calls[call].graph, graphs[calls[call].graph]
@@ -202,26 +241,27 @@ def _runs(
             yield graph, alive.size_bytes + during_bytes, own_bytes + kept
             alive.end(call, kept)
     for scatter in around.scatters.get(len(events), ()):
-        yield None, alive.scattered(scatter), 0
+        yield None, alive.scattered(scatter, with_those_before=True), 0
 
 
 class _Alive:
     """Bytes alive between the runs of a step."""
 
-    def __init__(self, graphs: Sequence[GraphMemory], calls: Sequence[Call]) -> None:
+    def __init__(self, graphs: Sequence[GraphMemory], calls: Sequence[Call], before: GradientsBefore) -> None:
         self._graphs, self._calls = graphs, calls
         self.released: set[int] = set()
         self.held: dict[int, int] = {}
         self._outputs: dict[int, int] = {}
-        self._gradients: dict[tuple[int, int], int] = {}
+        self._gradients: dict[CallKey, int] = {}
+        self._before = dict(before.whole)
         self._of_leaves: dict[int, int] = {}
-        self._scattered: dict[int, int] = {}
+        self._scattered = dict(before.shards)
         self._waiting: list[Passed] = []
 
     @property
     def size_bytes(self) -> int:
         """All of them."""
-        parts = (self.held, self._outputs, self._gradients, self._of_leaves, self._scattered)
+        parts = (self.held, self._outputs, self._gradients, self._before, self._of_leaves, self._scattered)
         return sum(sum(part.values()) for part in parts) + sum(passed.size_bytes for passed in self._waiting)
 
     def release(self, calls: Sequence[int]) -> None:
@@ -252,7 +292,10 @@ class _Alive:
         # Calls with the same parameters add to one set of gradients, so it counts once; so does the gradient of a leaf.
         of_leaves = min(sum(leaf.size_bytes for leaf in one.leaves), gradients)
         key = (one.graph, one.parameters)
-        self._gradients[key] = max(self._gradients.get(key, 0), gradients - of_leaves)
+        own_bytes = max(self._gradients.get(key, 0), gradients - of_leaves)
+        # Autograd adds to those from before only once all calls with the same parameters have run.
+        waits = any((other.graph, other.parameters) == key for other in map(self._calls.__getitem__, self.held))
+        self._gradients[key] = own_bytes if waits else max(own_bytes - self._before.get(key, 0), 0)
         self._of_leaves.update((leaf.number, leaf.size_bytes) for leaf in one.leaves)
         # A gradient that no held call awaits goes to operators outside the graphs, which this bound leaves out.
         self._waiting += [passed for passed in one.passed if _is_awaited(passed, self._calls, self.held)]
@@ -261,17 +304,19 @@ class _Alive:
         else:
             self._outputs[call] = memory.output_bytes - (memory.released_bytes if call in self.released else 0)
 
-    def scattered(self, scatter: Scatter[Event]) -> int:
+    def scattered(self, scatter: Scatter[Event], *, with_those_before: bool = False) -> int:
         """The gradients of a group are scattered: of them, this rank's part stays; most bytes alive meanwhile."""
         group = scatter.group
         copied_bytes = self.size_bytes + scatter.beside_bytes + group.scatter_bytes
         whole_bytes = group.gradient_bytes
         for _, call in scatter.of:
             key = (self._calls[call].graph, self._calls[call].parameters)
-            taken_bytes = min(whole_bytes, self._gradients.get(key, 0))
-            if taken_bytes:
-                self._gradients[key] -= taken_bytes
-                whole_bytes -= taken_bytes
+            # Those from before may stay whole in some of the steps.
+            for part in (self._gradients, self._before) if with_those_before else (self._gradients,):
+                taken_bytes = min(whole_bytes, part.get(key, 0))
+                if taken_bytes:
+                    part[key] -= taken_bytes
+                    whole_bytes -= taken_bytes
         reduced_bytes = self.size_bytes + scatter.beside_bytes + group.scattering_bytes
         self._scattered[group.number] = group.left_bytes
         return max(copied_bytes, reduced_bytes)

@@ -7,7 +7,16 @@ from dataclasses import replace
 import pytest
 
 from remat_compiler.simulate.sharding import FirstStep, Seen, ShardedGroup, first_step
-from remat_compiler.simulate.step_peak import Call, Event, GraphMemory, Sightings, Turn, beside_bytes, whole_step_peak
+from remat_compiler.simulate.step_peak import (
+    Call,
+    Event,
+    GradientsBefore,
+    GraphMemory,
+    Sightings,
+    Turn,
+    beside_bytes,
+    whole_step_peak,
+)
 
 F, B = Turn.FORWARD, Turn.BACKWARD
 LAYER = GraphMemory(forward_bytes=30, held_bytes=20, backward_bytes=50, left_bytes=16)
@@ -21,15 +30,21 @@ def group(number: int, *, parameters: int = 16, copied: int = 0, left: int = 8) 
 
 
 class Played:
-    """FSDP2's three blocks, played through as torch does it; notes what is seen, and the peak."""
+    """FSDP2's three blocks, played through as torch does it; notes what is seen, and the peak.
 
-    def __init__(self, groups: list[ShardedGroup], memory: GraphMemory) -> None:
-        self.groups, self.memory = groups, memory
+    Args:
+        groups: Those of the blocks.
+        memory: Of the graph of each.
+        accumulated: Whether there are gradients from before.
+    """
+
+    def __init__(self, groups: list[ShardedGroup], memory: GraphMemory, *, accumulated: bool = False) -> None:
+        self.groups, self.memory, self.accumulated = groups, memory, accumulated
         self.parameters: set[ShardedGroup] = set()
         self.flat: dict[ShardedGroup, int] = {}
         self.scatter: dict[ShardedGroup, int] = {}
         self.whole: set[ShardedGroup] = set()
-        self.graphs: dict[object, int] = {}
+        self.graphs: dict[object, int] = {("before", i): one.left_bytes for i, one in enumerate(groups) if accumulated}
         self.sharded: dict[Event, Seen] = {}
         self.peak = 0
 
@@ -80,18 +95,22 @@ class Played:
         self.look()
         self.graphs[one] = one.output_bytes
         self.look(one.left_bytes if one.left_bytes != one.output_bytes else 0)
-        self.graphs[one] = one.left_bytes
+        self.graphs[one] = 0 if self.accumulated else one.left_bytes
 
 
 @pytest.mark.parametrize("parameters", [16, 200])
 @pytest.mark.parametrize(("copied", "left"), [(0, 8), (4, 16)])
 @pytest.mark.parametrize("backward", [17, 50, 400])
-def test_the_peak_is_that_of_the_step_played_through(parameters: int, copied: int, left: int, backward: int) -> None:
+@pytest.mark.parametrize("accumulated", [False, True])
+def test_the_peak_is_that_of_the_step_played_through(
+    parameters: int, copied: int, left: int, backward: int, accumulated: bool
+) -> None:
     groups = [group(i, parameters=parameters, copied=copied, left=left) for i in range(3)]
     memory = GraphMemory(30, 20, backward, 16)
-    played = Played(groups, memory)
+    played = Played(groups, memory, accumulated=accumulated)
     played.run()
-    predicted = whole_step_peak([memory], CALLS, TURNS, Sightings(played.sharded))
+    before = GradientsBefore(shards=dict.fromkeys(range(3), left) if accumulated else {})
+    predicted = whole_step_peak([memory], CALLS, TURNS, Sightings(played.sharded), before)
     assert predicted == played.peak
     assert predicted > whole_step_peak([memory], CALLS, TURNS)
 

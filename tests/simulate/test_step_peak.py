@@ -14,6 +14,7 @@ from remat_compiler.ir.plan import Plan
 from remat_compiler.ir.problem import CostTable
 from remat_compiler.simulate.step_peak import (
     Call,
+    GradientsBefore,
     GraphMemory,
     Leaf,
     Passed,
@@ -76,6 +77,28 @@ def test_calls_with_leaves_of_their_own_share_only_the_gradients_of_parameters(o
     turns = [(F, 0), (B, 0), (F, 1), (B, 1), (F, 2), (B, 2)]
     # Before the last forward two calls are over, which read the same leaf or two.
     assert whole_step_peak([FRONT], calls, turns) == 12 + 8 * len({0, other}) + 100
+
+
+@pytest.mark.parametrize(
+    ("calls", "before", "peak"),
+    [
+        # Of its 20 bytes of gradients, the second leaves none beside the first's backward, or what is more than before.
+        (IN_A_ROW, {(0, 0): 20, (1, 0): 20}, 40 + 90),
+        (IN_A_ROW, {(0, 0): 20, (1, 0): 5}, 25 + 15 + 90),
+        # They are those of other parameters.
+        (IN_A_ROW, {(7, 0): 40}, 40 + 20 + 90),
+        # Two calls with the same parameters: nothing is added up before the second has run.
+        ([Call(0), Call(0)], {(0, 0): 20}, 20 + 20 + 90),
+        ([Call(0), Call(0, parameters=1)], {(0, 0): 20, (0, 1): 20}, 40 + 90),
+    ],
+)
+def test_gradients_are_added_to_those_from_before(
+    calls: list[Call], before: dict[tuple[int, int], int], peak: int
+) -> None:
+    # Held and forward bytes are nothing, so that the last backward peaks.
+    memories = [GraphMemory(0, 0, 90, 20), GraphMemory(0, 0, 0, 30)]
+    turns = [(F, 0), (F, 1), (B, 1), (B, 0)]
+    assert whole_step_peak(memories, calls, turns, before=GradientsBefore(before)) == peak
 
 
 def test_outputs_are_among_what_is_left_behind_and_count_once() -> None:
