@@ -13,6 +13,7 @@ gradients of what a rank received are held until they are sent, in a later micro
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,13 +22,30 @@ from weakref import ref
 import torch
 
 from remat_compiler import torch_compat
+from remat_compiler.simulate import step_peak
+from remat_compiler.simulate.step_peak import CallKey
 from remat_compiler.units import format_bytes
 
 logger = logging.getLogger(__name__)
 
 _NOT_KNOWN = "there will be room for them once it is known which graphs make up the step"
 LOOKS = 8
-"""Calls of each graph to look at: gradients are found if they are accumulated over up to so many calls."""
+"""Calls of each graph with the same parameters to look at: gradients are found that add up over so many calls."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shards:
+    """This rank's part of the gradients of sharded modules.
+
+    Attributes:
+        group: The number of the group, see `simulate.sharding`.
+    """
+
+    group: int
+
+
+Found = int | Shards
+"""The identity of a leaf, or minus that of memory, or the sharded group."""
 
 
 @dataclass(slots=True, eq=False)
@@ -42,7 +60,8 @@ class GradientsBefore:
             anew; whether it will be.
         planned_bytes: Gradients that the graphs are planned beside.
         told: Whether there was a warning.
-        found: For each graph the most gradients that a backward of it found, by the identity of their leaf: bytes.
+        found: For each graph the most gradients that a backward of it found: bytes by the identity of their leaf, or
+            by their `Shards`.
     """
 
     peak_bytes: int
@@ -51,10 +70,10 @@ class GradientsBefore:
     ask: Callable[[], bool]
     planned_bytes: int = 0
     told: bool = False
-    found: dict[Hashable, Mapping[int, int]] = field(default_factory=dict)
+    found: dict[Hashable, Mapping[Found, int]] = field(default_factory=dict)
     _leaves: dict[Hashable, dict[int, ref[torch.Tensor]]] = field(default_factory=dict)
     _made: dict[Hashable, torch_compat.WatchedSizes] = field(default_factory=dict)
-    _at_begin: dict[int, int] = field(default_factory=dict)
+    _at_begin: dict[Found, int] = field(default_factory=dict)
     _looks: dict[Hashable, int] = field(default_factory=dict)
 
     @property
@@ -73,10 +92,12 @@ class GradientsBefore:
         Returns:
             What to call once the backward of this call begins; `None` if calls are not to be looked at any more.
         """
-        looks = self._looks[graph] = self._looks.get(graph, 0) + 1
+        tensors = [x for x in arguments if isinstance(x, torch.Tensor)]
+        # One graph may serve many modules in a step.
+        module = graph, next((id(x) for x in tensors if isinstance(x, torch.nn.Parameter) and x.requires_grad), None)
+        looks = self._looks[module] = self._looks.get(module, 0) + 1
         if looks > LOOKS:
             return None
-        tensors = [x for x in arguments if isinstance(x, torch.Tensor)]
         # Leaves of earlier calls stay: there may be gradients of inputs that the caller still holds.
         leaves = self._leaves.setdefault(graph, {})
         leaves.update((id(x), ref(x)) for x in tensors if x.is_leaf and x.requires_grad)
@@ -104,13 +125,16 @@ class GradientsBefore:
         elif self.limit_bytes is not None and self.forward_bytes and beside_forward:
             self.say(self.forward_bytes, beside_forward, self.limit_bytes, freed=True)
 
-    def _there(self, graph: Hashable) -> dict[int, int]:
-        """Gradients for leaves of a graph, and others that its latest backward made and somebody holds.
-
-        By the identity of the leaf, or of the memory: bytes.
-        """
+    def _there(self, graph: Hashable) -> dict[Found, int]:
+        """Gradients for leaves of a graph, and others that its latest backward made and somebody holds."""
         leaves = [leaf for one in self._leaves[graph].values() if (leaf := one()) is not None]
-        found = {id(leaf): torch_compat.num_bytes(leaf.grad) for leaf in leaves if leaf.grad is not None}
+        found: dict[Found, int] = {
+            id(leaf): torch_compat.num_bytes(leaf.grad) for leaf in leaves if leaf.grad is not None
+        }
+        sharded = torch_compat.sharded_gradients({id(leaf) for leaf in leaves})
+        for one, size in sharded.whole.items():
+            found[one] = found.get(one, 0) + size
+        found |= {Shards(group): size for group, size in sharded.shards.items()}
         own = torch_compat.storages_of(leaf.grad for leaf in leaves)
         held = ((-one.cdata, size) for one, size in self._made.get(graph, ()) if not one.expired())
         return found | {one: size for one, size in held if -one not in own}
@@ -145,6 +169,19 @@ class GradientsBefore:
         )
 
 
-def bytes_of(found: Iterable[Mapping[int, int]]) -> int:
-    """Bytes of gradients by the identity of their leaf, each counted once."""
+def bytes_of(found: Iterable[Mapping[Found, int]]) -> int:
+    """Bytes of gradients, each counted once."""
     return sum({leaf: size for one in found for leaf, size in one.items()}.values())
+
+
+def before_calls(parameters: Mapping[CallKey, frozenset[int]], found: Mapping[Found, int]) -> step_peak.GradientsBefore:
+    """Of the gradients that were found, those to which the calls of a step add their own.
+
+    Args:
+        parameters: The identities of the parameters of calls.
+        found: Bytes of gradients.
+    """
+    users = Counter(one for of in parameters.values() for one in of)
+    # Where calls of several kinds share a parameter, its gradient is added only once all of them have run.
+    whole = {key: sum(found.get(one, 0) for one in of if users[one] == 1) for key, of in parameters.items()}
+    return step_peak.GradientsBefore(whole, {of.group: size for of, size in found.items() if isinstance(of, Shards)})

@@ -10,9 +10,9 @@ from dataclasses import replace
 
 from remat_compiler.compilation.attempt import Attempt
 from remat_compiler.options import BudgetKind
-from remat_compiler.simulate.step_peak import Call, GraphMemory, Turn, whole_step_peak
+from remat_compiler.simulate.step_peak import Call, CallKey, GraphMemory, Turn, whole_step_peak
 from remat_compiler.step_budget.compiled_graph import CompiledGraph
-from remat_compiler.step_budget.gradients_before import bytes_of
+from remat_compiler.step_budget.gradients_before import before_calls
 from remat_compiler.step_budget.graph_levels import checked_without_budget
 from remat_compiler.step_budget.step_watch import WatchedStep
 
@@ -51,8 +51,11 @@ class JointSteps:
         self._seen = [one.seen for one in self.steps]
         self.seen = step.seen
         before = [graph.gradients for graph in self.graphs if graph.gradients is not None]
-        self.gradient_bytes = bytes_of(found for one in before for found in one.found.values())
-        self._more = [self.gradient_bytes] * len(self.steps)
+        found = {key: size for one in before for of in one.found.values() for key, size in of.items()}
+        self.gradient_bytes = sum(found.values())
+        self._before = [before_calls(self._parameters(one), found) for one in self.steps]
+        # What the limit of each step is below the largest.
+        self._below = [0] * len(self.steps)
         kept: list[GraphMemory] = [memory for _, memory in step.aside if memory is not None]
         self.aside_bytes = sum(memory.held_bytes for memory in kept)
 
@@ -61,13 +64,25 @@ class JointSteps:
         numbers = {graph: i for i, graph in enumerate(self.graphs)}
         return [replace(call, graph=numbers[step.graphs[call.graph]]) for call in step.calls]
 
+    def _parameters(self, step: WatchedStep[CompiledGraph]) -> dict[CallKey, frozenset[int]]:
+        """The identities of parameters in a step, by the graph numbers used here."""
+        numbers = {graph: i for i, graph in enumerate(self.graphs)}
+        return {(numbers[step.graphs[graph]], of): parameters for (graph, of), parameters in step.parameters.items()}
+
     def peak(self, memories: Sequence[GraphMemory]) -> int:
         """Peak of all the steps with the gradients from before them.
 
         The difference between a step's own limit and the largest counts as taken.
         """
-        kinds = zip(self._calls, self._turns, self._seen, self._more)
-        return max(whole_step_peak(memories, calls, turns, seen) + more for calls, turns, seen, more in kinds)
+        return max(peak + below for peak, below in zip(self._peaks(memories), self._below))
+
+    def _peaks(self, memories: Sequence[GraphMemory]) -> list[int]:
+        """Peak of each of the steps with the gradients from before it."""
+        kinds = zip(self._calls, self._turns, self._seen, self._before)
+        return [
+            whole_step_peak(memories, calls, turns, seen, before) + self.gradient_bytes - before.size_bytes
+            for calls, turns, seen, before in kinds
+        ]
 
     @property
     def sharded_bytes(self) -> int:
@@ -92,7 +107,7 @@ class JointSteps:
     @property
     def more_bytes(self) -> int:
         """Bytes by which the limit of the complete step is below the largest; valid after `limit_bytes`."""
-        return self._more[0] - self.gradient_bytes
+        return self._below[0]
 
     def limit_bytes(self) -> int | None:
         """The largest limit of the steps in bytes; `None` for no limit."""
@@ -103,12 +118,10 @@ class JointSteps:
         if len(unbudgeted) < len(self.graphs):
             return None
         # A fraction gives each step a limit of its own.  One limit serves all if the difference counts as taken.
-        kinds = zip(self._calls, self._turns, self._seen)
-        peaks = [whole_step_peak(unbudgeted, calls, turns, seen) for calls, turns, seen in kinds]
         # Without a budget, too, the gradients from before a step are there.
-        limits = [budget.of_reference(peak + self.gradient_bytes) or 0 for peak in peaks]
+        limits = [budget.of_reference(peak) or 0 for peak in self._peaks(unbudgeted)]
         most = max(limits)
-        self._more = [most - one + self.gradient_bytes for one in limits]
+        self._below = [most - one for one in limits]
         return most
 
 

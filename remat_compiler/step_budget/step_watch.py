@@ -26,7 +26,7 @@ import torch
 
 from remat_compiler import torch_compat
 from remat_compiler.costs.op_call import tensors_in
-from remat_compiler.simulate.step_peak import Call, Event, Leaf, Passed, Sightings, Turn
+from remat_compiler.simulate.step_peak import Call, CallKey, Event, Leaf, Passed, Sightings, Turn
 
 G = TypeVar("G")
 
@@ -74,6 +74,11 @@ class WatchedStep(Generic[G]):
         """The graph and the note of each call that still holds what its forward saved."""
         # A copy of the keys: autograd's thread may close a call meanwhile.
         return [(self.graphs[self.calls[call].graph], self.notes[call]) for call in tuple(self._open)]
+
+    @property
+    def parameters(self) -> dict[CallKey, frozenset[int]]:
+        """For each graph, by its position, and set of parameters, by its number: the identities of these parameters."""
+        return {(graph, number): parameters for (graph, parameters), number in self._parameters.items()}
 
     def _add(
         self,
@@ -158,7 +163,7 @@ class WatchedStep(Generic[G]):
         """A new step from some turns; turns of calls whose forward is not among them are left out."""
         found: WatchedStep[G] = WatchedStep()
         numbers: dict[int, int] = {}
-        identities = {(graph, number): parameters for (graph, parameters), number in self._parameters.items()}
+        identities = self.parameters
         for turn, call in turns:
             if turn is Turn.FORWARD:
                 old, graph = self.calls[call], self.graphs[self.calls[call].graph]

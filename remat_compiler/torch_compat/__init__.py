@@ -119,7 +119,13 @@ from remat_compiler.torch_compat.ranks import Ranks, ranks
 from remat_compiler.torch_compat.recompilations import forget_dynamic, frame_compilation, input_shapes, make_dynamic
 from remat_compiler.torch_compat.retained import graphs_may_be_retained, keeps_graph
 from remat_compiler.torch_compat.saved_by_eager import gradients_by_eager, gradients_of_views, saved_by_eager
-from remat_compiler.torch_compat.sharded_modules import bucket_bytes, gathered_parameters, sharded_groups, sharded_now
+from remat_compiler.torch_compat.sharded_modules import (
+    bucket_bytes,
+    gathered_parameters,
+    sharded_gradients,
+    sharded_groups,
+    sharded_now,
+)
 from remat_compiler.torch_compat.sizes import (
     CPU_ALIGNMENT_BYTES,
     CUDA_ALIGNMENT_BYTES,

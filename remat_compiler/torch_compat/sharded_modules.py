@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -50,6 +51,33 @@ def sharded_now(arguments: Iterable[Any] = ()) -> Seen | None:
 def sharded_groups() -> list[ShardedGroup]:
     """The groups of parameters of all sharded modules, each to be gathered by itself."""
     return [_described(one) for one in _groups()]
+
+
+@dataclass(frozen=True, slots=True)
+class ShardedGradients:
+    """Gradients of sharded parameters that the whole parameters do not have themselves.
+
+    Attributes:
+        whole: By the identity of the whole parameter: bytes in the type that gradients are reduced in.
+        shards: By the number of the group: bytes of this rank's part.
+    """
+
+    whole: dict[int, int]
+    shards: dict[int, int]
+
+
+def sharded_gradients(leaves: Collection[int]) -> ShardedGradients:
+    """Gradients that sharded modules keep for some whole parameters, which are named by their identity."""
+    found = ShardedGradients({}, {})
+    for group in _groups():
+        own = [one for one in group.fsdp_params if id(getattr(one, "_unsharded_param", None)) in leaves]
+        for one in own:
+            if one.unsharded_accumulated_grad is not None:
+                found.whole[id(one._unsharded_param)] = _num_bytes([one.unsharded_accumulated_grad])
+        size = _num_bytes(one.sharded_param.grad for one in own)
+        if size:
+            found.shards[_described(group).number] = size
+    return found
 
 
 def gathered_parameters() -> list[torch.Tensor]:

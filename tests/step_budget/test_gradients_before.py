@@ -224,6 +224,24 @@ def test_gradients_that_the_forward_alone_finds_come_on_top_of_it(caplog: pytest
     assert "are freed after its forward" in caplog.messages[0]
 
 
+def test_gradients_of_all_modules_that_one_graph_serves_are_found() -> None:
+    found, _ = watching()
+    modules = [nn.Parameter(torch.zeros(2, 64)) for _ in range(2 * LOOKS)]
+    for one in modules:
+        one.grad = torch.zeros(2, 64)
+    looks = [found.look("graph", [one], begins=i == 0) for i, one in enumerate(modules)]
+    for look in reversed(looks):
+        assert look is not None
+        look()
+    # At the begin of the first step only the parameters of its first call are known.
+    assert found.size_bytes == 512
+    looks = [found.look("graph", [one], begins=i == 0) for i, one in enumerate(modules)]
+    for look in reversed(looks):
+        assert look is not None
+        look()
+    assert found.size_bytes == 2 * LOOKS * 512
+
+
 def test_looking_ends() -> None:
     found, _ = watching()
     assert all(found.look("graph", [torch.zeros(1)], begins=True) for _ in range(LOOKS))
