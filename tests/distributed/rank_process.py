@@ -100,4 +100,6 @@ def run_all(cases: Mapping[str, Callable[[], Any]]) -> None:
     """Run each case, or those that are named, and tell what came of it."""
     begin()
     tell({name: told(case) for name, case in cases.items() if not MODE or name in MODE})
+    # A process that ends earlier would cut off the others.
+    dist.barrier()
     dist.destroy_process_group()
