@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
-import subprocess
+import runpy
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from time import monotonic
 from typing import Any
+
+from forked import end, fork_server, take
 
 MOST_S = 300
 """Seconds after which a job counts as hanging; the programs' own limit for a collective is far below."""
 
 
-def run(program: str, size: int, folder: Path, *mode: str) -> list[subprocess.Popen[str]]:
-    """Run a process for each rank, to its end.
+def run(program: str, size: int, folder: Path, *mode: str) -> list[int]:
+    """Run a process for each rank, to its end; their exit codes.
 
     Args:
         program: File beside this one, see `rank_process`.
@@ -23,28 +28,42 @@ def run(program: str, size: int, folder: Path, *mode: str) -> list[subprocess.Po
         mode: Further arguments.
 
     Raises:
-        subprocess.TimeoutExpired: A rank hangs; all are killed.
+        TimeoutError: A rank hangs; all are killed.
     """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
     path = Path(__file__).with_name(program)
+    context = fork_server() or multiprocessing.get_context("spawn")
+    commands = [[str(path), str(rank), str(size), str(folder), *mode] for rank in range(size)]
+    errors = [folder / f"errors{rank}" for rank in range(size)]
     processes = [
-        subprocess.Popen(
-            [sys.executable, str(path), str(rank), str(size), str(folder), *mode],
-            env=environment,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(size)
+        context.Process(target=_rank, args=(command, environment, str(said))) for command, said in zip(commands, errors)
     ]
+    until = monotonic() + MOST_S
     try:
         for process in processes:
-            _, said = process.communicate(timeout=MOST_S)
-            # Shown by pytest where a test fails.
-            print(said[-4000:])
+            process.start()
+        for process in processes:
+            process.join(max(until - monotonic(), 0.0))
+        if any(process.is_alive() for process in processes):
+            raise TimeoutError(f"{program} did not end within {MOST_S} s")
+        return [process.exitcode for process in processes if process.exitcode is not None]
     finally:
         for process in processes:
-            process.kill()
-    return processes
+            if process.is_alive():
+                process.kill()
+        # Shown by pytest where a test fails.
+        for said in errors:
+            print(said.read_text(encoding="utf-8")[-4000:] if said.exists() else "")
+
+
+def _rank(command: list[str], environment: Mapping[str, str], said: str) -> None:
+    """What the process of a rank does: the program, as by its command line."""
+    take(environment)
+    with open(said, "wb") as file:
+        os.dup2(file.fileno(), 2)
+    sys.argv = command
+    runpy.run_path(command[0], run_name="__main__")
+    end()
 
 
 def told(folder: Path) -> list[Any]:
@@ -54,5 +73,5 @@ def told(folder: Path) -> list[Any]:
 
 def trained(program: str, size: int, folder: Path, *mode: str) -> list[Any]:
     """What each rank tells of a job that ends well."""
-    assert [process.returncode for process in run(program, size, folder, *mode)] == [0] * size
+    assert run(program, size, folder, *mode) == [0] * size
     return told(folder)

@@ -61,8 +61,8 @@ def test_a_rank_of_longer_inputs_has_a_plan_of_its_own(trained: list[Any]) -> No
 
 def test_a_rank_that_ends_while_it_plans_leaves_nobody_waiting(tmp_path: Path) -> None:
     first, last = run(PROGRAM, SIZE, tmp_path, "crash")
-    assert last.returncode == 3
+    assert last == 3
     # The other one planned without it, and learns of it from its process group.
-    assert first.returncode == 0
+    assert first == 0
     (message,) = told(tmp_path)
     assert "remat" not in message

@@ -1,37 +1,28 @@
-"""Steps on paper in processes that are forked from one that has imported torch: to import it takes seconds each."""
+"""Steps on paper in processes that are forked from one that has imported torch, see `forked`."""
 
 from __future__ import annotations
 
-import atexit
-import multiprocessing
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
+from forked import end, fork_server, take
 from remat_compiler.fitting import paper_process
 
 NEW_INTERPRETER = paper_process.exit_code
 READ_LATER = ("CUDA_VISIBLE_DEVICES", "PYTEST_CURRENT_TEST", "REMAT_")
 """Beginnings of the variables that no import reads."""
-IMPORTED = [
-    "remat_compiler.fitting.paper_child",
-    "remat_compiler.fitting.paper_step",
-    "remat_compiler.backend",
-    "remat_passes.planning.auto",
-    "torch._inductor.compile_fx",
-]
 
 
 @pytest.fixture(scope="session", autouse=True)
 def forked_processes() -> Iterator[None]:
     """Fork in place of starting an interpreter, unless an import could depend on a variable that a test has set."""
-    if "forkserver" not in multiprocessing.get_all_start_methods():
+    context = fork_server()
+    if context is None:
         yield
         return
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(IMPORTED)
     started_with = read_by_imports(os.environ)
 
     def exit_code(question: Path, answer: Path, environment: dict[str, str]) -> int:
@@ -63,8 +54,6 @@ def answer_in(environment: dict[str, str], question: str, answer: str) -> None:
     """What the forked process does: the work of `paper_child` under that environment."""
     from remat_compiler.fitting.paper_child import main
 
-    os.environ.clear()
-    os.environ.update(environment)
+    take(environment)
     main(question, answer)
-    # A forked process ends without them, and temporary folders would stay.
-    atexit._run_exitfuncs()
+    end()
