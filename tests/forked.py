@@ -5,9 +5,13 @@ from __future__ import annotations
 import atexit
 import multiprocessing
 import os
-from collections.abc import Mapping
+import runpy
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from multiprocessing.context import ForkServerContext
+from pathlib import Path
 
 IMPORTED = [
     "remat_compiler.fitting.paper_child",
@@ -39,3 +43,50 @@ def take(environment: Mapping[str, str]) -> None:
 def end() -> None:
     """What an interpreter does at its end, and a forked process does not: temporary folders would stay."""
     atexit._run_exitfuncs()
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """How a program ended, and what it wrote."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def run_program(text: str, folder: Path, environment: Mapping[str, str], *arguments: str) -> Done:
+    """Run a program to its end.
+
+    Args:
+        text: The program.
+        folder: For the program and what it writes.
+        environment: Its environment, but for what was read when torch was imported.
+        arguments: Those of its command line.
+    """
+    file = folder / "program.py"
+    file.write_text(text, encoding="utf-8")
+    said = [folder / name for name in ("stdout", "stderr")]
+    context = fork_server() or multiprocessing.get_context("spawn")
+    process = context.Process(target=run_file, args=([str(file), *arguments], environment, said))
+    process.start()
+    process.join()
+    assert process.exitcode is not None
+    return Done(process.exitcode, *(one.read_text(encoding="utf-8") for one in said))
+
+
+def run_file(command: Sequence[str], environment: Mapping[str, str], said: Sequence[Path]) -> None:
+    """What a forked process does in place of an interpreter: the program that the command names.
+
+    Args:
+        command: The program's file and arguments.
+        environment: As for `run_program`.
+        said: Files for what is written to the standard output and to the standard error.
+    """
+    take(environment)
+    for descriptor, path in enumerate(said, start=1):
+        with path.open("wb") as file:
+            os.dup2(file.fileno(), descriptor)
+    sys.argv = list(command)
+    runpy.run_path(command[0], run_name="__main__")
+    end()
+    sys.stdout.flush()

@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import runpy
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from forked import end, fork_server, take
+from forked import fork_server, run_file
 
 MOST_S = 300
 """Seconds after which a job counts as hanging; the programs' own limit for a collective is far below."""
@@ -34,9 +32,9 @@ def run(program: str, size: int, folder: Path, *mode: str) -> list[int]:
     path = Path(__file__).with_name(program)
     context = fork_server() or multiprocessing.get_context("spawn")
     commands = [[str(path), str(rank), str(size), str(folder), *mode] for rank in range(size)]
-    errors = [folder / f"errors{rank}" for rank in range(size)]
+    said = [[folder / f"{name}{rank}" for name in ("stdout", "stderr")] for rank in range(size)]
     processes = [
-        context.Process(target=_rank, args=(command, environment, str(said))) for command, said in zip(commands, errors)
+        context.Process(target=run_file, args=(command, environment, files)) for command, files in zip(commands, said)
     ]
     until = monotonic() + MOST_S
     try:
@@ -52,18 +50,8 @@ def run(program: str, size: int, folder: Path, *mode: str) -> list[int]:
             if process.is_alive():
                 process.kill()
         # Shown by pytest where a test fails.
-        for said in errors:
-            print(said.read_text(encoding="utf-8")[-4000:] if said.exists() else "")
-
-
-def _rank(command: list[str], environment: Mapping[str, str], said: str) -> None:
-    """What the process of a rank does: the program, as by its command line."""
-    take(environment)
-    with open(said, "wb") as file:
-        os.dup2(file.fileno(), 2)
-    sys.argv = command
-    runpy.run_path(command[0], run_name="__main__")
-    end()
+        for _, errors in said:
+            print(errors.read_text(encoding="utf-8")[-4000:] if errors.exists() else "")
 
 
 def told(folder: Path) -> list[Any]:

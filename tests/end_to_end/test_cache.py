@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from forked import run_program
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
@@ -42,8 +42,7 @@ def run(folder: Path, *budgets: object, plans: str = "plans") -> list[list[objec
         "REMAT_CACHE_DIR": str(folder / plans),
         "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
     }
-    command = [sys.executable, "-c", PROGRAM, json.dumps(budgets)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=600)
+    done = run_program(PROGRAM, folder, environment, json.dumps(budgets))
     assert done.returncode == 0, done.stderr[-2000:]
     found: list[list[object]] = json.loads(done.stdout.splitlines()[-1])
     return found

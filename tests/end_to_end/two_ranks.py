@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import tempfile
 import time
@@ -17,6 +18,7 @@ from end_to_end.judged_loops import Outcome, outcome_of
 from end_to_end.loop_models import BATCH, WIDTH, Net, batch
 from end_to_end.loop_steps import by_block
 from end_to_end.training_loops import GRADIENT_BYTES, LOOPS, Loop
+from forked import fork_server, take
 
 RANKS = 2
 SECONDS = 300
@@ -56,7 +58,9 @@ def outcomes_of_two(name: str) -> list[Outcome]:
         port = probe.getsockname()[1]
     with tempfile.TemporaryDirectory() as folder:
         deadline = time.monotonic() + SECONDS
-        context = multiprocessing.spawn(_rank, (name, port, folder), nprocs=RANKS, join=False)
+        start = "spawn" if fork_server() is None else "forkserver"
+        arguments = (name, port, folder, dict(os.environ))
+        context = multiprocessing.start_processes(_rank, arguments, nprocs=RANKS, join=False, start_method=start)
         try:
             # A join ends with the first rank that does.
             while not context.join(timeout=max(deadline - time.monotonic(), 0.0)):
@@ -68,8 +72,9 @@ def outcomes_of_two(name: str) -> list[Outcome]:
         return [torch.load(f"{folder}/{rank}", weights_only=False) for rank in range(RANKS)]
 
 
-def _rank(rank: int, name: str, port: int, folder: str) -> None:
+def _rank(rank: int, name: str, port: int, folder: str, environment: dict[str, str]) -> None:
     """One process."""
+    take(environment)
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"tcp://localhost:{port}", rank=rank, world_size=RANKS)
     LOOPS.update(LOOPS_OF_TWO)

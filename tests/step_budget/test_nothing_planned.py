@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from forked import run_program
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
@@ -48,7 +48,6 @@ def test_it_is_said_once_where_nothing_was_planned(
     paths = os.pathsep.join([str(ROOT), str(ROOT / "passes")])
     environment = {**os.environ, "PYTHONPATH": paths, "REMAT_CACHE_DIR": str(tmp_path)}
     program = "import remat_compiler.backend\n" + PROGRAM.format(inner=inner, backend=backend, steps=steps)
-    command = [sys.executable, "-c", program]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=600)
+    done = run_program(program, tmp_path, environment)
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stderr.count("memory_budget is not kept") == said
