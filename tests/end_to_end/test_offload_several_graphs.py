@@ -145,6 +145,7 @@ def test_both_graphs_move_values_within_both_budgets(
     assert room.taken_bytes == 0
 
 
+@pytest.mark.slow
 def test_moving_is_faster_by_its_model_than_recomputation_alone(room: Store, tmp_path: Path) -> None:
     model, x = Cut(), torch.randn(BATCH, WIDTH)
     found = []

@@ -174,6 +174,7 @@ def test_hooks_may_replace_what_is_saved(inner: str) -> None:
     assert same(plain, planned)
 
 
+@pytest.mark.slow
 def test_arenas_serve_all_sizes_up_to_the_largest_so_far(made: list[Dispatch]) -> None:
     torch.manual_seed(0)
     plain, planned = Layers(3), Layers(3)

@@ -32,7 +32,7 @@ from remat_compiler.fitting.fit_report import FitPoint
 from remat_compiler.fitting.paper_process import call_in_process
 
 INTERPRETED = {"inner": "eager"}
-BUDGETS = {"interpreted": (None, 0.8, 0.6, "min"), "generated": (None, 0.7), "wordy": (None, 0.9)}
+BUDGETS = {"interpreted": (None, 0.7, "min"), "generated": (None, 0.7), "wordy": (None, 0.9)}
 INTERPRETED_MODELS, GENERATED = ("language", "vision", "broken", "checkpointed"), ("language", "vision")
 Points = dict[str, list[FitPoint]]
 
