@@ -29,7 +29,7 @@ from remat_compiler.errors import OptionError, RanksDiffer, UnknownName, Unplann
 from remat_compiler.observer import observers
 from remat_compiler.partition.partitioner import RematPartitioner, StockPartitioner
 from remat_compiler.partition.request import PartitionRequest
-from remat_compiler.partition.result import NoPlan
+from remat_compiler.partition.result import NoPlan, Partition
 from remat_compiler.partition.session import Session
 from remat_compiler.progress import progress
 from remat_compiler.simulate.reserved import reserved_figures
@@ -139,32 +139,10 @@ class Compiler:
         places = request.layout == "planned" and not on_paper and (on_inductor or not request.sizes)
         # An interpreter has no kernels to leave out, and on paper all are left out: the code runs as it is.
         real = real or not on_inductor or on_paper
-        start = time.perf_counter()
-        count("compilations")
-        for observer in observers():
-            observer.attempt_begins(request)
-        with ExitStack() as stack:
-            stack.enter_context(timed("compiling_s"))
-            stack.enter_context(progress(f"planning and {'compiling' if real and not on_paper else 'generating code'}"))
-            stack.enter_context(nullcontext() if real else torch_compat.code_generation_only())
-            stack.enter_context(torch_compat.with_settings(self.settings))
-            stack.enter_context(torch_compat.grad_mode_kept())
-            stack.enter_context(torch_compat.graphs_may_be_retained())
-            partitions = stack.enter_context(self.session.compiling())
-            placed_on = counted_device_type(self.example_inputs) if places and real else ""
-            recorder = stack.enter_context(GraphRecorder(placed_on))
-            # A copy, since the inner compiler changes the graph, and further tries start from Dynamo's.
-            module = torch_compat.copy_module(self.gm)
-            if on_inductor:
-                compiled = torch_compat.compile_with_inductor(module, self.example_inputs, partitioner)
-            else:
-                compiled = torch_compat.compile_with_interpreter(
-                    module, self.example_inputs, partitioner, recorder.interpreted
-                )
+        compiled, partitions, recorder = self._compiled(request, real, places, partitioner)
         # The stock partitioner leaves no partition, and most interpreters no graph, to tell a backward by.
         unplanned = isinstance(partitioner, StockPartitioner) and torch_compat.needs_gradients(self.example_inputs)
         trains = bool(partitions or recorder.backward or unplanned)
-        logger.debug("compiled in %.1f s", time.perf_counter() - start)
         if not trains:
             return Attempt(request, compiled, real, trains, tuple(partitions), DryRun(unknown="no backward"))
         fake_outputs = torch_compat.fake_outputs(compiled, self.example_inputs)
@@ -194,6 +172,36 @@ class Compiler:
         done = Attempt(request, compiled, real, trains, tuple(partitions), check, formula, fake_outputs=fake_outputs)
         done = replace(done, collectives=tuple(graph.collectives for graph in graphs) if on_inductor else ())
         return replace(done, check_at=check_at, graphs=graphs, arenas=arenas) if sizes else done
+
+    def _compiled(
+        self, request: PartitionRequest, real: bool, places: bool, partitioner: RematPartitioner | StockPartitioner
+    ) -> tuple[Callable[..., Any], Sequence[Partition], GraphRecorder]:
+        """What the inner compiler makes of a copy of the graph, and what was heard of it meanwhile."""
+        on_inductor, start = request.inner == "inductor", time.perf_counter()
+        kernels = real and not (on_inductor and torch_compat.paper_gpu() is not None)
+        count("compilations")
+        for observer in observers():
+            observer.attempt_begins(request)
+        with ExitStack() as stack:
+            stack.enter_context(timed("compiling_s"))
+            stack.enter_context(progress(f"planning and {'compiling' if kernels else 'generating code'}"))
+            stack.enter_context(nullcontext() if real else torch_compat.code_generation_only())
+            stack.enter_context(torch_compat.with_settings(self.settings))
+            stack.enter_context(torch_compat.grad_mode_kept())
+            stack.enter_context(torch_compat.graphs_may_be_retained())
+            partitions = stack.enter_context(self.session.compiling())
+            placed_on = counted_device_type(self.example_inputs) if places and real else ""
+            recorder = stack.enter_context(GraphRecorder(placed_on))
+            # A copy, since the inner compiler changes the graph, and further tries start from Dynamo's.
+            module = torch_compat.copy_module(self.gm)
+            if on_inductor:
+                compiled = torch_compat.compile_with_inductor(module, self.example_inputs, partitioner)
+            else:
+                compiled = torch_compat.compile_with_interpreter(
+                    module, self.example_inputs, partitioner, recorder.interpreted
+                )
+        logger.debug("compiled in %.1f s", time.perf_counter() - start)
+        return compiled, partitions, recorder
 
 
 def _check_at(
