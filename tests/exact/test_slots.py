@@ -84,7 +84,7 @@ def _ready(index: StepIndex, may: list[bool], made: set[int]) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(30))
 def test_all_slots_have_the_optimum_of_all_plans(seed: int) -> None:
     """Of those that run an operator once in a gap, in joint order: by an exhaustive search that knows no program."""
     problem = drawn_without_demands(Random(5000 + seed))
@@ -120,8 +120,10 @@ def test_the_plan_to_begin_with_is_a_solution_and_is_never_made_worse(seed: int)
     after = simulate(problem.graph, problem.costs, found.plan)
     assert after.peak_bytes <= problem.budget_bytes
     assert after.added_ns == found.added_ns <= timeline.added_ns
-    free = optimum_ns(problem, once_per_gap=False)
-    assert seed % 2 == 0 or (free is not None and free <= found.added_ns)
+    if seed % 6 == 1:
+        optimum = optimum_ns(problem, once_per_gap=False)
+        assert optimum is not None
+        assert optimum <= found.added_ns
 
 
 def test_a_program_is_never_larger_than_asked() -> None:

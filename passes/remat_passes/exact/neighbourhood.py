@@ -9,6 +9,7 @@ size of the graph.  Plans keep the order of first executions of the plan to begi
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +20,7 @@ from remat_compiler.ir.plan import Plan
 from remat_compiler.ir.problem import RematProblem
 from remat_compiler.simulate.timeline import simulate
 from remat_compiler.simulate.verify import verify
-from remat_passes.exact.backends import SolverOptions
+from remat_passes.exact.backends import PIVOT_UNIT_S, SolverOptions
 from remat_passes.exact.slot_program import SlotProgram
 from remat_passes.exact.slots import Slots, repeatable_ops, slots_around
 from remat_passes.exact.solver import solve
@@ -31,8 +32,11 @@ LENGTHS = (48, 24, 12, 6)
 """Operators in a run that is free, likewise; single runs overlap by half of the longest."""
 PAIRS = 1
 """Pairs of runs for each of the shortest runs of the graph."""
-SHARE, LEAST_S = 0.3, 0.3
-"""Part of the time left that one program may take, and the least in seconds: less is not worth building it."""
+WHOLE_SHARE, SHARE, LEAST_S = 0.6, 0.15, 0.3
+"""Part of the time left that the program of the whole step may take, and each other one; and the least in seconds, as
+less is not worth building it."""
+UNITS_OF_CHOICE = 14
+"""Rows and variables of a program for each execution that it decides about."""
 INSTANTS = 4
 """Instants of a program, see `SlotProgram`."""
 SEED = 1
@@ -75,14 +79,21 @@ def improve_around(
         left = None if options.time_limit_s is None else options.time_limit_s - best.seconds
         if best.added_ns <= enough_ns or (left is not None and left < LEAST_S):
             break
+        limit = None if left is None else max((SHARE if begins else WHOLE_SHARE) * left, LEAST_S)
+        most = most_choices if limit is None else min(most_choices, _affordable(limit))
         if begins:
-            slots = _around_runs(index, best.plan, repeatable, begins, most_choices)
+            slots = _around_runs(index, best.plan, repeatable, begins, most)
         else:
-            slots = _whole_step(index, best.plan, repeatable, most_choices)
+            slots = _whole_step(index, best.plan, repeatable, most)
         if slots is not None and slots.choices:
-            one = replace(options, time_limit_s=None if left is None else max(SHARE * left, LEAST_S))
-            best = _solved(problem, index, slots, best, one)
+            best = _solved(problem, index, slots, best, replace(options, time_limit_s=limit))
     return best
+
+
+def _affordable(seconds: float) -> int:
+    """Choices of a program whose first linear program, which no limit stops, is solved within `seconds`, about."""
+    # It takes about as many iterations as the program has rows and variables.
+    return int(math.sqrt(seconds / PIVOT_UNIT_S) / UNITS_OF_CHOICE)
 
 
 def _runs_of(operators: int) -> Iterator[tuple[int, ...]]:

@@ -68,7 +68,8 @@ class Proof:
         added_ns: Its added time.
         bound_ns: Proven lower bound of the added time of plans of the space.
         infeasible: Proven: none fits.
-        method: Origin of the bound: ``demands`` (for gaps in any order), ``program`` (for the space), or nothing.
+        method: Origin of the bound: ``demands`` (for gaps in any order), ``program`` (for the space), ``instant``
+            (known before), or nothing.
         states: States of all searches.
         seconds: What searches and solvers are charged with.
         stats: Rounds, windows, executions and nodes of the programs, and what `Solution.stats` says.
@@ -89,20 +90,33 @@ class Proof:
         return self.infeasible or self.bound_ns == self.added_ns
 
 
-def prove(problem: RematProblem, plan: Plan | None, effort: Effort) -> Proof:
-    """The best plan and bound of `problem` within `effort`, starting from `plan`, which fits, or from none.
+def prove(
+    problem: RematProblem, plan: Plan | None, effort: Effort, bound_ns: int = 0, instant: int | None = None
+) -> Proof:
+    """The best plan and bound of `problem` within `effort`.
+
+    Args:
+        problem: The problem.
+        plan: A plan to begin with, which fits, or `None`.
+        effort: Methods and limits.
+        bound_ns: A bound known already, of all plans in the joint order.
+        instant: Operator whose first execution forces it, if one is known.
 
     Raises:
         OutsideSpace: See `space_of`.
     """
     added = None if plan is None else simulate(problem.graph, problem.costs, plan).added_ns
-    known = Proof(plan, added)
+    bound_ns = bound_ns if added is None else min(bound_ns, added)
+    known = Proof(plan, added, bound_ns, method="instant" if bound_ns else "")
+    if known.closed:
+        return known
     light = zero_small_storages(problem) if effort.relaxes else problem
     # The relaxation first; the original only if small storages lost bytes, or else it would be solved twice.
     for one in (light, *([problem] if light.graph is not problem.graph else [])):
         limit = effort.solver.time_limit_s
         left = None if limit is None else max(0.0, limit - known.seconds)
-        known = _attempt(problem, one, known, replace(effort, solver=replace(effort.solver, time_limit_s=left)))
+        limited = replace(effort, solver=replace(effort.solver, time_limit_s=left))
+        known = _attempt(problem, one, known, limited, instant)
         if known.closed:
             break
     return known
@@ -129,7 +143,7 @@ def cheaper_plan(problem: RematProblem, plan: Plan, widths: Sequence[int], total
     return plan if known.plan is None else known.plan
 
 
-def _attempt(problem: RematProblem, one: RematProblem, known: Proof, effort: Effort) -> Proof:
+def _attempt(problem: RematProblem, one: RematProblem, known: Proof, effort: Effort, instant: int | None) -> Proof:
     """`known` with the proofs for `one`: `problem` itself, or a relaxation of it."""
     space = space_of(one, effort.reductions, effort.passes_per_gap)
     spent, limit = known.seconds, effort.solver.time_limit_s
@@ -146,7 +160,7 @@ def _attempt(problem: RematProblem, one: RematProblem, known: Proof, effort: Eff
     left = None if limit is None else max(0.0, limit - (known.seconds - spent))
     solver = replace(effort.solver, time_limit_s=left)
     most = effort.most_executions
-    found = refine(space, effort.reductions, effort.cuts, solver, known.plan, known.added_ns, problem, most)
+    found = refine(space, effort.reductions, effort.cuts, solver, known.plan, known.added_ns, problem, most, instant)
     return _refined(known, found)
 
 

@@ -47,7 +47,7 @@ class Refined:
         windows: Windows of the last one.
         nodes: Nodes of all trees.
         iterations: Iterations of the simplex methods in all of them.
-        executions: Executions that the largest program decided about.
+        executions: Executions that the last one decided about.
         seconds: What the solvers are charged with, see `Solution`.
         stats: Solver of the last round; how many were replaced in all rounds, and why.
     """
@@ -74,6 +74,7 @@ def refine(
     cutoff_ns: int | None,
     judge: RematProblem | None = None,
     most_executions: int | None = None,
+    instant: int | None = None,
 ) -> Refined:
     """Search `space` for plans cheaper than `cutoff_ns`, the added time of the plan `first` that fits.
 
@@ -86,9 +87,10 @@ def refine(
         cutoff_ns: Its added time, or `None`.
         judge: The problem that plans must fit, if that of `space` is a relaxation of it with the same operators.
         most_executions: Executions that a program may decide about; a finer one is not built.
+        instant: An operator at which a capacity is known to bind, for the first round.
     """
     judge = judge or space.problem
-    starts = _first_starts(space)
+    starts = _first_starts(space, instant)
     found = Refined(None, cutoff_ns, 0, False, 0, len(starts), 0, 0, 0, 0.0, ())
     gap = ROUGH_GAP
     while True:
@@ -167,12 +169,15 @@ def _whole(bound: float) -> int:
     return 0 if math.isinf(bound) else max(0, math.ceil(bound - 1e-3 - 1e-9 * abs(bound)))
 
 
-def _first_starts(space: Space) -> list[int]:
-    """Windows that end at the anchors that need most, one in each part of the stages that may overflow."""
+def _first_starts(space: Space, instant: int | None = None) -> list[int]:
+    """Windows that end at `instant` and at the anchors that need most in each part of the stages that may overflow."""
     # One capacity for each part, at the anchor that needs most for itself: the least room for what is retained.
     limited = [t for t, stage in enumerate(space.stages) if stage.anchor_limited]
     parts = np.array_split(np.array(limited, np.int64), FIRST_WINDOWS)
     ends = {int(part[np.argmax([_pressure(space, int(t)) for t in part])]) for part in parts if len(part)}
+    # Operators without an anchor have no stage; those of the skipped prefix have one below 0.
+    if instant is not None and space.made_at.get(instant, -1) in limited:
+        ends.add(space.made_at[instant])
     if any(space.unsavable(v) for v, last in enumerate(space.last) if last >= 0):
         # What must not cross is forbidden at the start of a window.
         ends |= {t for t, stage in enumerate(space.stages) if BOUNDARY in stage.anchors}

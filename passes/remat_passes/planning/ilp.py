@@ -30,6 +30,8 @@ from remat_compiler.ir.plan import Plan, PlanResult, PlanStatus
 from remat_compiler.ir.problem import RematProblem
 from remat_compiler.simulate.floor import peak_floor
 from remat_compiler.simulate.verify import verify
+from remat_passes.bounds.instant import OrderClass
+from remat_passes.bounds.lower_bound import Bound, lower_bound_ns
 from remat_passes.exact.backends import SolverOptions
 from remat_passes.exact.neighbourhood import improve_around
 from remat_passes.exact.program import Cuts
@@ -45,6 +47,9 @@ BY_AUTO = "by auto, in an order of its own"
 """What the stats say of a plan whose order is not that of the proof."""
 SEARCH_SHARE, SEARCH_NODES = 0.5, 50
 """Part of the time for the search near the best plan, and nodes of each of its programs."""
+PRICED = 100
+"""Operators of the smallest graph whose instants are priced before there is a program."""
+NOTHING = Bound(0, None, "", OrderClass.JOINT)
 CUTS = Cuts(behind=True)
 NO_CUTS = Cuts(exclusive=False, useful=False, once=False)
 NO_REDUCTIONS = Reductions(False, False, False, False, False)
@@ -148,8 +153,12 @@ class Ilp:
             executions = self._executions(problem)
             if executions > self.max_executions:
                 return _explained(first, f"not tried: {executions} executions to decide, limit {self.max_executions}")
-            fits = first.status is PlanStatus.FEASIBLE
-            return self._result(problem, first, prove(problem, first.plan if fits else None, self._effort()))
+            plan = first.plan if first.status is PlanStatus.FEASIBLE else None
+            # On small graphs programs prove more, and where no time is given, nothing is proven.
+            priced = plan and self.time_limit and len(problem.graph.ops) >= PRICED
+            known = lower_bound_ns(problem, order=OrderClass.JOINT) if priced else NOTHING
+            proof = prove(problem, plan, self._effort(), known.bound_ns, known.instant)
+            return self._result(problem, first, proof)
         except OutsideSpace as error:
             return _explained(first, f"not tried: {error}")
 
