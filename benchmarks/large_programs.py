@@ -126,9 +126,12 @@ def measure(name: str, asked: RematProblem, position: float, planner: Ilp) -> Ro
 
 def _reorders(problem: RematProblem, steps: Sequence[int]) -> bool:
     """Whether forward or backward operators first run in another order than the graph's."""
-    # Tangent-free operators have no place of their own.
-    placed = [op for op in dict.fromkeys(steps) if problem.graph.ops[op].phase is not Phase.TANGENT_FREE]
-    return placed != sorted(placed)
+    graph = problem.graph
+    for phase in (Phase.FORWARD, Phase.BACKWARD):
+        placed = [op for op in dict.fromkeys(steps) if graph.ops[op].phase is phase]
+        if placed != sorted(placed):
+            return True
+    return False
 
 
 def main() -> None:

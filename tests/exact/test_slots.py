@@ -45,7 +45,7 @@ def drawn_with_plan(rng: Random, *, reorders: bool) -> tuple[RematProblem, Plan]
     """A problem with a plan that fits and recomputes something."""
     while True:
         problem = drawn(rng)
-        found = Auto(reorders=reorders, time_limit=0.0).plan(problem)
+        found = Auto(effort=50, reorders=reorders, time_limit=0.0).plan(problem)
         if found.plan is not None and found.peak_bytes <= problem.budget_bytes and found.added_ns:
             return problem, found.plan
 
@@ -103,7 +103,7 @@ def test_all_slots_have_the_optimum_of_all_plans(seed: int) -> None:
     assert timeline.added_ns == expected
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", range(18))
 def test_the_plan_to_begin_with_is_a_solution_and_is_never_made_worse(seed: int) -> None:
     """In any order of first executions, with any depth."""
     problem, plan = drawn_with_plan(Random(6000 + seed), reorders=seed % 2 == 0)
