@@ -103,7 +103,7 @@ def test_all_slots_have_the_optimum_of_all_plans(seed: int) -> None:
     assert timeline.added_ns == expected
 
 
-@pytest.mark.parametrize("seed", range(18))
+@pytest.mark.parametrize("seed", range(8))
 def test_the_plan_to_begin_with_is_a_solution_and_is_never_made_worse(seed: int) -> None:
     """In any order of first executions, with any depth."""
     problem, plan = drawn_with_plan(Random(6000 + seed), reorders=seed % 2 == 0)
@@ -120,7 +120,7 @@ def test_the_plan_to_begin_with_is_a_solution_and_is_never_made_worse(seed: int)
     after = simulate(problem.graph, problem.costs, found.plan)
     assert after.peak_bytes <= problem.budget_bytes
     assert after.added_ns == found.added_ns <= timeline.added_ns
-    if seed % 6 == 1:
+    if seed % 4 == 1:
         optimum = optimum_ns(problem, once_per_gap=False)
         assert optimum is not None
         assert optimum <= found.added_ns
