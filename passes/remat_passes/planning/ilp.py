@@ -115,6 +115,8 @@ class Ilp:
         # The bound is of plans in the joint order, below which one in another order may be.
         bound = min(found.lower_bound_ns, best.added_ns)
         met = bound == best.added_ns and ("plan", BY_AUTO) not in found.stats
+        if met:
+            stats = (*(pair for pair in stats if pair[0] != "proof"), ("proof", "nothing is cheaper"))
         status = PlanStatus.OPTIMAL if met else best.status
         return replace(best, status=status, lower_bound_ns=bound, stats=stats)
 
