@@ -74,6 +74,8 @@ def start_values(program: Program, plan: Plan) -> dict[str, float]:
     executed &= program.runs.keys()  # repetitions that a merged stage makes needless are retained instead
     values = {variable.name: float(key in executed) for key, variable in program.runs.items()}
     values["one"] = 1.0
+    for (t, i), variable in program.behind.items():
+        values[variable.name] = float(any((u, i) in executed for u in range(t, len(program.space.stages))))
     _fill_random(program, executed, values)
     for (t, v), variable in program.states.items():
         # Held from its first execution in any gap before the state.
