@@ -63,7 +63,9 @@ def is_rehearsal(step: WatchedStep[Any]) -> bool:
 
     Before their first step, stages run one micro-batch through forward and backward.
     """
-    pipeline, parameters = torch_compat.pipeline_now(), step.parameters
+    pipeline = torch_compat.pipeline_now()
+    if pipeline is None:
+        return False
     # The loss has no parameters, and may have been left to eager.
-    stages = sum(bool(parameters[call.graph, call.parameters]) for call in step.calls)
-    return pipeline is not None and stages < pipeline.forwards
+    parameters = step.parameters
+    return sum(bool(parameters[call.graph, call.parameters]) for call in step.calls) < pipeline.forwards
