@@ -174,6 +174,7 @@ class CompiledGraph:
             self.gradients = GradientsBefore(
                 memory.peak_bytes, self.budget_bytes, memory.forward_bytes, self.ask_for_decision
             )
+            self.gradients.expect(self, arguments)
         if self.beside is not None:
             left_bytes = None if memory is None else memory.left_bytes
             self.beside.say(self.outside, left_bytes, of_part=self.options.memory_budget.is_part)
