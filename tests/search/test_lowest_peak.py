@@ -17,7 +17,7 @@ from remat_passes.planning.auto import Auto
 from remat_passes.planning.save_all import SaveAll
 from remat_passes.search.lowest_peak import least_bytes, lowest_peak
 from remat_passes.search.sequence_search import SequenceSearch
-from remat_passes.search.tight_seeds import is_tight, tight_seeds
+from remat_passes.search.tight_seeds import TIGHT, position, tight_seeds
 from remat_passes.sequences.candidate import SequenceCandidate
 
 QUICK = Auto(effort=500, time_limit=0.0)
@@ -123,10 +123,10 @@ def test_seeds_of_larger_budgets_serve_a_tight_one() -> None:
         return search
 
     tight = ran(low + (high - low) // 25)
-    assert is_tight(tight, least)
+    assert 0 < position(tight, least) <= TIGHT
     for part in (4, 2):
-        assert not is_tight(ran(low + (high - low) // part), least)
+        assert position(ran(low + (high - low) // part), least) > TIGHT
     # Nothing is recomputed, so nothing has to be evicted from a larger budget.
-    assert not is_tight(ran(high), least)
+    assert position(ran(high), least) == 1
     seeds: list[SequenceCandidate] = tight_seeds(tight, search_for)
     assert any(tight.fits(seed) for seed in seeds)

@@ -18,13 +18,15 @@ from typing import ClassVar
 
 from remat_compiler.ir.plan import PlanResult
 from remat_compiler.ir.problem import RematProblem
+from remat_passes.planning.chain_dp import ChainDp
+from remat_passes.planning.hierarchical import Hierarchical
 from remat_passes.planning.interface import Candidate, choose
 from remat_passes.planning.portfolio import WORK_PER_SECOND, improve, usual_work
 from remat_passes.search.lowest_peak import least_bytes, lowest_peak
 from remat_passes.search.moving_search import MovingSearch, search_between
 from remat_passes.search.policy_search import improve_best, search_policies
 from remat_passes.search.sequence_search import SequenceSearch
-from remat_passes.search.tight_seeds import is_tight, tight_seeds
+from remat_passes.search.tight_seeds import TIGHT, TIGHTEST, position, tight_seeds
 from remat_passes.sequences.candidate import SequenceCandidate
 
 NO_BYTES = 1
@@ -106,14 +108,19 @@ class Auto:
         # A budget below what every plan needs, as where the smallest peak is asked for, is not searched for.
         if search.budget >= least:
             search.run()
-        if not search.pool or not search.solved:
-            given = usual_work(len(search.g.ops), None) if limit is None else limit
-            work = int(LOWEST_SHARE * given)
+        solved = bool(search.pool) and search.solved
+        place = position(search, least) if solved else 0.0
+        if place <= TIGHTEST:
+            work = usual_work(len(search.g.ops), None) if limit is None else int(LOWEST_SHARE * limit)
             limit = None if limit is None else limit - work
-            lowest = lowest_peak(search_for, least, work)
-            search = self._search(problem, max(lowest.pool[0].peak, problem.budget_bytes))
+            plans = (
+                planner.plan(replace(problem, budget_bytes=NO_BYTES)).plan for planner in (ChainDp(), Hierarchical())
+            )
+            lowest = lowest_peak(search_for, least, work, [plan for plan in plans if plan is not None])
+            if not solved:
+                search = self._search(problem, max(lowest.pool[0].peak, problem.budget_bytes))
             search.take_over(lowest)
-        if is_tight(search, least):
+        if place <= TIGHT:
             search.adopt(tight_seeds(search, search_for))
         return improve(search, limit)
 

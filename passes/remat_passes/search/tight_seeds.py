@@ -17,8 +17,8 @@ from remat_passes.search.lowest_peak import SearchFor
 from remat_passes.search.sequence_search import SequenceSearch
 from remat_passes.sequences.candidate import SequenceCandidate
 
-TIGHT = 0.05
-"""Part of the range from the smallest peak to the peak that saves everything, below which a budget is tight."""
+TIGHT, TIGHTEST = 0.05, 0.01
+"""The `position` up to which seeds are worth their time, and that up to which those from the smallest peak are, too."""
 SURELY_ROOMY = 0.25
 """Part of the range from the proved bound above which the smallest peak is not looked for."""
 SHARES = (0.003, 0.01)
@@ -31,8 +31,8 @@ ENTRIES = 3
 """Sequences of each larger budget that are brought within the budget."""
 
 
-def is_tight(search: SequenceSearch, least: int) -> bool:
-    """Whether the budget is just above the smallest peak, or below it.
+def position(search: SequenceSearch, least: int) -> float:
+    """Where the budget stands between the smallest peak (0) and the peak that saves everything (1); 1 if far from 0.
 
     Args:
         search: Has run.
@@ -40,13 +40,13 @@ def is_tight(search: SequenceSearch, least: int) -> bool:
     """
     # What fits without recomputation needs no seeds; then there are no bases.
     if not search.bases:
-        return False
+        return 1.0
     high = search.bases[0].peak
     if search.budget > least + SURELY_ROOMY * (high - least):
-        return False
+        return 1.0
     reached = search.fit(search.bases[0], least, *SETTINGS[0]).peak
     low = min(reached, *(entry.peak for entry in search.pool))
-    return search.budget <= low + TIGHT * (high - low)
+    return (search.budget - low) / max(high - low, 1)
 
 
 def tight_seeds(search: SequenceSearch, search_for: SearchFor) -> list[SequenceCandidate]:
