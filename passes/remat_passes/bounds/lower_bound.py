@@ -47,6 +47,7 @@ class BoundEffort:
         linked: Instants of one linked program; 0 or 1 for none.
         linked_operators: Operators of the largest graph whose instants are linked.
         largest_whole: Variables of the largest linked program that branch and bound takes after its relaxation.
+        linked_nodes: Nodes of branch and bound for it.
         largest: Nodes and arcs of the largest network that branch and bound takes.
         solver: Solver of branch and bound for one instant, see `remat_passes.exact.backends.SolverOptions`.
     """
@@ -61,6 +62,7 @@ class BoundEffort:
     linked: int = 8
     linked_operators: int = 1_100
     largest_whole: int = 1_000
+    linked_nodes: int = 1
     largest: int = 20_000
     solver: str = "cbc"
 
@@ -76,6 +78,7 @@ THOROUGH = BoundEffort(
     linked=16,
     linked_operators=5_000,
     largest_whole=10_000,
+    linked_nodes=200,
     solver="highs",
 )
 """For studies: seconds to minutes."""
@@ -208,7 +211,7 @@ def _linked(part: Pricing, profile: Profile, effort: BoundEffort) -> Iterator[Bo
     candidates = [*best, *profile.parts(effort.linked), *profile.parts(FINER * effort.linked)]
     instants = chain_of(part.graph, part.order, candidates, effort.linked)
     if len(instants) > 1:
-        found = linked_bound(part, instants, effort.nodes, effort.largest_whole, effort.gap)
+        found = linked_bound(part, instants, effort.linked_nodes, effort.largest_whole, effort.gap)
         part.work.done += found.work
         how = f"{found.instants} instants linked" + (", branch and bound" if found.whole else "")
         how = how if part.whole else f"{how}, by orders"

@@ -175,6 +175,11 @@ class SequenceSearch:
         """Add to the pool, best first."""
         self.pool = sorted([*self.pool, *entries], key=self.rank)
 
+    def fitted(self, steps: IntArray, boundary: int) -> SequenceCandidate:
+        """The sequence with values evicted until it fits, or as low as it gets, then trimmed."""
+        entry = self._entry(steps, boundary)
+        return self._trim(steps, boundary, self.budget) if self.fits(entry) else self.fit(entry, self.budget, 0.15, 1)
+
     def fit(
         self, entry: SequenceCandidate, target: int, share: float, width: int, noise: float = 0.0
     ) -> SequenceCandidate:
