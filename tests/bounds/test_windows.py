@@ -21,6 +21,7 @@ from remat_passes.bounds.linked import chain_of, proven_ns
 from remat_passes.bounds.lower_bound import BoundEffort, lower_bound_ns
 from remat_passes.bounds.network import network_of
 from remat_passes.bounds.one_instant import integer_bound_ns
+from remat_passes.bounds.pricing import Profile
 from remat_passes.bounds.relaxed import relax
 from remat_passes.bounds.solved import solve_relaxation, solve_whole
 from remat_passes.bounds.step_graph import StepGraph
@@ -155,8 +156,8 @@ def test_multipliers_prove_the_bound_whatever_the_solver_says(monkeypatch: pytes
     draw = np.random.default_rng(3)
     for _ in range(20):
         made = solved._Answer(draw.exponential(2.0, len(rows.right)) - 0.5, best.values, False, 1)
-        monkeypatch.setattr(solved, "_by_highs", lambda _, made=made: made)
-        monkeypatch.setattr(solved, "_by_cbc", lambda _, made=made: made)
+        monkeypatch.setattr(solved, "_by_highs", lambda *_, made=made: made)
+        monkeypatch.setattr(solved, "_by_cbc", lambda *_, made=made: made)
         assert solve_relaxation(rows).bound <= best.bound + 1e-6
 
 
@@ -191,3 +192,18 @@ def test_infeasible_relaxations_are_proven_by_either_solver(monkeypatch: pytest.
         monkeypatch.setattr(solved, "has_highs", lambda has_highs=has_highs: has_highs)
         assert solve_relaxation(Windows(pinned, instants, needs - 2).rows).infeasible
         assert not solve_relaxation(Windows(pinned, instants, needs + 2).rows).infeasible
+
+
+def test_a_program_that_takes_too_long_is_given_up() -> None:
+    """By work, not by time: nothing is proven, and no work is done beyond."""
+    problem = LIBRARY["residual"]
+    asked = with_budget(problem, int(0.5 * SaveAll().plan(problem).peak_bytes))
+    graph = StepGraph.of(asked)
+    instants = chain_of(graph, OrderClass.JOINT, Profile(asked, graph).parts(8), 8)
+    rows = Windows(graph, instants, asked.budget_bytes).rows
+    enough, stopped = solve_relaxation(rows), solve_relaxation(rows, rows.size // 2)
+    assert proven_ns(enough.bound) > 0
+    assert proven_ns(stopped.bound) == 0
+    assert not stopped.infeasible
+    assert stopped.values is None
+    assert stopped.work < enough.work

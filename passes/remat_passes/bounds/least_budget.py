@@ -27,6 +27,9 @@ from remat_passes.bounds.solved import solve_relaxation
 from remat_passes.bounds.step_graph import StepGraph
 from remat_passes.bounds.windows import MEGABYTE, Windows
 
+INSTANTS = 500
+"""Instants of which the fewest bytes are found, at most."""
+
 
 @dataclass(frozen=True, slots=True)
 class LeastBudget:
@@ -56,12 +59,12 @@ def least_budget(problem: RematProblem, order: OrderClass = OrderClass.ANY, effo
     floor = peak_floor(problem.graph, problem.costs)
     best = LeastBudget(floor.peak_bytes, floor.op, "one operator", order)
     graph = StepGraph.of(problem)
-    for op, live in enumerate(graph.live):
-        if live and graph.phase[op] is not Phase.TANGENT_FREE:
-            instant = Instant.of(graph, op, order)
-            least = instant.held_bytes + network_of(graph, instant).cheapest(0, 1).point.size_bytes
-            if least > best.peak_bytes:
-                best = LeastBudget(least, OpId(op), "one instant", order)
+    ops = [op for op, live in enumerate(graph.live) if live and graph.phase[op] is not Phase.TANGENT_FREE]
+    # Cuts of all instants of a large graph would take seconds; those that hold most in any case come first.
+    for instant in sorted((Instant.of(graph, op, order) for op in ops), key=lambda one: -one.held_bytes)[:INSTANTS]:
+        least = instant.held_bytes + network_of(graph, instant).cheapest(0, 1).point.size_bytes
+        if least > best.peak_bytes:
+            best = LeastBudget(least, OpId(instant.op), "one instant", order)
     if problem.max_added_ns is not None and len(graph.live) <= effort.linked_operators and effort.linked > 1:
         best = max(best, _linked(problem, graph, order, effort, best.peak_bytes), key=lambda one: one.peak_bytes)
     if problem.moves:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from remat_passes.bounds.instant import DONE, Instant, OrderClass
 from remat_passes.bounds.pricing import Pricing
 from remat_passes.bounds.rows import Affine
-from remat_passes.bounds.solved import FloatArray, solve_relaxation, solve_whole
+from remat_passes.bounds.solved import USUAL_WORK, FloatArray, solve_relaxation, solve_whole
 from remat_passes.bounds.step_graph import StepGraph
 from remat_passes.bounds.windows import MICROSECOND, Windows
 
@@ -59,22 +59,35 @@ class LinkedBound:
     work: int
 
 
-def linked_bound(part: Pricing, instants: Sequence[Instant], nodes: int, largest_whole: int, gap: float) -> LinkedBound:
-    """The bound of `instants`, which follow each other in all plans of `part`.
+@dataclass(frozen=True, slots=True)
+class LinkedEffort:
+    """How hard the program is tried.
 
-    Args:
-        part: The plans.
-        instants: Instants, each done at the next one.
-        nodes: Nodes of the tree, if the program is solved with whole numbers.
-        largest_whole: Variables of the largest program that is.
-        gap: Relative gap at which that stops.
+    Attributes:
+        most_work: Work after which its relaxation is given up.
+        largest_whole: Variables of the largest program that branch and bound takes after its relaxation.
+        nodes: Nodes of the tree.
+        gap: Relative gap at which branch and bound stops.
     """
+
+    most_work: int = USUAL_WORK
+    largest_whole: int = 1_000
+    nodes: int = 1
+    gap: float = 1e-3
+
+
+LINKED = LinkedEffort()
+"""About a second at most, where the relaxation takes as long as it may."""
+
+
+def linked_bound(part: Pricing, instants: Sequence[Instant], effort: LinkedEffort) -> LinkedBound:
+    """The bound of `instants`, each done at the next one in all plans of `part`."""
     program = Windows(part.graph, instants, part.budget)
-    found = solve_relaxation(program.rows)
+    found = solve_relaxation(program.rows, effort.most_work)
     bound, values, work, whole = found.bound, found.values, found.work, False
     infeasible = found.infeasible
-    if nodes and not infeasible and len(program.rows.cost) <= largest_whole:
-        exact = solve_whole(program.rows, nodes, gap)
+    if not infeasible and len(program.rows.cost) <= effort.largest_whole:
+        exact = solve_whole(program.rows, effort.nodes, effort.gap)
         whole, infeasible, work = exact.bound > bound or exact.infeasible, exact.infeasible, work + exact.work
         bound, values = max(bound, exact.bound), values if exact.values is None else exact.values
     held = () if values is None or infeasible else held_by(program, values)

@@ -23,9 +23,10 @@ from remat_compiler.ir.plan import PlanResult, PlanStatus
 from remat_compiler.ir.problem import UNLIMITED_BYTES, RematProblem
 from remat_passes.bounds.counted import counted_bound_ns
 from remat_passes.bounds.instant import OrderClass
-from remat_passes.bounds.linked import FINER, Held, chain_of, linked_bound
+from remat_passes.bounds.linked import FINER, LINKED, Held, LinkedEffort, chain_of, linked_bound
 from remat_passes.bounds.orders import split_orders
 from remat_passes.bounds.pricing import Pricing, Profile, Work
+from remat_passes.bounds.solved import USUAL_WORK
 from remat_passes.bounds.step_graph import StepGraph
 
 if TYPE_CHECKING:
@@ -46,8 +47,7 @@ class BoundEffort:
         gap: Relative gap at which branch and bound stops.
         linked: Instants of one linked program; 0 or 1 for none.
         linked_operators: Operators of the largest graph whose instants are linked.
-        largest_whole: Variables of the largest linked program that branch and bound takes after its relaxation.
-        linked_nodes: Nodes of branch and bound for it.
+        program: How hard their program is tried.
         largest: Nodes and arcs of the largest network that branch and bound takes.
         solver: Solver of branch and bound for one instant, see `remat_passes.exact.backends.SolverOptions`.
     """
@@ -61,8 +61,7 @@ class BoundEffort:
     gap: float = 1e-3
     linked: int = 8
     linked_operators: int = 1_100
-    largest_whole: int = 1_000
-    linked_nodes: int = 1
+    program: LinkedEffort = LINKED
     largest: int = 20_000
     solver: str = "cbc"
 
@@ -77,8 +76,7 @@ THOROUGH = BoundEffort(
     closed=1,
     linked=16,
     linked_operators=5_000,
-    largest_whole=10_000,
-    linked_nodes=200,
+    program=LinkedEffort(most_work=100 * USUAL_WORK, largest_whole=10_000, nodes=200),
     solver="highs",
 )
 """For studies: seconds to minutes."""
@@ -211,7 +209,7 @@ def _linked(part: Pricing, profile: Profile, effort: BoundEffort) -> Iterator[Bo
     candidates = [*best, *profile.parts(effort.linked), *profile.parts(FINER * effort.linked)]
     instants = chain_of(part.graph, part.order, candidates, effort.linked)
     if len(instants) > 1:
-        found = linked_bound(part, instants, effort.linked_nodes, effort.largest_whole, effort.gap)
+        found = linked_bound(part, instants, effort.program)
         part.work.done += found.work
         how = f"{found.instants} instants linked" + (", branch and bound" if found.whole else "")
         how = how if part.whole else f"{how}, by orders"

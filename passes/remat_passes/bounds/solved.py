@@ -28,6 +28,8 @@ IntArray = npt.NDArray[np.int64]
 
 BUILD_WORK, PIVOT_WORK, NODE_WORK = 100, 0.1, 1.5
 """Work of a row, and of an iteration of the simplex method for each row and variable: alone, and in a tree."""
+USUAL_WORK, CBC_PIVOTS = 28_000_000, 1.0
+"""Work that the simplex method may do, about a second; pivots for each row and variable within it that CBC needs."""
 CERTAIN = 1e-6
 """What a combination of rows must exceed to prove that nothing satisfies them."""
 FEASIBLE_POINT = 2
@@ -101,10 +103,10 @@ class _Matrix:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Answer:
-    """What a solver says of a relaxation: multipliers and values, or that it is infeasible."""
+    """What a solver says of a relaxation: multipliers and values, or that it is infeasible, or nothing."""
 
     multipliers: FloatArray
-    values: FloatArray
+    values: FloatArray | None
     infeasible: bool
     iterations: int
 
@@ -114,13 +116,22 @@ def has_highs() -> bool:
     return find_spec("highspy") is not None
 
 
-def solve_relaxation(rows: Rows) -> Solved:
-    """The linear relaxation of `rows`."""
+def solve_relaxation(rows: Rows, most_work: int = USUAL_WORK) -> Solved:
+    """The linear relaxation of `rows`.
+
+    Args:
+        rows: The program.
+        most_work: Work after which the simplex method is stopped, and nothing is proven.  CBC has no such limit, so
+            programs on which it would take longer are not begun.
+    """
     if rows.impossible or not rows.right:
         return _decided(rows)
     matrix = _Matrix.of(rows)
+    pivots = int(most_work / (PIVOT_WORK * matrix.size))
+    if not has_highs() and pivots < CBC_PIVOTS * matrix.size:
+        return Solved(-math.inf, False, None, BUILD_WORK)
     solver = _by_highs if has_highs() else _by_cbc
-    answer = solver(matrix)
+    answer = solver(matrix, pivots)
     work = matrix.size * BUILD_WORK + int(PIVOT_WORK * answer.iterations * matrix.size)
     if not answer.infeasible:
         # Multipliers that are no numbers would prove nothing; the comparison leaves the bound at its least.
@@ -128,7 +139,7 @@ def solve_relaxation(rows: Rows) -> Solved:
         bound = rows.offset + found if math.isfinite(found) else -math.inf
         return Solved(bound, False, answer.values, work)
     # The least violation has a solution in any case, and its multipliers are those that prove that it is above 0.
-    again = solver(matrix.elastic())
+    again = solver(matrix.elastic(), pivots)
     proven = matrix.bound(again.multipliers, np.zeros_like(matrix.cost)) > CERTAIN
     return Solved(-math.inf, proven, None, 2 * work + int(PIVOT_WORK * again.iterations * matrix.size))
 
@@ -191,20 +202,22 @@ def _loaded(matrix: _Matrix, whole: Sequence[bool] = ()) -> Any:
     return solver
 
 
-def _by_highs(matrix: _Matrix) -> _Answer:
+def _by_highs(matrix: _Matrix, pivots: int) -> _Answer:
     """The relaxation by HiGHS."""
     import highspy
 
     solver = _loaded(matrix)
+    solver.setOptionValue("simplex_iteration_limit", pivots)
     solver.run()
-    solution, infeasible = solver.getSolution(), solver.getModelStatus() == highspy.HighsModelStatus.kInfeasible
-    # Without a solution there are no multipliers; 0 claims nothing.
-    multipliers = np.array(solution.row_dual) if solution.dual_valid else np.zeros_like(matrix.right)
+    status, solution = solver.getModelStatus(), solver.getSolution()
     iterations = max(int(solver.getInfo().simplex_iteration_count), 0)
-    return _Answer(multipliers, np.array(solution.col_value), infeasible, iterations)
+    if status == highspy.HighsModelStatus.kOptimal:
+        return _Answer(np.array(solution.row_dual), np.array(solution.col_value), False, iterations)
+    # Without a solution there are no multipliers; 0 claims nothing.
+    return _Answer(np.zeros_like(matrix.right), None, status == highspy.HighsModelStatus.kInfeasible, iterations)
 
 
-def _by_cbc(matrix: _Matrix) -> _Answer:
+def _by_cbc(matrix: _Matrix, _: int) -> _Answer:
     """The relaxation by CBC."""
     import pulp
 
@@ -220,8 +233,9 @@ def _by_cbc(matrix: _Matrix) -> _Answer:
     for i, (row, right) in enumerate(zip(entries, matrix.right.tolist())):
         model.addConstraint(pulp.LpConstraint(pulp.LpAffineExpression(row), pulp.LpConstraintGE, f"r{i}", right))
     solution = solve(model, SolverOptions(solver="cbc", time_limit_s=None))
+    if not solution.found:
+        infeasible = solution.status is SolveStatus.INFEASIBLE
+        return _Answer(np.zeros_like(matrix.right), None, infeasible, solution.iterations)
     multipliers = np.array([model.constraints[f"r{i}"].pi or 0.0 for i in range(len(matrix.right))])
-    values = np.array([solution.values.get(f"x{j}", 0.0) for j in range(len(matrix.cost))])
-    # Without an answer the multipliers are 0, which prove next to nothing and so claim nothing.
-    multipliers = multipliers if solution.found else np.zeros_like(matrix.right)
-    return _Answer(multipliers, values, solution.status is SolveStatus.INFEASIBLE, solution.iterations)
+    values = np.array([solution.values[f"x{j}"] for j in range(len(matrix.cost))])
+    return _Answer(multipliers, values, False, solution.iterations)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from remat_passes.bounds.linked import LinkedEffort
 from remat_passes.bounds.lower_bound import BoundEffort
 from remat_passes.bounds.seeds import linked_seed
 from remat_passes.moves.climb import Climber
@@ -36,7 +37,7 @@ def keep_linked_seeds(search: SequenceSearch, work: int) -> int:
 def _keep_linked_seed(search: SequenceSearch, count: int, like: SequenceCandidate) -> int:
     """The sequence of `count` instants in the order of `like`; the work done."""
     # Only what is held counts here, not the bound of the order: few single instants, and no whole numbers.
-    effort = BoundEffort(instants=8, near=0, splits=0, linked=count, largest_whole=0)
+    effort = BoundEffort(instants=8, near=0, splits=0, linked=count, program=LinkedEffort(largest_whole=0))
     seed = linked_seed(search.problem, search.index, like.plan(), effort)
     if seed.plan is None:
         return seed.work
