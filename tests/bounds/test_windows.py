@@ -30,7 +30,7 @@ from remat_passes.exact.backends import SolverOptions
 from remat_passes.planning.auto import Auto
 from remat_passes.planning.save_all import SaveAll
 
-EXACT = SolverOptions(time_limit_s=None)
+EXACT = SolverOptions(solver="highs", time_limit_s=None)
 ROUNDING_NS = 2
 
 
