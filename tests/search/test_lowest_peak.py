@@ -64,6 +64,21 @@ def test_every_refusal_names_it_and_it_can_be_asked_for(name: str, slowdown: flo
     assert verify(with_budget(problem, smallest.peak_bytes), kept.plan, kept.peak_bytes) == []
 
 
+@pytest.mark.parametrize("forwards", range(4))
+@pytest.mark.parametrize("backwards", range(4))
+def test_nothing_is_proved_that_a_plan_disproves(forwards: int, backwards: int) -> None:
+    """Steps with operators that plans leave out, without a backward, and without anything at all."""
+    for seed in range(5):
+        problem = random_problem(Random(seed), forwards, backwards)
+        all_saved = SaveAll().plan(problem)
+        assert least_bytes(problem) <= all_saved.peak_bytes, seed
+        asked = with_budget(problem, int(0.5 * all_saved.peak_bytes))
+        found = QUICK.plan(asked)
+        assert found.plan is not None
+        assert verify(with_budget(problem, found.peak_bytes), found.plan, found.peak_bytes) == []
+        assert found.peak_bytes <= all_saved.peak_bytes
+
+
 def long_skips(layers: int) -> RematProblem:
     """Layers of uneven sizes, each of which also reads the result of another one far before it."""
     draw, b = Random(3), ProblemBuilder()
