@@ -52,6 +52,8 @@ LINKED_OPERATOR_WORK, LINKED_SHARE = 15_000, 4
 """Work of a program of linked instants for each operator, about; they are begun within one part in so many of all."""
 SEED_OPERATOR_WORK = 50_000
 """Work for their sequences for each operator, at most."""
+WORTH_LINKING = 0.015
+"""Part of the step that the best plan must be above the bound of single instants, for linked ones without a limit."""
 SINGLE = replace(QUICK, linked=0)
 """The bound of instants by themselves."""
 STEPS_TO_COME = 10_000
@@ -130,6 +132,10 @@ def _bound(search: SequenceSearch, work: int | None) -> tuple[Bound, int]:
     allowed = _gain_work(gain_ns) if work is None else work // LINKED_SHARE
     if operators > QUICK.linked_operators or gain_ns == 0 or allowed < LINKED_OPERATOR_WORK * operators:
         return bound, 0
+    if work is None:
+        # By default they take longer than all else on a small graph, and find something where much is left open.
+        worth = gain_ns is None or gain_ns >= WORTH_LINKING * search.once
+        return bound, min(allowed, SEED_OPERATOR_WORK * operators) if worth else 0
     linked = lower_bound_ns(search.problem, QUICK)
     return replace(linked, work=linked.work + bound.work), min(allowed, SEED_OPERATOR_WORK * operators)
 

@@ -35,8 +35,8 @@ PATIENCE = 12
 MAX_REORDERINGS = 8
 """Times that gap greedy continues after the backward was reordered."""
 MAX_PASSES = 50
-MAX_IDLE = 250
-"""Neighbours without improvement after which the local search stops."""
+MAX_IDLE, IDLE_PER_OPERATOR = 250, 10
+"""Neighbours without improvement after which the local search stops: in all, and for each operator of the graph."""
 RETURN_AFTER = 60
 """Turns without improvement after which the local search goes back to the best entry."""
 FINALIST_TURNS = 60
@@ -310,8 +310,8 @@ class SequenceSearch:
         # Nothing fits: the same search now lowers the peak, see `rank` and `_neighbour`.
         current = self._distinct()[:FINALISTS]
         best = current[0]
-        turn, idle = 0, 0
-        while self.work_left > 0 and idle < MAX_IDLE:
+        turn, idle, most = 0, 0, min(MAX_IDLE, IDLE_PER_OPERATOR * len(self.g.ops))
+        while self.work_left > 0 and idle < most:
             if turn == FINALIST_TURNS:
                 current = [min(current, key=self.rank)]
             which = turn % len(current)

@@ -44,7 +44,11 @@ def position(search: SequenceSearch, least: int) -> float:
     high = search.bases[0].peak
     if search.budget > least + SURELY_ROOMY * (high - least):
         return 1.0
+    # A look, no part of the search: what follows must not depend on whether it was taken.
+    state, left = search.draw.getstate(), search.work_left
     reached = search.fit(search.bases[0], least, *SETTINGS[0]).peak
+    search.draw.setstate(state)
+    search.work_left = left
     low = min(reached, *(entry.peak for entry in search.pool))
     return (search.budget - low) / max(high - low, 1)
 
