@@ -23,6 +23,7 @@ from remat_passes.bounds.network import network_of
 from remat_passes.bounds.one_instant import integer_bound_ns
 from remat_passes.bounds.pricing import Profile
 from remat_passes.bounds.relaxed import relax
+from remat_passes.bounds.simplex import Answer
 from remat_passes.bounds.solved import solve_relaxation, solve_whole
 from remat_passes.bounds.step_graph import StepGraph
 from remat_passes.bounds.windows import Windows
@@ -155,9 +156,9 @@ def test_multipliers_prove_the_bound_whatever_the_solver_says(monkeypatch: pytes
     assert best.bound == pytest.approx(rows.offset + float(np.array(rows.cost) @ best.values))
     draw = np.random.default_rng(3)
     for _ in range(20):
-        made = solved._Answer(draw.exponential(2.0, len(rows.right)) - 0.5, best.values, False, 1)
-        monkeypatch.setattr(solved, "_by_highs", lambda *_, made=made: made)
-        monkeypatch.setattr(solved, "_by_cbc", lambda *_, made=made: made)
+        made = Answer(draw.exponential(2.0, len(rows.right)) - 0.5, best.values, False, 1)
+        monkeypatch.setattr(solved, "by_highs", lambda *_, made=made: made)
+        monkeypatch.setattr(solved, "by_cbc", lambda *_, made=made: made)
         assert solve_relaxation(rows).bound <= best.bound + 1e-6
 
 

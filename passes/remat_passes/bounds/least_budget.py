@@ -23,9 +23,10 @@ from remat_passes.bounds.linked import FINER, SAFETY, chain_of
 from remat_passes.bounds.lower_bound import QUICK, BoundEffort
 from remat_passes.bounds.network import network_of
 from remat_passes.bounds.pricing import Profile
+from remat_passes.bounds.rows import MEGABYTE
 from remat_passes.bounds.solved import solve_relaxation
 from remat_passes.bounds.step_graph import StepGraph
-from remat_passes.bounds.windows import MEGABYTE, Windows
+from remat_passes.bounds.windows import Windows
 
 INSTANTS = 500
 """Instants of which the fewest bytes are found, at most."""

@@ -13,11 +13,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from remat_passes.bounds.instant import DONE, Instant, OrderClass
+from remat_passes.bounds.matrix import FloatArray
 from remat_passes.bounds.pricing import Pricing
-from remat_passes.bounds.rows import Affine
-from remat_passes.bounds.solved import USUAL_WORK, FloatArray, solve_relaxation, solve_whole
+from remat_passes.bounds.rows import MICROSECOND, Affine
+from remat_passes.bounds.solved import USUAL_WORK, solve_relaxation, solve_whole
 from remat_passes.bounds.step_graph import StepGraph
-from remat_passes.bounds.windows import MICROSECOND, Windows
+from remat_passes.bounds.windows import Windows
 
 FINER = 4
 """Candidates for each linked instant."""

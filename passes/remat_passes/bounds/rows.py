@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+MICROSECOND, MEGABYTE = 1e3, 1e6
+"""Units of programs, in ns and bytes, which keep coefficients within the range of the solvers' tolerances."""
+
 
 class Affine(NamedTuple):
     """A constant and terms of variable and coefficient; without terms it is a plain number."""

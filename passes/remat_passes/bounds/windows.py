@@ -27,29 +27,17 @@ program of the instant t_i (`remat_passes.bounds.network`: y_i(p) is its x_p, an
 `again` and `run` the objective is at least ``sum of time * (y_i(p) - (1 - d_i(p)))``, the objective of that program.
 This holds for the linear relaxation, too.  Without y the relaxation decays: a reader of v may find an eighth of it made
 in each of eight windows, and each of these eighths reads an eighth of the same held input.
-
-**Rounded rows.**  Bytes and s are whole, so with any divisor D > 0 and the row `room` as ``sum of b * z <= room``,
-
-    round      sum of floor(b / D) * z <= floor(room / D)
-
-holds for every plan (Chvatal, Edmonds polytopes and a hierarchy of combinatorial problems, Discrete Mathematics 4,
-1973).  With m results of b bytes in the room, ``D = floor(room / (m + 1)) + 1`` says that at most m results of more
-than an (m + 1)-th of the room are there at once: the relaxation would keep two and a half of equal layers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
-from remat_passes.bounds.instant import AHEAD, DONE, FREE, Instant
-from remat_passes.bounds.rows import ONE, ZERO, Affine, Rows
+from remat_passes.bounds.instant import DONE, FREE, Instant, wanted_behind
+from remat_passes.bounds.room import InstantTerms, add_room
+from remat_passes.bounds.rows import MEGABYTE, MICROSECOND, ONE, ZERO, Affine, Rows
 from remat_passes.bounds.step_graph import StepGraph
-
-ROUNDED = 8
-"""Rounded rows of one instant at most."""
-MICROSECOND, MEGABYTE = 1e3, 1e6
-"""Units of the program, which keep its coefficients within the range of the solvers' tolerances."""
 
 
 class Windows:
@@ -80,11 +68,10 @@ class Windows:
         for instant, following in pairwise(instants):
             if following.state[instant.op] != DONE:
                 raise ValueError(f"operator {instant.op} does not surely run before operator {following.op}")
-        self.graph, self.instants, self.budget = graph, instants, budget_bytes
-        self.rows = Rows()
-        self.peak = None if budget_bytes is not None else self._largest_room()
+        self.graph, self.instants, self.rows = graph, instants, Rows()
+        limit = self._largest_room() if budget_bytes is None else budget_bytes
         self._states = [instant.state.tolist() for instant in instants]
-        self._wanted = [_wanted(graph, state) for state in self._states]
+        self._wanted = [wanted_behind(graph, state) for state in self._states]
         self._added: list[tuple[Affine, float]] = []
         count = range(len(instants))
         self._done: list[list[Affine]] = []
@@ -97,8 +84,9 @@ class Windows:
         self.alive = [self._alive_at(i) for i in count]
         for i in count:
             self._link(i)
-            self._fit(i)
-        self._price(most_added_ns)
+            at = InstantTerms(instants[i], self.alive[i], self._done[i], self._behind[i])
+            add_room(self.rows, graph, at, limit)
+        self._price(most_added_ns, minimises_time=budget_bytes is not None)
 
     def _largest_room(self) -> Affine:
         """The variable that `room` is compared to where the peak is minimised, in units of the program."""
@@ -200,69 +188,10 @@ class Windows:
         for v, held in later.items():
             rows.at_least([alive.get(v, ZERO), runs[self.graph.producer[v]]], held)
 
-    def _fit(self, i: int) -> None:
-        """Rows `room` and `round` of window i."""
-        held, sizes = self.instants[i].held_bytes, [(term, size) for term, size in self._chosen(i) if size]
-        weights = [(term, -size / MEGABYTE) for term, size in sizes]
-        if self.peak is not None:
-            self.rows.weighed([(self.peak, 1.0), *weights], held / MEGABYTE)
-            return
-        assert self.budget is not None
-        room = self.budget - held
-        if room < 0:
-            self.rows.impossible = True
-            return
-        self.rows.weighed(weights, -room / MEGABYTE)
-        for divisor in _divisors([size for _, size in sizes], room):
-            self.rows.weighed(((term, float(-(size // divisor))) for term, size in sizes), float(-(room // divisor)))
-
-    def _chosen(self, i: int) -> Iterable[tuple[Affine, int]]:
-        """What the plan decides to hold at t_i, with its bytes."""
-        graph, instant = self.graph, self.instants[i]
-        for v, term in self.alive[i].items():
-            # What the instant's own operator reads is part of `held_bytes`.
-            if v not in instant.present and term.varies:
-                yield term, graph.size_bytes[v]
-        for p, done in enumerate(self._done[i]):
-            if done.varies:
-                yield done, graph.kept_bytes[p]
-            if graph.replay_bytes[p] and self._states[i][p] != AHEAD:
-                yield self._waits(i, p), graph.replay_bytes[p]
-
-    def _waits(self, i: int, p: int) -> Affine:
-        """Whether p ran before t_i and runs again, so that the random state of its first execution is held."""
-        behind, done = self._behind[i][p], self._done[i][p]
-        if not done.varies or not behind.varies:
-            return behind if done == ONE else done if behind == ONE else ZERO
-        waits = self.rows.variable()
-        self.rows.weighed([(waits, 1.0), (behind, -1.0), (done, -1.0)], -1.0)
-        return waits
-
-    def _price(self, most_added_ns: int | None) -> None:
+    def _price(self, most_added_ns: int | None, minimises_time: bool) -> None:
         """The objective, or with a peak to minimise, the limit of the added time."""
         if most_added_ns is not None:
             self.rows.weighed([(term, -cost) for term, cost in self._added], -most_added_ns / MICROSECOND)
-        if self.peak is None:
+        if minimises_time:
             for term, cost in self._added:
                 self.rows.charge(term, cost)
-
-
-def _divisors(sizes: Sequence[int], room: int) -> list[int]:
-    """Divisors of the rounded rows: one for each number of results in the room, those with the most bytes first."""
-    # How many results of each size the room holds; sizes that share this number share their row.
-    total: dict[int, int] = {}
-    for size in sizes:
-        total[room // size] = total.get(room // size, 0) + size
-    most = sorted(total, key=lambda number: (-total[number], number))[:ROUNDED]
-    return [room // (number + 1) + 1 for number in most]
-
-
-def _wanted(graph: StepGraph, state: Sequence[int]) -> set[int]:
-    """Storages read behind an instant, by operators not surely done or by those that may run again for them."""
-    wanted: set[int] = set()
-    # Readers come before makers here, so it is known whether a result is wanted when its maker is met.
-    for p in range(len(graph.live) - 1, -1, -1):
-        again = graph.repeats[p] and not wanted.isdisjoint(graph.writes[p])
-        if graph.live[p] and (state[p] != DONE or again):
-            wanted.update(graph.reads[p])
-    return wanted
