@@ -129,13 +129,14 @@ def test_an_impossible_budget_names_the_smallest_peak_and_what_forces_it() -> No
     assert refused.value.forced_by
 
 
-@pytest.mark.parametrize("inner", ["eager", "inductor"])
-def test_a_refusal_names_what_min_reaches_and_that_is_kept_as_a_budget(inner: str) -> None:
+@pytest.mark.parametrize(("inner", "max_slowdown"), [("eager", 2.0), ("eager", None), ("inductor", 2.0)])
+def test_a_refusal_names_what_min_reaches_and_that_is_kept_as_a_budget(inner: str, max_slowdown: float | None) -> None:
     """The same bytes in all three, as checked on what was emitted."""
+    options: dict[str, object] = {"inner": inner, "max_slowdown": max_slowdown}
 
     def checked_peak(budget: object) -> int:
         torch._dynamo.reset()
-        compiled(model(), memory_budget=budget, inner=inner)(torch.randn(512, 32)).sum().backward()
+        compiled(model(), memory_budget=budget, **options)(torch.randn(512, 32)).sum().backward()
         report = remat_compiler.reports()[-1]
         assert report.checked_peak_bytes is not None
         return report.checked_peak_bytes
@@ -145,7 +146,7 @@ def test_a_refusal_names_what_min_reaches_and_that_is_kept_as_a_budget(inner: st
     # Just below, where the planner finds plans that miss the budget by little, and far below.
     for budget in (smallest - 1, 100):
         with pytest.raises(InfeasibleBudget) as refused:
-            compiled(model(), memory_budget=budget, inner=inner)(torch.randn(512, 32))
+            compiled(model(), memory_budget=budget, **options)(torch.randn(512, 32))
         assert refused.value.smallest_peak_bytes == smallest
     assert checked_peak(smallest) <= smallest
 
