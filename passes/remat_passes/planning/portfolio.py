@@ -52,7 +52,7 @@ LINKED_OPERATOR_WORK, LINKED_SHARE = 15_000, 4
 """Work of a program of linked instants for each operator, about; they are begun within one part in so many of all."""
 SEED_OPERATOR_WORK = 50_000
 """Work for their sequences for each operator, at most."""
-WORTH_LINKING = 0.015
+WORTH_LINKING = 0.03
 """Part of the step that the best plan must be above the bound of single instants, for linked ones without a limit."""
 SINGLE = replace(QUICK, linked=0)
 """The bound of instants by themselves."""
@@ -94,6 +94,8 @@ def improve(search: SequenceSearch, work: int | None) -> SequenceCandidate:
         return search.pool[0]
     bound, linked_work = _bound(search, work)
     enough_ns = _enough_ns(search, bound)
+    # By default linked instants would take longer than all else on a small graph, and find little where little is open.
+    linked_above_ns = enough_ns + (int(WORTH_LINKING * search.once) if work is None else 0)
     if work is None:
         work = usual_work(len(search.g.ops), _gain_ns(search, enough_ns))
     else:
@@ -114,7 +116,7 @@ def improve(search: SequenceSearch, work: int | None) -> SequenceCandidate:
             idle = 0 if search.rank(search.pool[0]) < before else idle + 1
             bar.advance()
         # Last, since the order of the best sequence is the one in which instants are linked.
-        if linked_work and not _is_within(search, enough_ns):
+        if linked_work and not _is_within(search, linked_above_ns):
             keep_linked_seeds(search, linked_work)
     return search.pool[0]
 
@@ -133,9 +135,7 @@ def _bound(search: SequenceSearch, work: int | None) -> tuple[Bound, int]:
     if operators > QUICK.linked_operators or gain_ns == 0 or allowed < LINKED_OPERATOR_WORK * operators:
         return bound, 0
     if work is None:
-        # By default they take longer than all else on a small graph, and find something where much is left open.
-        worth = gain_ns is None or gain_ns >= WORTH_LINKING * search.once
-        return bound, min(allowed, SEED_OPERATOR_WORK * operators) if worth else 0
+        return bound, min(allowed, SEED_OPERATOR_WORK * operators)
     linked = lower_bound_ns(search.problem, QUICK)
     return replace(linked, work=linked.work + bound.work), min(allowed, SEED_OPERATOR_WORK * operators)
 
