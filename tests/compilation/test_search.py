@@ -65,7 +65,7 @@ class MadeUpCompiler:
             budget_bytes=planned_bytes,
             added_ns=int(self.ns_per_byte * (1000 - planned_bytes)),
             step_ns=STEP_NS,
-            problem=SimpleNamespace(graph=chain(2).graph, costs=chain(2).costs),
+            problem=chain(2),
             result=SimpleNamespace(stats=((self.origin, "then"),), planner="made up", plan=None),
             early_loops=early,
             before=SimpleNamespace(timeline=SimpleNamespace(peak_bytes=self.native_bytes)),
