@@ -122,8 +122,7 @@ class CompiledGraph:
         self._memory: GraphMemory | None = None
         self._unbudgeted: GraphMemory | None = None
         self.warned = False
-        # Which output has the node of the compiled graph for its `grad_fn`, and the class of that node; `None` until a
-        # call was searched for it.
+        # Which output has the compiled graph's node for its `grad_fn`, and that node's class once a call was searched.
         self._output = 0
         self._kind: type[Any] | None = None
         self._dispatch = None if changing is None else changing.dispatch
@@ -180,8 +179,9 @@ class CompiledGraph:
             self.beside.say(self.outside, left_bytes, of_part=self.options.memory_budget.is_part)
         if self.gradients is None or self.options.memory_budget.kind is BudgetKind.MIN:
             return None
+        # Until it is known which graphs share its steps, any open call may be of the same one.
         others = tuple(self._watch.here.open.values())
-        begins = all(entry[1].gradients is not self.gradients for entry in others)
+        begins = all(self.steps and of.gradients is not self.gradients for _, of, *_ in others)
         return self.gradients.look(self, arguments, begins=begins)
 
     def ask_for_decision(self) -> bool:
