@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from remat_compiler.ir.graph import OpId
 from remat_compiler.ir.plan import Plan
-from remat_passes.exact.program import Program, Term
+from remat_passes.exact.linear_rows import Term
+from remat_passes.exact.program import Program
 from remat_passes.exact.space import BOUNDARY, Space
 from remat_passes.sequences.sequence import StepIndex, drop_dead_repeats
 from remat_passes.transfers.moving import with_moved

@@ -25,19 +25,16 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import pulp
 
+from remat_passes.exact.linear_rows import Term, add_row, merged
 from remat_passes.exact.moved_values import MovedValues
 from remat_passes.exact.space import BOUNDARY, Reductions, Space, Stage
 from remat_passes.exact.subset_sums import largest_sum
 
 MOST_INSTANTS = 8
 """Instants with rows of the cut ``behind``, about."""
-
-Term: TypeAlias = "pulp.LpVariable | int"
-"""A variable, or 0 or 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,25 +182,7 @@ class Program:
         return self.runs.get((t, i), 0)
 
     def _add(self, terms: Iterable[tuple[Term, int]], sense: int, right: int) -> None:
-        """A row ``sum of coefficient * term (sense) right``; constants go to the right."""
-        row: dict[pulp.LpVariable, int] = {}
-        for term, coefficient in terms:
-            if isinstance(term, int):
-                right -= coefficient * term
-            else:
-                row[term] = row.get(term, 0) + coefficient
-        if not row:
-            # Only constants: the row always holds, or the program is infeasible and has to say so to the solver.
-            if right >= 0 if sense == pulp.LpConstraintLE else right <= 0:
-                return
-            row = {self._nothing(): 1}
-        self.model.addConstraint(pulp.LpConstraint(pulp.LpAffineExpression(row), sense, rhs=right))
-
-    def _nothing(self) -> pulp.LpVariable:
-        """A variable that is 0, to write down a row that cannot hold."""
-        if not hasattr(self, "_zero"):
-            self._zero = pulp.LpVariable("zero", 0, 0)
-        return self._zero
+        add_row(self.model, terms, sense, right)
 
     def _at_most(self, smaller: Term, *larger: Term) -> None:
         """``smaller <= sum of larger``."""
@@ -369,13 +348,8 @@ class Program:
 
     def _add_row(self, terms: list[tuple[Term, int]], spent: int) -> None:
         """One row of capacity, unless it always holds."""
-        row: dict[pulp.LpVariable, int] = {}
-        for term, coefficient in terms:
-            if isinstance(term, int):
-                spent += term * coefficient
-            elif coefficient:
-                row[term] = row.get(term, 0) + coefficient
-        right = self.space.problem.budget_bytes - spent
+        row, constant = merged(terms)
+        right = self.space.problem.budget_bytes - spent - constant
         if self.reductions.drop_slack_rows and sum(row.values()) <= right:
             return
         # In a whole solution every term is 0 or 1, so bytes that no subset of the sizes reaches cannot be used.

@@ -94,19 +94,16 @@ def refine(
     found = Refined(None, cutoff_ns, 0, False, 0, len(starts), 0, 0, 0, 0.0, ())
     gap = ROUGH_GAP
     while True:
-        limit = options.time_limit_s
-        if limit is not None:
-            limit = max(0.0, limit - found.seconds)
         merged = merge(space, starts)
-        executions = merged.executions
-        if most_executions is not None and executions > most_executions:
+        if most_executions is not None and merged.executions > most_executions:
             return found
-        found = replace(found, executions=executions)
+        found = replace(found, executions=merged.executions)
         # The best plan so far is the cutoff of every later round, so the solver drops what cannot improve on it.
         program = Program(merged, reductions, cuts, found.added_ns)
         start = start_values(program, first) if first is not None else {}
+        left = None if options.time_limit_s is None else max(0.0, options.time_limit_s - found.seconds)
         solution = solve(
-            program.model, replace(options, time_limit_s=limit, gap=max(gap, options.gap), warm_start=start)
+            program.model, replace(options, time_limit_s=left, gap=max(gap, options.gap), warm_start=start)
         )
         found = _learned(found, solution, len(starts))
         # Settled, or the solver ran into its limit without a solution from which to refine.

@@ -31,17 +31,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
 import pulp
 
 from remat_compiler.ir.graph import StorageKind
 from remat_compiler.ir.problem import RematProblem
+from remat_passes.exact.linear_rows import Term, add_row, merged
 from remat_passes.exact.slots import Slots
 from remat_passes.sequences.sequence import StepIndex
-
-Term: TypeAlias = "pulp.LpVariable | int"
-"""A variable, or 0 or 1."""
 
 
 @dataclass(slots=True)
@@ -256,28 +253,10 @@ class SlotProgram:
 
     def _capacity(self, terms: Iterable[tuple[Term, int]], spent: int) -> None:
         """One row of capacity, unless it always holds."""
-        row: dict[pulp.LpVariable, int] = {}
-        for term, coefficient in terms:
-            if isinstance(term, int):
-                spent += term * coefficient
-            elif coefficient:
-                row[term] = row.get(term, 0) + coefficient
-        right = self.problem.budget_bytes - spent
+        row, constant = merged(terms)
+        right = self.problem.budget_bytes - spent - constant
         if sum(row.values()) > right:
             self._row(row.items(), pulp.LpConstraintLE, right)
 
     def _row(self, terms: Iterable[tuple[Term, int]], sense: int, right: int) -> None:
-        """A row ``sum of coefficient * term (sense) right``; constants go to the right."""
-        row: dict[pulp.LpVariable, int] = {}
-        for term, coefficient in terms:
-            if isinstance(term, int):
-                right -= coefficient * term
-            else:
-                row[term] = row.get(term, 0) + coefficient
-        if not row:
-            # Only constants: the row always holds, or no plan of these slots fits, which the solver has to be told.
-            if right >= 0 if sense == pulp.LpConstraintLE else right <= 0:
-                return
-            row = {self._variable(f"none_{len(self.start)}", pulp.LpContinuous, 0.0): 1}
-            sense, right = pulp.LpConstraintGE, 2
-        self.model.addConstraint(pulp.LpConstraint(pulp.LpAffineExpression(row), sense, rhs=right))
+        add_row(self.model, terms, sense, right)

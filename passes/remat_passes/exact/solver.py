@@ -22,13 +22,7 @@ from types import MappingProxyType
 
 import pulp
 
-from remat_passes.exact.backends import (
-    Answer,
-    BrokenSolver,
-    SolverOptions,
-    run_cbc,
-    run_highs,
-)
+from remat_passes.exact.backends import Answer, BrokenSolver, SolverOptions, run_cbc, run_highs
 
 logger = logging.getLogger(__name__)
 
