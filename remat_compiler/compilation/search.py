@@ -33,13 +33,12 @@ from remat_compiler.compilation.refusal import (
     warn_of_smallest,
 )
 from remat_compiler.errors import InfeasibleBudget
+from remat_compiler.ir.problem import NO_BYTES
 from remat_compiler.options import BudgetKind, RematOptions
 from remat_compiler.partition.request import PartitionRequest
 from remat_compiler.partition.result import NoPlan
 from remat_compiler.simulate.step_peak import GraphMemory
 
-NO_BYTES = 1
-"""The budget by which a planner is asked for the smallest peak: it finds no plan, and answers with the lowest one."""
 MAX_TRIES = 4
 """Most plans that are tried for each layout, until the checked peak fits and uses the budget."""
 NEAR = 0.8

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from remat_compiler.ir.plan import PlanResult
-from remat_compiler.ir.problem import RematProblem
+from remat_compiler.ir.problem import NO_BYTES, RematProblem
 from remat_passes.planning.chain_dp import ChainDp
 from remat_passes.planning.hierarchical import Hierarchical
 from remat_passes.planning.interface import Candidate, choose
@@ -29,8 +29,6 @@ from remat_passes.search.sequence_search import SequenceSearch
 from remat_passes.search.tight_seeds import TIGHT, TIGHTEST, position, tight_seeds
 from remat_passes.sequences.candidate import SequenceCandidate
 
-NO_BYTES = 1
-"""The budget by which the smallest peak is asked for."""
 LOWEST_SHARE = 0.5
 """Part of the work after the quick search that may go into the smallest peak."""
 LAST_CLIMBS = 8
