@@ -19,6 +19,7 @@ from remat_passes.bounds import solved
 from remat_passes.bounds.instant import DONE, Instant, OrderClass
 from remat_passes.bounds.linked import chain_of, proven_ns
 from remat_passes.bounds.lower_bound import BoundEffort, lower_bound_ns
+from remat_passes.bounds.matrix import Matrix
 from remat_passes.bounds.network import network_of
 from remat_passes.bounds.one_instant import integer_bound_ns
 from remat_passes.bounds.pricing import Profile
@@ -202,7 +203,7 @@ def test_a_program_that_takes_too_long_is_given_up() -> None:
     graph = StepGraph.of(asked)
     instants = chain_of(graph, OrderClass.JOINT, Profile(asked, graph).parts(8), 8)
     rows = Windows(graph, instants, asked.budget_bytes).rows
-    enough, stopped = solve_relaxation(rows), solve_relaxation(rows, rows.size // 2)
+    enough, stopped = solve_relaxation(rows), solve_relaxation(rows, Matrix.of(rows).size // 2)
     assert proven_ns(enough.bound) > 0
     assert proven_ns(stopped.bound) == 0
     assert not stopped.infeasible

@@ -92,8 +92,3 @@ class Rows:
         self.value.extend(row.values())
         self.start.append(len(self.index))
         self.right.append(right)
-
-    @property
-    def size(self) -> int:
-        """Rows and variables together."""
-        return len(self.right) + len(self.cost)

@@ -3,7 +3,6 @@
 Without a time limit that amount is proportional to the square of the number of operators, up to two seconds for a
 thousand, and never more than the time that the training steps to come could gain.
 
-    linked    once, on graphs of up to a thousand operators or so: what linked instants hold, see `search.linked_seeds`
     chain_dp  once: the planner, which is optimal on uniform chains
     greedy    once, on small graphs: the planner, which finds other plans
     hierarchical  once, on large graphs: the planner, whose many cuttings take longer than a round
@@ -11,6 +10,7 @@ thousand, and never more than the time that the training steps to come could gai
     blocks    plans of the block DP over few large blocks, with options that were searched for thoroughly
     climb     from the best of each cutting and, every second time, from the best of all; then from the best result
     regions   of the best sequence by integer programs, if there is more work than by default
+    linked    last, on graphs of up to a thousand operators or so: what linked instants hold, see `search.linked_seeds`
 
 Every stage is charged with the work that it did, or with an estimate where it cannot tell, and none is begun whose
 estimate exceeds what is left.  Blocks and a climb make a round.  If there is work left, another round follows with more
