@@ -47,6 +47,7 @@ from remat_compiler.partition.result import NoPlan
 from remat_compiler.partition.session import Session
 from remat_compiler.simulate.allowance import Allowance
 from remat_compiler.stats import count
+from remat_compiler.units import format_bytes
 from remat_passes.registry import has_option
 
 logger = logging.getLogger(__name__)
@@ -109,6 +110,7 @@ class VariantMaker:
         self._spare: list[Variant] = []
         self._refused: dict[tuple[int, ...], RematError] = {}
         self._hopeless = False
+        self._told_beside = False
         self._searches = 0
         self._first = first
         self._curve: SizeCostModel | None = None
@@ -185,7 +187,7 @@ class VariantMaker:
         needs = [(variant.needed_bytes(sizes, allowance), i) for i, variant in enumerate(variants)]
         least, i = min(((needed, i) for needed, i in needs if needed is not None), default=(0, 0))
         # A plan over the budget was accepted before: if even the best is far over it here, no compilation would help.
-        if self._hopeless and least * NO_OTHER_FITS > allowance.limit_bytes:
+        if self._hopeless and least * NO_OTHER_FITS > allowance.limit_bytes and self._is_accepted(least, allowance):
             return [variants[i]]
         if sizes in self._refused:
             # Refused sizes must not cost a compilation at every call.
@@ -195,11 +197,11 @@ class VariantMaker:
         if fitting:
             return [*(variant for variant in made if variant is not fitting[0]), fitting[0]]
         try:
-            needed = self._fitting(self.context.store.for_sizes(sizes, self._most, ahead=False), "needed", allowance)
+            needed = self._needed(sizes, allowance)
             peak = needed.needed_bytes(sizes, allowance)
             if peak is None:
                 raise UnservedSizes(self._named(sizes))
-            if peak > allowance.limit_bytes and self.options.on_infeasible != "min":
+            if not self._is_accepted(peak, allowance):
                 # The search heeds the peak and what is held, but not what is left behind, which no plan can lower.
                 whole_bytes = self.context.request.budget_bytes or 0
                 least = whole_bytes + peak - allowance.limit_bytes
@@ -212,6 +214,40 @@ class VariantMaker:
         # What is accepted over the limit here decides for sizes that take more, without a compilation for each.
         self._hopeless |= peak > allowance.limit_bytes
         return [*made, needed]
+
+    def _is_accepted(self, peak_bytes: int, allowance: Allowance) -> bool:
+        """Whether a variant that takes this much may run sizes for which there is no better one."""
+        return self.options.on_infeasible == "min" or peak_bytes <= allowance.limit_bytes + allowance.spare_bytes
+
+    def _needed(self, sizes: tuple[int, ...], allowance: Allowance) -> Variant:
+        """A variant planned for `sizes`; where none fits, that of the smallest peak, if it keeps to the spare bytes."""
+        sizes = self.context.store.for_sizes(sizes, self._most, ahead=False)
+        try:
+            return self._fitting(sizes, "needed", allowance)
+        except InfeasibleBudget:
+            if not allowance.spare_bytes:
+                raise
+            # In the program's layout, which takes least.
+            request = replace(self._request(sizes, allowance), take_smallest=True, free_layout=False)
+            made = self._compiled(lambda: self.context.search.compile_(request), sizes, "smallest", allowance)
+            peak = made.needed_bytes(sizes, allowance)
+            if peak is None or not self._is_accepted(peak, allowance):
+                raise
+        self._say_beside(sizes, peak, allowance)
+        return made
+
+    def _say_beside(self, sizes: tuple[int, ...], peak_bytes: int, allowance: Allowance) -> None:
+        """Warn, once, of sizes that exceed the budget together with gradients from before the step."""
+        if not self._told_beside:
+            self._told_beside = True
+            logger.warning(
+                "gradients are there before the step, as where they are accumulated over several calls, %s: with them "
+                "it takes %s at %s, over memory_budget=%d bytes; no plan was found that takes less; training goes on",
+                format_bytes(allowance.spare_bytes),
+                format_bytes(peak_bytes + allowance.spare_bytes),
+                self._named(sizes),
+                allowance.limit_bytes + allowance.spare_bytes,
+            )
 
     def _looked_ahead(self, sizes: tuple[int, ...], allowance: Allowance) -> list[Variant]:
         """A variant for larger sizes than all before, if `sizes` go beyond those, and variants of a refused call."""

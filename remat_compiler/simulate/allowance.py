@@ -16,17 +16,19 @@ class Allowance:
         held_bytes: Most bytes alive between its forward and its backward, while other graphs run.
         left_bytes: Most bytes alive after its backward, while other graphs run, without the gradients in `passed`.
         passed: Positions of arguments whose gradients are counted by the graph that receives them.
+        spare_bytes: Bytes beyond `limit_bytes` that the smallest peak may take at sizes that no plan fits.
     """
 
     limit_bytes: int
     held_bytes: int
     left_bytes: int
     passed: tuple[int, ...] = ()
+    spare_bytes: int = 0
 
     @staticmethod
-    def whole(limit_bytes: int) -> Allowance:
+    def whole(limit_bytes: int, spare_bytes: int = 0) -> Allowance:
         """The allowance of a graph that has the budget to itself."""
-        return Allowance(limit_bytes, limit_bytes, limit_bytes)
+        return Allowance(limit_bytes, limit_bytes, limit_bytes, spare_bytes=spare_bytes)
 
     @property
     def is_whole(self) -> bool:

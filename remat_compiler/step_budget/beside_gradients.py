@@ -16,10 +16,15 @@ def decide_beside_gradients(graph: CompiledGraph, joint: JointSteps) -> None:
     Where no plan does, it gets the smallest peak: a training run must not end in its second micro-batch.
 
     Args:
-        graph: The graph, of fixed sizes.
+        graph: The graph.
         joint: Its steps.
     """
     limit, gradient_bytes = joint.limit_bytes(), joint.gradient_bytes
+    if graph.changing is not None:
+        if limit is not None:
+            graph.changing.keep_beside(limit, gradient_bytes)
+            graph.keep(limit, "", StepFigures(1, None, limit, gradient_bytes=gradient_bytes))
+        return
     present = None if graph.attempt is None else graph.attempt.needed_bytes
     if limit is None or present is None:
         return

@@ -100,6 +100,15 @@ class DynamicGraph:
         if not self.shares_budget:
             self._allow(Allowance.whole(limit_bytes))
 
+    def keep_beside(self, limit_bytes: int, gradient_bytes: int) -> None:
+        """Keep to what gradients from before the step leave of the budget.
+
+        Sizes that no plan fits then run by the smallest peak, as long as that is within the budget by itself.
+        """
+        # At least 1 byte, so that all of the budget is spare where the gradients alone exceed it.
+        left_bytes = max(limit_bytes - gradient_bytes, 1)
+        self._allow(Allowance.whole(left_bytes, spare_bytes=limit_bytes - left_bytes))
+
     def _allow(self, allowance: Allowance) -> None:
         # Every change makes the dispatch decide all sizes again, and may compile.
         if allowance != self.dispatch.allowance:

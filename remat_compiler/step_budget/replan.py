@@ -70,7 +70,8 @@ def decide(step: WatchedStep[CompiledGraph]) -> None:
         kept = any(turn is Turn.KEPT for turn, _ in step.turns)
         if len(step.calls) > 1 or step.aside or step.seen.sharded or kept or together.joint.steps[1:]:
             together.decide()
-        elif before and step.graphs[0].changing is None:
+        elif before:
+            together.plans_all_sizes_beside = step.graphs[0].changing is not None
             decide_beside_gradients(step.graphs[0], together.joint)
         elif step.graphs[0].has_part:
             _decide_alone(step.graphs[0])
@@ -115,6 +116,7 @@ class _Replan:
         self.joint = JointSteps(step)
         self.plans = JointPlans(self.joint)
         self.step, self.graphs, self.options = step, self.joint.graphs, self.joint.options
+        self.plans_all_sizes_beside = False
 
     def decide(self) -> None:
         """See the function `decide`."""
@@ -204,7 +206,8 @@ class _Replan:
             found.take_over(one)
         if self.joint.gradient_bytes and limit is None:
             limit = self.joint.limit_bytes()  # of a fraction, which depends on these gradients
-        if limit is not None:
+        # What is planned beside them at each of many sizes is warned of at the sizes that exceed the budget.
+        if limit is not None and not self.plans_all_sizes_beside:
             change = any(graph.changing is not None for graph in self.graphs)
             found.say(peak, self.joint.gradient_bytes, limit, why=_FOR_ALL_SIZES if change else _NO_SMALLER_PLAN)
         return found

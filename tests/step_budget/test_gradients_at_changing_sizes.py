@@ -1,0 +1,81 @@
+"""Where sizes change, gradients that are accumulated are planned for at each size."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+import remat_compiler
+from measure import measure_step
+from remat_compiler.errors import InfeasibleBudget
+from step_budget.test_gradients_before import MICRO_BATCHES, WIDTH, Model, gradient_bytes
+
+SIZES = (256, 512, 384, 450)
+STEPS = 2
+TOLD = "gradients are there before the step"
+
+pytestmark = pytest.mark.usefixtures("compiles_anew")
+
+
+def trained(budget: object, sizes: Sequence[int] = SIZES, steps: int = STEPS) -> tuple[list[int], Model]:
+    """Peaks of the micro-batches of some steps, gradients from before each included, and the model."""
+    torch._dynamo.reset()
+    remat_compiler.clear_reports()
+    model = Model()
+    options = {"inner": "eager", "cost_model": "nominal", "max_slowdown": None}
+    call = remat_compiler.compile(model, memory_budget=budget, dynamic=True, **options)
+    draw = torch.Generator().manual_seed(1)
+    batches = [torch.randn(size, WIDTH, generator=draw) for size in sizes]
+    peaks = []
+    for i in range(steps * MICRO_BATCHES):
+        first = i % MICRO_BATCHES == 0
+        if first:
+            model.zero_grad()
+        x = batches[i % len(batches)]
+        own = measure_step(lambda: call(x).backward(), warmup=0).peak_bytes  # noqa: B023 - called at once
+        peaks.append(own if first else own + gradient_bytes(model))
+    return peaks, model
+
+
+def assert_gradients_are_those_of_eager(model: Model, sizes: Sequence[int] = SIZES) -> None:
+    plain, draw = Model(), torch.Generator().manual_seed(1)
+    batches = [torch.randn(size, WIDTH, generator=draw) for size in sizes]
+    for i in range((STEPS - 1) * MICRO_BATCHES, STEPS * MICRO_BATCHES):
+        plain(batches[i % len(batches)]).backward()
+    for one, other in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad)
+
+
+@pytest.mark.parametrize("part", [0.97, 0.9, 0.6])
+def test_every_size_keeps_to_the_budget_beside_them(part: float, caplog: pytest.LogCaptureFixture) -> None:
+    free, _ = trained("1GiB")
+    budget = int(part * max(free))
+    peaks, model = trained(budget)
+    # The first two micro-batches are those that show that gradients add up.
+    assert max(peaks[2:]) <= budget
+    assert any(report.added_ns for report in remat_compiler.reports())
+    assert not any(TOLD in said for said in caplog.messages)
+    assert_gradients_are_those_of_eager(model)
+
+
+def test_sizes_without_such_a_plan_take_the_smallest_peak_and_train_on(caplog: pytest.LogCaptureFixture) -> None:
+    (smallest, *_), model = trained("min", (512,), steps=1)
+    # Enough for the largest size by itself, and for the others beside the gradients.
+    budget = smallest + gradient_bytes(model) * 3 // 5
+    caplog.clear()
+    peaks, model = trained(budget)
+    over = {SIZES[i % len(SIZES)] for i, peak in enumerate(peaks[2:], 2) if peak > budget}
+    assert over == {512}
+    assert max(peaks[2:]) <= smallest + gradient_bytes(model)
+    (said,) = [said for said in caplog.messages if TOLD in said]
+    assert "training goes on" in said
+    assert f"memory_budget={budget} bytes" in said
+    assert_gradients_are_those_of_eager(model)
+
+
+def test_a_size_that_exceeds_the_budget_by_itself_is_refused() -> None:
+    (smallest, *_), model = trained("min", (512,), steps=1)
+    with pytest.raises(InfeasibleBudget):
+        trained(smallest + gradient_bytes(model) // 2, (256, 256, 256, 900))
