@@ -11,12 +11,14 @@ from remat_compiler.ir.plan import PlanResult
 from remat_compiler.ir.problem import RematProblem
 from remat_compiler.simulate.step_peak import GraphMemory, Passed
 from remat_compiler.step_budget.compiled_graph import CompiledGraph
+from remat_compiler.step_budget.known_plans import KnownPlans
 from remat_compiler.step_budget.share import PlanLevel, levels_of, planned_level
 from remat_compiler.step_budget.share_sizes import GraphChoices
 from remat_passes.registry import make_planner
 
 LEVEL_EFFORT = 2_000
 """Effort for the plans that only tell how to share the budget, see `remat_passes.planning.auto.Auto`."""
+KNOWN = KnownPlans()
 
 
 def member_of(graph: CompiledGraph, passed: Sequence[Passed]) -> GraphChoices:
@@ -103,7 +105,7 @@ def planned_between(graph: CompiledGraph, budget_bytes: int, between_bytes: int,
 def _level_planner(graph: CompiledGraph) -> Callable[[RematProblem], PlanResult]:
     # As it is compiled: in other orders more would seem to fit than does.
     reorders = graph.attempt is None or graph.attempt.request.reorders
-    return make_planner(graph.options.planner, effort=LEVEL_EFFORT, time_limit=0.0, reorders=reorders).plan
+    return KNOWN.planner(make_planner(graph.options.planner, effort=LEVEL_EFFORT, time_limit=0.0, reorders=reorders))
 
 
 def compiled_at(graph: CompiledGraph, level: PlanLevel, *, real: bool) -> Attempt | None:

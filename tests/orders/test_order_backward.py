@@ -15,8 +15,9 @@ from remat_compiler.ir.plan import Plan, PlanStatus
 from remat_compiler.ir.problem import CostTable, RematProblem
 from remat_compiler.simulate.timeline import simulate
 from remat_compiler.simulate.verify import verify
-from remat_passes.orders.order_backward import freedom_of, tasks_of
-from remat_passes.orders.separator import Arrangement
+from remat_passes.orders.order_backward import freedom_of
+from remat_passes.orders.separator import arranged
+from remat_passes.orders.tasks import tasks_of
 from remat_passes.planning.auto import Auto
 from remat_passes.planning.save_all import SaveAll
 from remat_passes.sequences.profile import arrays_of
@@ -69,7 +70,7 @@ def test_tasks_have_the_bytes_of_the_simulator() -> None:
     for problem, plan in cases():
         tasks = tasks_of(arrays_of(problem), freedom_of(problem.graph), np.array(plan.steps, np.int64), plan.boundary)
         expected = simulate(problem.graph, problem.costs, plan).live_bytes[plan.boundary :]
-        found = Arrangement.of(tasks, np.arange(len(plan.steps) - plan.boundary)).alive
+        found = arranged(tasks, np.arange(len(plan.steps) - plan.boundary)).alive
         assert found.tolist() == expected.tolist()
 
 

@@ -8,7 +8,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from remat_passes.orders.separator import Arrangement, Tasks, lower_peak
+from remat_passes.orders.separator import Tasks, arranged, lower_peak
 
 ENOUGH_TURNS = 60
 
@@ -85,10 +85,10 @@ def test_orders_are_valid_never_worse_and_mostly_the_best_there_are() -> None:
         assert sorted(order.tolist()) == in_turn(tasks).tolist()
         assert (place[tasks.earlier] < place[tasks.later]).all()
         walked = [bytes_at(tasks, frozenset(order[:p].tolist()), int(k)) for p, k in enumerate(order)]
-        assert Arrangement.of(tasks, order).alive.tolist() == walked
+        assert arranged(tasks, order).alive.tolist() == walked
         assert peak == max(walked)
         lowest = lowest_peak(tasks)
-        assert lowest <= peak <= Arrangement.of(tasks, in_turn(tasks)).alive.max()
+        assert lowest <= peak <= arranged(tasks, in_turn(tasks)).alive.max()
         best += peak == lowest
     assert best >= 190
 
@@ -105,7 +105,7 @@ def test_fixed_tasks_stay_and_nothing_passes_them(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_nothing_moves_where_the_target_is_met(seed: int) -> None:
     tasks = drawn(seed, most=30)
-    top = int(Arrangement.of(tasks, in_turn(tasks)).alive.max())
+    top = int(arranged(tasks, in_turn(tasks)).alive.max())
     still, peak, _ = lower_peak(tasks, in_turn(tasks), top, ENOUGH_TURNS)
     assert still.tolist() == in_turn(tasks).tolist()
     assert peak == top

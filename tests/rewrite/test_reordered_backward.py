@@ -13,7 +13,8 @@ from orders.reordered import order_backward
 from remat_compiler.ir.graph import OpId
 from remat_compiler.ir.plan import Plan
 from remat_compiler.ir.problem import RematProblem
-from remat_passes.orders.order_backward import freedom_of, tasks_of
+from remat_passes.orders.order_backward import freedom_of
+from remat_passes.orders.tasks import tasks_of
 from remat_passes.sequences.profile import arrays_of
 from rewrite.planned_step import UNLIMITED, PlannedStep, run_step
 from rewrite.programs import Program, ProgramModule, inputs_of, programs, returns_an_input

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from remat_passes.blocks.dp import UNITS, fill_tables, instructions
-from remat_passes.blocks.options import BlockOption, Options, options_of_block
+from remat_passes.blocks.known_options import KNOWN
+from remat_passes.blocks.options import BlockOption, Options
 from remat_passes.blocks.problem import Block, Blocks
 from remat_passes.blocks.repeats import aligned_cuts, find_repeats, labels_of
 from remat_passes.blocks.segments import Flow, Segments
@@ -35,7 +36,7 @@ class BlockOptionCache:
     Attributes:
         turns: Turns of the search for each option.
         known: Options by the key of the block.
-        work: Work done for them (about steps visited).
+        work: Work done for them (about steps visited), by whichever search it was done.
     """
 
     turns: int
@@ -46,7 +47,7 @@ class BlockOptionCache:
         """The options of `block`."""
         key = block.key
         if key not in self.known:
-            self.known[key] = options_of_block(block, self.turns)
+            self.known[key] = KNOWN.of(block, self.turns)
             self.work += self.known[key].work
         return self.known[key].options
 

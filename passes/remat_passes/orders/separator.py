@@ -16,11 +16,11 @@ Cuts are maximum flows by Dinic's algorithm (Dinitz, 1970).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
-from remat_passes.sequences.jit import compiled
+from remat_passes.sequences.jit import compiled, inner
 from remat_passes.sequences.max_flow import INFINITE, SINK, SOURCE, source_side
 from remat_passes.sequences.profile import BoolArray, IntArray
 
@@ -30,8 +30,7 @@ MAX_CUTS = 20
 """Most cuts of one neighbourhood."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Tasks:
+class Tasks(NamedTuple):
     """A problem of ordering: tasks ``0 .. n - 1`` and the values between them.
 
     Attributes:
@@ -59,8 +58,7 @@ class Tasks:
     base: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Arrangement:
+class Arrangement(NamedTuple):
     """An order of tasks.
 
     Attributes:
@@ -77,29 +75,26 @@ class Arrangement:
     last: IntArray
     alive: IntArray
 
-    @staticmethod
-    def of(tasks: Tasks, order: IntArray) -> Arrangement:
-        """The arrangement of `order`."""
-        n = len(order)
-        place = np.full(n + 1, -1, np.int64)  # one more, for makers that are no tasks
-        place[order] = np.arange(n)
-        made = place[tasks.maker]
-        last = np.full(len(tasks.size), -1, np.int64)
-        # Only values with readers: `reduceat` returns the next row's first entry for an empty row.
-        read = np.flatnonzero(tasks.start[1:] > tasks.start[:-1])
-        if len(read):
-            last[read] = np.maximum.reduceat(place[tasks.readers], tasks.start[read])
-        delta = np.zeros(n + 1, np.int64)
-        delta[0] = tasks.base
-        # A value that nobody reads still lives at the step that makes it.
-        end = np.where(tasks.kept, n, np.maximum(made, last) + 1)
-        np.add.at(delta, np.maximum(made, 0), tasks.size)
-        np.subtract.at(delta, end, tasks.size)
-        return Arrangement(order, place, made, last, np.cumsum(delta[:n]) + tasks.own[order])
 
-    def highest(self, low: int, high: int) -> int:
-        """Position of the most bytes at `low` to `high` (exclusive), the first of equals."""
-        return low + int(np.argmax(self.alive[low:high]))
+@compiled
+def arranged(tasks: Tasks, order: IntArray) -> Arrangement:
+    """The arrangement of `order`."""
+    n, values = len(order), len(tasks.size)
+    place = np.full(n + 1, -1, np.int64)  # one more, for makers that are no tasks
+    for p in range(n):
+        place[order[p]] = p
+    made, last = np.empty(values, np.int64), np.full(values, -1, np.int64)
+    delta = np.zeros(n + 1, np.int64)
+    delta[0] = tasks.base
+    for v in range(values):
+        made[v] = place[tasks.maker[v]]
+        for i in range(tasks.start[v], tasks.start[v + 1]):
+            last[v] = max(last[v], place[tasks.readers[i]])
+        # A value that nobody reads still lives at the step that makes it.
+        end = n if tasks.kept[v] else max(made[v], last[v]) + 1
+        delta[max(made[v], 0)] += tasks.size[v]
+        delta[end] -= tasks.size[v]
+    return Arrangement(order, place, made, last, np.cumsum(delta[:n]) + tasks.own[order])
 
 
 def lower_peak(tasks: Tasks, order: IntArray, target: int, max_turns: int) -> tuple[IntArray, int, int]:
@@ -114,111 +109,121 @@ def lower_peak(tasks: Tasks, order: IntArray, target: int, max_turns: int) -> tu
     Returns:
         The new order, its peak, and the work done (about nodes of networks visited).
     """
-    n, work = len(order), len(order)
-    if n == 0:
-        return order, tasks.base, work
-    now = Arrangement.of(tasks, order)
+    if len(order) == 0:
+        return order, tasks.base, 0
+    return _lower_peaks(tasks, arranged(tasks, order), target, max_turns)
+
+
+@compiled
+def _lower_peaks(tasks: Tasks, now: Arrangement, target: int, max_turns: int) -> tuple[IntArray, int, int]:
+    """See `lower_peak`."""
+    work = len(now.order)
     for _ in range(max_turns):
-        better, effort = _lower_highest(tasks, now, target)
+        now, is_lower, effort = _lower_highest(tasks, now, target)
         work += effort
-        if better is now:
+        if not is_lower:
             break
-        now = better
-    return now.order, int(now.alive.max()), work
+    return now.order, now.alive.max(), work
 
 
-def _lower_highest(tasks: Tasks, now: Arrangement, target: int) -> tuple[Arrangement, int]:
-    """An arrangement with a lower peak around the first highest position of `now`, or `now` itself; the work done."""
-    peak = now.highest(0, len(now.order))
-    low, high = _free_around(tasks.fixed[now.order], peak)
+@inner
+def _lower_highest(tasks: Tasks, now: Arrangement, target: int) -> tuple[Arrangement, bool, int]:
+    """An arrangement with a lower peak around the first highest position of `now`, whether there is one, the work."""
+    peak = int(np.argmax(now.alive))
+    low, high = _free_around(tasks.fixed, now.order, peak)
     # No window yet; one that fixed tasks cut short is not tried twice.
-    work, tried = 0, (peak, peak)
+    work, tried_first, tried_end = 0, peak, peak
     for distance in DISTANCES:
         first, end = max(low, peak - distance), min(high, peak + distance)
-        if now.alive[peak] <= target or tried == (first, end):
+        if now.alive[peak] <= target or (tried_first == first and tried_end == end):
             break
-        tried = (first, end)
+        tried_first, tried_end = first, end
         # Below the highest position outside of the window nothing is gained.
-        outside = max(int(part.max(initial=0)) for part in (now.alive[:first], now.alive[end:]))
-        better, effort = settle(tasks, now, first, end, max(target, outside))
+        enough = max(target, 0)
+        for p in range(len(now.order)):
+            if p < first or p >= end:
+                enough = max(enough, now.alive[p])
+        better, is_lower, effort = _settle(tasks, now, first, end, enough)
         work += effort + len(now.order)
-        if better is not now:
-            return better, work
-    return now, work
+        if is_lower:
+            return better, True, work
+    return now, False, work
 
 
-def _free_around(fixed: BoolArray, peak: int) -> tuple[int, int]:
+@inner
+def _free_around(fixed: BoolArray, order: IntArray, peak: int) -> tuple[int, int]:
     """The longest run of positions around `peak` without fixed tasks; `peak` alone if its task is fixed."""
-    if fixed[peak]:
-        return peak, peak + 1
-    before, behind = np.flatnonzero(fixed[:peak]), np.flatnonzero(fixed[peak:])
-    return int(before[-1]) + 1 if len(before) else 0, peak + int(behind[0]) if len(behind) else len(fixed)
+    low, high = peak, peak + 1
+    if not fixed[order[peak]]:
+        while low > 0 and not fixed[order[low - 1]]:
+            low -= 1
+        while high < len(order) and not fixed[order[high]]:
+            high += 1
+    return low, high
 
 
-def settle(tasks: Tasks, now: Arrangement, start: int, stop: int, target: int) -> tuple[Arrangement, int]:
+@inner
+def _settle(tasks: Tasks, now: Arrangement, start: int, stop: int, target: int) -> tuple[Arrangement, bool, int]:
     """Cut the tasks at positions `start` to `stop` (exclusive) apart until `target` bytes, or nothing helps.
 
     Returns:
-        The arrangement of the lowest peak there, `now` if none is lower, and the work done.
+        The arrangement of the lowest peak there, whether it is lower than that of `now`, and the work done.
     """
     # The part that each position belongs to: tasks are rearranged only within it, so earlier cuts hold.
     low, high = np.full(len(now.order), start), np.full(len(now.order), stop)
-    seen: set[int] = set()
-    best, work = now, 0
-    best_peak = int(now.alive[start:stop].max())
+    seen = np.zeros(len(now.order), np.bool_)
+    best, is_lower, work = now, False, 0
+    best_peak = now.alive[start:stop].max()
     for _ in range(MAX_CUTS):
-        peak = now.highest(start, stop)
-        first, end = int(low[peak]), int(high[peak])
+        peak = start + int(np.argmax(now.alive[start:stop]))
+        first, end = low[peak], high[peak]
         # A part of one task has one order.
         if best_peak <= target or end - first <= 1:
             break
-        nodes, arcs, count = arcs_of(
-            now.order, now.place, now.made, now.last, tasks.size, tasks.kept, tasks.start, tasks.readers,
-            tasks.later, tasks.earlier, first, end, peak,
-        )  # fmt: skip
+        nodes, arcs, count = _arcs_of(tasks, now, first, end, peak)
         before, effort = source_side(nodes, arcs[:count])
         work += effort + len(tasks.size) + len(tasks.later)
-        inside = now.order[first:end]
-        chosen = before[2 : 2 + end - first]
-        at = first + int(chosen.sum())
-        task = int(now.order[peak])
-        rest = inside[~chosen]
-        order = now.order.copy()
-        # Within each side the tasks keep their order, so it stays valid.
-        order[first:end] = np.concatenate([inside[chosen], [task], rest[rest != task]])
-        new = Arrangement.of(tasks, order)
+        order, at = _cut_apart(now.order, before, first, end, peak)
+        new = arranged(tasks, order)
         # The minimum cut is the lowest that this peak can be in its part.
         if new.alive[at] >= now.alive[peak]:
             break
-        now = new
         # The peak task stays in the later part, where it may still move past others.
         high[first:at] = at
         low[at:end] = at
         # A task that is the peak again becomes a part of its own, so that the cuts come to an end.
-        if task in seen:
+        task = now.order[peak]
+        if seen[task]:
             low[at + 1 : end], high[at] = at + 1, at + 1
-        seen.add(task)
+        seen[task] = True
+        now = new
         if now.alive[start:stop].max() < best_peak:
-            best, best_peak = now, int(now.alive[start:stop].max())
-    return best, work
+            best, is_lower, best_peak = now, True, now.alive[start:stop].max()
+    return best, is_lower, work
 
 
-@compiled
-def arcs_of(
-    order: IntArray,
-    place: IntArray,
-    made: IntArray,
-    last: IntArray,
-    size: IntArray,
-    kept: BoolArray,
-    start: IntArray,
-    readers: IntArray,
-    later: IntArray,
-    earlier: IntArray,
-    low: int,
-    high: int,
-    peak: int,
-) -> tuple[int, IntArray, int]:
+@inner
+def _cut_apart(order: IntArray, before: BoolArray, first: int, end: int, peak: int) -> tuple[IntArray, int]:
+    """The order with those of `before`, then the task at `peak`, then the rest of its part; the peak task's position.
+
+    Within each side the tasks keep their order, so it stays valid.
+    """
+    new, k = order.copy(), first
+    for p in range(first, end):
+        if before[2 + p - first]:
+            new[k] = order[p]
+            k += 1
+    at = k
+    new[at] = order[peak]
+    for p in range(first, end):
+        if not before[2 + p - first] and p != peak:
+            k += 1
+            new[k] = order[p]
+    return new, at
+
+
+@inner
+def _arcs_of(tasks: Tasks, now: Arrangement, low: int, high: int, peak: int) -> tuple[int, IntArray, int]:
     """The network whose cuts are the sets of tasks, of those at `low` to `high` (exclusive), before that at `peak`.
 
     Nodes: source, sink, a node a task, a node a value.  A node on the side of the source stands for a task that
@@ -227,12 +232,14 @@ def arcs_of(
     Returns:
         Number of nodes; arcs as rows (from, to, capacity); number of arcs.
     """
+    place, made, last, size = now.place, now.made, now.last, tasks.size
     nodes, k = 2 + high - low, 0
-    arcs = np.empty((2 * len(size) + len(readers) + 2 * len(later) + high - low, 3), np.int64)
+    most = 2 * len(size) + len(tasks.readers) + 2 * len(tasks.later) + high - low
+    arcs = np.empty((most, 3), np.int64)
     scale = high - low + 1  # a byte weighs more than all moves together
     for v in range(len(size)):
         # Alive at the end of the window, wherever in it the readers run.
-        held = kept[v] or last[v] >= high
+        held = tasks.kept[v] or last[v] >= high
         # No bytes, or alive at all positions of the window or at none: no order changes that.
         if size[v] == 0 or made[v] >= high or (made[v] < low and (held or last[v] < low)):
             continue
@@ -243,14 +250,14 @@ def arcs_of(
             k += 1
         if held:
             continue
-        for i in range(start[v], start[v + 1]):
+        for i in range(tasks.start[v], tasks.start[v + 1]):
             # A value counts as read up only if all its readers run before: infinite arcs to each of them.
-            if place[readers[i]] >= low:
-                arcs[k, 0], arcs[k, 1], arcs[k, 2] = nodes, 2 + place[readers[i]] - low, INFINITE
+            if place[tasks.readers[i]] >= low:
+                arcs[k, 0], arcs[k, 1], arcs[k, 2] = nodes, 2 + place[tasks.readers[i]] - low, INFINITE
                 k += 1
         nodes += 1
-    for i in range(len(later)):
-        a, b = place[later[i]], place[earlier[i]]
+    for i in range(len(tasks.later)):
+        a, b = place[tasks.later[i]], place[tasks.earlier[i]]
         # If the later one runs before the peak, so does the earlier one; what the peak depends on does in any case.
         if b >= low and a < high:
             arcs[k, 0], arcs[k, 1], arcs[k, 2] = SOURCE if a == peak else 2 + a - low, 2 + b - low, INFINITE

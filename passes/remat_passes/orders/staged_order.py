@@ -20,8 +20,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from remat_compiler.ir.graph import Phase
-from remat_passes.orders.order_backward import FIXED, FREE, MAX_TURNS, behind
+from remat_passes.orders.order_backward import MAX_TURNS
 from remat_passes.orders.separator import Tasks, lower_peak
+from remat_passes.orders.tasks import FIXED, FREE, behind
 from remat_passes.sequences.profile import WORKSPACE, Arrays, IntArray
 from remat_passes.sequences.sequence import Order, Placement, StepIndex, baseline_order, lazy_order
 
@@ -110,17 +111,10 @@ class _Stages:
         sources = self._sources(index)
         # A task depends on others also through tangent-free operators, which are no tasks.
         edges = [(k, source) for s, k in reads for source in sources[s]]
-        return behind(
-            0,
-            own=own,
-            fixed=freedom[self.tasks] == FIXED,
-            size=counted,
-            made_at=made_at,
-            kept=np.array(index.kept, np.bool_),
-            reads=_columns(reads),
-            pairs=_columns([*edges, *zip(tied[1:], tied)]),
-            base=base,
-        )
+        value, read_at = _columns(reads)
+        later, earlier = _columns([*edges, *zip(tied[1:], tied)])
+        fixed, kept = freedom[self.tasks] == FIXED, np.array(index.kept, np.bool_)
+        return behind(0, own, fixed, counted, made_at, kept, value, read_at, later, earlier, base)
 
     def _sources(self, index: StepIndex) -> list[list[int]]:
         """For each storage, the task that makes it, or the tasks that make the inputs of its recomputation."""

@@ -28,8 +28,8 @@ BLOCK_COUNTS, BLOCK_TURNS = (16, 40, 90), 3
 """Numbers of blocks that the block DP tries, and turns of the search for each option of a block."""
 BLOCK_PLANS = 4
 """Plans of each block DP that are trimmed."""
-SMALLEST = 400
-"""Least number of operators for which effort is counted."""
+SMALLEST, TIMES_SMALL = 400, 8
+"""Operators for which effort is counted at least; of a graph that is smaller still, so many times its own."""
 PATIENCE = 12
 """Rounds without a lower peak after which gap greedy gives up."""
 MAX_REORDERINGS = 8
@@ -84,7 +84,7 @@ class SequenceSearch:
     @staticmethod
     def of(problem: RematProblem, effort: int, seed: int, reorders: bool = True) -> SequenceSearch:
         """The search for `problem` with `effort` an operator."""
-        cap = problem.max_added_ns
+        cap, operators = problem.max_added_ns, len(problem.graph.ops)
         return SequenceSearch(
             g=arrays_of(problem),
             index=StepIndex.of(problem.graph),
@@ -92,7 +92,7 @@ class SequenceSearch:
             budget=problem.budget_bytes,
             limit_ns=(1 << 62) if cap is None else problem.costs.step_ns + cap,
             once=problem.costs.step_ns,
-            work_left=effort * max(len(problem.graph.ops), SMALLEST),
+            work_left=effort * max(operators, min(SMALLEST, TIMES_SMALL * operators)),
             draw=random.Random(seed),
             problem=problem,
             reorders=reorders,
