@@ -24,6 +24,15 @@ from remat_compiler.torch_compat.compiler_cache import (
     inductor_fingerprint,
     partitioner_always_runs,
 )
+from remat_compiler.torch_compat.convolutions import (
+    CONVOLUTION,
+    CONVOLUTION_BACKWARD,
+    in_order,
+    is_channels_last,
+    mark_copy,
+    propagate_channels_last,
+    takes_channels_last,
+)
 from remat_compiler.torch_compat.devices import DEVICE_RESERVE, free_device_bytes, total_device_bytes
 from remat_compiler.torch_compat.dynamo_context import (
     compile_lock,

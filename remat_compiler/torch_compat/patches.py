@@ -167,6 +167,14 @@ LAYOUT = Patch(
     "runs convolutions without copies of their weights where those do not fit",
     "convolutions would take memory that was not planned",
 )
+PREFERRED_LAYOUT = Patch(
+    "layout of saved inputs",
+    "torch._inductor.graph:GraphLowering.find_nodes_prefer_channels_last",
+    _CORRECTNESS,
+    "saves an input as it is where a plan copies it for a convolution again in the backward",
+    "such an input would be copied a second time, and the copy saved",
+    (("self",),),
+)
 LONG_LOOPS = Patch(
     "setting: length of loops",
     f"{_INDUCTOR}:realize_opcount_threshold",
