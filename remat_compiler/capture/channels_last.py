@@ -79,7 +79,8 @@ def _copied(value: fx.Node, reader: fx.Node, name: str) -> fx.Node:
 def _copy_back(gradient: fx.Node, name: str) -> None:
     """Return a copy of the gradient in the program's order, where it is returned."""
     outputs = [user for user in gradient.users if user.op == "output"]
-    if not outputs:
+    # A gradient of some inputs in channels-last order is in that order in the program, too.
+    if not outputs or torch_compat.is_channels_last(gradient.meta["val"]):
         return
     with gradient.graph.inserting_after(gradient):
         copy = _clone(gradient, torch.contiguous_format, f"{name}_gradient_contiguous")
