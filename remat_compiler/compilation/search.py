@@ -12,7 +12,7 @@ is refused: emitted code may peak below the simulated peak, and the error names 
 same reason, the step without a budget is emitted where no plan peaks much lower.
 
 Convolutions are tried twice: first in the layout that the inner compiler prefers, which is faster and takes copies of
-their weights; then in the program's own, if the copies do not fit or cost much recomputation.
+their weights; then in the program's own, if the copies do not fit.
 
 Plans may change the order of the backward, which Inductor keeps to but for loops that it fuses.  Where that does not
 fit, the program's order is planned.
@@ -41,8 +41,6 @@ MAX_TRIES = 4
 """Most plans that are tried for each layout, until the checked peak fits and uses the budget."""
 NEAR = 0.8
 """Part of the simulated peak without a budget above which a smallest peak is held against the emitted one."""
-LAYOUT_GAIN = 0.05
-"""Recomputation, as a fraction of the step, that the faster layout of the inner compiler may add."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,15 +120,12 @@ class _Tries:
 
     def run(self, request: PartitionRequest, known: Attempt | None) -> Attempt:
         """The try to keep."""
-        if self.chooses_layout:
-            # The simulator knows nothing of weight copies: a peak over the budget would be blamed on the order.
-            request = replace(request, early_loops=False)
         # An earlier outcome has its limit in bytes already.
         if known is None and request.fraction is not None:
             request, known = self._in_bytes(request, request.fraction)
         tries = self._tries(request, known)
         # The second layout, starting from the first request: the first layout's corrections do not apply to it.
-        if request.free_layout and self.chooses_layout and self._layout_costs(tries):
+        if request.free_layout and self.chooses_layout and self._needs_other_layout(tries):
             tries += self._tries(replace(request, free_layout=False), None)
         # In one layout only, that of fewer copies: a third series of tries would take as long as the first two.
         if request.reorders and self._order_costs(tries):
@@ -174,9 +169,7 @@ class _Tries:
     def _tries(self, request: PartitionRequest, known: Attempt | None) -> list[Attempt]:
         """Tries in one layout, at most `MAX_TRIES`, until one fits and uses the budget."""
         tries: list[Attempt] = []
-        # The free layout may be given up for the program's own, so no kernels are compiled for it yet.
-        trial = self.chooses_layout and request.free_layout
-        likely = not trial
+        likely = True
         while len(tries) < MAX_TRIES:
             # An earlier process has searched already: its result is kept if it fits, even if it could be improved.
             settled = known is not None
@@ -221,9 +214,8 @@ class _Tries:
         return min(best, other, key=lambda one: (one.needed_bytes or 0, one.added_ns))
 
     def _unplanned(self, request: PartitionRequest) -> PartitionRequest:
-        """The request for the step without a budget beside the same other graphs, without copies of weights."""
-        free_layout = request.free_layout and not self.chooses_layout
-        return replace(request.without_budget, between_bytes=request.between_bytes, free_layout=free_layout)
+        """The request for the step without a budget beside the same other graphs."""
+        return replace(request.without_budget, between_bytes=request.between_bytes)
 
     def _may_be_lower_unmoved(self, best: Attempt) -> bool:
         """Whether the smallest peak is asked for, and moving values misses the one that was planned."""
@@ -234,27 +226,23 @@ class _Tries:
     def _may_be_lower_unplanned(self, best: Attempt) -> bool:
         """Whether the step without a budget may have a lower peak.
 
-        Copies of weights, which the simulator does not see, may be larger than what a plan saves, and Inductor may fuse
-        more of that step than the simulator foresees.
+        Inductor may fuse more of that step than the simulator foresees.
         """
         if not best.partitions or best.check.unknown or best.request.budget_bytes is None:
+            return False
+        # It was emitted, and is higher.
+        if self.native is not None and self.native.peak_bytes > (best.needed_bytes or 0):
             return False
         unbudgeted = sum(one.before.timeline.peak_bytes for one in best.partitions)
         return (best.needed_bytes or 0) > NEAR * unbudgeted
 
-    def _layout_costs(self, tries: Sequence[Attempt]) -> bool:
-        """Whether the inner compiler's layout does not fit, or fits only by recomputing much more, or may be higher."""
+    def _needs_other_layout(self, tries: Sequence[Attempt]) -> bool:
+        """Whether the inner compiler's layout does not fit, or may be higher where the smallest peak is asked for."""
         # Planning failed, which another layout does not change.
         if any(one.failure is not None for one in tries):
             return False
-        if self._minimises:
-            return True
         best = best_of(tries, self.limit)
-        if best is None or best.is_over(self.limit):
-            return True
-        # The first try was planned for the budget itself, as if there were no copies of weights.
-        more_ns = best.added_ns - tries[0].added_ns
-        return more_ns > LAYOUT_GAIN * best.step_ns
+        return self._minimises or best is None or best.is_over(self.limit)
 
     def _order_costs(self, tries: Sequence[Attempt]) -> bool:
         """Whether the planned order does not fit once Inductor has fused its loops, so that the program's own may."""
