@@ -164,7 +164,7 @@ LAYOUT = Patch(
     "setting: layout",
     f"{_INDUCTOR}:layout_optimization",
     _CORRECTNESS,
-    "runs convolutions without copies of their weights where those do not fit",
+    "runs convolutions in the program's layout where that of Inductor does not fit",
     "convolutions would take memory that was not planned",
 )
 PREFERRED_LAYOUT = Patch(
@@ -259,6 +259,7 @@ PATCHES: tuple[Patch, ...] = (
     BUFFER_REUSE,
     REORDERING,
     LAYOUT,
+    PREFERRED_LAYOUT,
     LONG_LOOPS,
     ROW_PADDING,
     PARTITIONER,

@@ -14,10 +14,11 @@ from torch._inductor import config
 
 from capture.emitted import estimated_and_emitted
 from costs.captured import captured
-from end_to_end.compiling import differences_from_eager
 from remat_compiler import torch_compat
+from remat_compiler.backend import remat
 from remat_compiler.capture.channels_last import copy_inputs_of_convolutions
 from remat_compiler.capture.graph import CapturedGraph
+from remat_compiler.observer import Observer, observed_by
 from remat_compiler.partition.request import PartitionRequest
 
 LOWEST, HIGHEST = 0.995, 1.1
@@ -159,10 +160,33 @@ def test_the_estimate_is_what_is_emitted_also_where_copies_are_made_again(precis
     assert LOWEST * emitted <= estimate <= HIGHEST * emitted
 
 
+class Kept(Observer):
+    """The last try of each compilation, which is the one that runs."""
+
+    def attempt_ends(self, attempt: Any) -> None:
+        self.attempt = attempt
+
+
 @pytest.mark.slow
-def test_a_step_trains_as_in_eager() -> None:
+def test_a_step_in_inductors_layout_trains_as_without_a_budget() -> None:
     torch.manual_seed(0)
-    model = Small()
-    options = {"inner": "inductor", "memory_budget": 0.7, "steps": 1, "tolerance": 1e-4}
-    with config.patch(fallback_random=True):
-        assert not differences_from_eager(model, (torch.randn(2, 3, 12, 12),), **options)
+    model, x = Small(), torch.randn(4, 3, 32, 32)
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+
+    def step(backend: Any) -> list[Tensor]:
+        torch._dynamo.reset()
+        model.load_state_dict(state)
+        model.zero_grad(set_to_none=True)
+        torch.manual_seed(7)
+        loss = torch.compile(model, backend=backend)(x)
+        loss.backward()
+        return [loss.detach(), *(p.grad.clone() for p in model.parameters()), *(b.clone() for b in model.buffers())]
+
+    expected, kept = step("inductor"), Kept()
+    with observed_by(kept):
+        found = step(partial(remat, options={"memory_budget": 0.7, "max_slowdown": None}))
+    (partition,) = kept.attempt.partitions
+    assert kept.attempt.request.free_layout
+    assert any(node.name == f"{IMAGE}_recompute" for node in partition.graphs.backward.graph.nodes)
+    torch.testing.assert_close(found, expected)
+    assert [one.stride() for one in found] == [one.stride() for one in expected]
