@@ -185,7 +185,9 @@ class _Tries:
                 if request.take_smallest or refused.result.plan is None:
                     break
                 smallest_bytes = refused.result.peak_bytes
-                request = replace(request, budget_bytes=smallest_bytes, fraction=None, take_smallest=True)
+                # Early loops need room, which the smallest peak leaves none of.
+                request = replace(request, budget_bytes=smallest_bytes, fraction=None)
+                request = replace(request, take_smallest=True, early_loops=False)
                 continue
             tries.append(attempt)
             if self.limit is None:
