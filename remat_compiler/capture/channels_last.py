@@ -19,7 +19,7 @@ import torch
 from torch import fx
 
 from remat_compiler import torch_compat
-from remat_compiler.capture.operators import NodeClass, node_class
+from remat_compiler.capture.operators import NodeClass, draws_seeds, is_random, node_class
 
 _CLONE = torch.ops.aten.clone.default
 _READERS = (torch_compat.CONVOLUTION, torch_compat.CONVOLUTION_BACKWARD)
@@ -36,8 +36,11 @@ def copy_inputs_of_convolutions(joint: fx.GraphModule, num_fwd_outputs: int) -> 
         num_fwd_outputs: How many of its outputs belong to the forward.
 
     Returns:
-        The copies of inputs, in order; none if Inductor keeps the program's layout.
+        The copies of inputs, in order; none if Inductor keeps the program's layout, or leaves random numbers to torch.
     """
+    # Numbers that torch draws itself lie as they are drawn: in another order they would be others than eager's.
+    if any(is_random(node) and not draws_seeds(node) for node in joint.graph.nodes):
+        return ()
     if not torch_compat.takes_channels_last(joint, num_fwd_outputs):
         return ()
     copies: dict[fx.Node, fx.Node] = {}

@@ -14,6 +14,7 @@ from torch._inductor import config
 
 from capture.emitted import estimated_and_emitted
 from costs.captured import captured
+from end_to_end.compiling import differences_from_eager
 from remat_compiler import torch_compat
 from remat_compiler.backend import remat
 from remat_compiler.capture.channels_last import copy_inputs_of_convolutions
@@ -139,6 +140,13 @@ def test_nothing_is_copied_where_inductor_keeps_the_layout(setting: dict[str, An
         assert not copied(F.conv2d, torch.randn(2, 3, 8, 8), weights(8, 3, 3, 3)).names
 
 
+def test_nothing_is_copied_where_torch_draws_numbers_which_would_be_others_in_another_order() -> None:
+    def dropped(x: Tensor, w: Tensor) -> Tensor:
+        return F.conv2d(F.dropout(F.conv2d(x, w), 0.5), w)
+
+    assert not copied(dropped, torch.randn(2, 3, 8, 8), weights(3, 3, 3, 3)).names
+
+
 def test_symbolic_sizes_stay_symbolic() -> None:
     graph = copied(F.conv2d, torch.randn(2, 3, 8, 8), weights(8, 3, 3, 3), dynamic=True)
     image = graph.nodes[IMAGE].meta["val"]
@@ -165,6 +173,14 @@ class Kept(Observer):
 
     def attempt_ends(self, attempt: Any) -> None:
         self.attempt = attempt
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("budget", [0.95, 0.8])
+def test_random_numbers_are_those_of_eager(budget: float) -> None:
+    model, x = Small(), torch.randn(4, 3, 32, 32)
+    with config.patch(fallback_random=True):
+        assert differences_from_eager(model, (x,), tolerance=1e-5, memory_budget=budget, inner="inductor") == []
 
 
 @pytest.mark.slow
