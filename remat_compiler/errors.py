@@ -184,6 +184,7 @@ class BudgetFacts:
         kept: Values that must not be recomputed, the most bytes first.
         fixed_bytes: Bytes at the smallest peak that do not depend on the batch: gradients of parameters.
         undeclared: Whether some values are kept only because nobody declared their operator free of side effects.
+        proven_bytes: Bytes below which no plan peaks, proven.
     """
 
     asked: str = ""
@@ -192,6 +193,7 @@ class BudgetFacts:
     kept: tuple[KeptBytes, ...] = ()
     fixed_bytes: int | None = None
     undeclared: bool = False
+    proven_bytes: int | None = None
 
 
 class InfeasibleBudget(RematError, RuntimeError):
@@ -231,7 +233,8 @@ class InfeasibleBudget(RematError, RuntimeError):
         line = f" at {source}" if source else ""
         super().__init__(
             f"no plan fits memory_budget={self._budget()}: the smallest reachable peak{planner}{limit} is "
-            f"{_both(smallest_peak_bytes)}{forced}{line}.{self._kept()} What helps: {self._ways_out()}. "
+            f"{_both(smallest_peak_bytes)}{forced}{line}.{self._proven()}{self._kept()} "
+            f"What helps: {self._ways_out()}. "
             'To a search for the batch size, this counts as "CUDA out of memory."'
         )
 
@@ -242,6 +245,15 @@ class InfeasibleBudget(RematError, RuntimeError):
         share = f", {percent:.3g} % of the peak without a budget" if unbudgeted else ""
         inner = f"{_both(self.budget_bytes)}{share}"
         return f"{self.facts.asked} ({inner})" if self.facts.asked else inner
+
+    def _proven(self) -> str:
+        """A sentence about what no plan can reach, whatever planner is asked."""
+        proven = self.facts.proven_bytes
+        # What was emitted may be below what was planned, and then below what is proven of plans.
+        if proven is None or not self.budget_bytes < proven <= self.smallest_peak_bytes:
+            return ""
+        limit = f" under {self.reason}" if "max_slowdown" in self.reason else ""
+        return f" Proven: no plan{limit} goes below {_both(proven)}."
 
     def _kept(self) -> str:
         """A sentence about the values that must not be recomputed, and why."""

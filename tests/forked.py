@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
+from time import monotonic
 
 IMPORTED = [
     "remat_compiler.fitting.paper_child",
@@ -62,19 +63,58 @@ def run_program(text: str, folder: Path, environment: Mapping[str, str], *argume
         folder: For the program and what it writes.
         environment: Its environment, but for what was read when torch was imported.
         arguments: Those of its command line.
+
+    Raises:
+        TimeoutError: It hangs, and is killed.
     """
     file = folder / "program.py"
     file.write_text(text, encoding="utf-8")
-    said = [folder / name for name in ("stdout", "stderr")]
+    (done,) = run_together([[str(file), *arguments]], folder, environment, 600)
+    return done
+
+
+def run_together(
+    commands: Sequence[Sequence[str]], folder: Path, environment: Mapping[str, str], most_s: float
+) -> list[Done]:
+    """Run a process for each command, all at the same time, to their ends.
+
+    Args:
+        commands: A Python file and its arguments, each.
+        folder: For what they write.
+        environment: As for `run_program`.
+        most_s: Seconds after which all are killed.
+
+    Raises:
+        TimeoutError: One has not ended by then.
+    """
     context = fork_server() or multiprocessing.get_context("spawn")
-    process = context.Process(target=run_file, args=([str(file), *arguments], environment, said))
-    process.start()
-    process.join()
-    assert process.exitcode is not None
-    return Done(process.exitcode, *(one.read_text(encoding="utf-8") for one in said))
+    said = [[folder / f"{name}{i}" for name in ("stdout", "stderr")] for i in range(len(commands))]
+    processes = [context.Process(target=_run, args=(one, environment, to)) for one, to in zip(commands, said)]
+    until = monotonic() + most_s
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(max(until - monotonic(), 0.0))
+    hanging = [process for process in processes if process.is_alive()]
+    for process in hanging:
+        process.kill()
+    written = [[file.read_text(encoding="utf-8") if file.exists() else "" for file in to] for to in said]
+    # Shown by pytest where a test fails.
+    for _, errors in written:
+        print(errors[-4000:])
+    if hanging:
+        raise TimeoutError(
+            f"{len(hanging)} of {len(commands)} processes did not end within {most_s} s: {commands[0][0]}"
+        )
+    return [_done(process.exitcode, *texts) for process, texts in zip(processes, written)]
 
 
-def run_file(command: Sequence[str], environment: Mapping[str, str], said: Sequence[Path]) -> None:
+def _done(returncode: int | None, stdout: str, stderr: str) -> Done:
+    assert returncode is not None, "the process was waited for"
+    return Done(returncode, stdout, stderr)
+
+
+def _run(command: Sequence[str], environment: Mapping[str, str], said: Sequence[Path]) -> None:
     """What a forked process does in place of an interpreter: the program that the command names.
 
     Args:

@@ -80,6 +80,16 @@ def test_only_what_helps_is_named() -> None:
     assert "a smaller batch (alone it will not do: gradients of parameters take 2.0 GiB)" in text
 
 
+def test_what_no_plan_reaches_is_told_where_it_rules_out_the_budget() -> None:
+    facts = BudgetFacts(proven_bytes=900)
+    assert "Proven: no plan goes below 900 bytes." in str(InfeasibleBudget(800, 1000, facts=facts))
+    limited = InfeasibleBudget(800, 1000, reason="max_slowdown=2.0", facts=facts)
+    assert "Proven: no plan under max_slowdown=2.0 goes below 900 bytes." in str(limited)
+    # A budget above it, or emitted code that needs less than was planned: then it says nothing.
+    assert "Proven" not in str(InfeasibleBudget(950, 1000, facts=facts))
+    assert "Proven" not in str(InfeasibleBudget(800, 850, facts=facts))
+
+
 @pytest.mark.parametrize("shown", [False, True])
 def test_a_search_for_the_batch_size_takes_an_infeasible_budget_for_lack_of_memory(shown: bool) -> None:
     """By what `accelerate.utils.memory.should_reduce_batch_size` and Lightning's `is_oom_error` look at."""

@@ -108,6 +108,12 @@ def with_bound(result: PlanResult, problem: RematProblem) -> PlanResult:
     return bounded
 
 
+def least_budget_bytes(problem: RematProblem) -> int:
+    """Bytes below which no plan of `problem` peaks, whatever its order, proven; see `bounds.least_budget`."""
+    found: int = import_module("remat_passes.bounds.least_budget").least_budget(problem).peak_bytes
+    return found
+
+
 def saved_layers(problem: RematProblem) -> SavedLayers:
     """The storages that each layer of the model saves; see `layers.saved_layers`."""
     layers: SavedLayers = import_module("remat_passes.layers.saved_layers").saved_layers(problem)

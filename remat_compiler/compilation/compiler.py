@@ -133,7 +133,7 @@ class Compiler:
     def _run(self, request: PartitionRequest, real: bool, partitioner: RematPartitioner | StockPartitioner) -> Attempt:
         """Compile with a partitioner, and check."""
         on_inductor = request.inner == "inductor"
-        on_paper = on_inductor and torch_compat.paper_gpu() is not None
+        on_paper = _is_on_paper(request)
         # On paper the user's step runs code of its own, which nobody placed.
         # Interpreted graphs have places at fixed sizes only.
         places = request.layout == "planned" and not on_paper and (on_inductor or not request.sizes)
@@ -178,7 +178,7 @@ class Compiler:
     ) -> tuple[Callable[..., Any], Sequence[Partition], GraphRecorder]:
         """What the inner compiler makes of a copy of the graph, and what was heard of it meanwhile."""
         on_inductor, start = request.inner == "inductor", time.perf_counter()
-        kernels = real and not (on_inductor and torch_compat.paper_gpu() is not None)
+        kernels = real and not _is_on_paper(request)
         count("compilations")
         for observer in observers():
             observer.attempt_begins(request)
@@ -202,6 +202,11 @@ class Compiler:
                 )
         logger.debug("compiled in %.1f s", time.perf_counter() - start)
         return compiled, partitions, recorder
+
+
+def _is_on_paper(request: PartitionRequest) -> bool:
+    """Whether the inner compiler emits code for a GPU that is not there."""
+    return request.inner == "inductor" and torch_compat.paper_gpu() is not None
 
 
 def _check_at(

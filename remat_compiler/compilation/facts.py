@@ -8,6 +8,7 @@ from remat_compiler.ir.plan import Plan, PlanResult
 from remat_compiler.ir.problem import RematProblem
 from remat_compiler.options import BudgetKind, RematOptions
 from remat_compiler.simulate.timeline import simulate
+from remat_passes.registry import least_budget_bytes
 
 
 def facts_of(
@@ -34,6 +35,7 @@ def facts_of(
         kept=_by_reason(graph, held),
         fixed_bytes=None if result.plan is None else _gradients_at_peak(problem, result.plan),
         undeclared=any(Trait.UNKNOWN in op.traits for op in held),
+        proven_bytes=least_budget_bytes(problem),
     )
 
 

@@ -9,7 +9,8 @@ enough for the dry run, and the one that is kept is then compiled.
 
 If the planner finds nothing within the budget, the plan of the smallest peak is emitted and checked before the budget
 is refused: emitted code may peak below the simulated peak, and the error names bytes that can be relied on.  For the
-same reason, the step without a budget is emitted where no plan peaks much lower.
+same reason, the step without a budget is emitted where no plan peaks much lower.  What a refusal names is what the
+budget "min" takes, by the same requests; so a budget of the bytes that it names is kept.
 
 Convolutions are tried twice: first in the layout that the inner compiler prefers, which is faster and takes copies of
 their weights; then in the program's own, if the copies do not fit.
@@ -32,6 +33,7 @@ from remat_compiler.compilation.refusal import (
     warn_of_smallest,
 )
 from remat_compiler.errors import InfeasibleBudget
+from remat_compiler.ir.problem import NO_BYTES
 from remat_compiler.options import BudgetKind, RematOptions
 from remat_compiler.partition.request import PartitionRequest
 from remat_compiler.partition.result import NoPlan
@@ -85,7 +87,9 @@ class BudgetSearch:
         """
         # With "error" the search raises instead of warning, and the error is answered below.
         options = replace(self.options, on_infeasible="error") if goal.takes_smallest else self.options
-        search = _Tries(self.compile_, options, self.chooses_layout and options.inner == "inductor", goal.limit_bytes)
+        chooses_layout = self.chooses_layout and options.inner == "inductor"
+        minimises = options.memory_budget.kind is BudgetKind.MIN
+        search = _Tries(_Memory(self.compile_), options, chooses_layout, goal.limit_bytes, minimises)
         try:
             return search.run(goal.request, goal.known), search.limit
         except InfeasibleBudget as error:
@@ -108,18 +112,39 @@ class _Tries:
         options: The user's options.
         chooses_layout: Whether the inner compiler may give operators another layout than the program does.
         limit: The budget in bytes, if it is known already.
+        minimises: Whether the smallest peak is asked for.
     """
 
-    def __init__(self, compile_: Compile, options: RematOptions, chooses_layout: bool, limit: int | None) -> None:
+    def __init__(
+        self, compile_: Compile, options: RematOptions, chooses_layout: bool, limit: int | None, minimises: bool
+    ) -> None:
         self.compile = compile_
         self.options = options
         self.chooses_layout = chooses_layout
         self.limit = limit
+        self.minimises = minimises
         self.refusal: NoPlan | None = None
         self.native: GraphMemory | None = None
 
     def run(self, request: PartitionRequest, known: Attempt | None) -> Attempt:
         """The try to keep."""
+        best, may_be_over = self._best(request, known), self.options.on_infeasible == "min"
+        if best is None or best.is_over(self.limit):
+            best = self._smallest(request, best)
+        if best is None or (best.is_over(self.limit) and not may_be_over):
+            raise self._refused(best)
+        # The budget is kept by the code that runs, so that is checked, too.
+        if not best.real:
+            best = self.compile(best.request)
+        if best.is_over(self.limit):
+            if not may_be_over:
+                raise self._refused(best)
+            assert self.limit is not None
+            warn_of_smallest(self.limit, best.needed_bytes or 0)
+        return replace(best, native=self.native)
+
+    def _best(self, request: PartitionRequest, known: Attempt | None) -> Attempt | None:
+        """The best try, which may be over the budget; `None` if the planner refused each request."""
         # An earlier outcome has its limit in bytes already.
         if known is None and request.fraction is not None:
             request, known = self._in_bytes(request, request.fraction)
@@ -129,23 +154,19 @@ class _Tries:
             tries += self._tries(replace(request, free_layout=False), None)
         # In one layout only, that of fewer copies: a third series of tries would take as long as the first two.
         if request.reorders and self._order_costs(tries):
-            tries += self._tries(replace(request, reorders=False, free_layout=not self.chooses_layout), None)
+            free_layout = request.free_layout and not self.chooses_layout
+            tries += self._tries(replace(request, reorders=False, free_layout=free_layout), None)
         # Within 0 bytes, where all are over, the lowest peak is the best.
-        best = best_of(tries, 0 if self._minimises else self.limit)
-        if best is not None and best.is_over(self.limit) and self._may_be_lower_unplanned(best):
+        best = best_of(tries, 0 if self.minimises else self.limit)
+        if best is None:
+            return None
+        if best.is_over(self.limit) and self._may_be_lower_unplanned(best):
             best = self._lower(best, self._unplanned(request))
-        if best is None or best.is_over(self.limit):
-            best = self._when_nothing_fits(best)
         if self._may_be_lower_unmoved(best):
             best = self._lower(best, best.request.without_transfers)
-        if self._minimises and self._may_be_lower_unplanned(best):
-            best = self._lower(best, request.without_budget)
-        # The budget is kept by the code that runs, so that is checked, too.
-        if not best.real:
-            best = self.compile(best.request)
-            if best.is_over(self.limit):
-                best = self._when_nothing_fits(best)
-        return replace(best, native=self.native)
+        if self.minimises and self._may_be_lower_unplanned(best):
+            best = self._lower(best, self._unplanned(request))
+        return best
 
     def _in_bytes(self, request: PartitionRequest, fraction: float) -> tuple[PartitionRequest, Attempt | None]:
         """The request in bytes, and its result if that is known by then.
@@ -178,19 +199,16 @@ class _Tries:
                 known = None
             except NoPlan as refused:
                 self.refusal, likely = refused, False
-                if self.limit is None:
+                if self.limit is None and not self.minimises:
                     # The next request has a larger budget, which would be taken for the user's.
                     self.limit = refused.problem.budget_bytes
                 # The smallest peak was refused already, or there is no plan to emit.
                 if request.take_smallest or refused.result.plan is None:
                     break
-                smallest_bytes = refused.result.peak_bytes
-                # Early loops need room, which the smallest peak leaves none of.
-                request = replace(request, budget_bytes=smallest_bytes, fraction=None)
-                request = replace(request, take_smallest=True, early_loops=False)
+                request = self._lowest(request)
                 continue
             tries.append(attempt)
-            if self.limit is None:
+            if self.limit is None and not self.minimises:
                 self.limit = limit_bytes(self.options.memory_budget, attempt)
             # Inductor may have fused the early loops, which the simulator does not see: plan without them first.
             if attempt.is_over(self.limit) and any(one.early_loops for one in attempt.partitions):
@@ -201,11 +219,6 @@ class _Tries:
                 break
             request = following
         return tries
-
-    @property
-    def _minimises(self) -> bool:
-        """Whether the smallest peak is asked for."""
-        return self.options.memory_budget.kind is BudgetKind.MIN
 
     def _lower(self, best: Attempt, request: PartitionRequest) -> Attempt:
         """The lower of `best` and what `request` gives; of equal peaks, the faster."""
@@ -221,7 +234,7 @@ class _Tries:
 
     def _may_be_lower_unmoved(self, best: Attempt) -> bool:
         """Whether the smallest peak is asked for, and moving values misses the one that was planned."""
-        if not self._minimises or not best.request.offload_bytes:
+        if not self.minimises or not best.request.offload_bytes:
             return False
         return bool(best.partitions) and not best.check.unknown and (best.needed_bytes or 0) > best.planned_bytes
 
@@ -243,35 +256,62 @@ class _Tries:
         # Planning failed, which another layout does not change.
         if any(one.failure is not None for one in tries):
             return False
+        if self.minimises:
+            return True
         best = best_of(tries, self.limit)
-        return self._minimises or best is None or best.is_over(self.limit)
+        return best is None or best.is_over(self.limit)
 
     def _order_costs(self, tries: Sequence[Attempt]) -> bool:
         """Whether the planned order does not fit once Inductor has fused its loops, so that the program's own may."""
-        best = best_of(tries, 0 if self._minimises else self.limit)
+        best = best_of(tries, 0 if self.minimises else self.limit)
         if best is None or best.failure is not None or best.request.inner != "inductor" or best.check.unknown:
             return False
-        if self._minimises:
+        if self.minimises:
             return bool(best.partitions) and (best.needed_bytes or 0) > best.planned_bytes
         return best.is_over(self.limit)
 
-    def _when_nothing_fits(self, best: Attempt | None) -> Attempt:
-        """The smallest peak with a warning, if the options allow that; else the error."""
-        if best is not None and self.limit is not None and self.options.on_infeasible == "min":
-            warn_of_smallest(self.limit, best.needed_bytes or 0)
+    def _lowest(self, request: PartitionRequest) -> PartitionRequest:
+        """The request for the smallest peak."""
+        # Without a choice of layouts both values mean the same: one of them, so that nothing is compiled twice.
+        free_layout = request.free_layout and self.chooses_layout
+        request = replace(request, budget_bytes=NO_BYTES, fraction=None, take_smallest=True, free_layout=free_layout)
+        # Early loops need room, which the smallest peak leaves none of.
+        return replace(request, early_loops=False)
+
+    def _smallest(self, request: PartitionRequest, best: Attempt | None) -> Attempt | None:
+        """What the budget "min" would take; `best` if no plan can be had."""
+        if best is not None and best.failure is not None:
             return best
+        tries = _Tries(self.compile, self.options, self.chooses_layout, None, minimises=True)
+        # As `pipeline.first_request` asks: the inner compiler's own layout takes copies of weights.
+        return tries._best(self._lowest(replace(request, free_layout=False)), None) or best
+
+    def _refused(self, best: Attempt | None) -> InfeasibleBudget:
+        """The error for a budget that `best` does not keep, or for which there is no try at all."""
         refusal = self.refusal
-        if best is None or (refusal is not None and _says_more(refusal, best)):
+        # The planner knows nothing of what is reserved, and the step without a budget is kept where plans took more.
+        silent = best is not None and best.check.unknown and not best.check.reserved_bytes
+        if best is None or (silent and best.request.budget_bytes is not None and refusal is not None):
             # Without any try, the planner refused each request.
             assert refusal is not None
-            raise refusal_of_planner(refusal, self.options, self.limit) from refusal
+            error = refusal_of_planner(refusal, self.options, self.limit)
+            error.__cause__ = refusal
+            return error
         assert self.limit is not None
-        raise refusal_of_attempt(best, self.options, self.limit) from best.failure
+        error = refusal_of_attempt(best, self.options, self.limit)
+        error.__cause__ = best.failure
+        return error
 
 
-def _says_more(refusal: NoPlan, best: Attempt) -> bool:
-    """Whether the planner's refusal is the better source for the error: the emitted try has a larger or no peak."""
-    # The planner knows nothing of what is reserved, and the step without a budget is kept where plans took more.
-    if best.check.reserved_bytes or best.request.budget_bytes is None:
-        return False
-    return bool(best.check.unknown) or refusal.needed_bytes < best.planned_bytes
+class _Memory:
+    """Compiles each request once where no kernels are needed: the tries of a refusal are partly those of its budget."""
+
+    def __init__(self, compile_: Compile) -> None:
+        self.compile = compile_
+        self.made: dict[PartitionRequest, Attempt] = {}
+
+    def __call__(self, request: PartitionRequest, real: bool = True) -> Attempt:
+        found = self.made.get(request)
+        if found is None or (real and not found.real):
+            found = self.made[request] = self.compile(request, real)
+        return found

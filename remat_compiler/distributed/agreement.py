@@ -1,6 +1,6 @@
 """The points at which ranks could come to different plans, and the interface by which they agree on one value.
 
-Planning is deterministic, so ranks with the same problem get the same plan.  Values that could differ between ranks go
+Planning is deterministic, so ranks with the same problem and solvers get the same plan.  Values that could differ go
 through one of the points below: each rank proposes its value, and continues with the one that is agreed on.  A point
 stands where the value enters the compilation, so that everything that follows from it is the same on all ranks.
 """
@@ -24,7 +24,7 @@ class Point(Enum):
     OUTCOME = "what an earlier compilation of the graph came to: the caches of ranks differ"
     BUDGET = "the budget: devices leave different bytes free"
     COSTS = "times and workspaces of the operators: each rank measures its own"
-    PLAN = "the plan: a cache may have another one than the planner finds"
+    PLAN = "the plan: a cache may have another one than the planner finds, and another solver finds another one"
     VARIANT = "the sizes to compile a better variant for: ranks take different times for their steps"
 
 

@@ -10,6 +10,8 @@ from remat_compiler.ir.plan import Plan, Tier
 
 UNLIMITED_BYTES = 2**62
 """The budget of a problem without a limit."""
+NO_BYTES = 1
+"""The budget by which a planner is asked for the smallest peak: no plan fits, and it answers with the lowest one."""
 
 
 @dataclass(frozen=True, slots=True)

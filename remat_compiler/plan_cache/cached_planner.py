@@ -7,8 +7,9 @@
 Kept are plans within their budget, and the smallest peaks of planners that refused; a planner that failed or ran out of
 time runs again next time.  A cached refusal answers the same problem only, never another size.
 
-Ranks.  Planners are deterministic, so ranks of a distributed job that put the same problem (sizes, budget, times) have
-the same plan, solved or cached.  That their problems are the same is not ensured here: see `distributed.agreement`.
+Ranks.  Planners are deterministic, so ranks of a distributed job that put the same problem (sizes, budget, times) to
+the same solvers have the same plan, solved or cached.  That problems and solvers are the same is not ensured here: see
+`distributed.agreement`.
 Plans for similar sizes depend on what the cache of a rank has seen.  Such plans would still train right, since each
 rank's forward and backward fit each other and the verifier keeps collectives in their order, but peaks and times would
 differ between ranks.  So once `torch.distributed` is initialised, plans of other sizes are neither taken, nor used if
@@ -44,10 +45,12 @@ from remat_compiler.plan_cache.key import (
 from remat_compiler.plan_cache.origin import FROM_CACHE, FROM_SIMILAR, made_at, marked
 from remat_compiler.plan_cache.reuse import judge_same, judge_similar
 from remat_compiler.stats import count, timed
-from remat_compiler.version import __version__
+from remat_compiler.version import __version__, installed_version
 
 logger = logging.getLogger(__name__)
 
+SOLVERS = ("highspy", "pulp")
+"""Packages of solvers, which planners ask for seeds and for regions: others find other optima of one program."""
 KEPT = (PlanStatus.OPTIMAL, PlanStatus.FEASIBLE, PlanStatus.INFEASIBLE)
 
 
@@ -107,6 +110,7 @@ class CachedPlanner:
     def question(self, problem: RematProblem) -> CacheQuery:
         """The query of the cache for `problem`."""
         size = activation_bytes(problem)
+        package, solvers = type(self.planner).__module__.split(".")[0], tuple(map(installed_version, SOLVERS))
         key = PlanCacheKey(
             structure=structure(problem),
             parameters=hashlib.sha256(f"{parameter_sizes(problem)} {self.parameters}".encode()).hexdigest(),
@@ -117,7 +121,7 @@ class CachedPlanner:
             planner=self.planner.name,
             planner_options=self.options or "",
             costs=self.costs,
-            versions=repr((__version__, torch.__version__, code_digest(type(self.planner).__module__.split(".")[0]))),
+            versions=repr((__version__, torch.__version__, solvers, code_digest(package))),
         )
         return CacheQuery(key, _exact(problem), size)
 

@@ -31,7 +31,7 @@ class PlanCacheKey:
         planner: Name of the planner.
         planner_options: Its options, printed.
         costs: Identity of the operators' times, see `costs.table.cost_identity`.
-        versions: Versions of this project and of torch, and a digest of the planner's code.
+        versions: Versions of this project, of torch and of installed solvers, and a digest of the planner's code.
     """
 
     structure: str

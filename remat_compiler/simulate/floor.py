@@ -6,7 +6,8 @@ While an operator runs, its reads, its results and its workspace are alive toget
 - in the backward, all outputs of the forward, and the tangents, which autograd holds.
 
 After the last step everything that is kept is alive together, which is a second bound.  No order of the
-backward and no recomputation changes either.  The largest of them is the largest working set.
+backward and no recomputation changes either.  The largest of them is the largest working set.  Operators that plans
+may leave out do not count.
 
 This is the floor of the peak by which plans are judged.  A step may be measured below it: a caller may drop outputs
 before the backward, and a tangent that autograd itself made (zeros, for an output that no loss reads) is freed at its
@@ -21,6 +22,7 @@ import numpy as np
 
 from remat_compiler.ir.graph import OpId, Phase, StorageId, StorageKind, TrainingGraph
 from remat_compiler.ir.problem import CostTable
+from remat_compiler.simulate.needed import needed_ops
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,7 @@ class Floor:
 
 
 def peak_floor(graph: TrainingGraph, costs: CostTable, *, held: bool = True) -> Floor:
-    """The floor of `graph`; ties go to the first operator.  All operators are taken to be needed.
+    """The floor of `graph`; ties go to the first operator.
 
     Args:
         graph: The graph.
@@ -51,10 +53,12 @@ def peak_floor(graph: TrainingGraph, costs: CostTable, *, held: bool = True) -> 
     apart, tangent_bytes = {s.id for s in tangents}, sum(s.size_bytes for s in tangents)
     forward_outputs = sum(bit_of.get(s, 0) for op in graph.ops if op.phase is Phase.FORWARD for s in op.writes)
     held_bytes = _weights(_held(graph, bit_of, forward_outputs), [graph.storages[s].size_bytes for s in kept])
-    end_bytes = tangent_bytes + sum(graph.storages[s].size_bytes for s in kept)
-    # After the last step all that the caller holds is alive together.
-    floor = Floor(end_bytes, None)
-    for op in graph.ops:
+    needed = [op for op, runs in zip(graph.ops, needed_ops(graph)) if runs]
+    # After the last step all that the caller holds is alive together; without a backward it never gets the tangents.
+    floor = Floor(sum(graph.storages[s].size_bytes for s in kept), None)
+    if any(op.phase is Phase.BACKWARD for op in needed):
+        floor = Floor(floor.peak_bytes + tangent_bytes, None)
+    for op in needed:
         # Kept storages and tangents are added below with the held bytes; residents never count.
         own = {s for s in (*op.reads, *op.writes) if s not in bit_of and not graph.storages[s].resident}
         size = sum(graph.storages[s].size_bytes for s in own if s not in apart)

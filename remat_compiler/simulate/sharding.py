@@ -79,15 +79,18 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class FirstStep:
-    """What is known of the step when the first graph of a sharded module is compiled.
+    """What is known of the step when the first graph of a sharded module, or of a pipeline's stage, is compiled.
 
     Attributes:
-        ahead_bytes: Most bytes that sharded modules will hold beyond what they hold now.
-        copies: Modules whose parameters take the same bytes, so that they most likely run the same graph.
+        ahead_bytes: Most bytes that sharded modules will hold beyond what they hold now, and gradients of a stage.
+        copies: Modules whose parameters take the same bytes, so that they most likely run the same graph, or calls for
+            other micro-batches: as many may be alive at once.
+        overlap: Whether the calls that are open already are among the copies, as micro-batches are.
     """
 
     ahead_bytes: int
     copies: int
+    overlap: bool = False
 
 
 def first_step(now: Seen, groups: Sequence[ShardedGroup]) -> FirstStep | None:

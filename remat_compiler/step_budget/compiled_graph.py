@@ -122,8 +122,8 @@ class CompiledGraph:
         self._memory: GraphMemory | None = None
         self._unbudgeted: GraphMemory | None = None
         self.warned = False
-        # Which output has the node of the compiled graph for its `grad_fn`, and the class of that node; `None` until a
-        # call was searched for it.
+        self._open_before: frozenset[int] | None = None
+        # Which output has the compiled graph's node for its `grad_fn`, and that node's class once a call was searched.
         self._output = 0
         self._kind: type[Any] | None = None
         self._dispatch = None if changing is None else changing.dispatch
@@ -174,13 +174,18 @@ class CompiledGraph:
             self.gradients = GradientsBefore(
                 memory.peak_bytes, self.budget_bytes, memory.forward_bytes, self.ask_for_decision
             )
+            self.gradients.expect(self, arguments)
         if self.beside is not None:
             left_bytes = None if memory is None else memory.left_bytes
             self.beside.say(self.outside, left_bytes, of_part=self.options.memory_budget.is_part)
         if self.gradients is None or self.options.memory_budget.kind is BudgetKind.MIN:
             return None
-        others = tuple(self._watch.here.open.values())
-        begins = all(entry[1].gradients is not self.gradients for entry in others)
+        calls = dict(self._watch.here.open)
+        begins = all(of.gradients is not self.gradients for _, of, *_ in calls.values())
+        # Until it is known which graphs share its steps, calls that began since the last look may be of the same one.
+        if begins and not self.steps and self._open_before is not None:
+            begins = calls.keys() <= self._open_before
+        self._open_before = frozenset(calls)
         return self.gradients.look(self, arguments, begins=begins)
 
     def ask_for_decision(self) -> bool:

@@ -15,6 +15,7 @@ from remat_compiler import torch_compat
 from remat_compiler.observer import observers
 from remat_compiler.options import BudgetKind, RematOptions
 from remat_compiler.simulate.step_peak import GraphMemory, Turn
+from remat_compiler.step_budget.calls_alike import is_rehearsal
 from remat_compiler.step_budget.known_steps import Place, Placed, is_among, is_known, learn, until
 from remat_compiler.step_budget.step_watch import PATIENCE, StepWatch, WatchedStep
 
@@ -82,6 +83,10 @@ class StepCoordinator(Generic[G]):
 
     def decide(self, step: WatchedStep[G]) -> None:
         """Decide about a complete step; see `replan.decide`."""
+        if is_rehearsal(step):
+            for graph in step.graphs:
+                graph.completed_step = None
+            return
         for observer in observers():
             observer.step_completes(step)
         self._decide(step)

@@ -3,10 +3,11 @@
     it ends at a graph break              a quarter of the free budget
     it returns no loss, sizes change      the free budget, of which it may hold half until its backward
     n sharded modules may run it          half of the free budget, of which it may hold one of n - 1 parts
+    n micro-batches are under way at once the same, of the free budget with nothing held: all of them count among the n
     else                                  the free budget
 
-The free budget is the budget less the bytes held by graphs whose backward is still to come, and less what sharded
-modules (FSDP2) gather.
+The free budget is the budget less the bytes held by graphs whose backward is still to come, less what sharded modules
+(FSDP2) gather, and less the gradients to which further micro-batches of a pipeline add theirs.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from remat_compiler.errors import BudgetFacts, InfeasibleBudget
 from remat_compiler.options import BudgetKind, RematOptions, format_bytes
 from remat_compiler.partition.request import PartitionRequest
 from remat_compiler.simulate.allowance import Allowance
-from remat_compiler.simulate.sharding import FirstStep, first_step
 from remat_compiler.simulate.step_peak import Call, GraphMemory, Turn, whole_step_peak
+from remat_compiler.step_budget.calls_alike import allowance_of_alike, calls_alike
 from remat_compiler.step_budget.compiled_graph import CompiledGraph
 from remat_compiler.step_budget.coordinator import StepCoordinator, share_budget
 from remat_compiler.step_budget.dynamic_graph import Continues, first_allowance
@@ -54,40 +55,24 @@ def first_request_of_several(
     kind = options.memory_budget.kind
     before, continues = coordinator.open_calls_sharing(options), continuation_of(gm, coordinator, changing=False)
     limited = kind is not BudgetKind.MIN and (request.budget_bytes is not None or request.fraction is not None)
-    sharded = _sharded(example_inputs)
-    if not limited or not (before or continues is Continues.YES or sharded):
+    alike = calls_alike(example_inputs)
+    if not limited or not (before or continues is Continues.YES or alike):
         return None
     if request.budget_bytes is None:
         # A fraction is one of the whole step's peak, which nobody knows yet: no part of it can be told in bytes.
         return replace(request, take_smallest=True)
     # The smallest peak if the part is too little: the complete step decides whether all fits.
     free_bytes = request.budget_bytes - coordinator.held_bytes(options)
-    if sharded is not None and not torch_compat.returns_scalar(gm):
-        allowed = sharded_allowance(free_bytes, sharded)
+    if alike is not None and alike.overlap:
+        # What the first micro-batches hold is among the parts of all.
+        free_bytes = request.budget_bytes
+    if alike is not None and (alike.overlap or not torch_compat.returns_scalar(gm)):
+        allowed = allowance_of_alike(free_bytes, alike)
         return replace(
             request, budget_bytes=allowed.limit_bytes, between_bytes=allowed.between_bytes, take_smallest=True
         )
-    allowed = first_allowance(free_bytes - (0 if sharded is None else sharded.ahead_bytes), continues)
+    allowed = first_allowance(free_bytes - (0 if alike is None else alike.ahead_bytes), continues)
     return replace(request, budget_bytes=allowed.limit_bytes, take_smallest=True)
-
-
-def sharded_allowance(free_bytes: int, sharded: FirstStep) -> Allowance:
-    """The limits of a graph that is most likely one of several alike, each of which holds as much until its backward.
-
-    Args:
-        free_bytes: Bytes of the budget that are free now.
-        sharded: What is known of the sharded modules.
-    """
-    left_bytes = max(free_bytes - sharded.ahead_bytes, 1)
-    # All but one are held while the last one runs, which takes more than each of them holds.
-    limit_bytes = max(left_bytes // 2, 1) if sharded.copies > 1 else left_bytes
-    held_bytes = max(limit_bytes // max(sharded.copies - 1, 1), 1)
-    return Allowance(limit_bytes, held_bytes, limit_bytes)
-
-
-def _sharded(example_inputs: Sequence[Any]) -> FirstStep | None:
-    now = torch_compat.sharded_now(example_inputs)
-    return None if now is None else first_step(now, torch_compat.sharded_groups())
 
 
 def part_of_fraction(gm: fx.GraphModule, options: RematOptions, request: PartitionRequest) -> PartitionRequest | None:
@@ -126,12 +111,12 @@ def allowance_of_several(
     continues = continuation_of(gm, coordinator, changing=True)
     if coordinator.open_calls_sharing(options):
         gc.collect()  # calls of a refused step may be open only because of reference cycles
-    sharded = _sharded(example_inputs)
-    if sharded is not None and not torch_compat.returns_scalar(gm):
-        return sharded_allowance(limit_bytes - coordinator.held_bytes(options), sharded)
-    if not coordinator.open_calls_sharing(options) and continues is Continues.NO and sharded is None:
+    alike = calls_alike(example_inputs)
+    if alike is not None and (alike.overlap or not torch_compat.returns_scalar(gm)):
+        return allowance_of_alike(limit_bytes - (0 if alike.overlap else coordinator.held_bytes(options)), alike)
+    if not coordinator.open_calls_sharing(options) and continues is Continues.NO and alike is None:
         return None
-    limit_bytes -= 0 if sharded is None else sharded.ahead_bytes
+    limit_bytes -= 0 if alike is None else alike.ahead_bytes
     return first_allowance(limit_bytes - coordinator.held_bytes(options), continues)
 
 

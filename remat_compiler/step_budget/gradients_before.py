@@ -5,7 +5,8 @@
                                    gradients of 1 ──────────────────── added up ────►
 
 A plan counts the gradients that the backward makes.  Those from before are alive during the whole step beside it, since
-autograd adds up both only when the backward of a graph is over.  So the graphs are planned with what they leave free.
+autograd adds up both only when the backward of a graph is over.  So the graphs are planned with what they leave free,
+once a backward finds them, or the schedule of a pipeline tells of further micro-batches.
 Gradients that the program frees between forward and backward are alive beside the forward only.  In a pipeline,
 gradients of what a rank received are held until they are sent, in a later micro-batch.
 """
@@ -116,6 +117,14 @@ class GradientsBefore:
             self._made[graph] = torch_compat.watched_sizes(gradients)
 
         return backward_begins
+
+    def expect(self, graph: Hashable, arguments: Iterable[Any]) -> None:
+        """Count the gradients that a call will leave, if micro-batches of a pipeline follow, each a step of its own."""
+        pipeline = torch_compat.pipeline_now()
+        if pipeline is None or pipeline.forwards > 1 or not pipeline.gradient_bytes:
+            return
+        leaves = (x for x in arguments if isinstance(x, torch.Tensor) and x.is_leaf and x.requires_grad)
+        self.found[graph] = {id(leaf): torch_compat.num_bytes(leaf) for leaf in leaves}
 
     def _decide(self, beside_forward: int) -> None:
         if self.size_bytes > self.planned_bytes:

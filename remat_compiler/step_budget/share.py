@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from remat_compiler.ir.plan import PlanResult
-from remat_compiler.ir.problem import RematProblem
+from remat_compiler.ir.problem import NO_BYTES, RematProblem
 from remat_compiler.simulate.interlude import planned_around
 from remat_compiler.simulate.step_peak import GraphMemory, memory_of
 from remat_compiler.simulate.timeline import simulate
@@ -58,10 +58,9 @@ def levels_of(
         extremes: Whether two levels come first: the least held bytes at any peak, and the least peak at any held bytes.
     """
     top = PlanLevel(unbudgeted.peak_bytes, 0, unbudgeted, 0)
-    # No plan fits 1 byte: planners answer with their smallest peak.  With all of the peak to be left free in between,
-    # what is held is all that counts.
-    least_peak = planned_level(problem, 1, 0, plan_with)
-    least_held = planned_level(problem, 1, unbudgeted.peak_bytes, plan_with)
+    least_peak = planned_level(problem, NO_BYTES, 0, plan_with)
+    # With all of the peak to be left free in between, what is held is all that counts.
+    least_held = planned_level(problem, NO_BYTES, unbudgeted.peak_bytes, plan_with)
     if least_peak is None or least_held is None:
         return (top,)
     peak_bytes, held_bytes = least_peak.memory.peak_bytes, least_held.memory.held_bytes

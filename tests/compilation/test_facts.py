@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from builders import KB, ProblemBuilder, chain, encoder_decoder
 from remat_compiler.compilation.facts import facts_of
 from remat_compiler.errors import BudgetFacts, KeptBytes
@@ -9,7 +11,10 @@ from remat_compiler.ir.graph import SavePolicy, StorageKind
 from remat_compiler.ir.plan import Plan, PlanResult, PlanStatus
 from remat_compiler.ir.problem import RematProblem
 from remat_compiler.options import RematOptions
+from remat_compiler.simulate.floor import peak_floor
 from remat_compiler.simulate.timeline import simulate
+from remat_passes.planning.auto import Auto
+from remat_passes.planning.save_all import SaveAll
 
 
 def facts(problem: RematProblem, budget: object = 5) -> BudgetFacts:
@@ -52,3 +57,13 @@ def test_a_budget_is_named_as_it_was_written() -> None:
     assert facts(chain(), "3KiB").asked == "'3KiB'"
     assert facts(chain(), 0.25).asked == "0.25 of the peak without a budget"
     assert facts(chain(), 0.25).unbudgeted_bytes is None
+
+
+def test_what_no_plan_reaches_is_proven_of_the_plans_within_the_time() -> None:
+    problem = chain()
+    smallest = Auto(effort=500).smallest_peak(problem).peak_bytes
+    free, limited = facts(problem).proven_bytes, facts(replace(problem, max_added_ns=10)).proven_bytes
+    assert free is not None
+    assert limited is not None
+    assert peak_floor(problem.graph, problem.costs).peak_bytes <= free <= smallest
+    assert free < limited <= SaveAll().plan(problem).peak_bytes

@@ -57,20 +57,20 @@ class MadeUpCompiler:
         if request.budget_bytes is None:
             request = replace(request, budget_bytes=self.native_bytes)
         assert request.budget_bytes is not None
-        if request.budget_bytes < self.floor_bytes:
+        if request.budget_bytes < self.floor_bytes and not request.take_smallest:
             raise refusal(request.budget_bytes, self.floor_bytes)
-        early = request.early_loops
+        early, planned_bytes = request.early_loops, max(request.budget_bytes, self.floor_bytes)
         partition = SimpleNamespace(
-            peak_bytes=request.budget_bytes,
-            budget_bytes=request.budget_bytes,
-            added_ns=int(self.ns_per_byte * (1000 - request.budget_bytes)),
+            peak_bytes=planned_bytes,
+            budget_bytes=planned_bytes,
+            added_ns=int(self.ns_per_byte * (1000 - planned_bytes)),
             step_ns=STEP_NS,
-            problem=SimpleNamespace(graph=chain(2).graph, costs=chain(2).costs),
+            problem=chain(2),
             result=SimpleNamespace(stats=((self.origin, "then"),), planner="made up", plan=None),
             early_loops=early,
             before=SimpleNamespace(timeline=SimpleNamespace(peak_bytes=self.native_bytes)),
         )
-        emitted = request.budget_bytes + self.other_bytes + (self.layout_bytes if request.free_layout else 0)
+        emitted = planned_bytes + self.other_bytes + (self.layout_bytes if request.free_layout else 0)
         emitted += self.early_bytes if early else 0
         emitted += self.moving_bytes if request.offload_bytes else 0
         emitted = int(emitted * self.order_factor) if request.reorders else emitted

@@ -10,15 +10,19 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 import remat_compiler
 import remat_compiler.backend
 from remat_compiler import torch_compat
 from remat_compiler.distributed.agreement import Agreement, Alone, Point, Value, agreeing_by, current_agreement
+from remat_compiler.distributed.by_store import StoreAgreement
 from remat_compiler.distributed.gathers import GatherAgreement, NoOthers
 from remat_compiler.ir.plan import Plan, PlanResult
-from remat_compiler.ir.problem import CostTable
+from remat_compiler.ir.problem import CostTable, RematProblem
+from remat_passes.bounds import solved
+from remat_passes.planning.auto import Auto
 
 
 @dataclass
@@ -124,6 +128,30 @@ def test_the_plan_agreed_on_is_the_one_that_is_executed(tmp_path: Path, monkeypa
     other = Recorded({Point.PLAN: longer})
     trained(other, tmp_path / "other", monkeypatch)
     assert remat_compiler.reports()[-1].added_ns > before.added_ns
+
+
+def test_a_rank_whose_solver_finds_another_plan_executes_the_first_rank_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As without HiGHS, from whose solutions searches begin: the plan is not part of what ranks ask each other."""
+    store = dist.HashStore()
+    plans, other = [], Auto.plan
+
+    def solved_otherwise(self: Auto, problem: RematProblem) -> PlanResult:
+        found = other(self, problem)
+        assert found.plan is not None
+        # A repetition whose result nobody reads: valid, and as high.
+        return replace(found, plan=Plan((*found.plan.steps, found.plan.steps[0]), found.plan.boundary))
+
+    for rank in range(2):
+        monkeypatch.setattr(solved, "has_highs", lambda rank=rank: rank == 0)
+        monkeypatch.setattr(Auto, "plan", solved_otherwise if rank else other)
+        trained(StoreAgreement(store, rank, 2), tmp_path / str(rank), monkeypatch)
+        plans.append(remat_compiler.reports()[-1])
+    trained(Alone(), tmp_path / "alone", monkeypatch)
+    by_itself = remat_compiler.reports()[-1]
+    assert plans[0].peak_bytes == plans[1].peak_bytes
+    assert by_itself.added_ns > plans[0].added_ns == plans[1].added_ns
 
 
 def test_a_plan_agreed_on_is_verified(

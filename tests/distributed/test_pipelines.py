@@ -17,6 +17,8 @@ ACTIVATION = 8 * 24 * 32 * 4
 """Bytes that stages hand on for each micro-batch."""
 SCALARS = 64
 """Bytes of a few single numbers, which may be counted and not allocated."""
+RECEIVED = {"gpipe": 4 * ACTIVATION, "1f1b": 4 * ACTIVATION, "interleaved": 12 * ACTIVATION}
+"""Most bytes that a rank receives into: for each micro-batch, what its stages get from each neighbour."""
 QUICK, OTHERS = ("gpipe", "1f1b"), ("interleaved", "zero bubble")
 SCHEDULES = [*QUICK, pytest.param("interleaved", marks=pytest.mark.slow)]
 pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="this torch has no gloo")
@@ -57,12 +59,12 @@ def test_the_peak_of_all_micro_batches_is_predicted(trained: Job, rank: int, sch
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("rank", range(SIZE))
-def test_the_budget_is_kept_from_the_second_step_on(trained: Job, rank: int, schedule: str) -> None:
+def test_the_budget_is_kept_from_the_first_step_on(trained: Job, rank: int, schedule: str) -> None:
     case = trained(schedule)[rank][f"{schedule}, tight"]
     first, *others = case["measured"]
-    # Nobody knows of the other micro-batches when the first one runs.
-    assert first > case["budget"]
-    assert any("it is shared from the next step on" in text for text in case["warnings"])
+    # The schedule tells of the other micro-batches.  What ranks receive into is made in the first step, and stays.
+    assert first <= case["budget"] + RECEIVED[schedule] + SCALARS
+    assert not any("over memory_budget" in text for text in case["warnings"])
     assert any(added for _, _, added, _ in case["reports"]), "something is computed again, or nothing is shown"
     assert predicted(case) <= case["budget"]
     assert max(others) <= case["budget"]

@@ -103,7 +103,7 @@ def test_broken_solvers_give_the_plan_to_begin_with(monkeypatch: pytest.MonkeyPa
     problem = LIBRARY["chain"]
     problem = with_budget(problem, int(0.6 * SaveAll().plan(problem).peak_bytes))
     monkeypatch.setattr(solver_module, "SOLVERS", {"cbc": broken})
-    found = Ilp(states=0).plan(problem)
+    found = Ilp("cbc", states=0).plan(problem)
     assert found.plan == Auto(reorders=False).plan(problem).plan
     assert dict(found.stats)["fallbacks"] == "1"
     assert dict(found.stats)["proof"] == "stopped at the limit"

@@ -30,7 +30,11 @@ def test_ends_at_the_optimum(states: int, negligible: int, monkeypatch: pytest.M
         problem = tight(seed)
         expected = optimum_ns(problem, once_per_gap=True)
         free = optimum_ns(problem, once_per_gap=False)
-        proof = prove(problem, None, Effort(SOLVER, states, Reductions(), Cuts(), relaxes=True, passes_per_gap=1))
+        proof = prove(
+            problem,
+            None,
+            Effort(SOLVER, states, Reductions(), Cuts(), True, 1, 10_000),
+        )
         assert proof.closed, seed
         reached = [cost if cost is not None else 1 << 60 for cost in (free, proof.added_ns, expected)]
         assert reached == sorted(reached), seed
@@ -49,7 +53,11 @@ def test_relaxed_plans_that_do_not_fit_come_up() -> None:
     for seed in range(60):
         problem = tight(seed)
         light = zero_small_storages(problem, negligible=2)
-        proof = prove(light, None, Effort(SOLVER, 2_000, Reductions(), Cuts(), relaxes=False, passes_per_gap=1))
+        proof = prove(
+            light,
+            None,
+            Effort(SOLVER, 2_000, Reductions(), Cuts(), False, 1, 10_000),
+        )
         if proof.plan is not None:
             missed += simulate(problem.graph, problem.costs, proof.plan).peak_bytes > problem.budget_bytes
     assert missed >= 5

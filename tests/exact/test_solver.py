@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 from random import Random
 
 import pulp
@@ -170,3 +171,16 @@ def test_missing_and_crashing_cbc(monkeypatch: pytest.MonkeyPatch, tmp_path: obj
 def test_log_without_result_is_refused() -> None:
     with pytest.raises(BrokenSolver, match="has no result"):
         read_cbc_log("Welcome to the CBC MILP Solver\n", {})
+
+
+def test_seconds_of_highs_are_counted_and_end_at_the_same_point() -> None:
+    """Whatever else the machine does: a limit of seconds is one of work."""
+    pytest.importorskip("highspy")
+    model, _, _ = cover(Random(5), 60, 12)
+    whole = solve(model, SolverOptions("highs", time_limit_s=None))
+    first, second = (solve(model, SolverOptions("highs", time_limit_s=0.05)) for _ in range(2))
+    assert whole.status is SolveStatus.OPTIMAL
+    assert 0 < first.iterations < whole.iterations
+    assert first.bound <= whole.bound
+    assert replace(first, seconds=0.0, charged_s=0.0) == replace(second, seconds=0.0, charged_s=0.0)
+    assert 0.0 < first.charged_s == pytest.approx(second.charged_s, abs=1e-9)

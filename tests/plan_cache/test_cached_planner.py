@@ -172,6 +172,18 @@ def test_each_field_of_the_key_heeds_what_it_is_made_of(name: str, monkeypatch: 
     assert [f.name for f in fields(PlanCacheKey) if getattr(before, f.name) != getattr(after, f.name)] == [name]
 
 
+@pytest.mark.parametrize("package", ["highspy", "pulp"])
+def test_plans_of_other_solvers_are_other_plans(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = asked(step()).key
+    versions = {package: None, "highspy" if package == "pulp" else "pulp": "9"}
+    monkeypatch.setattr(cached_planner, "installed_version", lambda name: "9")
+    both = asked(step()).key
+    monkeypatch.setattr(cached_planner, "installed_version", versions.__getitem__)
+    one = asked(step()).key
+    assert len({before.versions, both.versions, one.versions}) == 3
+    assert replace(one, versions="") == replace(both, versions="") == replace(before, versions="")
+
+
 @pytest.mark.parametrize("name", [f.name for f in fields(Auto)])
 def test_every_option_of_the_planner_is_in_the_key(name: str) -> None:
     changed = replace(QUICK, **{name: False if name == "reorders" else 7})  # type: ignore[arg-type]

@@ -56,7 +56,7 @@ def test_nothing_is_tried_where_the_bound_is_met() -> None:
 
 @pytest.mark.parametrize("fraction", [0.0, 0.6])
 def test_it_ends_with_any_limit_whether_or_not_a_plan_fits(fraction: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(portfolio, "IDLE_ROUNDS", 2)
+    monkeypatch.setattr(portfolio, "IDLE_ROUNDS", 1)
     asked = asked_of(chain(8), fraction)
     search = SequenceSearch.of(asked, 20, 1)
     before = search.rank(search.run())

@@ -54,6 +54,19 @@ def test_a_graph_without_ops_has_no_floor() -> None:
     assert peak_floor(TrainingGraph((), ()), CostTable((), (), ())) == Floor(0, None)
 
 
+def test_what_plans_may_leave_out_does_not_count() -> None:
+    """A large result that nobody reads, and the tangents of a step that has no backward."""
+    b = GraphBuilder()
+    x = b.storage(1, StorageKind.INPUT)
+    tangent = b.storage(400, StorageKind.TANGENT)
+    b.op([x], [b.storage(8, StorageKind.OUTPUT)])
+    assert peak_floor(b.graph(), free_costs(b.graph())) == Floor(8, None)
+    b.op([tangent], [b.storage(100, StorageKind.TEMPORARY)], Phase.BACKWARD)
+    assert peak_floor(b.graph(), free_costs(b.graph())) == Floor(8, None)
+    b.op([tangent], [b.storage(16, StorageKind.GRADIENT)], Phase.BACKWARD)
+    assert peak_floor(b.graph(), free_costs(b.graph())) == Floor(424, None)
+
+
 def test_what_a_caller_may_let_go_of_is_in_the_simulator_s_floor_alone() -> None:
     b = GraphBuilder()
     x = b.storage(1, StorageKind.INPUT)

@@ -14,7 +14,6 @@ from remat_compiler.errors import InfeasibleBudget
 from remat_compiler.options import RematOptions
 from remat_compiler.partition.request import PartitionRequest
 from remat_compiler.simulate.allowance import Allowance
-from remat_compiler.simulate.sharding import FirstStep
 from remat_compiler.simulate.step_peak import GraphMemory
 from remat_compiler.step_budget.compiled_graph import CompiledGraph
 from remat_compiler.step_budget.coordinator import StepCoordinator
@@ -25,7 +24,6 @@ from remat_compiler.step_budget.first_step import (
     first_request_of_several,
     has_fixed_sizes,
     part_of_fraction,
-    sharded_allowance,
 )
 from remat_compiler.step_budget.step_watch import WatchedStep
 
@@ -176,10 +174,3 @@ def test_sizes_are_fixed_where_no_input_has_a_symbol() -> None:
     torch._dynamo.reset()
     torch.compile(lambda x: x * 2, backend=backend, dynamic=True)(torch.ones(5))
     assert symbolic == [False]
-
-
-def test_a_sharded_module_leaves_room_for_its_like() -> None:
-    """Of 1,000 bytes 200 are gathered: half of the rest is for the one that runs, half for the four held."""
-    assert sharded_allowance(1_000, FirstStep(200, 5)) == Allowance(400, 100, 400)
-    assert sharded_allowance(1_000, FirstStep(200, 1)) == Allowance(800, 800, 800)
-    assert sharded_allowance(100, FirstStep(200, 3)) == Allowance(1, 1, 1)

@@ -246,3 +246,25 @@ def test_looking_ends() -> None:
     found, _ = watching()
     assert all(found.look("graph", [torch.zeros(1)], begins=True) for _ in range(LOOKS))
     assert found.look("graph", [with_gradient(9)], begins=True) is None
+
+
+@pytest.mark.usefixtures("compiles_anew")
+def test_gradients_that_the_first_step_made_itself_are_not_from_before_it() -> None:
+    model = Model()
+    for part in (model.first, model.second):
+        remat_compiler.compile(part, "1GiB", dynamic=False, inner="eager", cost_model="nominal")
+
+    def step() -> None:
+        held = []
+        for _ in range(2):
+            held.append(model.first(torch.ones(4, WIDTH)))
+            # Its gradients of the first call are there before the second one, while the step goes on.
+            model.second(held[-1].detach()[:2]).sum().backward()
+        sum(held, torch.zeros(())).sum().backward()
+
+    for _ in range(3):
+        model.zero_grad()
+        step()
+    steps = [report.step for report in remat_compiler.reports()]
+    assert len(steps) == 2
+    assert [None if one is None else one.gradient_bytes for one in steps] == [0, 0]

@@ -13,6 +13,7 @@ A narrower class has bounds at least as high, which hold for its plans alone.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -66,3 +67,14 @@ class Instant:
         # The operator itself is ahead, so its own kept results are counted once, among those it writes.
         held += int(graph.tables.ops[state == DONE, KEPT].sum())
         return Instant(op, state, held, present)
+
+
+def wanted_behind(graph: StepGraph, state: Sequence[int]) -> set[int]:
+    """Storages read behind an instant, by operators not surely done or by those that may run again for them."""
+    wanted: set[int] = set()
+    # Readers come before makers here, so it is known whether a result is wanted when its maker is met.
+    for p in range(len(graph.live) - 1, -1, -1):
+        again = graph.repeats[p] and not wanted.isdisjoint(graph.writes[p])
+        if graph.live[p] and (state[p] != DONE or again):
+            wanted.update(graph.reads[p])
+    return wanted

@@ -1,21 +1,42 @@
-"""The choice of instants to link with the best one, and the bound that the linked program of `windows` proves.
+"""Which instants are linked, and the bound that their program (`windows`) proves.
 
-Two ways to choose complement each other.  If many instants after the best one bind, the highest of each of several
-equal parts are taken.  If one other instant binds, late in a backward whose gradients have piled up, it is found by
-the linear relaxations of pairs, which take a fraction of the time of the integer program.
+The instants must run in one order in all plans of a class: in the graph's own order any do, in any order those along a
+chain of dependences.  The best instant of the class comes first, then the highest of equal parts of the step, as far as
+they are ordered with all that are chosen.  The linear relaxation is solved; with whole numbers only where the program
+is small.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from remat_passes.bounds.instant import Instant
-from remat_passes.bounds.one_instant import proven_ns
+from remat_passes.bounds.instant import DONE, Instant, OrderClass
+from remat_passes.bounds.matrix import FloatArray
 from remat_passes.bounds.pricing import Pricing
-from remat_passes.bounds.windows import in_a_row, windows_program
-from remat_passes.exact.backends import SolverOptions
-from remat_passes.exact.solver import SolveStatus, solve
+from remat_passes.bounds.rows import MICROSECOND, Affine
+from remat_passes.bounds.solved import USUAL_WORK, solve_relaxation, solve_whole
+from remat_passes.bounds.step_graph import StepGraph
+from remat_passes.bounds.windows import Windows
+
+FINER = 4
+"""Candidates for each linked instant."""
+SAFETY = 1e-6
+"""Relative part of a floating-point bound that is given up: more than the solvers' tolerances."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a solution of the program keeps.
+
+    Attributes:
+        op: Operator of an instant.
+        storages: Storages alive when it first runs, as far as anyone reads them then or later.
+    """
+
+    op: int
+    storages: frozenset[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,50 +47,82 @@ class LinkedBound:
         bound_ns: Lower bound of the added time.
         instants: Instants of the program.
         infeasible: Proven that no plan keeps the budget.
+        whole: Whether it was solved with whole numbers.
+        held: What the best solution found holds at each instant, rounded; empty if there is none.
+        work: Work done, in the unit of `remat_passes.planning.portfolio`.
     """
 
     bound_ns: int
     instants: int
     infeasible: bool
+    whole: bool
+    held: tuple[Held, ...]
+    work: int
 
 
-class Linked:
-    """The instant of one operator with later ones.
+@dataclass(frozen=True, slots=True)
+class LinkedEffort:
+    """How hard the program is tried.
 
-    Args:
-        part: The plans, with the priced instants.
-        op: The operator.
-        options: How to solve.
-        largest: Variables of the largest program that is solved.
+    Attributes:
+        most_work: Work after which its relaxation is given up.
+        largest_whole: Variables of the largest program that branch and bound takes after its relaxation.
+        nodes: Nodes of the tree.
+        gap: Relative gap at which branch and bound stops.
     """
 
-    def __init__(self, part: Pricing, op: int, options: SolverOptions, largest: int) -> None:
-        self.part, self.op, self.options, self.largest = part, op, options, largest
+    most_work: int = USUAL_WORK
+    largest_whole: int = 1_000
+    nodes: int = 1
+    gap: float = 1e-3
 
-    def best_partner(self, candidates: Sequence[int]) -> int | None:
-        """The candidate with which the linear relaxation is highest; `None` if none surely follows `op`."""
-        best: tuple[int, int] | None = None
-        for other in candidates:
-            found = self._solved([other], whole=False)
-            if found is not None and (best is None or found.bound_ns > best[0]):
-                best = found.bound_ns, other
-        return None if best is None else best[1]
 
-    def bound_ns(self, others: Sequence[int]) -> LinkedBound | None:
-        """The bound with `others`; `None` if none of them surely follows, or the program is too large."""
-        return self._solved(others, whole=True)
+LINKED = LinkedEffort()
+"""About a second at most, where the relaxation takes as long as it may."""
 
-    def _solved(self, others: Sequence[int], whole: bool) -> LinkedBound | None:
-        part = self.part
-        # Rows link an instant with the next only if its operator surely ran before.
-        instants = in_a_row([Instant.of(part.graph, i, part.order) for i in [self.op, *others]])
-        # Most programs have about as many variables; building one takes longer than its relaxation.
-        if len(instants) < 2 or 3 * len(instants) * sum(part.graph.live) > 2 * self.largest:
-            return None
-        model = windows_program(part.graph, instants, part.budget, whole)
-        if len(model.variables()) > self.largest:
-            return None
-        solution = solve(model, self.options)
-        # The program is a relaxation, so without a solution no plan fits either; a bound of it would mean nothing.
-        infeasible = solution.status is SolveStatus.INFEASIBLE
-        return LinkedBound(0 if infeasible else proven_ns(solution), len(instants), infeasible)
+
+def linked_bound(part: Pricing, instants: Sequence[Instant], effort: LinkedEffort) -> LinkedBound:
+    """The bound of `instants`, each done at the next one in all plans of `part`."""
+    program = Windows(part.graph, instants, part.budget)
+    found = solve_relaxation(program.rows, effort.most_work)
+    bound, values, work, whole = found.bound, found.values, found.work, False
+    infeasible = found.infeasible
+    if not infeasible and len(program.rows.cost) <= effort.largest_whole:
+        exact = solve_whole(program.rows, effort.nodes, effort.gap)
+        whole, infeasible, work = exact.bound > bound or exact.infeasible, exact.infeasible, work + exact.work
+        bound, values = max(bound, exact.bound), values if exact.values is None else exact.values
+    held = () if values is None or infeasible else held_by(program, values)
+    return LinkedBound(0 if infeasible else proven_ns(bound), len(instants), infeasible, whole, held, work)
+
+
+def proven_ns(bound: float) -> int:
+    """A bound of the program's objective in whole ns, on the safe side of rounding."""
+    if not math.isfinite(bound):
+        return 0
+    # Arithmetic may have put it above the true one: give up a share, and 1 ns for values near zero.
+    return max(0, math.ceil(bound * MICROSECOND * (1 - SAFETY) - 1))
+
+
+def held_by(program: Windows, values: FloatArray) -> tuple[Held, ...]:
+    """What is alive at each instant in a solution; of fractions, those of a half or more."""
+
+    def value(term: Affine) -> float:
+        return term.constant + sum(coefficient * float(values[variable]) for variable, coefficient in term.terms)
+
+    return tuple(
+        Held(instant.op, frozenset(v for v, term in alive.items() if value(term) >= 0.5))
+        for instant, alive in zip(program.instants, program.alive)
+    )
+
+
+def chain_of(graph: StepGraph, order: OrderClass, candidates: Iterable[int], count: int) -> list[Instant]:
+    """Up to `count` instants of `candidates`, the first ones preferred, in the order in which all plans have them."""
+    chosen: dict[int, Instant] = {}
+    for op in dict.fromkeys(candidates):
+        if len(chosen) == count:
+            break
+        new = Instant.of(graph, op, order)
+        if all(new.state[other] == DONE or instant.state[op] == DONE for other, instant in chosen.items()):
+            chosen[op] = new
+    # Each is done at all that follow it, so the number of those that are done is its place.
+    return sorted(chosen.values(), key=lambda instant: sum(instant.state[op] == DONE for op in chosen))

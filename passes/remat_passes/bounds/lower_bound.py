@@ -5,8 +5,8 @@
     look near   the best ones
     split       the plans by the order of two operators (`orders`), each part with its own best instants
     count       equal results at the best instant (`counted`)
+    link        the best one with others (`linked`), on graphs that are not too large
     close       the best one by branch and bound (`one_instant`), with an effort that asks for it
-    link        the best one with later ones (`windows`), likewise
 
 Every figure of an instant is a bound by itself, so their maximum bounds its part, and the lowest of all parts bounds
 all plans.  Work is counted, never timed: the same problem gives the same bound anywhere.
@@ -14,6 +14,7 @@ all plans.  Work is counted, never timed: the same problem gives the same bound 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -22,12 +23,18 @@ from remat_compiler.ir.plan import PlanResult, PlanStatus
 from remat_compiler.ir.problem import UNLIMITED_BYTES, RematProblem
 from remat_passes.bounds.counted import counted_bound_ns
 from remat_passes.bounds.instant import OrderClass
+from remat_passes.bounds.linked import FINER, LINKED, Held, LinkedEffort, chain_of, linked_bound
 from remat_passes.bounds.orders import split_orders
 from remat_passes.bounds.pricing import Pricing, Profile, Work
+from remat_passes.bounds.solved import USUAL_WORK
 from remat_passes.bounds.step_graph import StepGraph
 
 if TYPE_CHECKING:
     from remat_passes.exact.backends import SolverOptions
+
+
+CLOSED = 1e-3
+"""Part of the added time that a bound of single instants may leave open without programs being solved for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +50,10 @@ class BoundEffort:
         nodes: Nodes of branch and bound for each.
         gap: Relative gap at which branch and bound stops.
         linked: Instants of one linked program; 0 or 1 for none.
-        partners: Candidates among which the best instant to link is chosen.
+        linked_operators: Operators of the largest graph whose instants are linked.
+        program: How hard their program is tried.
         largest: Nodes and arcs of the largest network that branch and bound takes.
-        largest_linked: Variables of the largest linked program.
-        solver: Solver of branch and bound, see `remat_passes.exact.backends.SolverOptions`.
+        solver: Solver of branch and bound for one instant, see `remat_passes.exact.backends.SolverOptions`.
     """
 
     instants: int = 20
@@ -56,16 +63,26 @@ class BoundEffort:
     closed: int = 0
     nodes: int = 200
     gap: float = 1e-3
-    linked: int = 0
-    partners: int = 12
+    linked: int = 8
+    linked_operators: int = 1_100
+    program: LinkedEffort = LINKED
     largest: int = 20_000
-    largest_linked: int = 6_500
     solver: str = "cbc"
 
 
 QUICK = BoundEffort()
 """Cheap enough for every report: about a tenth of the time of `auto`."""
-THOROUGH = BoundEffort(instants=60, near=6, splits=8, pairs=6, closed=1, linked=4, solver="highs")
+THOROUGH = BoundEffort(
+    instants=60,
+    near=6,
+    splits=8,
+    pairs=6,
+    closed=1,
+    linked=16,
+    linked_operators=5_000,
+    program=LinkedEffort(most_work=100 * USUAL_WORK, largest_whole=10_000, nodes=200),
+    solver="highs",
+)
 """For studies: seconds to minutes."""
 
 
@@ -80,6 +97,7 @@ class Bound:
         order: Plans for which it holds.
         infeasible: Proven that no plan of the class keeps the budget.
         work: Work done, about nodes of networks visited.
+        held: What a solution of linked instants holds at each of them: plans to begin with.
     """
 
     bound_ns: int
@@ -88,6 +106,7 @@ class Bound:
     order: OrderClass
     infeasible: bool = False
     work: int = 0
+    held: tuple[Held, ...] = ()
 
 
 def lower_bound_ns(problem: RematProblem, effort: BoundEffort = QUICK, order: OrderClass = OrderClass.ANY) -> Bound:
@@ -114,8 +133,13 @@ def with_bound(result: PlanResult, problem: RematProblem, effort: BoundEffort = 
     """
     if result.plan is None or result.added_ns == 0 or result.peak_bytes > problem.budget_bytes:
         return result
+    asked = without_transfers(problem, result.added_ns)
+    # Single instants take next to no time; where they leave next to nothing open, programs have nothing to add.
+    single = replace(effort, linked=0, closed=0)
+    found = lower_bound_ns(asked, single).bound_ns
+    if effort != single and result.added_ns - found > CLOSED * result.added_ns:
+        found = lower_bound_ns(asked, effort).bound_ns
     # The planner may have proven more on its own.
-    found = lower_bound_ns(without_transfers(problem, result.added_ns), effort).bound_ns
     if problem.moves:
         # Only plans that add no more than this one are bounded by it.
         found = min(found, result.added_ns)
@@ -163,11 +187,13 @@ def _counted(part: Pricing) -> Bound:
 
 
 def _refined(part: Pricing, bound: Bound, profile: Profile, effort: BoundEffort) -> Bound:
-    """`bound` of `part`, or a higher one from integer programs."""
-    found = [bound]
-    found += [_closed(part, op, effort) for op in part.best(effort.closed)]
-    found += [_linked(part, op, profile, effort) for op in part.best(1 if effort.linked > 1 else 0)]
-    return max(found, key=lambda one: (one.infeasible, one.bound_ns))
+    """`bound` of `part`, or a higher one from several instants and from integer programs."""
+    found = [bound, *_linked(part, profile, effort)]
+    # Nothing is left to raise where no plan fits.
+    if not any(one.infeasible for one in found):
+        found += [_closed(part, op, effort) for op in part.best(effort.closed)]
+    best = max(found, key=lambda one: (one.infeasible, one.bound_ns))
+    return replace(best, held=next((one.held for one in found if one.held), ()))
 
 
 def _closed(part: Pricing, op: int, effort: BoundEffort) -> Bound:
@@ -184,21 +210,19 @@ def _closed(part: Pricing, op: int, effort: BoundEffort) -> Bound:
     return Bound(found or 0, OpId(op), how, part.order, infeasible=found is None)
 
 
-def _linked(part: Pricing, op: int, profile: Profile, effort: BoundEffort) -> Bound:
-    """The bound of the instant of `op` with later ones: the highest of equal parts, or one found by trying."""
-    # Loading PuLP takes longer than pricing does.
-    from remat_passes.bounds.linked import Linked
-
-    linked = Linked(part, op, _solver(effort), effort.largest_linked)
-    # Linear relaxations choose the partner; only the two programs below are solved with integers.
-    partner = linked.best_partner(profile.parts(effort.partners, behind=op))
-    found = [Bound(0, OpId(op), "no linked instants", part.order)]
-    for others in (profile.parts(effort.linked - 1, behind=op), [partner] if partner is not None else []):
-        bound = linked.bound_ns(others)
-        if bound is not None:
-            how = f"{bound.instants} instants linked, {effort.solver}"
-            found.append(Bound(bound.bound_ns, OpId(op), how, part.order, bound.infeasible))
-    return max(found, key=lambda one: (one.infeasible, one.bound_ns))
+def _linked(part: Pricing, profile: Profile, effort: BoundEffort) -> Iterator[Bound]:
+    """The bound of the best instant with others, if there are any."""
+    best = part.best(1)
+    if effort.linked < 2 or not best or len(part.graph.live) > effort.linked_operators:
+        return
+    candidates = [*best, *profile.parts(effort.linked), *profile.parts(FINER * effort.linked)]
+    instants = chain_of(part.graph, part.order, candidates, effort.linked)
+    if len(instants) > 1:
+        found = linked_bound(part, instants, effort.program)
+        part.work.done += found.work
+        how = f"{found.instants} instants linked" + (", branch and bound" if found.whole else "")
+        how = how if part.whole else f"{how}, by orders"
+        yield Bound(found.bound_ns, OpId(best[0]), how, part.order, found.infeasible, held=found.held)
 
 
 def _solver(effort: BoundEffort) -> SolverOptions:

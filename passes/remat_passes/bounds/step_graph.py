@@ -15,8 +15,9 @@ from heapq import heappop, heappush
 
 import numpy as np
 
-from remat_compiler.ir.graph import Op, Phase, StorageKind, TrainingGraph
+from remat_compiler.ir.graph import Phase, StorageKind, TrainingGraph
 from remat_compiler.ir.problem import RematProblem
+from remat_compiler.simulate.needed import needed_ops
 from remat_passes.bounds.arcs import BACKWARD, FORWARD, TANGENT_FREE, Tables, rows
 from remat_passes.sequences.sequence import is_pinned
 
@@ -86,7 +87,7 @@ class StepGraph:
         producer = [-1 if op is None else int(op) for op in graph.producers()]
         # A plan does not decide about inputs and kept storages: `Instant.held_bytes` has the bytes of the latter.
         chosen = [producer[s.id] >= 0 and not s.kept for s in storages]
-        live = _live(graph, producer)
+        live = needed_ops(graph)
         return StepGraph(
             live=live,
             phase=[op.phase for op in graph.ops],
@@ -134,27 +135,6 @@ def _sequence(earlier: list[list[int]]) -> list[int]:
             if not missing[other]:
                 heappush(ready, other)
     return found
-
-
-def _must_run(graph: TrainingGraph, op: Op) -> bool:
-    """Whether every valid plan runs `op` even if nothing reads its results; see `remat_compiler.simulate.verify`."""
-    kept = any(graph.storages[s].kept for s in op.writes)
-    if op.phase is Phase.FORWARD or kept or op.traits:
-        return True
-    # The verifier demands backward operators without results, too: no reader could call for them.
-    return op.phase is Phase.BACKWARD and not op.writes
-
-
-def _live(graph: TrainingGraph, producer: list[int]) -> list[bool]:
-    """Operators that must run and all that they depend on."""
-    live = [_must_run(graph, op) for op in graph.ops]
-    # Joint order has makers before readers, so one sweep from the end is enough.
-    for op in reversed(graph.ops):
-        if live[op.id]:
-            for s in op.reads:
-                if producer[s] >= 0:
-                    live[producer[s]] = True
-    return live
 
 
 def _earlier(graph: TrainingGraph, producer: list[int], live: list[bool]) -> list[list[int]]:

@@ -13,6 +13,12 @@ from typing import Any
 import pulp
 from pulp.apis.core import PulpSolverError
 
+CHECK_UNIT_S, TREE_CHECKS = 6e-6, 8
+"""What HiGHS takes from one check of its limits to the next at the root, for each row and variable, in seconds; and how
+many checks in the tree, where less happens in between, stand for one at the root."""
+PIVOT_UNIT_S = 3.7e-8
+"""What an iteration of its simplex method takes for each row and variable, in seconds."""
+
 
 class BrokenSolver(Exception):
     """A solver is missing, broke, or wrote nonsense."""
@@ -24,8 +30,9 @@ class SolverOptions:
 
     Attributes:
         solver: ``cbc`` or ``highs``; the other one replaces it if it gives no answer.
-        time_limit_s: Seconds for one solver: CPU time for CBC, wall-clock time for HiGHS, which has no other limit;
-            `None` for no limit, 0 ends at once.
+        time_limit_s: Seconds for one solver: CPU time for CBC, which has no other limit but nodes; for HiGHS as much
+            work as takes about as long, so that it stops at the same point on any machine.  `None` for no limit, 0
+            ends at once.
         node_limit: Nodes of the branch-and-bound tree; `None` for no limit.  Plans that must agree between runs
             are limited by nodes, not by seconds.
         gap: Relative gap between objective and bound at which to stop.
@@ -56,6 +63,7 @@ class Answer:
         bound: Its lower bound of the objective.
         nodes: Nodes that it visited.
         iterations: Iterations of its simplex methods, as far as it tells.
+        counted_s: About the seconds that it took, by its work, which is the same on any machine; 0 for CBC.
     """
 
     optimal: bool = False
@@ -64,6 +72,7 @@ class Answer:
     bound: float = -math.inf
     nodes: int = 0
     iterations: int = 0
+    counted_s: float = 0.0
 
 
 def run_cbc(model: pulp.LpProblem, options: SolverOptions) -> Answer:
@@ -148,7 +157,6 @@ def run_highs(model: pulp.LpProblem, options: SolverOptions) -> Answer:
         msg=False,
         gapRel=options.gap,
         threads=options.threads,
-        timeLimit=options.time_limit_s,
         random_seed=options.seed,
         **limits,
     )
@@ -164,10 +172,35 @@ def run_highs(model: pulp.LpProblem, options: SolverOptions) -> Answer:
             start = highspy.HighsSolution()
             start.col_value = [options.warm_start.get(v.name, 0.0) for v in model.variables()]
             highs.setSolution(start)
+        if options.time_limit_s is not None:
+            _limit_checks(highs, int(options.time_limit_s / (CHECK_UNIT_S * _size(model))))
         highs.run()
     except (PulpSolverError, RuntimeError, ValueError, TypeError) as error:
         raise BrokenSolver(f"{type(error).__name__}: {error}") from error
     return _highs_answer(model, highspy)
+
+
+def _size(model: pulp.LpProblem) -> int:
+    """Rows and variables."""
+    return len(model.constraints) + len(model.variables())
+
+
+def _limit_checks(highs: Any, most: int) -> None:
+    """Have `highs` stop after `most` checks of its limits at the root, or a multiple of that in the tree.
+
+    HiGHS checks its limits between linear programs, at the same points in every run with one thread.  It has no limit
+    of work for integer programs but nodes, of which the first may take all the time, and tells no count of iterations
+    while it runs.
+    """
+    left = TREE_CHECKS * max(most, 1)
+
+    def check(event: Any) -> None:
+        nonlocal left
+        left -= 1 if event.data_out.mip_node_count > 0 else TREE_CHECKS
+        if left <= 0:
+            event.interrupt()
+
+    highs.cbMipInterrupt += check
 
 
 def _highs_answer(model: pulp.LpProblem, highspy: Any) -> Answer:
@@ -193,7 +226,8 @@ def _highs_answer(model: pulp.LpProblem, highspy: Any) -> Answer:
         bound = float(info.objective_function_value) if optimal else -math.inf
     # Both counts are -1 where there are none.
     nodes, iterations = max(0, int(info.mip_node_count)), max(0, int(info.simplex_iteration_count))
-    return Answer(optimal, False, values, bound, nodes, iterations)
+    counted_s = PIVOT_UNIT_S * iterations * _size(model)
+    return Answer(optimal, False, values, bound, nodes, iterations, counted_s)
 
 
 def _values(model: pulp.LpProblem) -> dict[str, float]:

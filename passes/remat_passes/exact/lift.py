@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from remat_compiler.ir.graph import OpId
 from remat_compiler.ir.plan import Plan
-from remat_passes.exact.program import Program, Term
+from remat_passes.exact.linear_rows import Term
+from remat_passes.exact.program import Program
 from remat_passes.exact.space import BOUNDARY, Space
 from remat_passes.sequences.sequence import StepIndex, drop_dead_repeats
 from remat_passes.transfers.moving import with_moved
@@ -74,6 +75,8 @@ def start_values(program: Program, plan: Plan) -> dict[str, float]:
     executed &= program.runs.keys()  # repetitions that a merged stage makes needless are retained instead
     values = {variable.name: float(key in executed) for key, variable in program.runs.items()}
     values["one"] = 1.0
+    for (t, i), variable in program.behind.items():
+        values[variable.name] = float(any((u, i) in executed for u in range(t, len(program.space.stages))))
     _fill_random(program, executed, values)
     for (t, v), variable in program.states.items():
         # Held from its first execution in any gap before the state.

@@ -6,6 +6,7 @@ Variables, for gap t, operator i and storage v made by operator p:
     s[t,v]    v is alive at the start of gap t
     a[t,v,j]  v is alive from its (j-1)-th to its j-th possible reader in gap t; readers stand in joint order
     h[t,i]    the random state of i is alive at the start of gap t
+    y[t,i]    i runs in gap t or behind it, for a few t (with the cut ``behind``)
 
 Minimise the time of all executions in gaps, less one execution of each operator that has no anchor.
 
@@ -24,16 +25,16 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import pulp
 
+from remat_passes.exact.linear_rows import Term, add_row, merged
 from remat_passes.exact.moved_values import MovedValues
 from remat_passes.exact.space import BOUNDARY, Reductions, Space, Stage
 from remat_passes.exact.subset_sums import largest_sum
 
-Term: TypeAlias = "pulp.LpVariable | int"
-"""A variable, or 0 or 1."""
+MOST_INSTANTS = 8
+"""Instants with rows of the cut ``behind``, about."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +45,13 @@ class Cuts:
         exclusive: No storage is both retained into a gap and recomputed there.
         useful: Some result of an execution in a gap is read there or retained.
         once: An operator that runs in gaps only runs at least once.
+        behind: What runs at all behind an instant has its inputs alive there, or run behind it (y above).
     """
 
     exclusive: bool = True
     useful: bool = True
     once: bool = True
+    behind: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +82,7 @@ class Program:
         states: Variable of each storage at the start of a gap, by stage and storage.
         chains: Variable of each piece of a life within a gap, by stage, storage and number of the reader.
         random: Variable of each random state, by stage and operator.
+        behind: Whether an operator runs at all from an instant on, by its stage and operator.
         moves: Values that may be moved off the device.
         alive: Storages with a life in each stage.
     """
@@ -92,6 +96,7 @@ class Program:
         self.states: dict[tuple[int, int], pulp.LpVariable] = {}
         self.chains: dict[tuple[int, int, int], pulp.LpVariable] = {}
         self.random: dict[tuple[int, int], pulp.LpVariable] = {}
+        self.behind: dict[tuple[int, int], pulp.LpVariable] = {}
         self._index = space.index
         self._reads = [frozenset(reads) for reads in space.index.reads]
         self.alive = self._storages_by_stage()
@@ -107,6 +112,10 @@ class Program:
             self._add_capacity(t, stage, lives)
             if cuts.useful:
                 self._add_useful(t, stage, lives)
+        # A moved value is there without having been alive at every instant before.
+        if cuts.behind and not self.moves.returns:
+            for t in self._instants():
+                self._add_behind(t)
 
     def holds(self, values: Mapping[str, float]) -> bool:
         """Whether whole `values` satisfy every row."""
@@ -173,25 +182,7 @@ class Program:
         return self.runs.get((t, i), 0)
 
     def _add(self, terms: Iterable[tuple[Term, int]], sense: int, right: int) -> None:
-        """A row ``sum of coefficient * term (sense) right``; constants go to the right."""
-        row: dict[pulp.LpVariable, int] = {}
-        for term, coefficient in terms:
-            if isinstance(term, int):
-                right -= coefficient * term
-            else:
-                row[term] = row.get(term, 0) + coefficient
-        if not row:
-            # Only constants: the row always holds, or the program is infeasible and has to say so to the solver.
-            if right >= 0 if sense == pulp.LpConstraintLE else right <= 0:
-                return
-            row = {self._nothing(): 1}
-        self.model.addConstraint(pulp.LpConstraint(pulp.LpAffineExpression(row), sense, rhs=right))
-
-    def _nothing(self) -> pulp.LpVariable:
-        """A variable that is 0, to write down a row that cannot hold."""
-        if not hasattr(self, "_zero"):
-            self._zero = pulp.LpVariable("zero", 0, 0)
-        return self._zero
+        add_row(self.model, terms, sense, right)
 
     def _at_most(self, smaller: Term, *larger: Term) -> None:
         """``smaller <= sum of larger``."""
@@ -313,6 +304,27 @@ class Program:
             if uses and 1 not in [use for use in uses if isinstance(use, int)]:
                 self._at_most(self.runs[t, i], *uses)
 
+    def _instants(self) -> list[int]:
+        """Stages at whose start the rows of `_add_behind` stand: behind a capacity, equally spread."""
+        limited = [t for t in range(1, len(self.space.stages)) if self.space.stages[t - 1].anchor_limited]
+        return limited[:: len(limited) // MOST_INSTANTS + 1]
+
+    def _add_behind(self, t: int) -> None:
+        """r[u,i] <= y[t,i] <= sum of r[u,i], u from t on;  s[t,v] + y[t,p] >= y[t,i], or 1 if an anchor reads v."""
+        space = self.space
+        again: dict[int, Term] = {i: 1 for i, made in space.made_at.items() if made >= t}
+        for i in sorted(space.runs_until):
+            runs = [self.runs[u, i] for u in range(t, len(space.stages)) if (u, i) in self.runs]
+            if runs and i not in again:
+                again[i] = self.behind[t, i] = pulp.LpVariable(f"y_{t}_{i}", 0, 1)
+                self._at_most(again[i], *runs)
+                for run in runs:
+                    self._at_most(run, again[i])
+        for i, ran in again.items():
+            for v in self._index.reads[i]:
+                if space.entry[v] >= 0:
+                    self._at_most(ran, self._state(t, v), again.get(self._index.producer[v], 0))
+
     def _add_capacity(self, t: int, stage: Stage, lives: dict[int, Life]) -> None:
         """sum of bytes alive <= budget while each candidate runs, and while the anchor does."""
         size, costs = self._index.size_bytes, self.space.problem.costs
@@ -336,13 +348,8 @@ class Program:
 
     def _add_row(self, terms: list[tuple[Term, int]], spent: int) -> None:
         """One row of capacity, unless it always holds."""
-        row: dict[pulp.LpVariable, int] = {}
-        for term, coefficient in terms:
-            if isinstance(term, int):
-                spent += term * coefficient
-            elif coefficient:
-                row[term] = row.get(term, 0) + coefficient
-        right = self.space.problem.budget_bytes - spent
+        row, constant = merged(terms)
+        right = self.space.problem.budget_bytes - spent - constant
         if self.reductions.drop_slack_rows and sum(row.values()) <= right:
             return
         # In a whole solution every term is 0 or 1, so bytes that no subset of the sizes reaches cannot be used.

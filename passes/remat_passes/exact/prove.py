@@ -21,7 +21,7 @@ from remat_compiler.simulate.timeline import simulate
 from remat_passes.exact.backends import SolverOptions
 from remat_passes.exact.demand_search import PLACES, DemandLimits, Searched, search_demands
 from remat_passes.exact.program import Cuts
-from remat_passes.exact.refine import Refined, cpu_seconds, refine
+from remat_passes.exact.refine import Refined, refine
 from remat_passes.exact.small_storages import zero_small_storages
 from remat_passes.exact.space import Reductions
 from remat_passes.exact.stages import space_of
@@ -30,6 +30,8 @@ NARROW = 25
 """By how much the first search is narrower than the widest."""
 SEARCHED = 400
 """Largest graph that is searched, in operators; on larger ones programs make better use of the time."""
+STATE_S = 4e-6
+"""What a state of a search takes, in seconds."""
 TOTAL = 20
 """States of all stages for each that one stage of the widest search may have."""
 
@@ -45,6 +47,7 @@ class Effort:
         cuts: Valid inequalities.
         relaxes: Whether to begin with the relaxation.
         passes_per_gap: How often an operator may run in a gap.
+        most_executions: Executions that a program may decide about.
     """
 
     solver: SolverOptions
@@ -53,6 +56,7 @@ class Effort:
     cuts: Cuts
     relaxes: bool
     passes_per_gap: int
+    most_executions: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +68,11 @@ class Proof:
         added_ns: Its added time.
         bound_ns: Proven lower bound of the added time of plans of the space.
         infeasible: Proven: none fits.
-        method: Origin of the bound: ``demands`` (for gaps in any order), ``program`` (for the space), or nothing.
+        method: Origin of the bound: ``demands`` (for gaps in any order), ``program`` (for the space), ``instant``
+            (known before), or nothing.
         states: States of all searches.
-        stats: Rounds, windows and nodes of the programs, and what `Solution.stats` says.
+        seconds: What searches and solvers are charged with.
+        stats: Rounds, windows, executions and nodes of the programs, and what `Solution.stats` says.
     """
 
     plan: Plan | None
@@ -75,6 +81,7 @@ class Proof:
     infeasible: bool = False
     method: str = ""
     states: int = 0
+    seconds: float = 0.0
     stats: tuple[tuple[str, str], ...] = ()
 
     @property
@@ -83,21 +90,33 @@ class Proof:
         return self.infeasible or self.bound_ns == self.added_ns
 
 
-def prove(problem: RematProblem, plan: Plan | None, effort: Effort) -> Proof:
-    """The best plan and bound of `problem` within `effort`, starting from `plan`, which fits, or from none.
+def prove(
+    problem: RematProblem, plan: Plan | None, effort: Effort, bound_ns: int = 0, instant: int | None = None
+) -> Proof:
+    """The best plan and bound of `problem` within `effort`.
+
+    Args:
+        problem: The problem.
+        plan: A plan to begin with, which fits, or `None`.
+        effort: Methods and limits.
+        bound_ns: A bound known already, of all plans in the joint order.
+        instant: Operator whose first execution forces it, if one is known.
 
     Raises:
         OutsideSpace: See `space_of`.
     """
     added = None if plan is None else simulate(problem.graph, problem.costs, plan).added_ns
-    known = Proof(plan, added)
-    began = cpu_seconds()
+    bound_ns = bound_ns if added is None else min(bound_ns, added)
+    known = Proof(plan, added, bound_ns, method="instant" if bound_ns else "")
+    if known.closed:
+        return known
     light = zero_small_storages(problem) if effort.relaxes else problem
     # The relaxation first; the original only if small storages lost bytes, or else it would be solved twice.
     for one in (light, *([problem] if light.graph is not problem.graph else [])):
         limit = effort.solver.time_limit_s
-        left = None if limit is None else max(0.0, limit - (cpu_seconds() - began))
-        known = _attempt(problem, one, known, replace(effort, solver=replace(effort.solver, time_limit_s=left)))
+        left = None if limit is None else max(0.0, limit - known.seconds)
+        limited = replace(effort, solver=replace(effort.solver, time_limit_s=left))
+        known = _attempt(problem, one, known, limited, instant)
         if known.closed:
             break
     return known
@@ -124,10 +143,10 @@ def cheaper_plan(problem: RematProblem, plan: Plan, widths: Sequence[int], total
     return plan if known.plan is None else known.plan
 
 
-def _attempt(problem: RematProblem, one: RematProblem, known: Proof, effort: Effort) -> Proof:
+def _attempt(problem: RematProblem, one: RematProblem, known: Proof, effort: Effort, instant: int | None) -> Proof:
     """`known` with the proofs for `one`: `problem` itself, or a relaxation of it."""
     space = space_of(one, effort.reductions, effort.passes_per_gap)
-    began, limit = cpu_seconds(), effort.solver.time_limit_s
+    spent, limit = known.seconds, effort.solver.time_limit_s
     if effort.states and limit != 0 and len(problem.graph.ops) <= SEARCHED:
         width = max(effort.states // NARROW, 1)
         # States that one stage leaves for the next limit the work of a search that thins them.
@@ -138,9 +157,10 @@ def _attempt(problem: RematProblem, one: RematProblem, known: Proof, effort: Eff
             known = _searched(problem, known, search_demands(space, known.added_ns, limits))
             if known.closed:
                 return known
-    left = None if limit is None else max(0.0, limit - (cpu_seconds() - began))
+    left = None if limit is None else max(0.0, limit - (known.seconds - spent))
     solver = replace(effort.solver, time_limit_s=left)
-    found = refine(space, effort.reductions, effort.cuts, solver, known.plan, known.added_ns, problem)
+    most = effort.most_executions
+    found = refine(space, effort.reductions, effort.cuts, solver, known.plan, known.added_ns, problem, most, instant)
     return _refined(known, found)
 
 
@@ -153,7 +173,8 @@ def _byte_ns(problem: RematProblem, known: Proof) -> float:
 
 def _searched(problem: RematProblem, known: Proof, found: Searched) -> Proof:
     """`known` with the result of a search."""
-    known = replace(known, states=known.states + found.states)
+    seconds = known.seconds + STATE_S * found.states
+    known = replace(known, states=known.states + found.states, seconds=seconds)
     if found.plan is not None and found.added_ns is not None:
         # A plan of the relaxation may overflow in the original, where small storages weigh something.
         timeline = simulate(problem.graph, problem.costs, found.plan)
@@ -178,10 +199,11 @@ def _refined(known: Proof, found: Refined) -> Proof:
     stats = (
         ("rounds", str(found.rounds)),
         ("windows", str(found.windows)),
+        ("executions", str(found.executions)),
         ("nodes", str(found.nodes)),
         *found.stats,
     )
-    known = replace(known, infeasible=found.infeasible, stats=stats)
+    known = replace(known, infeasible=found.infeasible, stats=stats, seconds=known.seconds + found.seconds)
     if found.plan is not None and found.added_ns is not None:
         known = replace(known, plan=found.plan, added_ns=found.added_ns)
     if found.bound_ns > known.bound_ns:

@@ -12,7 +12,6 @@ windows of stages in place of points in time.
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -48,6 +47,8 @@ class Refined:
         windows: Windows of the last one.
         nodes: Nodes of all trees.
         iterations: Iterations of the simplex methods in all of them.
+        executions: Executions that the last one decided about.
+        seconds: What the solvers are charged with, see `Solution`.
         stats: Solver of the last round; how many were replaced in all rounds, and why.
     """
 
@@ -59,6 +60,8 @@ class Refined:
     windows: int
     nodes: int
     iterations: int
+    executions: int
+    seconds: float
     stats: tuple[tuple[str, str], ...]
 
 
@@ -70,6 +73,8 @@ def refine(
     first: Plan | None,
     cutoff_ns: int | None,
     judge: RematProblem | None = None,
+    most_executions: int | None = None,
+    instant: int | None = None,
 ) -> Refined:
     """Search `space` for plans cheaper than `cutoff_ns`, the added time of the plan `first` that fits.
 
@@ -81,21 +86,24 @@ def refine(
         first: A plan to begin with, or `None`.
         cutoff_ns: Its added time, or `None`.
         judge: The problem that plans must fit, if that of `space` is a relaxation of it with the same operators.
+        most_executions: Executions that a program may decide about; a finer one is not built.
+        instant: An operator at which a capacity is known to bind, for the first round.
     """
     judge = judge or space.problem
-    began = cpu_seconds()
-    starts = _first_starts(space)
-    found = Refined(None, cutoff_ns, 0, False, 0, len(starts), 0, 0, ())
+    starts = _first_starts(space, instant)
+    found = Refined(None, cutoff_ns, 0, False, 0, len(starts), 0, 0, 0, 0.0, ())
     gap = ROUGH_GAP
     while True:
-        limit = options.time_limit_s
-        if limit is not None:
-            limit = max(0.0, limit - (cpu_seconds() - began))
+        merged = merge(space, starts)
+        if most_executions is not None and merged.executions > most_executions:
+            return found
+        found = replace(found, executions=merged.executions)
         # The best plan so far is the cutoff of every later round, so the solver drops what cannot improve on it.
-        program = Program(merge(space, starts), reductions, cuts, found.added_ns)
+        program = Program(merged, reductions, cuts, found.added_ns)
         start = start_values(program, first) if first is not None else {}
+        left = None if options.time_limit_s is None else max(0.0, options.time_limit_s - found.seconds)
         solution = solve(
-            program.model, replace(options, time_limit_s=limit, gap=max(gap, options.gap), warm_start=start)
+            program.model, replace(options, time_limit_s=left, gap=max(gap, options.gap), warm_start=start)
         )
         found = _learned(found, solution, len(starts))
         # Settled, or the solver ran into its limit without a solution from which to refine.
@@ -121,10 +129,9 @@ def refine(
         starts = finer
 
 
-def cpu_seconds() -> float:
-    """CPU seconds of this process and of the solvers that it ran: a busy machine changes no result."""
-    times = os.times()
-    return times.user + times.system + times.children_user + times.children_system
+def least_executions(space: Space) -> int:
+    """Executions that the program of the first round decides about: fewer than that of any other."""
+    return merge(space, _first_starts(space)).executions
 
 
 def _learned(found: Refined, solution: Solution, windows: int) -> Refined:
@@ -135,6 +142,7 @@ def _learned(found: Refined, solution: Solution, windows: int) -> Refined:
         windows=windows,
         nodes=found.nodes + solution.nodes,
         iterations=found.iterations + solution.iterations,
+        seconds=found.seconds + solution.charged_s,
         stats=(("solver", solution.solver), *_fallbacks(found.stats, solution.stats)),
     )
     if solution.status is SolveStatus.INFEASIBLE:
@@ -158,12 +166,15 @@ def _whole(bound: float) -> int:
     return 0 if math.isinf(bound) else max(0, math.ceil(bound - 1e-3 - 1e-9 * abs(bound)))
 
 
-def _first_starts(space: Space) -> list[int]:
-    """Windows that end at the anchors that need most, one in each part of the stages that may overflow."""
+def _first_starts(space: Space, instant: int | None = None) -> list[int]:
+    """Windows that end at `instant` and at the anchors that need most in each part of the stages that may overflow."""
     # One capacity for each part, at the anchor that needs most for itself: the least room for what is retained.
     limited = [t for t, stage in enumerate(space.stages) if stage.anchor_limited]
     parts = np.array_split(np.array(limited, np.int64), FIRST_WINDOWS)
     ends = {int(part[np.argmax([_pressure(space, int(t)) for t in part])]) for part in parts if len(part)}
+    # Operators without an anchor have no stage; those of the skipped prefix have one below 0.
+    if instant is not None and space.made_at.get(instant, -1) in limited:
+        ends.add(space.made_at[instant])
     if any(space.unsavable(v) for v, last in enumerate(space.last) if last >= 0):
         # What must not cross is forbidden at the start of a window.
         ends |= {t for t, stage in enumerate(space.stages) if BOUNDARY in stage.anchors}

@@ -107,6 +107,11 @@ class Space:
     made_at: dict[int, int]
     born: frozenset[int] = frozenset()
 
+    @property
+    def executions(self) -> int:
+        """Executions to decide about."""
+        return sum(len(stage.candidates) for stage in self.stages)
+
     def held(self, storage: int) -> bool:
         """Whether a tangent-free operator makes it for the caller, who holds the first instance to the end."""
         return self.entry[storage] >= 0 and self.index.kept[storage]

@@ -4,6 +4,10 @@ A quick search comes first: seeds from gap greedy (several settings, both placem
 from the block DP (several cuttings), which trim and a local search improve.  Then the `portfolio` continues for as long
 as `time_limit` says.  The exact profile judges all.  Every limit counts work, never seconds, so that the same problem
 gives the same plan anywhere.
+
+Where the quick search finds nothing, `search.lowest_peak` looks for the smallest peak.  If that is within the budget,
+the search goes on from there; else the answer is the plan for that peak as the budget, whatever the budget was: who
+asks for the peak that a refusal names gets a plan.
 """
 
 from __future__ import annotations
@@ -13,17 +17,20 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from remat_compiler.ir.plan import PlanResult
-from remat_compiler.ir.problem import RematProblem
+from remat_compiler.ir.problem import NO_BYTES, RematProblem
+from remat_passes.planning.chain_dp import ChainDp
+from remat_passes.planning.hierarchical import Hierarchical
 from remat_passes.planning.interface import Candidate, choose
-from remat_passes.planning.portfolio import WORK_PER_SECOND, improve
-from remat_passes.policies.space import PolicySpace
-from remat_passes.search.moving_search import MOST_ENTRIES, MovingSearch, search_between
+from remat_passes.planning.portfolio import WORK_PER_SECOND, improve, usual_work
+from remat_passes.search.lowest_peak import least_bytes, lowest_peak
+from remat_passes.search.moving_search import MovingSearch, search_between
 from remat_passes.search.policy_search import improve_best, search_policies
 from remat_passes.search.sequence_search import SequenceSearch
+from remat_passes.search.tight_seeds import TIGHT, TIGHTEST, position, tight_seeds
 from remat_passes.sequences.candidate import SequenceCandidate
 
-HALVINGS = 8
-"""Budgets tried to find the lowest peak within a time limit."""
+LOWEST_SHARE = 0.5
+"""Part of the work after the quick search that may go into the smallest peak."""
 LAST_CLIMBS = 8
 """How much more work the last climbs are given than those before."""
 MOST_WORK = 2**53
@@ -56,10 +63,23 @@ class Auto:
             result = choose(problem, self.name, [Candidate(problem.reference)])
             if result.peak_bytes <= problem.budget_bytes:
                 return result
+        found = self._planned(problem)
+        # Without transfers, the plan is that of the smallest peak already.
+        if problem.moves and found.peak_bytes > problem.budget_bytes > NO_BYTES:
+            found = self.smallest_peak(problem)
+        return found
+
+    def smallest_peak(self, problem: RematProblem) -> PlanResult:
+        """The plan of the smallest peak found within `max_added_ns`; its status is for the problem's budget."""
+        lowest = self._planned(replace(problem, budget_bytes=NO_BYTES))
+        assert lowest.plan is not None
+        return choose(problem, self.name, [Candidate(lowest.plan)])
+
+    def _planned(self, problem: RematProblem) -> PlanResult:
+        """The best plan that fits, or the one of the smallest peak."""
         if problem.moves:
             return self._moving(problem)
-        best = self._recomputing(problem)
-        return choose(problem, self.name, [Candidate(best.plan())])
+        return choose(problem, self.name, [Candidate(self._recomputing(problem).plan())])
 
     def _moving(self, problem: RematProblem) -> PlanResult:
         """The plan where values may be moved: never a slower one than without."""
@@ -77,29 +97,30 @@ class Auto:
 
     def _recomputing(self, problem: RematProblem) -> SequenceCandidate:
         """The best sequence where nothing is moved."""
-        search = self._search(problem, problem.budget_bytes)
-        search.run()
-        if not search.solved:
-            # A search for the lowest peak gets below what one that aims just under the budget reaches.
-            lowest = self._search(problem, 0)
-            lowest.run()
-            search.adopt([*lowest.pool[:4], *self._within_time(problem, lowest)])
         limit = None if self.time_limit is None else int(min(WORK_PER_SECOND * self.time_limit, MOST_WORK))
-        return improve(search, limit)
 
-    def smallest_peak(self, problem: RematProblem) -> PlanResult:
-        """The plan of the lowest peak found within `max_added_ns`; its status is for the problem's budget."""
-        search = self._search(problem, 0)
-        search.run()
-        best = search.adopt(self._within_time(problem, search))
-        if not problem.moves:
-            return choose(problem, self.name, [Candidate(best.plan())])
-        lowest = MovingSearch.of(replace(problem, budget_bytes=0))
-        kept = (space.kept for space in PolicySpace.of_all(problem))
-        lowest.adopt(best.plan())
-        lowest.offer([*kept, *(entry.plan() for entry in search.pool[:MOST_ENTRIES])])
-        assert lowest.best is not None
-        return choose(problem, self.name, [Candidate(lowest.best.plan)])
+        def search_for(budget: int, share: int) -> SequenceSearch:
+            return self._search(problem, budget, share)
+
+        search, least = self._search(problem, problem.budget_bytes), least_bytes(problem)
+        # A budget below what every plan needs, as where the smallest peak is asked for, is not searched for.
+        if search.budget >= least:
+            search.run()
+        solved = bool(search.pool) and search.solved
+        place = position(search, least) if solved else 0.0
+        if place <= TIGHTEST:
+            work = usual_work(len(search.g.ops), None) if limit is None else int(LOWEST_SHARE * limit)
+            limit = None if limit is None else limit - work
+            plans = (
+                planner.plan(replace(problem, budget_bytes=NO_BYTES)).plan for planner in (ChainDp(), Hierarchical())
+            )
+            lowest = lowest_peak(search_for, least, work, [plan for plan in plans if plan is not None])
+            if not solved:
+                search = self._search(problem, max(lowest.pool[0].peak, problem.budget_bytes))
+            search.take_over(lowest)
+        if place <= TIGHT:
+            search.adopt(tight_seeds(search, search_for))
+        return improve(search, limit)
 
     def frontier(self, problem: RematProblem, budgets: Sequence[int]) -> list[PlanResult]:
         """One result for each budget, in the order of `budgets`.
@@ -115,17 +136,3 @@ class Auto:
     def _search(self, problem: RematProblem, budget: int, share: int = 1) -> SequenceSearch:
         """A search for `budget` with a part of the effort."""
         return SequenceSearch.of(replace(problem, budget_bytes=budget), self.effort // share, self.seed, self.reorders)
-
-    def _within_time(self, problem: RematProblem, lowest: SequenceSearch) -> list[SequenceCandidate]:
-        """Entries of low peaks within `max_added_ns`, by halving the range of budgets; none without such a limit."""
-        # From the lowest peak of all, which may take too long, to that of the best entry within the time.
-        low, high = min(e.peak for e in lowest.pool), lowest.pool[0].peak
-        found: list[SequenceCandidate] = []
-        while problem.max_added_ns is not None and len(found) < HALVINGS and high - low > high // 200:
-            search = self._search(problem, (low + high) // 2, HALVINGS)
-            found.append(search.run())
-            if search.solved:
-                high = found[-1].peak
-            else:
-                low = (low + high) // 2
-        return found

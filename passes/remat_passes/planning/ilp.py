@@ -11,6 +11,11 @@ stats say what was proven, and whether a limit or the size of the program stoppe
 Where `Auto` finds a cheaper plan with all of its effort and in an order of its own, that plan is the answer, and
 nothing is claimed of it but the bound: a user of the exact planner never gets less than the default one gives.
 
+The program of all executions outgrows any solver at some hundred operators, so it is never the whole one that is built
+there.  Bounds come from programs of merged stages, which grow from one window on for as long as they keep below
+`max_executions` (`remat_passes.exact.refine`).  Plans come from programs in which some executions near the best plan
+are free (`remat_passes.exact.neighbourhood`), where nothing is proven to be optimal.
+
 Where values may be moved off the device, programs with a variable more for each value decide which ones are (see
 `remat_passes.exact.moved_values`).  The answer is the best of their plan, of `Auto`'s, and of the exact plan that moves
 nothing; nothing is proven of it.
@@ -25,27 +30,40 @@ from remat_compiler.ir.plan import Plan, PlanResult, PlanStatus
 from remat_compiler.ir.problem import RematProblem
 from remat_compiler.simulate.floor import peak_floor
 from remat_compiler.simulate.verify import verify
+from remat_passes.bounds.instant import OrderClass
+from remat_passes.bounds.lower_bound import Bound, lower_bound_ns
 from remat_passes.exact.backends import SolverOptions
+from remat_passes.exact.neighbourhood import improve_around
 from remat_passes.exact.program import Cuts
 from remat_passes.exact.prove import Effort, Proof, prove
+from remat_passes.exact.refine import least_executions
 from remat_passes.exact.solver import check_solver
 from remat_passes.exact.space import OutsideSpace, Reductions
 from remat_passes.exact.stages import space_of
 from remat_passes.planning.auto import Auto
 from remat_passes.planning.interface import Candidate, choose
 
+BY_AUTO = "by auto, in an order of its own"
+"""What the stats say of a plan whose order is not that of the proof."""
+SEARCH_SHARE, SEARCH_NODES = 0.5, 50
+"""Part of the time for the search near the best plan, and nodes of each of its programs."""
+PRICED = 100
+"""Operators of the smallest graph whose instants are priced before there is a program."""
+NOTHING = Bound(0, None, "", OrderClass.JOINT)
+CUTS = Cuts(behind=True)
 NO_CUTS = Cuts(exclusive=False, useful=False, once=False)
 NO_REDUCTIONS = Reductions(False, False, False, False, False)
 
 
 @dataclass(frozen=True, slots=True)
 class Ilp:
-    """Mixed-integer program for small graphs; proves the optimum, or gives a lower bound.
+    """Mixed-integer programs: proves the optimum of small graphs, improves plans of larger ones, gives a lower bound.
 
     Attributes:
-        solver: ``cbc`` or ``highs``.
-        time_limit: CPU seconds for all rounds (HiGHS: wall-clock seconds).  A proof that this limit stops may differ
-            from run to run, and so may a plan; `node_limit` and `max_executions` are the same everywhere.
+        solver: ``highs`` or ``cbc``; the other one replaces it where it is not installed.
+        time_limit: Seconds for all programs.  HiGHS counts its work instead, and stops at the same point in every run
+            and on any machine; CBC stops by CPU seconds, so that a proof that this limit stops may differ from run to
+            run, and so may a plan.
         gap: Relative gap between plan and bound at which the solver stops.
         node_limit: Nodes of the solver's tree, or `None` for no limit.
         states: States that a stage of the search over demanded sets may have; 0 for programs alone.
@@ -54,11 +72,11 @@ class Ilp:
         cuts: Whether to add valid inequalities; they change only the time that the proof takes.
         reductions: Whether to shrink the program; this changes only the time that the proof takes.
         passes_per_gap: How often an operator may run between two first executions.
-        max_executions: Largest program that is tried, in executions that it decides about.
+        max_executions: Largest program that is built, in executions that it decides about; 0 for none.
     """
 
     name: ClassVar[str] = "ilp"
-    solver: str = "cbc"
+    solver: str = "highs"
     time_limit: float = 20.0
     gap: float = 0.0
     node_limit: int | None = None
@@ -79,7 +97,28 @@ class Ilp:
         # An unknown solver is an error even if the problem needs no solver.
         check_solver(self.solver)
         found = self._moving(problem) if problem.moves else self._proven(problem)
-        return self._beside_auto(problem, found) if self.reorders else found
+        if self.reorders:
+            found = self._beside_auto(problem, found)
+        return found if problem.moves else self._searched(problem, found)
+
+    def _searched(self, problem: RematProblem, found: PlanResult) -> PlanResult:
+        """`found`, or a cheaper plan near it in the same order."""
+        if found.plan is None or found.status is not PlanStatus.FEASIBLE:
+            return found
+        nodes = SEARCH_NODES if self.node_limit is None else self.node_limit
+        options = SolverOptions(self.solver, SEARCH_SHARE * self.time_limit, nodes, self.gap)
+        near = improve_around(replace(problem, reference=None), found.plan, options, self.max_executions)
+        stats = (*found.stats, ("searched", f"{near.programs} programs of up to {near.choices} executions"))
+        best = choose(problem, self.name, [Candidate(found.plan), Candidate(near.plan)])
+        if best.plan == found.plan:
+            return replace(found, stats=stats)
+        # The bound is of plans in the joint order, below which one in another order may be.
+        bound = min(found.lower_bound_ns, best.added_ns)
+        met = bound == best.added_ns and ("plan", BY_AUTO) not in found.stats
+        if met:
+            stats = (*(pair for pair in stats if pair[0] != "proof"), ("proof", "nothing is cheaper"))
+        status = PlanStatus.OPTIMAL if met else best.status
+        return replace(best, status=status, lower_bound_ns=bound, stats=stats)
 
     def _beside_auto(self, problem: RematProblem, found: PlanResult) -> PlanResult:
         """`found`, or the default planner's plan if that is better."""
@@ -95,7 +134,7 @@ class Ilp:
         if best.plan == found.plan:
             return found
         bound = min(found.lower_bound_ns, best.added_ns)
-        return replace(best, lower_bound_ns=bound, stats=(*found.stats, ("plan", "by auto, in an order of its own")))
+        return replace(best, lower_bound_ns=bound, stats=(*found.stats, ("plan", BY_AUTO)))
 
     def _proven(self, problem: RematProblem) -> PlanResult:
         """The best plan of the joint order, with what is proven of it."""
@@ -116,8 +155,12 @@ class Ilp:
             executions = self._executions(problem)
             if executions > self.max_executions:
                 return _explained(first, f"not tried: {executions} executions to decide, limit {self.max_executions}")
-            fits = first.status is PlanStatus.FEASIBLE
-            return self._result(problem, first, prove(problem, first.plan if fits else None, self._effort()))
+            plan = first.plan if first.status is PlanStatus.FEASIBLE else None
+            # On small graphs programs prove more, and where no time is given, nothing is proven.
+            priced = plan and self.time_limit and len(problem.graph.ops) >= PRICED
+            known = lower_bound_ns(problem, order=OrderClass.JOINT) if priced else NOTHING
+            proof = prove(problem, plan, self._effort(), known.bound_ns, known.instant)
+            return self._result(problem, first, proof)
         except OutsideSpace as error:
             return _explained(first, f"not tried: {error}")
 
@@ -150,18 +193,18 @@ class Ilp:
         return None if found is None or verify(problem, found) else found
 
     def _executions(self, problem: RematProblem) -> int:
-        """How many executions the program decides about; errors as `space_of`."""
-        space = space_of(problem, self._effort().reductions, self.passes_per_gap)
-        return sum(len(stage.candidates) for stage in space.stages)
+        """How many executions the smallest program decides about; errors as `space_of`."""
+        return least_executions(space_of(problem, self._effort().reductions, self.passes_per_gap))
 
     def _effort(self) -> Effort:
         return Effort(
-            SolverOptions(self.solver, self.time_limit, self.node_limit, self.gap),
+            SolverOptions(self.solver, (1.0 - SEARCH_SHARE) * self.time_limit, self.node_limit, self.gap),
             self.states,
             Reductions() if self.reductions else NO_REDUCTIONS,
-            Cuts() if self.cuts else NO_CUTS,
+            CUTS if self.cuts else NO_CUTS,
             self.reductions,
             self.passes_per_gap,
+            self.max_executions,
         )
 
     def _result(self, problem: RematProblem, first: PlanResult, proof: Proof) -> PlanResult:

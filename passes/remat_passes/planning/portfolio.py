@@ -10,6 +10,7 @@ thousand, and never more than the time that the training steps to come could gai
     blocks    plans of the block DP over few large blocks, with options that were searched for thoroughly
     climb     from the best of each cutting and, every second time, from the best of all; then from the best result
     regions   of the best sequence by integer programs, if there is more work than by default
+    linked    last, on graphs of up to a thousand operators or so: what linked instants hold, see `search.linked_seeds`
 
 Every stage is charged with the work that it did, or with an estimate where it cannot tell, and none is begun whose
 estimate exceeds what is left.  Blocks and a climb make a round.  If there is work left, another round follows with more
@@ -22,13 +23,14 @@ run, on every rank (with integer programs, if the same solver is installed).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from remat_compiler.ir.plan import PlanResult
 from remat_compiler.ir.planner import Planner
 from remat_compiler.progress import progress
-from remat_passes.bounds.lower_bound import lower_bound_ns
+from remat_passes.bounds.lower_bound import QUICK, Bound, lower_bound_ns
 from remat_passes.exact.prove import cheaper_plan
 from remat_passes.exact.space import OutsideSpace
 from remat_passes.moves.climb import Climber
@@ -36,6 +38,7 @@ from remat_passes.planning.chain_dp import ChainDp
 from remat_passes.planning.greedy import Greedy
 from remat_passes.planning.hierarchical import BLOCK_COUNTS, Hierarchical, block_plans
 from remat_passes.search.exact_regions import solve_region
+from remat_passes.search.linked_seeds import keep_linked_seeds
 from remat_passes.search.sequence_search import SequenceSearch
 from remat_passes.sequences.candidate import SequenceCandidate
 
@@ -45,6 +48,14 @@ USUAL_WORK, USUAL_SECONDS = 50, 2
 """Work for each pair of operators without a time limit, and the most seconds that all of it stands for."""
 LEAST_WORK = 1_500_000
 """Less work is not begun, so graphs of up to 170 operators keep their quick plan: starting would take longer."""
+LINKED_OPERATOR_WORK, LINKED_SHARE = 15_000, 4
+"""Work of a program of linked instants for each operator, about; they are begun within one part in so many of all."""
+SEED_OPERATOR_WORK = 50_000
+"""Work for their sequences for each operator, at most."""
+WORTH_LINKING = 0.03
+"""Part of the step that the best plan must be above the bound of single instants, for linked ones without a limit."""
+SINGLE = replace(QUICK, linked=0)
+"""The bound of instants by themselves."""
 STEPS_TO_COME = 10_000
 """Planning takes about as long as this many training steps could gain by it, at most."""
 ROUND_WORK, SHORTEST_ROUND, LONGEST_ROUND = 20_000, 5_000_000, 50_000_000
@@ -81,13 +92,14 @@ def improve(search: SequenceSearch, work: int | None) -> SequenceCandidate:
     """The best entry after `work` more, or `usual_work` if it is `None`; `search` has run."""
     if work == 0:
         return search.pool[0]
-    bound = lower_bound_ns(search.problem)
-    # The bound is of added time; entries have the time of the whole step.
-    enough_ns = search.once + int(bound.bound_ns * (1.0 + PROVEN))
+    bound, linked_work = _bound(search, work)
+    enough_ns = _enough_ns(search, bound)
+    # By default linked instants would take longer than all else on a small graph, and find little where little is open.
+    linked_above_ns = enough_ns + (int(WORTH_LINKING * search.once) if work is None else 0)
     if work is None:
-        work = usual_work(len(search.g.ops), search.pool[0].time - enough_ns if search.solved else None)
+        work = usual_work(len(search.g.ops), _gain_ns(search, enough_ns))
     else:
-        work -= bound.work
+        work -= bound.work + linked_work
     with progress("improving the plan") as bar:
         left = work if _is_within(search, enough_ns) else work - _once(search, work)
         size, turn, in_regions, idle = first_round(len(search.g.ops)), 0, 0, 0
@@ -103,7 +115,47 @@ def improve(search: SequenceSearch, work: int | None) -> SequenceCandidate:
             size, turn = int(GROWTH * size), turn + 1
             idle = 0 if search.rank(search.pool[0]) < before else idle + 1
             bar.advance()
+        # Last, since the order of the best sequence is the one in which instants are linked.
+        if linked_work and not _is_within(search, linked_above_ns):
+            keep_linked_seeds(search, linked_work)
     return search.pool[0]
+
+
+def _bound(search: SequenceSearch, work: int | None) -> tuple[Bound, int]:
+    """The lower bound, and work that is set apart for sequences of linked instants.
+
+    Args:
+        search: The search.
+        work: Work that may be done, or `None` for as much as the steps to come could gain.
+    """
+    # Single instants come first: they take next to no time, and tell whether linking them is worth its own.
+    bound = lower_bound_ns(search.problem, SINGLE)
+    operators, gain_ns = len(search.g.ops), _gain_ns(search, _enough_ns(search, bound))
+    allowed = _gain_work(gain_ns) if work is None else work // LINKED_SHARE
+    if operators > QUICK.linked_operators or gain_ns == 0 or allowed < LINKED_OPERATOR_WORK * operators:
+        return bound, 0
+    if work is None:
+        return bound, min(allowed, SEED_OPERATOR_WORK * operators)
+    linked = lower_bound_ns(search.problem, QUICK)
+    return replace(linked, work=linked.work + bound.work), min(allowed, SEED_OPERATOR_WORK * operators)
+
+
+def _enough_ns(search: SequenceSearch, bound: Bound) -> int:
+    """Time of a step at which nothing more is tried."""
+    # The bound is of added time; entries have the time of the whole step.
+    return search.once + int(bound.bound_ns * (1.0 + PROVEN))
+
+
+def _gain_ns(search: SequenceSearch, enough_ns: int) -> int | None:
+    """Time of the best entry beyond what is proven necessary; `None` if no entry fits."""
+    return max(search.pool[0].time - enough_ns, 0) if search.solved else None
+
+
+def _gain_work(gain_ns: int | None) -> int:
+    """Work that takes as long as the steps to come could gain, which is not known without a plan."""
+    if gain_ns is None:
+        return USUAL_SECONDS * WORK_PER_SECOND
+    return max(gain_ns, 0) * STEPS_TO_COME * WORK_PER_SECOND // 10**9
 
 
 def usual_work(operators: int, gain_ns: int | None) -> int:
@@ -118,8 +170,7 @@ def usual_work(operators: int, gain_ns: int | None) -> int:
         return 0
     # Cutting into blocks comes on top, or small graphs would have no work left for the plans of blocks.
     by_size = min(by_pairs + _cutting_work(operators), USUAL_SECONDS * WORK_PER_SECOND)
-    by_gain = by_size if gain_ns is None else max(gain_ns, 0) * STEPS_TO_COME * WORK_PER_SECOND // 10**9
-    work = min(by_size, by_gain)
+    work = by_size if gain_ns is None else min(by_size, _gain_work(gain_ns))
     return work if work >= LEAST_WORK else 0
 
 

@@ -35,14 +35,16 @@ PATIENCE = 12
 MAX_REORDERINGS = 8
 """Times that gap greedy continues after the backward was reordered."""
 MAX_PASSES = 50
-MAX_IDLE = 250
-"""Neighbours without improvement after which the local search stops."""
+MAX_IDLE, IDLE_PER_OPERATOR = 250, 10
+"""Neighbours without improvement after which the local search stops: in all, and for each operator of the graph."""
 RETURN_AFTER = 60
 """Turns without improvement after which the local search goes back to the best entry."""
 FINALIST_TURNS = 60
 """Turns that all finalists share; only the best one goes on."""
 CLIMBERS, CLIMB_SHARE, CLIMB_IDLE = 3, 0.2, 60
 """Number of sequences of different forwards that are climbed from first; the share of the work for each; `max_idle`."""
+TAKEN_OVER = 8
+"""Entries that are trimmed and improved for another budget."""
 FINALISTS = 2
 """Sequences that the local search improves."""
 
@@ -63,6 +65,7 @@ class SequenceSearch:
         problem: The problem itself.
         reorders: Whether the backward may run in another order than the graph's.
         pool: Entries found, best first.
+        bases: Sequences of all orders that were planned on, before anything is evicted.
     """
 
     g: Arrays
@@ -76,6 +79,7 @@ class SequenceSearch:
     problem: RematProblem
     reorders: bool = True
     pool: list[SequenceCandidate] = field(default_factory=list)
+    bases: list[SequenceCandidate] = field(default_factory=list)
 
     @staticmethod
     def of(problem: RematProblem, effort: int, seed: int, reorders: bool = True) -> SequenceSearch:
@@ -113,7 +117,8 @@ class SequenceSearch:
             # Orders for plans that recompute: as they are, they need not peak lower.
             staged = staged_orders(self.g, self.index, self.freedom) if self.reorders else []
             bases = self._different([*bases, *(self.base(order) for order in staged)])
-            self.keep([self._fit(base, self.budget, *GREEDY_SETTINGS[0]) for base in bases])
+            self.bases = bases
+            self.keep([self.fit(base, self.budget, *GREEDY_SETTINGS[0]) for base in bases])
             # One cache for all cuttings: equal blocks of different cuttings are solved once.
             library = BlockOptionCache(BLOCK_TURNS)
             for base, order in [*early[:1], (bases[0], orders[0])]:
@@ -131,6 +136,18 @@ class SequenceSearch:
         if self.pool[0] is not before and self.solved:
             self._improve()
         return self.pool[0]
+
+    def take_over(self, other: SequenceSearch) -> None:
+        """Go on from the entries of another search of the same problem, instead of `run`."""
+        self.bases = other.bases
+        self.keep([self.trimmed(e.steps, e.boundary) for e in other.pool[:TAKEN_OVER]])
+        if self.solved:
+            self._improve()
+
+    def lower(self, work: int) -> None:
+        """Lower the peak of the best entries by local search, with `work`; no entry is within the budget."""
+        self.work_left = work
+        self._improve()
 
     @property
     def solved(self) -> bool:
@@ -158,7 +175,12 @@ class SequenceSearch:
         """Add to the pool, best first."""
         self.pool = sorted([*self.pool, *entries], key=self.rank)
 
-    def _fit(
+    def fitted(self, steps: IntArray, boundary: int) -> SequenceCandidate:
+        """The sequence with values evicted until it fits, or as low as it gets, then trimmed."""
+        entry = self._entry(steps, boundary)
+        return self._trim(steps, boundary, self.budget) if self.fits(entry) else self.fit(entry, self.budget, 0.15, 1)
+
+    def fit(
         self, entry: SequenceCandidate, target: int, share: float, width: int, noise: float = 0.0
     ) -> SequenceCandidate:
         """`entry` with values evicted to `target` bytes, or as low as it gets, then trimmed."""
@@ -175,7 +197,7 @@ class SequenceSearch:
     def _evict(
         self, steps: IntArray, boundary: int, target: int, share: float, width: int, noise: float
     ) -> SequenceCandidate:
-        """`_fit` with the backward as it stands."""
+        """`fit` with the backward as it stands."""
         peak = 0
         # Eviction stalls at a peak that a recomputation itself makes: hoisting that one lets it go on.
         for _ in range(8):
@@ -231,7 +253,7 @@ class SequenceSearch:
         for share, width in GREEDY_SETTINGS[1:]:
             for base in bases:
                 if self.work_left > enough:
-                    yield self._fit(base, self.budget, share, width)
+                    yield self.fit(base, self.budget, share, width)
 
     def cuttings(self, order: Order, base: SequenceCandidate, counts: Sequence[int]) -> list[Segmentation]:
         """The blocks of `order`, whose sequence is `base`, for each of `counts`."""
@@ -256,7 +278,7 @@ class SequenceSearch:
         # has finished them.
         for entry in sorted(over, key=self._promise)[:2]:
             if self.work_left > 0:
-                yield self._fit(entry, self.budget, 0.15, 1)
+                yield self.fit(entry, self.budget, 0.15, 1)
 
     def _promise(self, entry: SequenceCandidate) -> tuple[float, int]:
         """How good an entry may become: its time, raised by the share of its peak over the budget."""
@@ -288,8 +310,8 @@ class SequenceSearch:
         # Nothing fits: the same search now lowers the peak, see `rank` and `_neighbour`.
         current = self._distinct()[:FINALISTS]
         best = current[0]
-        turn, idle = 0, 0
-        while self.work_left > 0 and idle < MAX_IDLE:
+        turn, idle, most = 0, 0, min(MAX_IDLE, IDLE_PER_OPERATOR * len(self.g.ops))
+        while self.work_left > 0 and idle < most:
             if turn == FINALIST_TURNS:
                 current = [min(current, key=self.rank)]
             which = turn % len(current)
@@ -336,4 +358,4 @@ class SequenceSearch:
         share, width = draw.choice((0.5, 1.0, 1.0)), draw.choice((0, 1, 1, 2))
         # Only steps and boundary are read; the other figures are those of `entry`.
         loose = SequenceCandidate(steps, int(boundary), entry.peak, entry.time, entry.barred)
-        return self._fit(loose, target, share, width, draw.choice((0.0, 0.3, 1.0, 3.0)))
+        return self.fit(loose, target, share, width, draw.choice((0.0, 0.3, 1.0, 3.0)))
