@@ -54,7 +54,7 @@ def next_request(request: PartitionRequest, attempt: Attempt, limit: int | None)
     if not over and _is_good_enough(attempt, limit):
         return None
     planned = attempt.planned_bytes
-    if over and request.take_smallest and request.budget_bytes is not None and planned >= request.budget_bytes:
+    if over and request.budget_bytes is not None and planned > request.budget_bytes:
         # The plan of the smallest peak was taken: no smaller one can be asked for.
         return None
     # The margin keeps the next difference, which is a little other, from sending that try over the budget, too.

@@ -117,7 +117,8 @@ def _carried_out(
     split = SplitGraphs(
         lowered.forward, lowered.backward, problem, result, simulate(problem.graph, problem.costs, plan)
     )
-    return Partition(stages.joint, joint_nodes, stages.overwriting(split), before, False, early, stages.stages)
+    split, copies = stages.overwriting(split), bool(stages.copies)
+    return Partition(stages.joint, joint_nodes, split, before, False, early, stages.stages, copies)
 
 
 @contextmanager

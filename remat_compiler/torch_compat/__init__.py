@@ -67,6 +67,7 @@ from remat_compiler.torch_compat.inductor import (
     code_generation_only,
     compile_with_inductor,
     has_convolutions,
+    keep_layout,
     keep_planned_memory,
     materialise,
 )

@@ -55,18 +55,21 @@ were of different sizes.
 _outlining = threading.local()
 
 
-def keep_planned_memory(gm: fx.GraphModule, free_layout: bool, limit: FusionLimit) -> None:
+def keep_layout() -> None:
+    """Let the rest of `compile_with_inductor` keep the program's memory layout of convolutions."""
+    for setting, value in _PLAIN_LAYOUT.items():
+        change_setting(setting, value)
+
+
+def keep_planned_memory(gm: fx.GraphModule, limit: FusionLimit) -> None:
     """Let the rest of `compile_with_inductor` keep to the planned memory.
 
     Args:
         gm: The joint graph.
-        free_layout: Whether Inductor may choose the memory layout of convolutions.
         limit: The bytes that loops may hold.
     """
     limit_fusion(limit)
     changed = dict(_KEEP_PLANNED_MEMORY)
-    if not free_layout:
-        changed |= _PLAIN_LAYOUT
     values = (node.meta.get("val") for node in gm.graph.nodes)
     if any(isinstance(value, torch.Tensor) and value.device.type == "cuda" for value in values):
         changed |= _PLANNED_ON_GPU
