@@ -225,5 +225,5 @@ def _results(buffer: Any) -> list[Any]:
     """The buffers that have a size: itself, the results of a kernel with several, or none."""
     if isinstance(buffer.layout, ir.Layout):
         return [buffer]
-    others = (one for one in V.graph.buffers if isinstance(one, ir.MultiOutput))
+    others: list[Any] = [one for one in V.graph.buffers if isinstance(one, ir.MultiOutput)]
     return [one for one in others if one.inputs[0].get_name() == buffer.get_name()]
