@@ -183,6 +183,11 @@ def is_random(node: fx.Node) -> bool:
     return _dropout_probability(node, target) != 0.0
 
 
+def draws_seeds(node: fx.Node) -> bool:
+    """Whether the node draws seeds only, from which Inductor computes random numbers by their positions."""
+    return node.target in _SEEDS
+
+
 @cache
 def _may_draw(target: torch._ops.OpOverload) -> bool:
     """Whether the operator draws from a generator, depending on its arguments."""
@@ -262,7 +267,7 @@ def reason_not_to_recompute(node: fx.Node, traits: frozenset[Trait], gathers: bo
     """
     name = str(node.target)
     # Forward and backward compute their random numbers from these seeds, so both must see the same.
-    if node.target in _SEEDS:
+    if draws_seeds(node):
         return "it draws the seeds of the step"
     if Trait.MUTATING in traits:
         return f"{name} changes an input in place"

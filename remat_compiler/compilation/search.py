@@ -13,7 +13,7 @@ same reason, the step without a budget is emitted where no plan peaks much lower
 budget "min" takes, by the same requests; so a budget of the bytes that it names is kept.
 
 Convolutions are tried twice: first in the layout that the inner compiler prefers, which is faster and takes copies of
-their weights; then in the program's own, if the copies do not fit or cost much recomputation.
+their weights; then in the program's own, if the copies do not fit, or may be why a plan recomputes much.
 
 Plans may change the order of the backward, which Inductor keeps to but for loops that it fuses.  Where that does not
 fit, the program's order is planned.
@@ -145,32 +145,28 @@ class _Tries:
             warn_of_smallest(self.limit, best.needed_bytes or 0)
         return replace(best, native=self.native)
 
-    def _best(self, request: PartitionRequest, known: Attempt | None) -> Attempt | None:
+    def _best(self, request: PartitionRequest, known: Attempt | None, *, trial: bool = False) -> Attempt | None:
         """The best try, which may be over the budget; `None` if the planner refused each request."""
-        if self.chooses_layout:
-            # The simulator knows nothing of weight copies: a peak over the budget would be blamed on the order.
-            request = replace(request, early_loops=False)
         # An earlier outcome has its limit in bytes already.
         if known is None and request.fraction is not None:
             request, known = self._in_bytes(request, request.fraction)
-        tries = self._tries(request, known)
-        # The second layout, starting from the first request: the first layout's corrections do not apply to it.
-        if request.free_layout and self.chooses_layout and self._layout_costs(tries):
-            tries += self._tries(replace(request, free_layout=False), None)
+        tries = self._in_both_layouts(request, known, trial=trial)
         # In one layout only, that of fewer copies: a third series of tries would take as long as the first two.
         if request.reorders and self._order_costs(tries):
             free_layout = request.free_layout and not self.chooses_layout
-            tries += self._tries(replace(request, reorders=False, free_layout=free_layout), None)
+            in_order = replace(request, reorders=False, free_layout=free_layout)
+            tries += self._tries(in_order, None, trial=trial)
         # Within 0 bytes, where all are over, the lowest peak is the best.
         best = best_of(tries, 0 if self.minimises else self.limit)
         if best is None:
             return None
-        if best.is_over(self.limit) and self._may_be_lower_unplanned(best):
-            best = self._lower(best, self._unplanned(request))
+        unplanned = self._unplanned(request)
+        if best.is_over(self.limit) and self._may_be_lower(unplanned, best):
+            best = self._lower(best, unplanned)
         if self._may_be_lower_unmoved(best):
             best = self._lower(best, best.request.without_transfers)
-        if self.minimises and self._may_be_lower_unplanned(best):
-            best = self._lower(best, self._unplanned(request))
+        if self.minimises and self._may_be_lower(unplanned, best):
+            best = self._lower(best, unplanned)
         return best
 
     def _in_bytes(self, request: PartitionRequest, fraction: float) -> tuple[PartitionRequest, Attempt | None]:
@@ -192,11 +188,22 @@ class _Tries:
         fits = self.limit is None or native.check.needed_bytes <= self.limit
         return replace(request, fraction=None, budget_bytes=self.limit, may_be_native=fits), None
 
-    def _tries(self, request: PartitionRequest, known: Attempt | None) -> list[Attempt]:
-        """Tries in one layout, at most `MAX_TRIES`, until one fits and uses the budget."""
+    def _in_both_layouts(self, request: PartitionRequest, known: Attempt | None, *, trial: bool) -> list[Attempt]:
+        """Tries in the layout that the inner compiler prefers, and in the program's own if that may be better."""
+        tries = self._tries(request, known, trial=trial)
+        if not request.free_layout or not self.chooses_layout:
+            return tries
+        # Starting from the first request: the first layout's corrections do not apply to the second.
+        request = replace(request, free_layout=False)
+        if self._needs_other_layout(tries):
+            return [*tries, *self._tries(request, None, trial=trial)]
+        if self._copies_may_cost(tries, known):
+            return self._faster_layout(tries, self._tries(request, None, trial=True))
+        return tries
+
+    def _tries(self, request: PartitionRequest, known: Attempt | None, *, trial: bool = False) -> list[Attempt]:
+        """Tries in one layout, at most `MAX_TRIES`, until one fits and uses the budget; a trial compiles no kernels."""
         tries: list[Attempt] = []
-        # The free layout may be given up for the program's own, so no kernels are compiled for it yet.
-        trial = self.chooses_layout and request.free_layout
         likely = not trial
         while len(tries) < MAX_TRIES:
             # An earlier process has searched already: its result is kept if it fits, even if it could be improved.
@@ -236,9 +243,8 @@ class _Tries:
         return min(best, other, key=lambda one: (one.needed_bytes or 0, one.added_ns))
 
     def _unplanned(self, request: PartitionRequest) -> PartitionRequest:
-        """The request for the step without a budget beside the same other graphs, without copies of weights."""
-        free_layout = request.free_layout and not self.chooses_layout
-        return replace(request.without_budget, between_bytes=request.between_bytes, free_layout=free_layout)
+        """The request for the step without a budget beside the same other graphs."""
+        return replace(request.without_budget, between_bytes=request.between_bytes)
 
     def _may_be_lower_unmoved(self, best: Attempt) -> bool:
         """Whether the smallest peak is asked for, and moving values misses the one that was planned."""
@@ -246,30 +252,44 @@ class _Tries:
             return False
         return bool(best.partitions) and not best.check.unknown and (best.needed_bytes or 0) > best.planned_bytes
 
-    def _may_be_lower_unplanned(self, best: Attempt) -> bool:
+    def _may_be_lower(self, unplanned: PartitionRequest, best: Attempt) -> bool:
         """Whether the step without a budget may have a lower peak.
 
-        Copies of weights, which the simulator does not see, may be larger than what a plan saves, and Inductor may fuse
-        more of that step than the simulator foresees.
+        Inductor may fuse more of that step than the simulator foresees.
         """
         if not best.partitions or best.check.unknown or best.request.budget_bytes is None:
+            return False
+        # It was emitted, in the inner compiler's layout if that chooses one, and is higher.
+        emitted = self.native if unplanned.free_layout or not self.chooses_layout else None
+        if emitted is not None and emitted.peak_bytes > (best.needed_bytes or 0):
             return False
         unbudgeted = sum(one.before.timeline.peak_bytes for one in best.partitions)
         return (best.needed_bytes or 0) > NEAR * unbudgeted
 
-    def _layout_costs(self, tries: Sequence[Attempt]) -> bool:
-        """Whether the inner compiler's layout does not fit, or fits only by recomputing much more, or may be higher."""
+    def _needs_other_layout(self, tries: Sequence[Attempt]) -> bool:
+        """Whether the inner compiler's layout does not fit, or may be higher where the smallest peak is asked for."""
         # Planning failed, which another layout does not change.
         if any(one.failure is not None for one in tries):
             return False
         if self.minimises:
             return True
         best = best_of(tries, self.limit)
-        if best is None or best.is_over(self.limit):
-            return True
-        # The first try was planned for the budget itself, as if there were no copies of weights.
-        more_ns = best.added_ns - tries[0].added_ns
-        return more_ns > LAYOUT_GAIN * best.step_ns
+        return best is None or best.is_over(self.limit)
+
+    def _copies_may_cost(self, tries: Sequence[Attempt], known: Attempt | None) -> bool:
+        """Whether the program's layout, which takes no copies, may save much of the time that the best try adds."""
+        best = best_of(tries, self.limit)
+        # An earlier process has compared the layouts already.
+        if best is None or best is known:
+            return False
+        return any(one.copies_inputs for one in best.partitions) and best.added_ns > LAYOUT_GAIN * best.step_ns
+
+    def _faster_layout(self, tries: list[Attempt], others: list[Attempt]) -> list[Attempt]:
+        """The tries of the inner compiler's layout, or `others` if those save so much time that it is slower in all."""
+        best, other = best_of(tries, self.limit), best_of(others, self.limit)
+        if best is None or other is None or other.failure is not None or other.is_over(self.limit):
+            return tries
+        return others if best.added_ns - other.added_ns > LAYOUT_GAIN * best.step_ns else tries
 
     def _order_costs(self, tries: Sequence[Attempt]) -> bool:
         """Whether the planned order does not fit once Inductor has fused its loops, so that the program's own may."""
@@ -284,15 +304,20 @@ class _Tries:
         """The request for the smallest peak."""
         # Without a choice of layouts both values mean the same: one of them, so that nothing is compiled twice.
         free_layout = request.free_layout and self.chooses_layout
-        return replace(request, budget_bytes=NO_BYTES, fraction=None, take_smallest=True, free_layout=free_layout)
+        request = replace(request, budget_bytes=NO_BYTES, fraction=None, take_smallest=True, free_layout=free_layout)
+        # Neither fits: one value each, for the same reason.  Early loops need room.
+        return replace(request, may_be_native=True, early_loops=False)
 
     def _smallest(self, request: PartitionRequest, best: Attempt | None) -> Attempt | None:
         """What the budget "min" would take; `best` if no plan can be had."""
         if best is not None and best.failure is not None:
             return best
         tries = _Tries(self.compile, self.options, self.chooses_layout, None, minimises=True)
+        tries.native = self.native
         # As `pipeline.first_request` asks: the inner compiler's own layout takes copies of weights.
-        return tries._best(self._lowest(replace(request, free_layout=False)), None) or best
+        lowest = self._lowest(replace(request, free_layout=False))
+        # It is refused as a rule, and kernels are compiled for what is kept.
+        return tries._best(lowest, None, trial=True) or best
 
     def _refused(self, best: Attempt | None) -> InfeasibleBudget:
         """The error for a budget that `best` does not keep, or for which there is no try at all."""

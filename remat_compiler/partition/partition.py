@@ -14,7 +14,6 @@ from torch import fx
 
 from remat_compiler import torch_compat
 from remat_compiler.capture.graph import CapturedGraph
-from remat_compiler.capture.mutation import protect_changed_inputs
 from remat_compiler.distributed.agreement import Point
 from remat_compiler.errors import PlanRejected
 from remat_compiler.ir.codec import encode
@@ -48,7 +47,7 @@ def partition(
     """Cut `joint` as `request` says.
 
     Args:
-        joint: Joint graph; changed in place (dead code, common subexpressions, copies of changed inputs).
+        joint: Joint graph; changed in place (dead code, common subexpressions, copies of inputs).
         request: The budget, the planner, and how they may be used.
         num_fwd_outputs: How many of the joint outputs belong to the forward.
         static_input_indices: Positions of the primals that are parameters or buffers.
@@ -67,11 +66,7 @@ def partition(
 def _partition(stages: JointStages, plan_with: Callable[[RematProblem], PlanResult]) -> Partition:
     """The stages of `partition`."""
     joint, request = stages.joint, stages.request
-    with stages.stage("prepare"):
-        torch_compat.prepare_joint(joint, stages.num_fwd_outputs, stages.static_input_indices)
-        joint_nodes = len(joint.graph.nodes)
-        # Before the capture: copies of inputs that the step changes are storages of the problem.
-        protect_changed_inputs(joint, stages.num_fwd_outputs)
+    joint_nodes = stages.prepare()
     captured, costs = stages.captured_with_costs()
     before = _save_everything(captured, costs)
     # The step without a budget is only compared with.
@@ -122,7 +117,8 @@ def _carried_out(
     split = SplitGraphs(
         lowered.forward, lowered.backward, problem, result, simulate(problem.graph, problem.costs, plan)
     )
-    return Partition(stages.joint, joint_nodes, stages.overwriting(split), before, False, early, stages.stages)
+    split, copies = stages.overwriting(split), bool(stages.copies)
+    return Partition(stages.joint, joint_nodes, split, before, False, early, stages.stages, copies)
 
 
 @contextmanager

@@ -85,11 +85,13 @@ class RematPartitioner(torch_compat.CustomPartitionerFn):
                 plan_with=lambda problem: planned_around(problem, request.between_bytes, cached.plan),
                 session=session,
             )
-        # Torch's own partition is compiled exactly as the stock backend would.
-        if request.inner == "inductor" and not made.unchanged:
-            most_bytes = max(made.peak_bytes, request.budget_bytes or 0)
-            limit = torch_compat.FusionLimit(most_bytes, tuple(request.sizes))
-            torch_compat.keep_planned_memory(gm, request.free_layout, limit)
+        if request.inner == "inductor":
+            if not request.free_layout:
+                torch_compat.keep_layout()
+            # Torch's own partition is otherwise compiled exactly as the stock backend would.
+            if not made.unchanged:
+                most_bytes = max(made.peak_bytes, request.budget_bytes or 0)
+                torch_compat.keep_planned_memory(gm, torch_compat.FusionLimit(most_bytes, tuple(request.sizes)))
         session.partitions.append(made)
         for observer in observers():
             observer.partition_made(

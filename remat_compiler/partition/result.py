@@ -73,6 +73,7 @@ class Partition:
         unchanged: Whether torch's own partition is used as it is.
         early_loops: Whether loops of the backward run early, which Inductor may fuse so that more is alive at once.
         stages: Name and seconds of each stage.
+        copies_inputs: Whether the plan has copies of inputs for the inner compiler's layout of convolutions.
     """
 
     joint: fx.GraphModule
@@ -82,6 +83,7 @@ class Partition:
     unchanged: bool
     early_loops: bool
     stages: tuple[tuple[str, float], ...]
+    copies_inputs: bool = False
 
     @property
     def problem(self) -> RematProblem:

@@ -10,9 +10,11 @@ from dataclasses import dataclass, replace
 from torch import fx
 
 from remat_compiler import torch_compat
+from remat_compiler.capture.channels_last import copy_inputs_of_convolutions
 from remat_compiler.capture.early_loops import early_loops, order_of, set_order
 from remat_compiler.capture.graph import CapturedGraph, capture
 from remat_compiler.capture.in_place import bytes_overwritten, bytes_taken_over
+from remat_compiler.capture.mutation import protect_changed_inputs
 from remat_compiler.capture.pair import capture_pair
 from remat_compiler.capture.storages import storage_bytes
 from remat_compiler.costs.table import cost_table
@@ -64,6 +66,7 @@ class JointStages:
         self.gathers = request.gathers
         # Inductor reuses memory by itself, by settings of its own.
         self.overwrites = request.inplace_buffers and not self.fused
+        self.copies: tuple[fx.Node, ...] = ()
         self.stages: tuple[tuple[str, float], ...] = ()
 
     @contextmanager
@@ -75,6 +78,18 @@ class JointStages:
         # A second order of the graph goes through the same stages again: their times add up.
         times = dict(self.stages)
         self.stages = tuple({**times, name: times.get(name, 0.0) + seconds}.items())
+
+    def prepare(self) -> int:
+        """Bring the joint graph to the form in which it is captured; returns how many nodes torch has in it."""
+        with self.stage("prepare"):
+            torch_compat.prepare_joint(self.joint, self.num_fwd_outputs, self.static_input_indices)
+            joint_nodes = len(self.joint.graph.nodes)
+            # Before the capture: copies of inputs that the step changes are storages of the problem.
+            protect_changed_inputs(self.joint, self.num_fwd_outputs)
+            # And so are those that Inductor makes, which chooses a layout only where it may.
+            if self.fused and self.request.free_layout:
+                self.copies = copy_inputs_of_convolutions(self.joint, self.num_fwd_outputs)
+        return joint_nodes
 
     def capture_joint(self) -> CapturedGraph:
         """The joint graph as a `TrainingGraph`, with its nodes."""
@@ -184,6 +199,8 @@ class JointStages:
             self.joint,
             num_fwd_outputs=self.num_fwd_outputs,
             static_input_indices=self.static_input_indices,
+            # As Inductor does with copies that it makes itself.
+            saved=self.copies,
         )
         # Captured from the two graphs rather than from the joint one: torch recomputes and orders by its own rules.
         captured, plan = capture_pair(

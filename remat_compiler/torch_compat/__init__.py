@@ -24,6 +24,15 @@ from remat_compiler.torch_compat.compiler_cache import (
     inductor_fingerprint,
     partitioner_always_runs,
 )
+from remat_compiler.torch_compat.convolutions import (
+    CONVOLUTION,
+    CONVOLUTION_BACKWARD,
+    in_order,
+    is_channels_last,
+    mark_copy,
+    propagate_channels_last,
+    takes_channels_last,
+)
 from remat_compiler.torch_compat.devices import DEVICE_RESERVE, free_device_bytes, total_device_bytes
 from remat_compiler.torch_compat.dynamo_context import (
     compile_lock,
@@ -58,6 +67,7 @@ from remat_compiler.torch_compat.inductor import (
     code_generation_only,
     compile_with_inductor,
     has_convolutions,
+    keep_layout,
     keep_planned_memory,
     materialise,
 )

@@ -16,6 +16,7 @@ from torch._inductor.custom_graph_pass import CustomPartitionerFn as CustomParti
 from torch._inductor.fx_passes import post_grad
 from torch._inductor.virtualized import V
 
+from remat_compiler.torch_compat.convolutions import guard_saved_inputs
 from remat_compiler.torch_compat.patch import Patch
 from remat_compiler.torch_compat.patches import (
     BUFFER_REUSE,
@@ -54,18 +55,21 @@ were of different sizes.
 _outlining = threading.local()
 
 
-def keep_planned_memory(gm: fx.GraphModule, free_layout: bool, limit: FusionLimit) -> None:
+def keep_layout() -> None:
+    """Let the rest of `compile_with_inductor` keep the program's memory layout of convolutions."""
+    for setting, value in _PLAIN_LAYOUT.items():
+        change_setting(setting, value)
+
+
+def keep_planned_memory(gm: fx.GraphModule, limit: FusionLimit) -> None:
     """Let the rest of `compile_with_inductor` keep to the planned memory.
 
     Args:
         gm: The joint graph.
-        free_layout: Whether Inductor may choose the memory layout of convolutions.
         limit: The bytes that loops may hold.
     """
     limit_fusion(limit)
     changed = dict(_KEEP_PLANNED_MEMORY)
-    if not free_layout:
-        changed |= _PLAIN_LAYOUT
     values = (node.meta.get("val") for node in gm.graph.nodes)
     if any(isinstance(value, torch.Tensor) and value.device.type == "cuda" for value in values):
         changed |= _PLANNED_ON_GPU
@@ -84,6 +88,7 @@ def compile_with_inductor(gm: fx.GraphModule, example_inputs: Any, partitioner: 
     """Compile Dynamo's graph with Inductor, cutting joint graphs with `partitioner`; `gm` may be changed."""
     _guard_product_fusion()
     _guard_kernel_groups()
+    guard_saved_inputs()
     # The partitioner may change settings on the way; leaving the block restores them.
     with settings(
         {setting: original(setting) for setting in (*_KEEP_PLANNED_MEMORY, *_PLAIN_LAYOUT, *_PLANNED_ON_GPU)}

@@ -142,11 +142,24 @@ def _of_whole_tensor(description: Any) -> Any:
 
 
 def native_partition(
-    joint: fx.GraphModule, *, num_fwd_outputs: int, static_input_indices: tuple[int, ...]
+    joint: fx.GraphModule,
+    *,
+    num_fwd_outputs: int,
+    static_input_indices: tuple[int, ...],
+    saved: Iterable[fx.Node] = (),
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """Cut a prepared joint graph as Inductor does without a budget; `joint` stays as it is."""
+    """Cut a prepared joint graph as Inductor does without a budget; `joint` stays as it is.
+
+    Args:
+        joint: Joint graph.
+        num_fwd_outputs: How many of its outputs belong to the forward.
+        static_input_indices: Positions of the primals that are parameters or buffers.
+        saved: Values of the forward that the backward never computes again.
+    """
     as_prepared = settings({OWN_BUDGET: 1.0, MERGING: False})  # a prepared graph has no duplicates
     with as_prepared, _tags_kept(joint.graph), without_code(), quick_partitioning():
+        for node in saved:
+            node.meta["recompute"] = MUST_SAVE
         modules = partitioners.min_cut_rematerialization_partition(
             joint,
             None,

@@ -164,8 +164,16 @@ LAYOUT = Patch(
     "setting: layout",
     f"{_INDUCTOR}:layout_optimization",
     _CORRECTNESS,
-    "runs convolutions without copies of their weights where those do not fit",
+    "runs convolutions in the program's layout where that of Inductor does not fit",
     "convolutions would take memory that was not planned",
+)
+PREFERRED_LAYOUT = Patch(
+    "layout of saved inputs",
+    "torch._inductor.graph:GraphLowering.find_nodes_prefer_channels_last",
+    _CORRECTNESS,
+    "saves an input as it is where a plan copies it for a convolution again in the backward",
+    "such an input would be copied a second time, and the copy saved",
+    (("self",),),
 )
 LONG_LOOPS = Patch(
     "setting: length of loops",
@@ -251,6 +259,7 @@ PATCHES: tuple[Patch, ...] = (
     BUFFER_REUSE,
     REORDERING,
     LAYOUT,
+    PREFERRED_LAYOUT,
     LONG_LOOPS,
     ROW_PADDING,
     PARTITIONER,

@@ -20,7 +20,7 @@ from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
-from torch._inductor import memory
+from torch._inductor import ir, memory
 from torch._inductor.choices import InductorChoices
 from torch._inductor.virtualized import V
 from torch.utils._ordered_set import OrderedSet
@@ -216,6 +216,14 @@ def _growth(name: str, sizes: tuple[tuple[str, int], ...]) -> float:
     buffer = V.graph.try_get_buffer(name)
     if buffer is None:
         return 1.0
-    numel = buffer.get_numel()
+    numel = sum(one.get_numel() for one in _results(buffer))
     traced, now = V.graph.sizevars.optimization_hint(numel, fallback=0), number_at(numel, sizes)
     return now / traced if now is not None and traced else 1.0
+
+
+def _results(buffer: Any) -> list[Any]:
+    """The buffers that have a size: itself, the results of a kernel with several, or none."""
+    if isinstance(buffer.layout, ir.Layout):
+        return [buffer]
+    others: list[Any] = [one for one in V.graph.buffers if isinstance(one, ir.MultiOutput)]
+    return [one for one in others if one.inputs[0].get_name() == buffer.get_name()]

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from remat_compiler import torch_compat
+from capture.emitted import estimated_and_emitted
 from remat_compiler.capture.inlining import Inlined, is_realised
-from remat_compiler.costs.workspace import WorkspaceTable
-from remat_compiler.dry_run.dry_run import dry_run
-from remat_compiler.dry_run.emitted_wrapper import GraphRecorder
-from remat_compiler.partition.partitioner import RematPartitioner
 from remat_compiler.partition.request import PartitionRequest
-from remat_compiler.partition.session import Session
 
-TABLE = WorkspaceTable()
 SMALL_BYTES = 4096
 """Scalars and flags of kernels, which are no storages of the contracted graph."""
 LOWEST, HIGHEST = 0.995, 1.6
@@ -128,28 +121,6 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
 }
 EXACT = ("classifier",)
 """Models of which all that is emitted is known."""
-
-
-def estimated_and_emitted(model: nn.Module, inputs: Sequence[Tensor], request: PartitionRequest) -> tuple[int, int]:
-    """Peak of the plan that answers `request`, and of the code that Inductor makes of it."""
-    found: list[tuple[int, int]] = []
-
-    def backend(gm: fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
-        with (
-            torch_compat.code_generation_only(),
-            Session(workspace=TABLE).compiling() as partitions,
-            GraphRecorder() as recorder,
-        ):
-            compiled = torch_compat.compile_with_inductor(gm, example_inputs, RematPartitioner(request, ""))
-        check = dry_run(compiled, example_inputs, recorder.graphs, TABLE)
-        assert not check.unknown
-        found.append((sum(p.peak_bytes for p in partitions), check.peak_bytes))
-        return gm.forward
-
-    torch._dynamo.reset()
-    torch.compile(model, backend=backend, dynamic=False)(*inputs)
-    (pair,) = found
-    return pair
 
 
 @pytest.mark.parametrize("name", MODELS)
