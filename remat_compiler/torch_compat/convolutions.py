@@ -3,6 +3,11 @@
 Where Inductor decides for its layout optimisation, all 2-d convolutions of a forward run in channels-last order.  An
 input of the graph that comes in another order is copied, and a copy that the backward reads is saved in place of the
 input (`find_nodes_prefer_channels_last` of `torch._inductor.graph`).
+
+For a backward that repeats no convolution Inductor decides otherwise: what the gradients are computed from is brought
+into the order of the weight's strides.  Of a weight with one channel in each group two orders have the same strides,
+and the one that is taken is neither the program's nor channels-last: inputs and gradients are copied for it.  Planned
+backwards keep to the layout of their forward.
 """
 
 from __future__ import annotations
@@ -23,7 +28,7 @@ from remat_compiler.torch_compat.fake_tensors import FAKE_RUN_ERRORS, FakeTensor
 from remat_compiler.torch_compat.joint import joint_outputs
 from remat_compiler.torch_compat.modules import new_module
 from remat_compiler.torch_compat.operators import has_unbacked_shape
-from remat_compiler.torch_compat.patches import PREFERRED_LAYOUT
+from remat_compiler.torch_compat.patches import BACKWARD_LAYOUT, PREFERRED_LAYOUT
 from remat_compiler.torch_compat.patching import replace
 from remat_compiler.torch_compat.planned_fusion import is_fusion_limited
 from remat_compiler.torch_compat.sizes import size_hint
@@ -146,9 +151,25 @@ def mark_copy(node: fx.Node) -> None:
 
 
 @cache
-def guard_saved_inputs() -> None:
-    """Keep Inductor from saving a channels-last copy of an input where the backward reads the input itself."""
+def guard_layout() -> None:
+    """Have planned graphs copy for the layout of convolutions only what the plan copies.
+
+    Inductor would save a channels-last copy of an input where the backward reads the input itself.
+    """
     replace(PREFERRED_LAYOUT, _without_inputs)
+    replace(BACKWARD_LAYOUT, _as_the_forward)
+
+
+def _as_the_forward(decide: Callable[..., bool]) -> Callable[..., bool]:
+    def decide_layout_opt(gm: fx.GraphModule, *, is_inference: bool) -> bool:
+        decided = decide(gm, is_inference=is_inference)
+        if decided or not config.layout_optimization or not is_fusion_limited():
+            return decided
+        nodes = gm.graph.find_nodes(op="call_function", target=CONVOLUTION_BACKWARD)
+        inputs = [node.args[1].meta["val"] for node in nodes]
+        return bool(inputs) and all(value.dim() == 4 and is_channels_last(value) for value in inputs)
+
+    return decide_layout_opt
 
 
 def _without_inputs(find: Callable[[Any], Any]) -> Callable[[Any], Any]:

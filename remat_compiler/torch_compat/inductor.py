@@ -16,7 +16,7 @@ from torch._inductor.custom_graph_pass import CustomPartitionerFn as CustomParti
 from torch._inductor.fx_passes import post_grad
 from torch._inductor.virtualized import V
 
-from remat_compiler.torch_compat.convolutions import guard_saved_inputs
+from remat_compiler.torch_compat.convolutions import guard_layout
 from remat_compiler.torch_compat.patch import Patch
 from remat_compiler.torch_compat.patches import (
     BUFFER_REUSE,
@@ -88,7 +88,7 @@ def compile_with_inductor(gm: fx.GraphModule, example_inputs: Any, partitioner: 
     """Compile Dynamo's graph with Inductor, cutting joint graphs with `partitioner`; `gm` may be changed."""
     _guard_product_fusion()
     _guard_kernel_groups()
-    guard_saved_inputs()
+    guard_layout()
     # The partitioner may change settings on the way; leaving the block restores them.
     with settings(
         {setting: original(setting) for setting in (*_KEEP_PLANNED_MEMORY, *_PLAIN_LAYOUT, *_PLANNED_ON_GPU)}

@@ -175,6 +175,14 @@ PREFERRED_LAYOUT = Patch(
     "such an input would be copied a second time, and the copy saved",
     (("self",),),
 )
+BACKWARD_LAYOUT = Patch(
+    "layout of the backward",
+    "torch._inductor.graph:GraphLowering.decide_layout_opt",
+    _SPEED,
+    "runs the backward of planned convolutions in the layout of their forward",
+    "where a group of a convolution has one channel, Inductor copies what its backward reads",
+    (("gm", "is_inference"),),
+)
 LONG_LOOPS = Patch(
     "setting: length of loops",
     f"{_INDUCTOR}:realize_opcount_threshold",
@@ -260,6 +268,7 @@ PATCHES: tuple[Patch, ...] = (
     REORDERING,
     LAYOUT,
     PREFERRED_LAYOUT,
+    BACKWARD_LAYOUT,
     LONG_LOOPS,
     ROW_PADDING,
     PARTITIONER,

@@ -172,6 +172,24 @@ def test_the_estimate_is_what_is_emitted_also_where_copies_are_made_again(
     assert lowest * emitted <= estimate <= HIGHEST * emitted
 
 
+class WithSquares(nn.Sequential):
+    """Layers and a loss."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).square().mean()
+
+
+def test_one_channel_in_each_group_costs_no_copies_in_the_backward() -> None:
+    layers = [m for _ in range(3) for m in (nn.Conv2d(16, 16, 3, padding=1, groups=16), nn.ReLU())]
+    model = WithSquares(nn.Conv2d(3, 16, 4, stride=4), *layers)
+    image = torch.randn(2, 3, 64, 64)
+    whole, _ = estimated_and_emitted(model, (image,), PartitionRequest(None))
+    # No convolution runs again at the first of these budgets, and some do at the second.
+    for part in (0.9, 0.6):
+        estimated, emitted = estimated_and_emitted(model, (image,), PartitionRequest(int(part * whole)))
+        assert LOWEST * emitted <= estimated <= HIGHEST * emitted
+
+
 class Kept(Observer):
     """The last try of each compilation, which is the one that runs."""
 
