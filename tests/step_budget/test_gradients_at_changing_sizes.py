@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
 import pytest
 import torch
@@ -39,6 +40,20 @@ def trained(budget: object, sizes: Sequence[int] = SIZES, steps: int = STEPS) ->
     return peaks, model
 
 
+@cache
+def peaks_without_a_budget() -> list[int]:
+    """Peaks of the micro-batches where everything is kept; the same in each test, since every run begins anew."""
+    peaks, _ = trained("1GiB")
+    return peaks
+
+
+@cache
+def smallest_peak() -> int:
+    """The smallest peak of the first micro-batch of the largest of `SIZES`."""
+    (smallest, *_), _ = trained("min", (512,), steps=1)
+    return smallest
+
+
 def assert_gradients_are_those_of_eager(model: Model, sizes: Sequence[int] = SIZES) -> None:
     plain, draw = Model(), torch.Generator().manual_seed(1)
     batches = [torch.randn(size, WIDTH, generator=draw) for size in sizes]
@@ -50,8 +65,7 @@ def assert_gradients_are_those_of_eager(model: Model, sizes: Sequence[int] = SIZ
 
 @pytest.mark.parametrize("part", [0.97, 0.9, 0.6])
 def test_every_size_keeps_to_the_budget_beside_them(part: float, caplog: pytest.LogCaptureFixture) -> None:
-    free, _ = trained("1GiB")
-    budget = int(part * max(free))
+    budget = int(part * max(peaks_without_a_budget()))
     peaks, model = trained(budget)
     # The first two micro-batches are those that show that gradients add up.
     assert max(peaks[2:]) <= budget
@@ -61,14 +75,14 @@ def test_every_size_keeps_to_the_budget_beside_them(part: float, caplog: pytest.
 
 
 def test_sizes_without_such_a_plan_take_the_smallest_peak_and_train_on(caplog: pytest.LogCaptureFixture) -> None:
-    (smallest, *_), model = trained("min", (512,), steps=1)
+    smallest, gradients = smallest_peak(), gradient_bytes(Model())
     # Enough for the largest size by itself, and for the others beside the gradients.
-    budget = smallest + gradient_bytes(model) * 3 // 5
+    budget = smallest + gradients * 3 // 5
     caplog.clear()
     peaks, model = trained(budget)
     over = {SIZES[i % len(SIZES)] for i, peak in enumerate(peaks[2:], 2) if peak > budget}
     assert over == {512}
-    assert max(peaks[2:]) <= smallest + gradient_bytes(model)
+    assert max(peaks[2:]) <= smallest + gradients
     (said,) = [said for said in caplog.messages if TOLD in said]
     assert "training goes on" in said
     assert f"memory_budget={budget} bytes" in said
@@ -76,6 +90,5 @@ def test_sizes_without_such_a_plan_take_the_smallest_peak_and_train_on(caplog: p
 
 
 def test_a_size_that_exceeds_the_budget_by_itself_is_refused() -> None:
-    (smallest, *_), model = trained("min", (512,), steps=1)
     with pytest.raises(InfeasibleBudget):
-        trained(smallest + gradient_bytes(model) // 2, (256, 256, 256, 900))
+        trained(smallest_peak() + gradient_bytes(Model()) // 2, (256, 256, 256, 900))
