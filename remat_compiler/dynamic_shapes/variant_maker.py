@@ -111,6 +111,7 @@ class VariantMaker:
         self._refused: dict[tuple[int, ...], RematError] = {}
         self._hopeless = False
         self._told_beside = False
+        self._allowed: Allowance | None = None
         self._searches = 0
         self._first = first
         self._curve: SizeCostModel | None = None
@@ -120,6 +121,7 @@ class VariantMaker:
     def variant(self, attempt: Attempt, sizes: tuple[int, ...], label: str, allowance: Allowance) -> Variant:
         """A variant of what was compiled: the callable with its peak by size."""
         count("variants")
+        self._allowed = allowance
         made = Variant(
             attempt.compiled,
             self._known(attempt, sizes),
@@ -138,8 +140,12 @@ class VariantMaker:
 
     def after_change(self, variants: Sequence[Variant], allowance: Allowance) -> Variant | None:
         """See `dynamic_shapes.variant.Provider`."""
+        before, self._allowed = self._allowed, allowance
         self._refused.clear()
         self._hopeless, self._curve = False, None
+        # No variant gets better where gradients from before the step leave less than it was planned for.
+        if allowance.spare_bytes and before is not None and allowance.limit_bytes <= before.limit_bytes:
+            return None
         added = _added(self._first)
         # Several variants leave a choice already, and one that recomputes nothing cannot be improved on.
         if len(variants) > 1 or not added:
