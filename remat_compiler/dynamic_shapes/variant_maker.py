@@ -144,7 +144,8 @@ class VariantMaker:
         self._refused.clear()
         self._hopeless, self._curve = False, None
         # No variant gets better where gradients from before the step leave less than it was planned for.
-        if allowance.spare_bytes and before is not None and allowance.limit_bytes <= before.limit_bytes:
+        had_more = before is not None and before.is_whole and allowance.limit_bytes <= before.limit_bytes
+        if allowance.spare_bytes and had_more:
             return None
         added = _added(self._first)
         # Several variants leave a choice already, and one that recomputes nothing cannot be improved on.
