@@ -234,11 +234,9 @@ class VariantMaker:
         except InfeasibleBudget:
             if not allowance.spare_bytes:
                 raise
-            # In the program's layout, which takes least.
-            request = replace(self._request(sizes, allowance), take_smallest=True, free_layout=False)
-            made = self._compiled(lambda: self.context.search.compile_(request), sizes, "smallest", allowance)
-            peak = made.needed_bytes(sizes, allowance)
-            if peak is None or not self._is_accepted(peak, allowance):
+            made = self._smallest(sizes, "smallest", allowance)
+            peak = None if made is None else made.needed_bytes(sizes, allowance)
+            if made is None or peak is None or not self._is_accepted(peak, allowance):
                 raise
         self._say_beside(sizes, peak, allowance)
         return made
@@ -264,15 +262,21 @@ class VariantMaker:
             earlier = self.context.store.for_sizes(sizes, self._most, ahead=True)
             # The store answers with `sizes` themselves if no earlier process looked beyond them.
             self._reach = self._curve_of_first(allowance).sizes_ahead(sizes) if earlier == sizes else earlier
-            # One compilation, no search: the plan need not fit at its own sizes.  The program's layout takes least.
-            request = replace(self._request(self._reach, allowance), take_smallest=True, free_layout=False)
-            try:
-                made.append(
-                    self._compiled(lambda: self.context.search.compile_(request), self._reach, LARGER_SIZES, allowance)
-                )
-            except NoPlan:
-                logger.debug("the planner has no plan for %s", self._named(self._reach))
+            # The plan need not fit at its own sizes.
+            ahead = self._smallest(self._reach, LARGER_SIZES, allowance)
+            if ahead is not None:
+                made.append(ahead)
         return made
+
+    def _smallest(self, sizes: tuple[int, ...], label: str, allowance: Allowance) -> Variant | None:
+        """The variant of the smallest peak at `sizes`, by one compilation, no search; `None` without a plan."""
+        # The program's layout takes least.
+        request = replace(self._request(sizes, allowance), take_smallest=True, free_layout=False)
+        try:
+            return self._compiled(lambda: self.context.search.compile_(request), sizes, label, allowance)
+        except NoPlan:
+            logger.debug("the planner has no plan for %s", self._named(sizes))
+            return None
 
     def _fitting(self, sizes: tuple[int, ...], label: str, allowance: Allowance) -> Variant:
         """A variant planned for the allowance at `sizes`."""

@@ -109,6 +109,11 @@ class DynamicGraph:
         left_bytes = max(limit_bytes - gradient_bytes, 1)
         self._allow(Allowance.whole(left_bytes, spare_bytes=limit_bytes - left_bytes))
 
+    @property
+    def keeps_beside(self) -> bool:
+        """Whether it keeps to what gradients from before the step leave."""
+        return self.dispatch.allowance.spare_bytes > 0
+
     def _allow(self, allowance: Allowance) -> None:
         # Every change makes the dispatch decide all sizes again, and may compile.
         if allowance != self.dispatch.allowance:

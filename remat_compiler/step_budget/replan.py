@@ -71,7 +71,6 @@ def decide(step: WatchedStep[CompiledGraph]) -> None:
         if len(step.calls) > 1 or step.aside or step.seen.sharded or kept or together.joint.steps[1:]:
             together.decide()
         elif before:
-            together.plans_all_sizes_beside = step.graphs[0].changing is not None
             decide_beside_gradients(step.graphs[0], together.joint)
         elif step.graphs[0].has_part:
             _decide_alone(step.graphs[0])
@@ -116,7 +115,6 @@ class _Replan:
         self.joint = JointSteps(step)
         self.plans = JointPlans(self.joint)
         self.step, self.graphs, self.options = step, self.joint.graphs, self.joint.options
-        self.plans_all_sizes_beside = False
 
     def decide(self) -> None:
         """See the function `decide`."""
@@ -207,9 +205,9 @@ class _Replan:
         if self.joint.gradient_bytes and limit is None:
             limit = self.joint.limit_bytes()  # of a fraction, which depends on these gradients
         # What is planned beside them at each of many sizes is warned of at the sizes that exceed the budget.
-        if limit is not None and not self.plans_all_sizes_beside:
-            change = any(graph.changing is not None for graph in self.graphs)
-            found.say(peak, self.joint.gradient_bytes, limit, why=_FOR_ALL_SIZES if change else _NO_SMALLER_PLAN)
+        changing = [graph.changing for graph in self.graphs if graph.changing is not None]
+        if limit is not None and not any(one.keeps_beside for one in changing):
+            found.say(peak, self.joint.gradient_bytes, limit, why=_FOR_ALL_SIZES if changing else _NO_SMALLER_PLAN)
         return found
 
     def _share_sizes(self, limit: int) -> None:

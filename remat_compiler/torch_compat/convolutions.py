@@ -24,6 +24,7 @@ from torch._inductor import config
 from torch._inductor.graph import GraphLowering
 from torch.utils import _pytree as pytree
 
+from remat_compiler.torch_compat.duplicates import leading_to
 from remat_compiler.torch_compat.fake_tensors import FAKE_RUN_ERRORS, FakeTensor, fake_call
 from remat_compiler.torch_compat.joint import joint_outputs
 from remat_compiler.torch_compat.modules import new_module
@@ -57,13 +58,7 @@ def takes_channels_last(joint: fx.GraphModule, num_fwd_outputs: int) -> bool:
 def _forward_part(joint: fx.GraphModule, num_fwd_outputs: int) -> fx.Graph:
     """What the outputs of the forward are computed from; torch counts the nodes of this graph."""
     outputs, _ = joint_outputs(joint, num_fwd_outputs)
-    needed: set[fx.Node] = set()
-    stack = [node for node in outputs if isinstance(node, fx.Node)]
-    while stack:
-        node = stack.pop()
-        if node not in needed:
-            needed.add(node)
-            stack.extend(node.all_input_nodes)
+    needed = leading_to(outputs)
     forward = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     for node in joint.graph.nodes:

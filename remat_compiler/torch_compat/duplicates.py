@@ -44,7 +44,7 @@ def merge_duplicates(graph: fx.Graph, backward_outputs: Iterable[Any] = ()) -> N
     compute_mutation_region_ids(graph)
     apart, written = _never_merged(graph), _handed_over_to_write(graph)
     of_outputs = {_storage(n) for n in graph.output_node().all_input_nodes} - {None}
-    of_backward = _leading_to(backward_outputs) if _KEEPS_HALVES_APART else frozenset()
+    of_backward = leading_to(backward_outputs) if _KEEPS_HALVES_APART else frozenset()
     seen: dict[tuple[Any, bool, int], tuple[Any, fx.Node]] = {}
     for node in list(graph.nodes):
         if node.op in _ASIDE or _packet(node.target) in apart or node in written or node.is_impure():
@@ -72,7 +72,7 @@ def merge_duplicates(graph: fx.Graph, backward_outputs: Iterable[Any] = ()) -> N
     _order_users(graph)
 
 
-def _leading_to(outputs: Iterable[Any]) -> frozenset[fx.Node]:
+def leading_to(outputs: Iterable[Any]) -> frozenset[fx.Node]:
     """The nodes that `outputs` are computed from, including `outputs` themselves."""
     found: set[fx.Node] = set()
     stack = [output for output in outputs if isinstance(output, fx.Node)]
