@@ -6,7 +6,6 @@ import gc
 import os
 import sys
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -80,26 +79,6 @@ def quick_collections() -> Iterator[None]:
     gc.freeze()
     yield
     gc.unfreeze()
-
-
-@pytest.fixture(scope="session", autouse=True)
-def calibrated_once() -> Iterator[None]:
-    """The CPU is timed once in each environment, not again for each test that has a cache folder of its own."""
-    # Collection has imported all test files, so without torch by now no test has anything to calibrate.
-    if "torch" not in sys.modules:
-        yield
-        return
-    from remat_compiler.costs import rates
-    from remat_compiler.costs.calibration import Calibration, calibrate
-    from remat_compiler.costs.store import environment
-
-    @cache
-    def known(device_type: str, environment: tuple[str, ...]) -> Calibration:
-        return calibrate(device_type)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rates, "calibrate", lambda device_type: known(device_type, environment()))
-        yield
 
 
 @pytest.fixture
