@@ -10,12 +10,13 @@ from builders import LIBRARY, chain, residual, with_budget
 from remat_compiler.ir.plan import PlanStatus
 from remat_compiler.ir.problem import RematProblem
 from remat_passes.bounds.lower_bound import lower_bound_ns
+from remat_passes.moves.climb import WORK_PER_SECOND
 from remat_passes.planning import portfolio
 from remat_passes.planning.auto import MOST_WORK, Auto
 from remat_passes.planning.chain_dp import ChainDp
 from remat_passes.planning.greedy import Greedy
 from remat_passes.planning.hierarchical import Hierarchical
-from remat_passes.planning.portfolio import WORK_PER_SECOND, improve, usual_work
+from remat_passes.planning.portfolio import improve, usual_work
 from remat_passes.planning.save_all import SaveAll
 from remat_passes.search.sequence_search import SequenceSearch
 

@@ -46,8 +46,8 @@ class Refined:
         rounds: Programs solved.
         windows: Windows of the last one.
         nodes: Nodes of all trees.
-        iterations: Iterations of the simplex methods in all of them.
         executions: Executions that the last one decided about.
+        counted_s: About the CPU seconds of all rounds, by their work, see `Solution`.
         seconds: What the solvers are charged with, see `Solution`.
         stats: Solver of the last round; how many were replaced in all rounds, and why.
     """
@@ -59,8 +59,8 @@ class Refined:
     rounds: int
     windows: int
     nodes: int
-    iterations: int
     executions: int
+    counted_s: float
     seconds: float
     stats: tuple[tuple[str, str], ...]
 
@@ -75,6 +75,7 @@ def refine(
     judge: RematProblem | None = None,
     most_executions: int | None = None,
     instant: int | None = None,
+    most_counted_s: float = math.inf,
 ) -> Refined:
     """Search `space` for plans cheaper than `cutoff_ns`, the added time of the plan `first` that fits.
 
@@ -88,10 +89,11 @@ def refine(
         judge: The problem that plans must fit, if that of `space` is a relaxation of it with the same operators.
         most_executions: Executions that a program may decide about; a finer one is not built.
         instant: An operator at which a capacity is known to bind, for the first round.
+        most_counted_s: No round is begun that, if it takes as long as the one before, exceeds so many counted seconds.
     """
     judge = judge or space.problem
     starts = _first_starts(space, instant)
-    found = Refined(None, cutoff_ns, 0, False, 0, len(starts), 0, 0, 0, 0.0, ())
+    found = Refined(None, cutoff_ns, 0, False, 0, len(starts), 0, 0, 0.0, 0.0, ())
     gap = ROUGH_GAP
     while True:
         merged = merge(space, starts)
@@ -106,6 +108,7 @@ def refine(
             program.model, replace(options, time_limit_s=left, gap=max(gap, options.gap), warm_start=start)
         )
         found = _learned(found, solution, len(starts))
+        is_last = found.counted_s + solution.counted_s > most_counted_s
         # Settled, or the solver ran into its limit without a solution from which to refine.
         if found.infeasible or found.bound_ns == found.added_ns or not solution.found:
             return found
@@ -119,7 +122,7 @@ def refine(
             if found.bound_ns >= timeline.added_ns:
                 return replace(found, bound_ns=timeline.added_ns)
         # The solver stopped at a limit, and a finer program would be harder still.
-        if solution.status is not SolveStatus.OPTIMAL:
+        if is_last or solution.status is not SolveStatus.OPTIMAL:
             return found
         finer = _split(space, starts, plan, timeline)
         # Nothing is left to split: once more at the gap asked for, unless this round had it already.
@@ -141,7 +144,7 @@ def _learned(found: Refined, solution: Solution, windows: int) -> Refined:
         rounds=found.rounds + 1,
         windows=windows,
         nodes=found.nodes + solution.nodes,
-        iterations=found.iterations + solution.iterations,
+        counted_s=found.counted_s + solution.counted_s,
         seconds=found.seconds + solution.charged_s,
         stats=(("solver", solution.solver), *_fallbacks(found.stats, solution.stats)),
     )

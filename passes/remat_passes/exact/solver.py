@@ -64,8 +64,9 @@ class Solution:
         values: Value of each variable by name, integers rounded; empty without a solution.
         solver: Solver that gave the answer; empty if none did.
         seconds: Wall-clock seconds of all solvers together.
-        charged_s: Seconds to set off against a limit: for HiGHS its work, which is the same on any machine; for CBC
-            the CPU seconds of its process.
+        counted_s: About the CPU seconds that building and solving it takes, by its work: the same on any machine.
+        charged_s: Seconds to set off against a limit of seconds: for HiGHS those by its work; for CBC, which can be
+            limited by a clock only, the CPU seconds of its process.
         nodes: Nodes of the branch-and-bound tree.
         iterations: Iterations of the simplex methods.
         stats: ``fallbacks``, the number of solvers replaced, and ``reason``, why; empty if none was.
@@ -77,6 +78,7 @@ class Solution:
     values: Mapping[str, float] = field(default_factory=dict)
     solver: str = ""
     seconds: float = 0.0
+    counted_s: float = 0.0
     charged_s: float = 0.0
     nodes: int = 0
     iterations: int = 0
@@ -113,9 +115,12 @@ def solve(model: pulp.LpProblem, options: SolverOptions | None = None) -> Soluti
     for name in [options.solver, *(other for other in SOLVERS if other != options.solver)]:
         try:
             answer = SOLVERS[name](model, options)
-            # Only CBC runs as a process, whose seconds nothing but a clock tells.
-            charged_s = BUILD_UNIT_S * len(model.constraints) + answer.counted_s + solver_cpu_seconds() - spent
-            solution = replace(_checked(model, options, name, answer), charged_s=charged_s)
+            build_s, clocked_s = BUILD_UNIT_S * len(model.constraints), solver_cpu_seconds() - spent
+            # Only CBC runs as a process.
+            charged_s = build_s + (clocked_s or answer.counted_s)
+            solution = replace(
+                _checked(model, options, name, answer), counted_s=build_s + answer.counted_s, charged_s=charged_s
+            )
         except BrokenSolver as error:
             logger.warning("solver %s gave no answer: %s", name, error)
             reasons.append(f"{name}: {error}")

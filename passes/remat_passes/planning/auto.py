@@ -18,10 +18,11 @@ from typing import ClassVar
 
 from remat_compiler.ir.plan import PlanResult
 from remat_compiler.ir.problem import NO_BYTES, RematProblem
+from remat_passes.moves.climb import WORK_PER_SECOND
 from remat_passes.planning.chain_dp import ChainDp
 from remat_passes.planning.hierarchical import Hierarchical
 from remat_passes.planning.interface import Candidate, choose
-from remat_passes.planning.portfolio import WORK_PER_SECOND, improve, usual_work
+from remat_passes.planning.portfolio import improve, usual_work
 from remat_passes.search.lowest_peak import least_bytes, lowest_peak
 from remat_passes.search.moving_search import MovingSearch, search_between
 from remat_passes.search.policy_search import improve_best, search_policies

@@ -33,7 +33,7 @@ from remat_compiler.progress import progress
 from remat_passes.bounds.lower_bound import QUICK, Bound, lower_bound_ns
 from remat_passes.exact.prove import cheaper_plan
 from remat_passes.exact.space import OutsideSpace
-from remat_passes.moves.climb import Climber
+from remat_passes.moves.climb import WORK_PER_SECOND, Climber
 from remat_passes.planning.chain_dp import ChainDp
 from remat_passes.planning.greedy import Greedy
 from remat_passes.planning.hierarchical import BLOCK_COUNTS, Hierarchical, block_plans
@@ -42,8 +42,6 @@ from remat_passes.search.linked_seeds import keep_linked_seeds
 from remat_passes.search.sequence_search import SequenceSearch
 from remat_passes.sequences.candidate import SequenceCandidate
 
-WORK_PER_SECOND = 28_000_000
-"""Work that stands for one second: about the steps that a climb visits in it.  What other stages do is weighed so."""
 USUAL_WORK, USUAL_SECONDS = 50, 2
 """Work for each pair of operators without a time limit, and the most seconds that all of it stands for."""
 LEAST_WORK = 1_500_000
@@ -68,8 +66,9 @@ BLOCK_SHARE, LARGE_SHARE, LARGE = 0.25, 0.6, 4_000
 """Part of the work for the options of blocks; it is larger from `LARGE` operators on, where climbs get less far."""
 BLOCK_WORK, BLOCK_OPERATOR_WORK, BLOCK_STEP_WORK = 2_500_000, 4_500, 0.6
 """Work of cutting a graph into blocks, in all and for each operator, and that of a step visited for their plans."""
-REGION_SHARE, REGION_WORK = 0.4, 12_000_000
-"""Part of the work that regions may take, and the work of a large one, without which none is begun."""
+REGION_SHARE, REGION_WORK, REGION_PART = 0.4, 12_000_000, 2
+"""Part of the work that regions may take, and the work of a large one, without which none is begun; one of them may take
+one part in so many of what is left, so that rounds follow it."""
 CHAIN_WORK, CHAIN_OPERATOR_WORK = 3_000_000, 1_500
 """Work of `chain_dp`, about, in all and for each operator."""
 GREEDY_WORK, GREEDY_STEP_WORK, GREEDY_OPERATORS = 7_000_000, 50, 1_500
@@ -291,7 +290,8 @@ def _solve_regions(search: SequenceSearch, owed: int, left: int) -> int:
     done = 0
     while done < owed and left - done >= REGION_WORK:
         best = search.pool[0]
-        solved = solve_region(search.g, best, search.budget, search.limit_ns, search.draw, left - done)
+        most = (left - done) // REGION_PART
+        solved = solve_region(search.g, best, search.budget, search.limit_ns, search.draw, most)
         search.keep([solved.entry])
         done += solved.work
     return done

@@ -25,6 +25,7 @@ from remat_compiler.ir.graph import (
 )
 from remat_compiler.ir.plan import Plan
 from remat_compiler.ir.problem import CostTable, RematProblem
+from remat_passes.moves.climb import WORK_PER_SECOND
 from remat_passes.moves.zoom import Zoom, region, whole, zoom
 from remat_passes.sequences.candidate import SequenceCandidate
 from remat_passes.sequences.profile import (
@@ -51,9 +52,9 @@ NODES = 30
 """Nodes of the solver's tree for one program."""
 LARGEST = 4_000
 """Executions that the largest program that is tried decides about."""
-REGION_WORK, PROGRAM_WORK, NODE_WORK, ITERATION_WORK = 300_000, 420_000, 84_000, 2.8
-"""Work of a region, of each program solved for it, of each node of the solver's tree, and of each iteration of the
-simplex method for each execution that the program decides about: what takes as long as so many steps of a climb."""
+REGION_WORK, PROGRAM_WORK = 300_000, 80_000
+"""Work of a region, and of each program solved for it beyond the solver's: what takes as long as so many steps of a
+climb."""
 CUBE_WORK = 0.01
 """Work that a program may take, for the cube of the executions that it decides about."""
 
@@ -217,9 +218,9 @@ def solve_region(
     added_ns = int(measure(view.g, view.steps, view.boundary)[1]) - zoomed.problem.costs.step_ns
     # A limit of nodes and not of seconds keeps the result the same on any machine.
     options = SolverOptions(time_limit_s=None, node_limit=NODES)
-    refined = refine(space, Reductions(), Cuts(), options, zoomed.plan, added_ns)
-    work += PROGRAM_WORK * refined.rounds + NODE_WORK * refined.nodes
-    work += int(ITERATION_WORK * refined.iterations * executions)
+    most_s = most_work / WORK_PER_SECOND
+    refined = refine(space, Reductions(), Cuts(), options, zoomed.plan, added_ns, most_counted_s=most_s)
+    work += PROGRAM_WORK * refined.rounds + int(WORK_PER_SECOND * refined.counted_s)
     plan = refined.plan
     if plan is None:
         return SolvedRegion(entry, work)
