@@ -29,7 +29,8 @@ from remat_compiler.costs.workspace import WorkspaceTable
 from remat_compiler.distributed.agreement import Agreement, Alone, Point, current_agreement
 from remat_compiler.distributed.by_store import StoreAgreement
 from remat_compiler.dry_run.fake_inputs import counted_device_type
-from remat_compiler.dynamic_shapes.variant_maker import VariantContext, dispatched
+from remat_compiler.dynamic_shapes.dispatched import dispatched
+from remat_compiler.dynamic_shapes.variant_context import VariantContext
 from remat_compiler.dynamic_shapes.variant_store import VariantStore
 from remat_compiler.errors import InfeasibleBudget
 from remat_compiler.options import BudgetKind, Environment, MemoryBudget, RematOptions

@@ -119,8 +119,8 @@ class Dispatch:
     def allow(self, allowance: Allowance) -> None:
         """Keep to `allowance` from now on; sizes that no variant fits any more are decided when they come again."""
         with self._lock:
-            self.allowance = allowance
-            better = self.provider.after_change(self.variants, allowance)
+            before, self.allowance = self.allowance, allowance
+            better = self.provider.after_change(self.variants, before, allowance)
             for key, use in list(self._uses.items()):
                 best = self._preferred(use.sizes)
                 if best is None:

@@ -181,8 +181,8 @@ class Provider(Protocol):
         """
         ...
 
-    def after_change(self, variants: Sequence[Variant], allowance: Allowance) -> Variant | None:
-        """Forget refusals and estimates under the former allowance.
+    def after_change(self, variants: Sequence[Variant], before: Allowance, allowance: Allowance) -> Variant | None:
+        """Forget refusals and estimates under the former allowance, `before`.
 
         Returns:
             A better variant for the first sizes, if the only variant so far was made under a smaller allowance.

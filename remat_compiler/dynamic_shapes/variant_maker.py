@@ -20,35 +20,31 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from remat_compiler import torch_compat
 from remat_compiler.compilation.attempt import Attempt
-from remat_compiler.compilation.search import BudgetSearch, SearchGoal
+from remat_compiler.compilation.search import SearchGoal
 from remat_compiler.distributed.agreement import Point
 from remat_compiler.dry_run.peak_formula import condition_on
-from remat_compiler.dynamic_shapes.allocator_watch import AllocatorWatch
 from remat_compiler.dynamic_shapes.arena_guard import ArenaGuard
-from remat_compiler.dynamic_shapes.dispatch import Dispatch
 from remat_compiler.dynamic_shapes.margin import Margin
-from remat_compiler.dynamic_shapes.mimose.sheltered_phase import Predict, shelter
+from remat_compiler.dynamic_shapes.mimose.sheltered_phase import Predict
 from remat_compiler.dynamic_shapes.peak_guard import PeakGuard
 from remat_compiler.dynamic_shapes.sampled_peak import SampledPeak
 from remat_compiler.dynamic_shapes.variant import KnownMemory, NothingKnown, Use, Variant
-from remat_compiler.dynamic_shapes.variant_store import LARGER_SIZES, VariantStore
+from remat_compiler.dynamic_shapes.variant_context import VariantContext
+from remat_compiler.dynamic_shapes.variant_store import LARGER_SIZES
 from remat_compiler.dynamic_shapes.variant_value import WORTH_IT, SizeCostModel
 from remat_compiler.errors import InfeasibleBudget, RematError, UnservedSizes
-from remat_compiler.observer import observers
 from remat_compiler.options import RematOptions
 from remat_compiler.partition.request import PartitionRequest
 from remat_compiler.partition.result import NoPlan
-from remat_compiler.partition.session import Session
 from remat_compiler.simulate.allowance import Allowance
 from remat_compiler.stats import count
 from remat_compiler.units import format_bytes
-from remat_passes.registry import has_option
 
 logger = logging.getLogger(__name__)
 
@@ -60,33 +56,6 @@ NO_OTHER_FITS = 0.95
 """If even this part of the smallest peak of all variants exceeds the budget, no further variant is compiled."""
 BACKOFF = 2.0
 """Factor on the seconds to lose before the next search for a better variant, after one that found none."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class VariantContext:
-    """What is needed to compile further variants of a graph.
-
-    Attributes:
-        search: Compiles the graph within a budget, or by one request.
-        request: The request for the sizes of the first call.
-        symbols: The symbolic sizes.
-        dynamo_context: What Dynamo knew of the graph.
-        assumptions: Assumptions on the sizes that compilers make after Dynamo, which Dynamo's guards do not check.
-        session: Measured workspaces, and the agreement between ranks.
-        keep: Reports a variant.
-        store: Sizes that earlier processes planned for.
-        input_bytes: Bytes of the arguments at given positions, at given sizes.
-    """
-
-    search: BudgetSearch
-    request: PartitionRequest
-    symbols: tuple[torch_compat.InputSymbol, ...]
-    dynamo_context: Callable[[], AbstractContextManager[None]]
-    assumptions: torch_compat.LaterAssumptions
-    session: Session
-    keep: Callable[[Attempt, str], None]
-    store: VariantStore
-    input_bytes: Callable[[Sequence[int], Sequence[int]], int]
 
 
 class VariantMaker:
@@ -111,7 +80,6 @@ class VariantMaker:
         self._refused: dict[tuple[int, ...], RematError] = {}
         self._hopeless = False
         self._told_beside = False
-        self._allowed: Allowance | None = None
         self._searches = 0
         self._first = first
         self._curve: SizeCostModel | None = None
@@ -121,7 +89,6 @@ class VariantMaker:
     def variant(self, attempt: Attempt, sizes: tuple[int, ...], label: str, allowance: Allowance) -> Variant:
         """A variant of what was compiled: the callable with its peak by size."""
         count("variants")
-        self._allowed = allowance
         made = Variant(
             attempt.compiled,
             self._known(attempt, sizes),
@@ -138,13 +105,12 @@ class VariantMaker:
             self.context.store.add(label, sizes, free=not made.added)
         return made
 
-    def after_change(self, variants: Sequence[Variant], allowance: Allowance) -> Variant | None:
+    def after_change(self, variants: Sequence[Variant], before: Allowance, allowance: Allowance) -> Variant | None:
         """See `dynamic_shapes.variant.Provider`."""
-        before, self._allowed = self._allowed, allowance
         self._refused.clear()
         self._hopeless, self._curve = False, None
         # No variant gets better where gradients from before the step leave less than it was planned for.
-        had_more = before is not None and before.is_whole and allowance.limit_bytes <= before.limit_bytes
+        had_more = before.is_whole and allowance.limit_bytes <= before.limit_bytes
         if allowance.spare_bytes and had_more:
             return None
         added = _added(self._first)
@@ -367,38 +333,6 @@ class VariantMaker:
     def _compiling(self) -> Iterator[None]:
         with self.context.dynamo_context(), self.context.assumptions.recorded():
             yield
-
-
-def dispatched(
-    context: VariantContext, options: RematOptions, first: Attempt, seconds: float, allowance: Allowance | None = None
-) -> Dispatch:
-    """The dispatch that runs a graph of changing sizes.
-
-    Args:
-        context: How the graph is compiled.
-        options: The user's options.
-        first: The compilation for the first call.
-        seconds: The time that it took.
-        allowance: The graph's part of the budget until its step is known; `None` for all of it.
-    """
-    maker = VariantMaker(context, options, first, seconds)
-    if allowance is None:
-        allowance = Allowance.whole(context.request.budget_bytes or 0)
-    variant = maker.variant(first, maker.first_sizes, "first", allowance)
-    positions = [symbol.position for symbol in context.symbols]
-    made = Dispatch(positions, allowance, variant, maker, options.max_variants)
-    inputs = first.partitions[0].graphs.forward.graph.find_nodes(op="placeholder")
-    allocator = torch_compat.device_allocator(node.meta.get("val") for node in inputs)
-    if allocator is not None:
-        made.watchers = (AllocatorWatch(made, allocator, maker.margin),)
-    if options.estimator == "quadratic":
-        # Registered last, so called first: its own run of the forward is over when the allocator is read.
-        layers_at = shelter(made, first, context.session.workspace)
-        if has_option(options.planner, "layer_bytes"):
-            maker.layers_at = layers_at
-    for observer in observers():
-        observer.dispatch_made(made)
-    return made
 
 
 def _added(attempt: Attempt) -> float:

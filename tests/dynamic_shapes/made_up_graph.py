@@ -13,7 +13,8 @@ from builders import chain, with_budget
 from remat_compiler.compilation.attempt import Attempt
 from remat_compiler.compilation.search import BudgetSearch
 from remat_compiler.dry_run.dry_run import DryRun, MemorySample
-from remat_compiler.dynamic_shapes.variant_maker import VariantContext, VariantMaker
+from remat_compiler.dynamic_shapes.variant_context import VariantContext
+from remat_compiler.dynamic_shapes.variant_maker import VariantMaker
 from remat_compiler.dynamic_shapes.variant_store import VariantStore
 from remat_compiler.ir.plan import PlanResult, PlanStatus
 from remat_compiler.options import RematOptions

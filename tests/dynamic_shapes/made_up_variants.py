@@ -60,6 +60,6 @@ class Prepared:
         self.lost_s.append(lost_s)
         return self.better.pop(0) if self.better and lost_s != float("inf") else None
 
-    def after_change(self, variants: Sequence[Variant], allowance: Allowance) -> Variant | None:
+    def after_change(self, variants: Sequence[Variant], before: Allowance, allowance: Allowance) -> Variant | None:
         self.changed.append(allowance)
         return self.better.pop(0) if self.better else None

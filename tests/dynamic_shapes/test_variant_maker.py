@@ -95,7 +95,7 @@ def test_what_is_refused_is_refused_again_without_planning_until_the_allowance_c
     assert messages[0] == messages[1]
     assert graph.sizes().count(size) >= 1
     assert maker._refused[size,].__traceback__ is None, "it would hold on to the step that failed"
-    maker.after_change([first], whole(2 * LIMIT))
+    maker.after_change([first], whole(LIMIT), whole(2 * LIMIT))
     assert maker.variants_for((size,), [first], whole(2 * LIMIT))[-1].fits((size,), whole(2 * LIMIT))
 
 
@@ -221,10 +221,10 @@ def test_the_next_process_compiles_for_the_same_sizes_without_waiting(tmp_path: 
 def test_more_room_gives_the_first_sizes_a_better_variant_once() -> None:
     graph = MadeUpGraph()
     maker, first = slow_first(graph)
-    better = maker.after_change([first], whole(native_bytes(200)))
+    better = maker.after_change([first], whole(LIMIT), whole(native_bytes(200)))
     assert better is not None
     assert (better.label, better.added) == ("first", 0.0)
-    assert maker.after_change([first, better], whole(native_bytes(200))) is None
+    assert maker.after_change([first, better], whole(LIMIT), whole(native_bytes(200))) is None
     assert graph.sizes() == [200]
 
 
@@ -232,7 +232,7 @@ def test_less_room_makes_nothing_ahead_of_a_call() -> None:
     graph = MadeUpGraph()
     maker = graph.maker(LIMIT, first_size=105)
     first = first_of(maker)
-    assert maker.after_change([first], whole(LIMIT // 2)) is None
+    assert maker.after_change([first], whole(LIMIT), whole(LIMIT // 2)) is None
     assert not graph.requests
 
 

@@ -67,8 +67,8 @@ BLOCK_SHARE, LARGE_SHARE, LARGE = 0.25, 0.6, 4_000
 BLOCK_WORK, BLOCK_OPERATOR_WORK, BLOCK_STEP_WORK = 2_500_000, 4_500, 0.6
 """Work of cutting a graph into blocks, in all and for each operator, and that of a step visited for their plans."""
 REGION_SHARE, REGION_WORK, REGION_PART = 0.4, 12_000_000, 2
-"""Part of the work that regions may take, and the work of a large one, without which none is begun; one of them may take
-one part in so many of what is left, so that rounds follow it."""
+"""Part of the work that regions may take, and the work of a large one, without which none is begun; and one region may
+take one part in so many of what is left, so that rounds follow it."""
 CHAIN_WORK, CHAIN_OPERATOR_WORK = 3_000_000, 1_500
 """Work of `chain_dp`, about, in all and for each operator."""
 GREEDY_WORK, GREEDY_STEP_WORK, GREEDY_OPERATORS = 7_000_000, 50, 1_500
