@@ -11,6 +11,9 @@ starts, of which there is one at a time.  A row gives:
 - tries: compilations under the budget, and how many of them only generated code;
 - whole: how far the peak that is simulated for the step without a budget is from the one of the emitted code;
 - planned: the same for the first plan.
+
+A fraction needs the code of the step without a budget, of whose peak it is a part.  With ``--in-bytes`` a third process
+compiles for the same limit in bytes: its CPU seconds, their ratio to stock, and its tries.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ import statistics
 import subprocess
 import tempfile
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -59,11 +62,19 @@ class Row:
     planned_estimate_bytes: int = 0
     planned_emitted_bytes: int = 0
     note: str = ""
+    bytes_s: float = 0.0
+    bytes_tries: int = 0
+    bytes_generated_only: int = 0
 
     @property
     def ratio(self) -> float:
         """Compilation under the budget, as a multiple of the stock one."""
         return self.remat_s / self.stock_s if self.stock_s else 0.0
+
+    @property
+    def bytes_ratio(self) -> float:
+        """The same for the limit in bytes."""
+        return self.bytes_s / self.stock_s if self.stock_s else 0.0
 
     @property
     def whole_percent(self) -> float:
@@ -138,11 +149,21 @@ def apart(name: str, budget: str) -> Row:
     return Row(name, note=why) if found is None else Row(**found)
 
 
-def both(name: str, budget: str, stock: bool) -> Row:
-    """Stock Inductor and the budget, one after the other."""
+def side_by_side(name: str, budget: str, stock: bool, in_bytes: bool) -> Row:
+    """The budget, stock Inductor, and the budget in bytes, one after the other."""
     found = apart(name, budget)
-    seconds = apart(name, "stock").stock_s if stock else 0.0
-    return Row(**{**asdict(found), "stock_s": seconds})
+    if stock:
+        found = replace(found, stock_s=apart(name, "stock").stock_s)
+    if in_bytes and found.whole_emitted_bytes and "." in budget:
+        other = apart(name, str(int(float(budget) * found.whole_emitted_bytes)))
+        found = replace(
+            found,
+            bytes_s=other.remat_s,
+            bytes_tries=other.tries,
+            bytes_generated_only=other.generated_only,
+            note=found.note or other.note,
+        )
+    return found
 
 
 def line(row: Row) -> str:
@@ -150,7 +171,8 @@ def line(row: Row) -> str:
     times = f"{row.stock_s:7.1f} {row.remat_s:7.1f} {row.ratio:6.2f}"
     tries = f"{row.tries:3} ({row.generated_only})"
     sizes = f"{row.whole_percent:+8.1f} % {row.planned_percent:+8.1f} %"
-    return f"{row.model:18} {times}  {tries}  {sizes}  {row.note}"
+    in_bytes = f"{row.bytes_s:7.1f} {row.bytes_ratio:6.2f} {row.bytes_tries:3} ({row.bytes_generated_only})"
+    return f"{row.model:18} {times}  {tries}  {sizes}  {in_bytes if row.bytes_s else ''}  {row.note}"
 
 
 def summary(rows: list[Row]) -> str:
@@ -158,9 +180,10 @@ def summary(rows: list[Row]) -> str:
     planned = [abs(row.planned_percent) for row in rows if row.planned_emitted_bytes]
     whole = [abs(row.whole_percent) for row in rows if row.whole_emitted_bytes]
     ratios = [row.ratio for row in rows if row.stock_s and row.remat_s]
+    in_bytes = [row.bytes_ratio for row in rows if row.stock_s and row.bytes_s]
     parts = [
         f"{name}: median {statistics.median(found):.2f}, worst {max(found):.2f}"
-        for name, found in (("ratio", ratios), ("whole %", whole), ("planned %", planned))
+        for name, found in (("ratio", ratios), ("ratio in bytes", in_bytes), ("whole %", whole), ("planned %", planned))
         if found
     ]
     return "; ".join(parts)
@@ -176,6 +199,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="*", default=[*TWENTY, *(f"zoo/{name}" for name in ZOO)])
     parser.add_argument("--budget", default="0.5", help='a fraction, bytes, or "min"')
     parser.add_argument("--no-stock", action="store_true", help="leave the stock compilations out")
+    parser.add_argument("--in-bytes", action="store_true", help="compile for a fraction's limit in bytes, too")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--row", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -184,10 +208,10 @@ def main() -> None:
         asked = None if budget == "stock" else float(budget) if "." in budget else budget
         print(json.dumps(asdict(first_step(arguments.row, asked))), flush=True)
         return
-    print(f"{'model':18} {'stock s':>7} {'remat s':>7} {'ratio':>6}  tries (only generated)  whole, planned")
+    print(f"{'model':18} {'stock s':>7} {'remat s':>7} {'ratio':>6}  tries (only generated)  whole, planned  in bytes")
     rows: list[Row] = []
     for name in arguments.models:
-        rows.append(both(name, budget, not arguments.no_stock))
+        rows.append(side_by_side(name, budget, not arguments.no_stock, arguments.in_bytes))
         print(line(rows[-1]), flush=True)
         if arguments.json:
             arguments.json.write_text(json.dumps([asdict(row) for row in rows], indent=1))

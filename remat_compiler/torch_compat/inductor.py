@@ -34,7 +34,7 @@ from remat_compiler.torch_compat.patches import (
 )
 from remat_compiler.torch_compat.patching import change_setting, named, original, replace, settings
 from remat_compiler.torch_compat.planned_fusion import FusionLimit as FusionLimit
-from remat_compiler.torch_compat.planned_fusion import is_fusion_limited, limit_fusion, planned_choices
+from remat_compiler.torch_compat.planned_fusion import frees_too_late, is_fusion_limited, limit_fusion, planned_choices
 from remat_compiler.torch_compat.store import LAY_OUT as LAY_OUT
 from remat_compiler.torch_compat.store import STORE as STORE
 from remat_compiler.torch_compat.store import materialise as materialise
@@ -140,7 +140,7 @@ def _no_kernel(*_: object, **__: object) -> None:
 
 @cache
 def _guard_kernel_groups() -> None:
-    """Let a planned graph on a CPU free values that die in a loop before the next loop allocates.
+    """Let a planned graph on a CPU free values that die in a loop before the next loop allocates, where it must.
 
     Inductor puts all loops between two kernels into one C++ function, allocates all their results before it and
     frees what they read after it.
@@ -150,9 +150,8 @@ def _guard_kernel_groups() -> None:
 
 def _where_memory_is_freed(ready: Callable[[Any], bool]) -> Callable[[Any], bool]:
     def ready_to_flush(self: Any) -> bool:
-        # A flush ends the C++ function, before which nothing is freed.  Loops that free nothing stay in one.
-        frees = is_fusion_limited() and bool(self.scheduler.buffer_names_to_free)
-        return frees or ready(self)
+        # A flush ends the C++ function, before which nothing is freed.  Each function is compiled and called by itself.
+        return frees_too_late(self.scheduler) or ready(self)
 
     return ready_to_flush
 

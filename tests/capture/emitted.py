@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,11 +18,18 @@ from remat_compiler.partition.request import PartitionRequest
 from remat_compiler.partition.session import Session
 
 TABLE = WorkspaceTable()
+# Wrappers call the functions of their loops by these names.
+_FUNCTION = re.compile(r"^ +cpp_fused\w*\(", re.MULTILINE)
 
 
 def estimated_and_emitted(model: nn.Module, inputs: Sequence[Tensor], request: PartitionRequest) -> tuple[int, int]:
     """Peak of the plan that answers `request`, and of the code that Inductor makes of it."""
-    found: list[tuple[int, int]] = []
+    return emitted(model, inputs, request)[:2]
+
+
+def emitted(model: nn.Module, inputs: Sequence[Tensor], request: PartitionRequest) -> tuple[int, int, int]:
+    """Both peaks, and how many functions of loops the emitted code calls."""
+    found: list[tuple[int, int, int]] = []
 
     def backend(gm: fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
         with (
@@ -32,10 +40,11 @@ def estimated_and_emitted(model: nn.Module, inputs: Sequence[Tensor], request: P
             compiled = torch_compat.compile_with_inductor(gm, example_inputs, RematPartitioner(request, ""))
         check = dry_run(compiled, example_inputs, recorder.graphs, TABLE)
         assert not check.unknown
-        found.append((sum(p.peak_bytes for p in partitions), check.peak_bytes))
+        functions = sum(len(_FUNCTION.findall(graph.source)) for graph in recorder.graphs)
+        found.append((sum(p.peak_bytes for p in partitions), check.peak_bytes, functions))
         return gm.forward
 
     torch._dynamo.reset()
     torch.compile(model, backend=backend, dynamic=False)(*inputs)
-    (pair,) = found
-    return pair
+    (row,) = found
+    return row

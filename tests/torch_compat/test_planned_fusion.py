@@ -7,8 +7,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 
-from remat_compiler.torch_compat.planned_fusion import Lives, Loop
+from remat_compiler.torch_compat.buffer_lives import Lives, Loop
+from remat_compiler.torch_compat.planned_fusion import FusionLimit, frees_too_late, limit_fusion
 
 Made = Sequence[tuple[str, str]]
 """Names that each loop reads and writes, one letter each; capital letters are inputs without an end."""
@@ -22,7 +24,7 @@ def lives_of(made: Made, size_bytes: Mapping[str, int], outputs: str = "", kerne
         readers[name] = {step for step, loop in enumerate(loops) if name in loop.reads}
         end[name] = len(loops) if name in outputs else max(readers[name], default=writer.get(name, 0))
         alive[writer.get(name, 0) : end[name] + 1] += size_bytes[name]
-    return Lives({str(i): i for i in range(len(loops))}, loops, list(kernels), size_bytes, end, readers, alive)
+    return Lives({str(i): i for i in range(len(loops))}, loops, list(kernels), size_bytes, end, readers, writer, alive)
 
 
 def node(*steps: int) -> Any:
@@ -65,7 +67,19 @@ def test_what_is_made_early_is_alive_beside_the_loops_between() -> None:
     made = [("a", "y"), ("b", "v"), ("vc", "w"), ("a", "z")]
     size_bytes = {"a": 1, "b": 2, "c": 3, "v": 1000, "w": 4, "y": 10, "z": 500}
     lives = lives_of(made, size_bytes, outputs="wyz")
-    assert lives.fused_bytes(node(0), node(3)) == int(lives.alive_bytes[2]) + 500
+    # All of c, v, w, y and z; a has ended by then, and b.
+    assert lives.fused_bytes(node(0), node(3)) == 3 + 1000 + 4 + 10 + 500
+
+
+def test_loops_wait_for_those_between_whose_results_they_read() -> None:
+    made = [("a", "y"), ("b", "v"), ("vd", "z"), ("e", "w")]
+    size_bytes = {"a": 100, "b": 1, "d": 1, "e": 7, "v": 50, "w": 9, "y": 2, "z": 3}
+    lives = lives_of(made, size_bytes, outputs="wyz")
+    # As planned, a has ended before v is made.
+    assert lives.fused_bytes(node(0), node(2)) == 100 + 50 + 1 + 7 + 2 + 3
+    assert lives.fused_bytes(node(0)) == lives.alive_bytes[0]
+    assert lives.fit(163, node(0), node(2))
+    assert not lives.fit(162, node(0), node(2))
 
 
 def test_three_loops_are_one_where_two_were_fused_before() -> None:
@@ -78,3 +92,30 @@ def test_kernels_keep_loops_apart() -> None:
     lives = lives_of([("x", "y"), ("y", "z"), ("X", "w")], {"x": 1, "y": 1, "z": 1, "w": 1}, "zw", kernels=[1])
     assert lives.kernel_between(node(0), node(2))
     assert not lives_of([("x", "y"), ("y", "z")], {"x": 1, "y": 1, "z": 1}, "z").kernel_between(node(0), node(1))
+
+
+def scheduler_of(lives: Lives, at: int, ended: str, kernels: Sequence[int] = ()) -> Any:
+    """Inductor's scheduler behind the code of the loop at a position, with buffers that end in its C++ function."""
+    nodes = []
+    for step in range(len(lives.loops)):
+        one = node(step)
+        one.get_name, one.is_template = lambda step=step: str(step), lambda: False
+        one.is_extern = lambda step=step: step in kernels
+        nodes.append(one)
+    return SimpleNamespace(nodes=nodes, current_node=nodes[at], buffer_names_to_free=set(ended), _remat_lives=lives)
+
+
+@pytest.mark.parametrize(("peak_bytes", "too_late"), [(161, False), (160, True)])
+def test_loops_share_a_function_where_what_ended_in_it_fits_beside_the_next(peak_bytes: int, too_late: bool) -> None:
+    # z takes 50 beside y and c; x, of 100, is freed behind the function.
+    lives = lives_of([("x", "y"), ("c", "z")], {"x": 100, "y": 1, "c": 10, "z": 50}, outputs="yz")
+    limit_fusion(FusionLimit(200, peak_bytes, ()))
+    try:
+        assert frees_too_late(scheduler_of(lives, 0, "x")) is too_late
+        # Nothing has ended, a kernel ends the function, and nothing follows.
+        assert not frees_too_late(scheduler_of(lives, 0, ""))
+        assert not frees_too_late(scheduler_of(lives, 0, "x", kernels=[1]))
+        assert not frees_too_late(scheduler_of(lives, 1, "xc"))
+    finally:
+        limit_fusion(None)
+    assert not frees_too_late(scheduler_of(lives, 0, "x")), "an unplanned graph"
