@@ -91,8 +91,7 @@ class RematPartitioner(torch_compat.CustomPartitionerFn):
             # Torch's own partition is otherwise compiled exactly as the stock backend would.
             if not made.unchanged:
                 most_bytes = max(made.peak_bytes, request.budget_bytes or 0)
-                limit = torch_compat.FusionLimit(most_bytes, made.peak_bytes, tuple(request.sizes))
-                torch_compat.keep_planned_memory(gm, limit)
+                torch_compat.keep_planned_memory(gm, torch_compat.FusionLimit(most_bytes, tuple(request.sizes)))
         session.partitions.append(made)
         for observer in observers():
             observer.partition_made(

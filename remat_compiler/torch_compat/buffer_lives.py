@@ -103,6 +103,11 @@ class Lives:
         first, last = min(node1.min_order, node2.min_order), max(node1.max_order, node2.max_order)
         return bisect.bisect_left(self.kernels, first) != bisect.bisect_right(self.kernels, last)
 
+    def planned_bytes(self) -> int:
+        """Most bytes alive in the planned order, where results lie in the place of arguments that end."""
+        steps = range(len(self.loops))
+        return max((int(self.alive_bytes[s]) - self._taken_over([s], set(), {s}) for s in steps), default=0)
+
     def fit(self, most_bytes: int, *nodes: Any) -> bool:
         """Whether no more than so many bytes are alive if the loops of `nodes` run as one."""
         # Nothing is alive that is not alive in the planned order, or made earlier, or freed later, by these loops.
@@ -113,10 +118,14 @@ class Lives:
             return True
         return self.fused_bytes(*nodes) <= most_bytes
 
-    def fused_bytes(self, *nodes: Any) -> int:
+    def fused_bytes(self, *nodes: Any, takes_over: bool = True) -> int:
         """Most bytes alive from the first to the last loop of `nodes` if all of them run as one.
 
         That is at the place of the first, behind those between them whose results they read.
+
+        Args:
+            nodes: The loops, fused or not.
+            takes_over: Whether results may lie where arguments end.
         """
         steps = self._steps(nodes)
         inside = set(steps)
@@ -130,7 +139,7 @@ class Lives:
         for group in [[step] for step in before] + [steps] + [[step] for step in behind]:
             made = [name for step in group for name in self.loops[step].writes if name not in passing]
             alive_bytes += self._sum(made)
-            taken_bytes = self._taken_over(group, passing, inside) if group is steps else 0
+            taken_bytes = self._taken_over(group, passing, inside) if takes_over and group is steps else 0
             most = max(most, alive_bytes - taken_bytes)
             read = {name for step in group for name in (*self.loops[step].reads, *made)} - passing
             alive_bytes -= self._sum(name for name in sorted(read) if ending.at(name, group))

@@ -25,6 +25,11 @@ from remat_compiler.torch_compat.buffer_lives import Lives
 from remat_compiler.torch_compat.patches import LOOP_FUSION
 from remat_compiler.torch_compat.patching import original
 
+SHARED = 0.9
+"""Part of the graph's planned peak up to which loops share a function.
+
+The rest is for what buffers do not tell, as when inputs end."""
+
 # By thread: other threads compile unplanned graphs meanwhile.
 _planned = threading.local()
 
@@ -34,13 +39,10 @@ class FusionLimit:
     """The bytes that loops may hold.
 
     Attributes:
-        most_bytes: Most bytes that may be alive while fused loops run.
-        peak_bytes: Most bytes alive in the planned step.  Loops that share a function, which saves no memory traffic,
-            keep to that.
+        peak_bytes: Most bytes that may be alive while fused loops run.
         sizes: Name and number of each symbolic size at which that is so.
     """
 
-    most_bytes: int
     peak_bytes: int
     sizes: tuple[tuple[str, int], ...]
 
@@ -76,7 +78,18 @@ def frees_too_late(scheduler: Any) -> bool:
     if not all(loop.get_name() in lives.step for loop in following.get_nodes()):
         return True
     ended_bytes = sum(lives.size_bytes.get(name, 0) for name in ended)
-    return lives.fused_bytes(following) + ended_bytes > limit.peak_bytes
+    # Inductor may not find the places that results could take over in a function of several loops.
+    return lives.fused_bytes(following, takes_over=False) + ended_bytes > SHARED * _planned_bytes(scheduler, lives)
+
+
+def _planned_bytes(scheduler: Any, lives: Lives) -> int:
+    """Most bytes alive in the graph as planned, kept on the scheduler."""
+    # Not the limit: a function saves calls but no memory traffic, which is not worth a higher peak than the plan's, and
+    # what is alive beside the graph is not known here.
+    found: int | None = getattr(scheduler, "_remat_planned_bytes", None)
+    if found is None:
+        found = scheduler._remat_planned_bytes = lives.planned_bytes()
+    return found
 
 
 def _following(scheduler: Any) -> Any | None:
@@ -103,7 +116,7 @@ def _planned_choices(base: Any) -> type[InductorChoices]:
             # other side.
             if lives.kernel_between(node1, node2) or not base.can_fuse(scheduler, node1, node2, shared_data_score):
                 return False
-            return lives.fit(limit.most_bytes, node1, node2)
+            return lives.fit(limit.peak_bytes, node1, node2)
 
     return PlannedChoices
 

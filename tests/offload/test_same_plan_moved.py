@@ -71,7 +71,7 @@ class _RandomPlans(torch_compat.CustomPartitionerFn):
             plan_with=self._plan,
             session=Session(),
         )
-        torch_compat.keep_planned_memory(gm, torch_compat.FusionLimit(made.peak_bytes, made.peak_bytes, ()))
+        torch_compat.keep_planned_memory(gm, torch_compat.FusionLimit(made.peak_bytes, ()))
         return made.graphs.forward, made.graphs.backward
 
     def _plan(self, problem: RematProblem) -> PlanResult:

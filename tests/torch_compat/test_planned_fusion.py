@@ -105,17 +105,20 @@ def scheduler_of(lives: Lives, at: int, ended: str, kernels: Sequence[int] = ())
     return SimpleNamespace(nodes=nodes, current_node=nodes[at], buffer_names_to_free=set(ended), _remat_lives=lives)
 
 
-@pytest.mark.parametrize(("peak_bytes", "too_late"), [(161, False), (160, True)])
-def test_loops_share_a_function_where_what_ended_in_it_fits_beside_the_next(peak_bytes: int, too_late: bool) -> None:
-    # z takes 50 beside y and c; x, of 100, is freed behind the function.
-    lives = lives_of([("x", "y"), ("c", "z")], {"x": 100, "y": 1, "c": 10, "z": 50}, outputs="yz")
-    limit_fusion(FusionLimit(200, peak_bytes, ()))
+@pytest.mark.parametrize(("later", "too_late"), [(63, False), (62, True)])
+def test_loops_share_a_function_where_what_ended_in_it_fits_beside_the_next(later: int, too_late: bool) -> None:
+    # z takes 50 beside y, c and d; x, of 100, is freed behind the function: 167 in all.
+    made = [("x", "y"), ("c", "z"), ("yzd", "w")]
+    size_bytes = {"x": 100, "y": 1, "c": 10, "d": 6, "z": 50, "w": 66 + later}
+    lives = lives_of(made, size_bytes, outputs="w")
+    assert lives.planned_bytes() == lives.alive_bytes[2] == 123 + later
+    limit_fusion(FusionLimit(1_000, ()))
     try:
-        assert frees_too_late(scheduler_of(lives, 0, "x")) is too_late
+        assert frees_too_late(scheduler_of(lives, 0, "x", kernels=[2])) is too_late
         # Nothing has ended, a kernel ends the function, and nothing follows.
-        assert not frees_too_late(scheduler_of(lives, 0, ""))
-        assert not frees_too_late(scheduler_of(lives, 0, "x", kernels=[1]))
-        assert not frees_too_late(scheduler_of(lives, 1, "xc"))
+        assert not frees_too_late(scheduler_of(lives, 0, "", kernels=[2]))
+        assert not frees_too_late(scheduler_of(lives, 1, "xc", kernels=[2]))
+        assert not frees_too_late(scheduler_of(lives, 2, "yzd", kernels=[2]))
     finally:
         limit_fusion(None)
-    assert not frees_too_late(scheduler_of(lives, 0, "x")), "an unplanned graph"
+    assert not frees_too_late(scheduler_of(lives, 0, "x", kernels=[2])), "an unplanned graph"
