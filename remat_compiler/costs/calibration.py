@@ -1,8 +1,8 @@
 """Measure how fast a device is: in less than 0.5 s where it is idle, in a few seconds where others use it.
 
 Whoever else uses the device makes it look slower, never faster, so the best of some samples counts, and only once
-another one confirms it.  Rates are rounded to powers of 2^(1/4), so that two calibrations of one device, or of two
-equal devices, usually agree to the bit.
+another one confirms it; on a CPU, the time during which another program has the core does not count.  Rates are rounded
+to powers of 2^(1/4), so that two calibrations of one device, or of two equal devices, usually agree to the bit.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TypeVar
 import torch
 
 from remat_compiler import torch_compat
-from remat_compiler.costs.clock import best_ns
+from remat_compiler.costs.clock import best_ns, thread_clock
 from remat_compiler.costs.families import FAMILIES, family_rate
 
 PRODUCT_TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -141,29 +141,31 @@ def _product_rate(device_type: str, dtype: torch.dtype) -> float:
     def multiply() -> None:
         torch.mm(factor, factor)
 
+    best_of = partial(best_ns, multiply, device_type, most=3, seconds=0.003, clock=thread_clock())
     # Small products are ruled by overhead, so the size doubles until the time is well measurable.
     while taken_ns < _LONG_ENOUGH_NS and extent < _LARGEST_PRODUCT[device_type]:
         extent *= 2
         factor = torch.full((extent, extent), 0.5, dtype=dtype, device=device_type)
         multiply()  # the library sets itself up
         # An interrupted call would stop the search at a size that is slower for each operation.
-        taken_ns = best_ns(multiply, device_type, most=3, seconds=0.003)
-    best = best_ns(multiply, device_type, most=3, seconds=0.003)
+        taken_ns = best_of()
     # A product of n x n matrices takes n^3 multiplications and as many additions.
-    return 2 * extent**3 / min(best, taken_ns) * 1e9
+    return 2 * extent**3 / min(best_of(), taken_ns) * 1e9
 
 
 def _copy_rate(device_type: str) -> float:
     source = torch.zeros(_COPY_BYTES[device_type], dtype=torch.uint8, device=device_type)
     target = torch.zeros_like(source)
     # A copy reads each byte and writes it.
-    return 2 * source.nbytes / best_ns(lambda: target.copy_(source), device_type, most=4, seconds=0.012) * 1e9
+    best = best_ns(lambda: target.copy_(source), device_type, most=4, seconds=0.012, clock=thread_clock())
+    return 2 * source.nbytes / best * 1e9
 
 
 def _special_rate(device_type: str) -> float:
     values = torch.full((_SPECIAL_BYTES[device_type] // 4,), 0.5, device=device_type)
     out = torch.empty_like(values)
-    return values.numel() / best_ns(lambda: torch.erf(values, out=out), device_type, most=10, seconds=0.003) * 1e9
+    erf = partial(torch.erf, values, out=out)
+    return values.numel() / best_ns(erf, device_type, most=10, seconds=0.003, clock=thread_clock()) * 1e9
 
 
 def _overhead_ns(device_type: str) -> float:
@@ -176,4 +178,4 @@ def _overhead_ns(device_type: str) -> float:
             add(value, value)
 
     # So little data that the time is that of starting the operator.
-    return best_ns(launch, device_type, most=5, seconds=0.003) / _LAUNCHES
+    return best_ns(launch, device_type, most=5, seconds=0.003, clock=thread_clock()) / _LAUNCHES
