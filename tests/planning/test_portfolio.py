@@ -10,13 +10,12 @@ from builders import LIBRARY, chain, residual, with_budget
 from remat_compiler.ir.plan import PlanStatus
 from remat_compiler.ir.problem import RematProblem
 from remat_passes.bounds.lower_bound import lower_bound_ns
-from remat_passes.moves.climb import WORK_PER_SECOND
 from remat_passes.planning import portfolio
 from remat_passes.planning.auto import MOST_WORK, Auto
 from remat_passes.planning.chain_dp import ChainDp
 from remat_passes.planning.greedy import Greedy
 from remat_passes.planning.hierarchical import Hierarchical
-from remat_passes.planning.portfolio import improve, usual_work
+from remat_passes.planning.portfolio import MOST_USUAL_WORK, improve, usual_work
 from remat_passes.planning.save_all import SaveAll
 from remat_passes.search.sequence_search import SequenceSearch
 
@@ -85,9 +84,9 @@ def test_the_usual_work_grows_with_the_graph_and_with_what_it_can_bring() -> Non
     assert by_size == sorted(by_size)
     assert by_size[:2] == [0, 0]
     assert by_size[2] > 0
-    assert by_size[-2:] == [2 * WORK_PER_SECOND, 2 * WORK_PER_SECOND]
+    assert by_size[-2:] == [MOST_USUAL_WORK, MOST_USUAL_WORK]
     by_gain = [usual_work(1_000, gain_ns) for gain_ns in (-5, 0, 10_000, 100_000, 10**9)]
-    assert by_gain == [0, 0, WORK_PER_SECOND // 10, WORK_PER_SECOND, 2 * WORK_PER_SECOND]
+    assert by_gain == [0, 0, MOST_USUAL_WORK // 20, MOST_USUAL_WORK // 2, MOST_USUAL_WORK]
 
 
 def test_without_a_time_limit_a_small_graph_keeps_its_quick_plan() -> None:

@@ -21,10 +21,11 @@ from remat_passes.bounds.matrix import FloatArray, Matrix
 from remat_passes.bounds.rows import Rows
 from remat_passes.bounds.simplex import by_cbc, by_highs, has_highs, loaded
 
-BUILD_WORK, PIVOT_WORK, NODE_WORK = 100, 0.1, 1.5
-"""Work of a row, and of an iteration of the simplex method for each row and variable: alone, and in a tree."""
+BUILD_WORK, PIVOT_WORK, NODE_WORK = 150, 0.1, 1.5
+"""Work for each row and variable: of building the program, and of an iteration of the simplex method, alone and in a
+tree."""
 USUAL_WORK, CBC_PIVOTS = 28_000_000, 1.0
-"""Work that the simplex method may do, about a second; pivots for each row and variable within it that CBC needs."""
+"""Work that the simplex method may do, a second or two; pivots for each row and variable within it that CBC needs."""
 CERTAIN = 1e-6
 """What a combination of rows must exceed to prove that nothing satisfies them."""
 FEASIBLE_POINT = 2

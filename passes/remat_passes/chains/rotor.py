@@ -33,6 +33,9 @@ LONGEST = 200
 """Layers of the longest chain: tables grow with the square, time with the cube."""
 UNITS = 400
 """Resolution of memory."""
+CELL_WORK, FILLS = 0.03, 2
+"""Work of an entry of the tables and a choice for it, in the unit of `remat_passes.planning.portfolio`; and how often
+tables are filled, about: once, or three times where nothing comes near the budget."""
 FACTORS = (0.94, 0.97, 1.0, 1.03, 1.06, 1.12)
 """Memory that a schedule may use over the budget; estimates are off by that much either way."""
 NEVER = 1 << 60
@@ -68,6 +71,12 @@ def persistent_plans(
     for memory in dict.fromkeys([*memories, int(np.argmax(best[whole] < NEVER))]):
         if best[whole, memory] < NEVER:
             yield _plan(index, layers, choice, unit, memory)
+
+
+def work_of(layers: int) -> int:
+    """Work of `persistent_plans` for a chain of so many layers, about."""
+    # Each of n^2 / 2 pairs of layers chooses among those between them, n / 3 on the mean.
+    return int(FILLS * CELL_WORK * UNITS * layers**3 / 6)
 
 
 def _tables(layers: RotorLayers, unit: int) -> tuple[IntArray, npt.NDArray[np.int16]]:

@@ -18,9 +18,9 @@ CHECK_UNIT_S, TREE_CHECKS = 6e-6, 8
 many checks in the tree, where less happens in between, stand for one at the root."""
 PIVOT_UNIT_S = 3.7e-8
 """What an iteration of its simplex method takes for each row and variable, in seconds."""
-CBC_PROGRAM_S, CBC_TERM_S = 0.008, 9e-6
+CBC_PROGRAM_S, CBC_TERM_S = 0.012, 1.4e-5
 """What CBC takes to start and to prepare a program, and for each coefficient of it, in seconds."""
-CBC_PIVOT_S, CBC_PIVOT_TERM_S = 5e-5, 6e-8
+CBC_PIVOT_S, CBC_PIVOT_TERM_S = 9e-5, 1.1e-7
 """What an iteration of its simplex method takes with the cuts around it, and for each coefficient, in seconds."""
 
 

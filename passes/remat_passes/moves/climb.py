@@ -31,7 +31,7 @@ from remat_passes.sequences.profile import (
     select,
 )
 
-WORK_PER_SECOND = 28_000_000
+WORK_PER_SECOND = 20_000_000
 """Work that stands for one second: about the steps that a climb visits in it."""
 REGIONS = ((80, 1), (160, 2), (320, 2))
 """Operators of a zoom, and the number of places that they surround; zooms take these settings in turn."""

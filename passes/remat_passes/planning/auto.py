@@ -46,7 +46,7 @@ class Auto:
         effort: Work of the quick search for each operator of the graph.  The default plans 1,000 operators in about
             half a second.
         time_limit: Approximate seconds for the stages after the quick search, as an amount of work; 0 for none of
-            them, `None` for an amount in proportion to the graph, 2 seconds at most.
+            them, `None` for an amount in proportion to the graph, some seconds at most.
         seed: Start of the random numbers of the local search.
         reorders: Whether the backward may run in another order than the graph's.
     """

@@ -17,7 +17,7 @@ from remat_compiler.ir.plan import PlanResult
 from remat_compiler.ir.problem import RematProblem
 from remat_passes.chains.chain import Forward, chain_of, segmented_plan
 from remat_passes.chains.hong import Chain, Selection, select_linear, select_quadratic, select_static
-from remat_passes.chains.rotor import LONGEST, persistent_plans
+from remat_passes.chains.rotor import LONGEST, persistent_plans, work_of
 from remat_passes.planning.interface import Candidate, choose
 from remat_passes.sequences.sequence import Order, Placement, StepIndex, baseline_order
 
@@ -64,6 +64,11 @@ class ChainDp:
     def plan(self, problem: RematProblem) -> PlanResult:
         """The cheapest of the plans that fits the budget, or else the one of the smallest peak."""
         return choose(problem, self.name, self._candidates(problem, StepIndex.of(problem.graph)))
+
+    def persistent_work(self, operators: int) -> int:
+        """Work of the schedules that recompute layers several times, about, for so many operators of the forward."""
+        layers = [operators] if operators <= LONGEST else [min(count, LONGEST) for count in self.persistent]
+        return sum(map(work_of, layers)) if self.persistent else 0
 
     def _candidates(self, problem: RematProblem, index: StepIndex) -> Iterator[Candidate]:
         """One plan for each placement and different set of checkpoints, and then the persistent ones."""

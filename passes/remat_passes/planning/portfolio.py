@@ -1,6 +1,6 @@
 """The stages of `auto` after its quick search, with an amount of work that stands for a time limit.
 
-Without a time limit that amount is proportional to the square of the number of operators, up to two seconds for a
+Without a time limit that amount is proportional to the square of the number of operators, up to some seconds for a
 thousand, and never more than the time that the training steps to come could gain.
 
     chain_dp  once: the planner, which is optimal on uniform chains
@@ -27,6 +27,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from remat_compiler.ir.graph import Phase
 from remat_compiler.ir.plan import PlanResult
 from remat_compiler.ir.planner import Planner
 from remat_compiler.progress import progress
@@ -42,8 +43,8 @@ from remat_passes.search.linked_seeds import keep_linked_seeds
 from remat_passes.search.sequence_search import SequenceSearch
 from remat_passes.sequences.candidate import SequenceCandidate
 
-USUAL_WORK, USUAL_SECONDS = 50, 2
-"""Work for each pair of operators without a time limit, and the most seconds that all of it stands for."""
+USUAL_WORK, MOST_USUAL_WORK = 50, 56_000_000
+"""Work for each pair of operators without a time limit, and the most of it: two to three seconds."""
 LEAST_WORK = 1_500_000
 """Less work is not begun, so graphs of up to 170 operators keep their quick plan: starting would take longer."""
 LINKED_OPERATOR_WORK, LINKED_SHARE = 15_000, 4
@@ -54,13 +55,13 @@ WORTH_LINKING = 0.03
 """Part of the step that the best plan must be above the bound of single instants, for linked ones without a limit."""
 SINGLE = replace(QUICK, linked=0)
 """The bound of instants by themselves."""
-STEPS_TO_COME = 10_000
+STEPS_TO_COME = 14_000
 """Planning takes about as long as this many training steps could gain by it, at most."""
 ROUND_WORK, SHORTEST_ROUND, LONGEST_ROUND = 20_000, 5_000_000, 50_000_000
 """Work of the first round for each operator, its least and its greatest value ..."""
 GROWTH = 1.5
 """... and the factor by which each round is longer than the one before."""
-REGIONS_FROM = USUAL_SECONDS * WORK_PER_SECOND
+REGIONS_FROM = MOST_USUAL_WORK
 """Work after which regions are solved exactly."""
 BLOCK_SHARE, LARGE_SHARE, LARGE = 0.25, 0.6, 4_000
 """Part of the work for the options of blocks; it is larger from `LARGE` operators on, where climbs get less far."""
@@ -70,7 +71,7 @@ REGION_SHARE, REGION_WORK, REGION_PART = 0.4, 12_000_000, 2
 """Part of the work that regions may take, and the work of a large one, without which none is begun; and one region may
 take one part in so many of what is left, so that rounds follow it."""
 CHAIN_WORK, CHAIN_OPERATOR_WORK = 3_000_000, 1_500
-"""Work of `chain_dp`, about, in all and for each operator."""
+"""Work of `chain_dp`, about, in all and for each operator, without its schedules that repeat layers."""
 GREEDY_WORK, GREEDY_STEP_WORK, GREEDY_OPERATORS = 7_000_000, 50, 1_500
 """Work without which `greedy` is not begun, that of each of its steps, and the largest graph on which it is tried."""
 HIERARCHY_WORK = 2_500
@@ -135,7 +136,8 @@ def _bound(search: SequenceSearch, work: int | None) -> tuple[Bound, int]:
         return bound, 0
     if work is None:
         return bound, min(allowed, SEED_OPERATOR_WORK * operators)
-    linked = lower_bound_ns(search.problem, QUICK)
+    program = replace(QUICK.program, most_work=min(allowed, QUICK.program.most_work))
+    linked = lower_bound_ns(search.problem, replace(QUICK, program=program))
     return replace(linked, work=linked.work + bound.work), min(allowed, SEED_OPERATOR_WORK * operators)
 
 
@@ -153,7 +155,7 @@ def _gain_ns(search: SequenceSearch, enough_ns: int) -> int | None:
 def _gain_work(gain_ns: int | None) -> int:
     """Work that takes as long as the steps to come could gain, which is not known without a plan."""
     if gain_ns is None:
-        return USUAL_SECONDS * WORK_PER_SECOND
+        return MOST_USUAL_WORK
     return max(gain_ns, 0) * STEPS_TO_COME * WORK_PER_SECOND // 10**9
 
 
@@ -168,7 +170,7 @@ def usual_work(operators: int, gain_ns: int | None) -> int:
     if by_pairs < LEAST_WORK:
         return 0
     # Cutting into blocks comes on top, or small graphs would have no work left for the plans of blocks.
-    by_size = min(by_pairs + _cutting_work(operators), USUAL_SECONDS * WORK_PER_SECOND)
+    by_size = min(by_pairs + _cutting_work(operators), MOST_USUAL_WORK)
     work = by_size if gain_ns is None else min(by_size, _gain_work(gain_ns))
     return work if work >= LEAST_WORK else 0
 
@@ -182,7 +184,8 @@ def _once(search: SequenceSearch, work: int) -> int:
     """Run the stages that run once, each if enough work remains for more than it; the work done."""
     # Work by estimate, since these planners do not count it; each may take a part, so that rounds remain.
     operators, done = len(search.g.ops), 0
-    chain_work = CHAIN_WORK + CHAIN_OPERATOR_WORK * operators
+    forward = search.index.phase.count(Phase.FORWARD)
+    chain_work = CHAIN_WORK + CHAIN_OPERATOR_WORK * operators + ChainDp().persistent_work(forward)
     if work > 4 * chain_work:
         search.keep(list(_planned(search, ChainDp())))
         done += chain_work

@@ -7,12 +7,14 @@ import numpy as np
 from remat_passes.bounds.linked import LinkedEffort
 from remat_passes.bounds.lower_bound import BoundEffort
 from remat_passes.bounds.seeds import linked_seed
+from remat_passes.bounds.solved import USUAL_WORK
 from remat_passes.moves.climb import Climber
 from remat_passes.search.sequence_search import SequenceSearch
 from remat_passes.sequences.candidate import SequenceCandidate
 
-COUNTS = (8, 16)
-"""Instants of the programs, which hold different values."""
+COUNTS, INSTANT_WORK = (8, 16), 1_500
+"""Instants of the programs, which hold different values; and the work for one and each operator, without which none is
+begun."""
 CLIMB_WORK, CLIMB_IDLE = 2_000_000, 60
 """Work of the climb from each sequence, and zooms without improvement after which it ends."""
 
@@ -22,22 +24,24 @@ def keep_linked_seeds(search: SequenceSearch, work: int) -> int:
 
     Args:
         search: The search, which has run.
-        work: Work that may be done; no programs are begun when it is spent.
+        work: Work that may be done: a program that takes more, about, is not begun, and ends when it is spent.
     """
     left, spent, before = search.work_left, 0, None
     # A better sequence may have another order, in which other values are held.
-    while spent < work and search.pool[0] is not before:
+    while search.pool[0] is not before:
         before = search.pool[0]
         for count in COUNTS:
-            spent += _keep_linked_seed(search, count, before)
+            if work - spent >= count * INSTANT_WORK * len(search.g.ops):
+                spent += _keep_linked_seed(search, count, before, work - spent)
     search.work_left = left
     return spent
 
 
-def _keep_linked_seed(search: SequenceSearch, count: int, like: SequenceCandidate) -> int:
-    """The sequence of `count` instants in the order of `like`; the work done."""
+def _keep_linked_seed(search: SequenceSearch, count: int, like: SequenceCandidate, most_work: int) -> int:
+    """The sequence of `count` instants in the order of `like`; the work done, `most_work` of it for their program."""
     # Only what is held counts here, not the bound of the order: few single instants, and no whole numbers.
-    effort = BoundEffort(instants=8, near=0, splits=0, linked=count, program=LinkedEffort(largest_whole=0))
+    program = LinkedEffort(most_work=min(most_work, USUAL_WORK), largest_whole=0)
+    effort = BoundEffort(instants=8, near=0, splits=0, linked=count, program=program)
     seed = linked_seed(search.problem, search.index, like.plan(), effort)
     if seed.plan is None:
         return seed.work
