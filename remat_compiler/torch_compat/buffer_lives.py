@@ -134,7 +134,7 @@ class Lives:
         before = self._read_between(steps)
         behind = [step for step in range(steps[0] + 1, steps[-1]) if step not in inside and step not in before]
         alive_bytes = int(self.alive_bytes[steps[0]]) - self._sum(self.loops[steps[0]].writes)
-        ending = _Ending(self.readers, self.end, steps[-1])
+        to_come: dict[str, set[int]] = {}
         most = 0
         for group in [[step] for step in before] + [steps] + [[step] for step in behind]:
             made = [name for step in group for name in self.loops[step].writes if name not in passing]
@@ -142,7 +142,8 @@ class Lives:
             taken_bytes = self._taken_over(group, passing, inside) if takes_over and group is steps else 0
             most = max(most, alive_bytes - taken_bytes)
             read = {name for step in group for name in (*self.loops[step].reads, *made)} - passing
-            alive_bytes -= self._sum(name for name in sorted(read) if ending.at(name, group))
+            ending = (name for name in sorted(read) if self.end.get(name, len(self.loops)) <= steps[-1])
+            alive_bytes -= self._sum(name for name in ending if self._is_last_read(name, group, to_come))
         return most
 
     def _steps(self, nodes: Iterable[Any]) -> list[int]:
@@ -156,6 +157,12 @@ class Lives:
                 makers = (self.writer.get(name, -1) for name in self.loops[step].reads)
                 found.update(one for one in makers if one > steps[0] and one not in inside)
         return sorted(found)
+
+    def _is_last_read(self, name: str, steps: Sequence[int], to_come: dict[str, set[int]]) -> bool:
+        """Whether no other loops than those at `steps`, which run now, are left of `to_come`, those that read a buffer."""
+        left = to_come.setdefault(name, set(self.readers.get(name, ())))
+        left.difference_update(steps)
+        return not left
 
     def _sum(self, names: Iterable[str]) -> int:
         return sum(self.size_bytes[name] for name in names)
@@ -183,23 +190,6 @@ class Lives:
                     ended.add(same)
                     total += self.size_bytes[name]
         return total
-
-
-class _Ending:
-    """Which buffers end while loops run in another order, up to a position."""
-
-    def __init__(self, readers: Mapping[str, Set[int]], end: Mapping[str, int], last: int) -> None:
-        self.readers, self.end, self.last = readers, end, last
-        self.left: dict[str, set[int]] = {}
-
-    def at(self, name: str, steps: Sequence[int]) -> bool:
-        """Whether a buffer ends behind the loops at `steps`, which run now."""
-        # Parameters and inputs have no end.
-        if self.end.get(name, self.last + 1) > self.last:
-            return False
-        left = self.left.setdefault(name, set(self.readers.get(name, ())))
-        left -= {*steps}
-        return not {step for step in left if step <= self.last}
 
 
 def _whole_of(name: str) -> str:
