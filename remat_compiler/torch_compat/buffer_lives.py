@@ -159,7 +159,7 @@ class Lives:
         return sorted(found)
 
     def _is_last_read(self, name: str, steps: Sequence[int], to_come: dict[str, set[int]]) -> bool:
-        """Whether no other loops than those at `steps`, which run now, are left of `to_come`, those that read a buffer."""
+        """Whether the loops at `steps`, which run now, are the last in `to_come`, those that read a buffer."""
         left = to_come.setdefault(name, set(self.readers.get(name, ())))
         left.difference_update(steps)
         return not left
