@@ -17,6 +17,7 @@ from torch._inductor.fx_passes import post_grad
 from torch._inductor.virtualized import V
 
 from remat_compiler.torch_compat.convolutions import guard_layout
+from remat_compiler.torch_compat.kernel_files import common_kernel_files, guard_kernel_files
 from remat_compiler.torch_compat.patch import Patch
 from remat_compiler.torch_compat.patches import (
     BUFFER_REUSE,
@@ -94,7 +95,7 @@ def compile_with_inductor(gm: fx.GraphModule, example_inputs: Any, partitioner: 
         {setting: original(setting) for setting in (*_KEEP_PLANNED_MEMORY, *_PLAIN_LAYOUT, *_PLANNED_ON_GPU)}
     ):
         try:
-            with V.set_choices_handler(planned_choices()):
+            with V.set_choices_handler(planned_choices()), common_kernel_files():
                 return compile_fx(gm, example_inputs, config_patches=named({PARTITIONER: partitioner}))
         finally:
             # The partitioner sets it, and this thread may compile an unplanned graph next.
@@ -123,6 +124,8 @@ def _compiling_no_kernels() -> bool:
 @cache
 def _guard_kernel_compilers() -> None:
     """Let a thread leave out the kernels of the graphs that it compiles; other threads may compile meanwhile."""
+    # Before, so that what is left out is not collected.
+    guard_kernel_files()
     for kernels in (CPU_KERNELS, PLAIN_CPU_KERNELS, TRITON_KERNELS):
         replace(kernels, _unless_left_out)
 

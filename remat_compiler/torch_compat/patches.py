@@ -131,6 +131,22 @@ CPU_KERNELS = Patch(
     "compiles no kernels of code that only serves a dry run",
     "kernels of tries that are given up are compiled, too",
 )
+KERNEL_FILES = Patch(
+    "files of C++ kernels",
+    CPU_KERNELS.target,
+    _SPEED,
+    "collects the C++ kernels of a graph, to compile several in one file",
+    "each kernel is compiled in a file of its own, a second each",
+    (("self", "argtypes", "source_code"),),
+)
+KERNELS_READY = Patch(
+    "collected C++ kernels",
+    "torch._inductor.async_compile:AsyncCompile.wait",
+    _SPEED,
+    "compiles the C++ kernels that were collected before a graph's code is used",
+    KERNEL_FILES.without,
+    (("self", "scope"),),
+)
 PLAIN_CPU_KERNELS = Patch(
     "plain C++ kernels",
     "torch._inductor.async_compile:AsyncCompile.cpp",
@@ -262,6 +278,8 @@ PATCHES: tuple[Patch, ...] = (
     MINIMUM_CUT,
     EXTRACTION,
     CPU_KERNELS,
+    KERNEL_FILES,
+    KERNELS_READY,
     PLAIN_CPU_KERNELS,
     TRITON_KERNELS,
     BUFFER_REUSE,
