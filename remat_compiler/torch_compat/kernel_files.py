@@ -25,7 +25,7 @@ from itertools import pairwise
 from types import ModuleType
 from typing import Any
 
-from remat_compiler.torch_compat.patches import KERNEL_FILES, KERNELS_READY
+from remat_compiler.torch_compat.patches import CPU_KERNELS, KERNELS_READY
 from remat_compiler.torch_compat.patching import replace
 
 logger = logging.getLogger(__name__)
@@ -80,15 +80,18 @@ def common_kernel_files() -> Iterator[None]:
 def guard_kernel_files() -> None:
     """Let threads put the kernels of a graph into common files."""
     # The binding is written for GCC and Clang.
-    if sys.platform != "win32" and KERNEL_FILES.usable() and KERNELS_READY.usable():
-        replace(KERNEL_FILES, _put_off)
+    if sys.platform != "win32" and CPU_KERNELS.usable() and KERNELS_READY.usable():
+        replace(CPU_KERNELS, _put_off)
         replace(KERNELS_READY, _built_together)
 
 
 def _put_off(compiles: Callable[..., Any]) -> Callable[..., Any]:
-    def cpp_pybinding(self: Any, argtypes: Sequence[str], source_code: str) -> Any:
-        alone = partial(compiles, self, argtypes, source_code)
-        return _Kernel(argtypes, source_code, alone) if getattr(_common, "active", False) else alone()
+    def cpp_pybinding(*arguments: Any, **keywords: Any) -> Any:
+        alone = partial(compiles, *arguments, **keywords)
+        # The compiler itself, types and source; with more than that, torch compiles in a way that is not known here.
+        if not getattr(_common, "active", False) or len(arguments) != 3 or keywords:
+            return alone()
+        return _Kernel(arguments[1], arguments[2], alone)
 
     return cpp_pybinding
 

@@ -128,38 +128,30 @@ CPU_KERNELS = Patch(
     "C++ kernels",
     "torch._inductor.async_compile:AsyncCompile.cpp_pybinding",
     _SPEED,
-    "compiles no kernels of code that only serves a dry run",
-    "kernels of tries that are given up are compiled, too",
-)
-KERNEL_FILES = Patch(
-    "files of C++ kernels",
-    CPU_KERNELS.target,
-    _SPEED,
-    "collects the C++ kernels of a graph, to compile several in one file",
-    "each kernel is compiled in a file of its own, a second each",
-    (("self", "argtypes", "source_code"),),
+    "compiles no kernels of code that only serves a dry run, and several of other code in one file",
+    "kernels of tries that are given up are compiled, too, and each C++ kernel by itself",
 )
 KERNELS_READY = Patch(
     "collected C++ kernels",
     "torch._inductor.async_compile:AsyncCompile.wait",
     _SPEED,
     "compiles the C++ kernels that were collected before a graph's code is used",
-    KERNEL_FILES.without,
+    "each C++ kernel is compiled in a file of its own, a second each",
     (("self", "scope"),),
 )
 PLAIN_CPU_KERNELS = Patch(
     "plain C++ kernels",
     "torch._inductor.async_compile:AsyncCompile.cpp",
     _SPEED,
-    CPU_KERNELS.gives,
-    CPU_KERNELS.without,
+    "compiles no kernels of code that only serves a dry run",
+    "kernels of tries that are given up are compiled, too",
 )
 TRITON_KERNELS = Patch(
     "Triton kernels",
     "torch._inductor.async_compile:AsyncCompile.triton",
     _SPEED,
-    CPU_KERNELS.gives,
-    CPU_KERNELS.without,
+    PLAIN_CPU_KERNELS.gives,
+    PLAIN_CPU_KERNELS.without,
 )
 # Settings: torch has them to be changed, but may drop or rename them.
 BUFFER_REUSE = Patch(
@@ -278,7 +270,6 @@ PATCHES: tuple[Patch, ...] = (
     MINIMUM_CUT,
     EXTRACTION,
     CPU_KERNELS,
-    KERNEL_FILES,
     KERNELS_READY,
     PLAIN_CPU_KERNELS,
     TRITON_KERNELS,
