@@ -18,7 +18,7 @@ from typing import TypeVar
 import torch
 
 from remat_compiler import torch_compat
-from remat_compiler.costs.clock import best_ns, thread_clock
+from remat_compiler.costs.clock import best_computing_ns
 from remat_compiler.costs.families import FAMILIES, family_rate
 
 PRODUCT_TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -141,7 +141,7 @@ def _product_rate(device_type: str, dtype: torch.dtype) -> float:
     def multiply() -> None:
         torch.mm(factor, factor)
 
-    best_of = partial(best_ns, multiply, device_type, most=3, seconds=0.003, clock=thread_clock())
+    best_of = partial(best_computing_ns, multiply, device_type, most=3, seconds=0.003)
     # Small products are ruled by overhead, so the size doubles until the time is well measurable.
     while taken_ns < _LONG_ENOUGH_NS and extent < _LARGEST_PRODUCT[device_type]:
         extent *= 2
@@ -157,7 +157,7 @@ def _copy_rate(device_type: str) -> float:
     source = torch.zeros(_COPY_BYTES[device_type], dtype=torch.uint8, device=device_type)
     target = torch.zeros_like(source)
     # A copy reads each byte and writes it.
-    best = best_ns(lambda: target.copy_(source), device_type, most=4, seconds=0.012, clock=thread_clock())
+    best = best_computing_ns(lambda: target.copy_(source), device_type, most=4, seconds=0.012)
     return 2 * source.nbytes / best * 1e9
 
 
@@ -165,7 +165,7 @@ def _special_rate(device_type: str) -> float:
     values = torch.full((_SPECIAL_BYTES[device_type] // 4,), 0.5, device=device_type)
     out = torch.empty_like(values)
     erf = partial(torch.erf, values, out=out)
-    return values.numel() / best_ns(erf, device_type, most=10, seconds=0.003, clock=thread_clock()) * 1e9
+    return values.numel() / best_computing_ns(erf, device_type, most=10, seconds=0.003) * 1e9
 
 
 def _overhead_ns(device_type: str) -> float:
@@ -178,4 +178,4 @@ def _overhead_ns(device_type: str) -> float:
             add(value, value)
 
     # So little data that the time is that of starting the operator.
-    return best_ns(launch, device_type, most=5, seconds=0.003, clock=thread_clock()) / _LAUNCHES
+    return best_computing_ns(launch, device_type, most=5, seconds=0.003) / _LAUNCHES

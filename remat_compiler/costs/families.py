@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch._ops import OpOverload
 
-from remat_compiler.costs.clock import best_ns, thread_clock
+from remat_compiler.costs.clock import best_computing_ns
 
 FAMILIES = ("convolution", "convolution_backward", "attention", "attention_backward")
 
@@ -37,7 +37,7 @@ def family_rate(family: str, device_type: str) -> float:
     prepare = _convolution if family.startswith("convolution") else _attention
     run, flops = prepare(device_type, family.endswith("backward"))
     run()  # the library sets itself up
-    return flops / best_ns(run, device_type, most=3, seconds=0.005, clock=thread_clock()) * 1e9
+    return flops / best_computing_ns(run, device_type, most=3, seconds=0.005) * 1e9
 
 
 def _convolution(device_type: str, backward: bool) -> tuple[Callable[[], object], int]:
