@@ -67,8 +67,14 @@ class ChainDp:
 
     def persistent_work(self, operators: int) -> int:
         """Work of the schedules that recompute layers several times, about, for so many operators of the forward."""
-        layers = [operators] if operators <= LONGEST else [min(count, LONGEST) for count in self.persistent]
-        return sum(map(work_of, layers)) if self.persistent else 0
+        return sum(map(work_of, self._layer_counts(operators)))
+
+    def _layer_counts(self, operators: int) -> tuple[int, ...]:
+        """Numbers of layers of those schedules: each operator by itself where that can be."""
+        # Cuts between all operators lose nothing, but the program takes the cube of the layers.
+        if not self.persistent or operators == 0:
+            return ()
+        return (operators,) if operators <= LONGEST else tuple(min(count, LONGEST) for count in self.persistent)
 
     def _candidates(self, problem: RematProblem, index: StepIndex) -> Iterator[Candidate]:
         """One plan for each placement and different set of checkpoints, and then the persistent ones."""
@@ -94,10 +100,10 @@ class ChainDp:
     def _persistent(self, problem: RematProblem, index: StepIndex, forward: Forward) -> Iterator[Candidate]:
         """Plans of several repetitions, for each different set of layers."""
         order = baseline_order(index, Placement.LAZY)
-        # Cuts between all operators lose nothing, but the program takes the cube of the layers.
-        fine = tuple(range(1, len(forward.ops)))
-        chosen = [fine] if len(fine) < LONGEST else [forward.cuts(min(n, LONGEST)) for n in self.persistent]
-        for cuts in dict.fromkeys(chosen if self.persistent and forward.ops else []):
+        operators = len(forward.ops)
+        counts = self._layer_counts(operators)
+        chosen = [forward.cuts(n) if n < operators else tuple(range(1, operators)) for n in counts]
+        for cuts in dict.fromkeys(chosen):
             for plan in persistent_plans(problem, index, order, forward, cuts):
                 yield Candidate(plan, (("algorithm", "persistent"), ("layers", str(len(cuts) + 1))))
 
