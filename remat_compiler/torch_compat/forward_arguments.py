@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -12,6 +11,7 @@ from torch._inductor.output_code import CompiledFxGraph
 
 from remat_compiler.torch_compat.patches import EMITTED_CALLABLE
 from remat_compiler.torch_compat.patching import replaced_in
+from remat_compiler.torch_compat.thread_flag import ThreadFlag
 
 
 class _Reached(Exception):
@@ -22,12 +22,12 @@ class _Reached(Exception):
         self.arguments = list(arguments)
 
 
-_stopping = threading.local()
+_stopping = ThreadFlag()
 
 
 def stop_at_forward(arguments: Sequence[Any]) -> None:
     """Raise if this thread wants only the arguments; interpreters call it before they run anything."""
-    if getattr(_stopping, "on", False):
+    if _stopping:
         raise _Reached(arguments)
 
 
@@ -47,16 +47,13 @@ def forward_arguments(
     Raises:
         RuntimeError: The call ended without reaching a forward.
     """
-    _stopping.on = True
     try:
-        with ExitStack() as stack:
+        with _stopping.set(), ExitStack() as stack:
             for graph in graphs:
                 stack.enter_context(replaced_in(EMITTED_CALLABLE, graph, _stopping_first))
             compiled(*arguments)
     except _Reached as reached:
         return reached.arguments
-    finally:
-        _stopping.on = False
     raise RuntimeError("the compiled graph did not call its forward")
 
 

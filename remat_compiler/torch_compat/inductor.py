@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -39,6 +38,7 @@ from remat_compiler.torch_compat.planned_fusion import frees_too_late, is_fusion
 from remat_compiler.torch_compat.store import LAY_OUT as LAY_OUT
 from remat_compiler.torch_compat.store import STORE as STORE
 from remat_compiler.torch_compat.store import materialise as materialise
+from remat_compiler.torch_compat.thread_flag import ThreadFlag
 
 _KEEP_PLANNED_MEMORY: dict[Patch, Any] = {BUFFER_REUSE: False, REORDERING: False}
 """Inductor's settings under which emitted code allocates and frees as the planned graphs say."""
@@ -53,7 +53,7 @@ the value was computed from.  Plans hold loops to `MAX_INLINED_NODES` nodes of a
 were of different sizes.
 """
 # By thread: torch's functions are changed for the whole process, where other threads compile unplanned graphs.
-_outlining = threading.local()
+_outlining = ThreadFlag()
 
 
 def keep_layout() -> None:
@@ -106,19 +106,9 @@ def compile_with_inductor(gm: fx.GraphModule, example_inputs: Any, partitioner: 
 def code_generation_only() -> Iterator[None]:
     """Let Inductor emit wrappers without compiling kernels; the code serves dry runs and is in no cache."""
     _guard_kernel_compilers()
-    # The former value comes back, for blocks nest.
-    before = _compiling_no_kernels()
-    _outlining.active = True
-    try:
-        # Caches would hand the code without kernels to whoever compiles the same graph.
-        with settings({KERNEL_CACHES: True}):
-            yield
-    finally:
-        _outlining.active = before
-
-
-def _compiling_no_kernels() -> bool:
-    return getattr(_outlining, "active", False)
+    # Caches would hand the code without kernels to whoever compiles the same graph.
+    with _outlining.set(), settings({KERNEL_CACHES: True}):
+        yield
 
 
 @cache
@@ -132,7 +122,7 @@ def _guard_kernel_compilers() -> None:
 
 def _unless_left_out(compiles: Callable[..., Any]) -> Callable[..., Any]:
     def compile_kernel(*arguments: Any, **keywords: Any) -> Any:
-        return _no_kernel if _compiling_no_kernels() else compiles(*arguments, **keywords)
+        return _no_kernel if _outlining else compiles(*arguments, **keywords)
 
     return compile_kernel
 

@@ -11,12 +11,10 @@ anything differs from what is expected here, kernels are compiled one by one, as
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import math
 import re
 import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,6 +25,7 @@ from typing import Any
 
 from remat_compiler.torch_compat.patches import CPU_KERNELS, KERNELS_READY
 from remat_compiler.torch_compat.patching import replace
+from remat_compiler.torch_compat.thread_flag import ThreadFlag
 
 logger = logging.getLogger(__name__)
 
@@ -36,8 +35,7 @@ FEW, MANY = 8, 64
 _INCLUDE = re.compile(r"^[ \t]*#[ \t]*(?:include|define PY_SSIZE_T_CLEAN)\b.*$", re.MULTILINE)
 _ENTRY = re.compile(r'(extern\s+"C"\s+void\s+)kernel(?=\s*\()')
 
-# By thread: other threads compile graphs of their own meanwhile.
-_common = threading.local()
+_common = ThreadFlag()
 
 
 @dataclass(slots=True, eq=False)
@@ -68,12 +66,8 @@ class _Kernel:
 def common_kernel_files() -> Iterator[None]:
     """Within the block, this thread compiles the kernels of each graph in few files."""
     guard_kernel_files()
-    before = getattr(_common, "active", False)
-    _common.active = True
-    try:
+    with _common.set():
         yield
-    finally:
-        _common.active = before
 
 
 @cache
@@ -89,7 +83,7 @@ def _put_off(compiles: Callable[..., Any]) -> Callable[..., Any]:
     def cpp_pybinding(*arguments: Any, **keywords: Any) -> Any:
         alone = partial(compiles, *arguments, **keywords)
         # The compiler itself, types and source; with more than that, torch compiles in a way that is not known here.
-        if not getattr(_common, "active", False) or len(arguments) != 3 or keywords:
+        if not _common or len(arguments) != 3 or keywords:
             return alone()
         return _Kernel(arguments[1], arguments[2], alone)
 
@@ -99,6 +93,8 @@ def _put_off(compiles: Callable[..., Any]) -> Callable[..., Any]:
 def _built_together(waits: Callable[..., Any]) -> Callable[..., Any]:
     def wait(self: Any, scope: dict[str, Any]) -> Any:
         kernels = {name: value for name, value in scope.items() if isinstance(value, _Kernel)}
+        if not kernels:
+            return waits(self, scope)
         try:
             scope.update(zip(kernels, _functions(self, list(kernels.values()))))
         # Whatever it is, torch compiles each by itself, and says what is wrong with one of them.
@@ -112,17 +108,14 @@ def _built_together(waits: Callable[..., Any]) -> Callable[..., Any]:
 
 def _functions(compiler: Any, kernels: Sequence[_Kernel]) -> list[Any]:
     """The kernels' functions, or futures of them, in order."""
-    from torch._inductor.async_compile import get_compile_threads
-    from torch._inductor.codecache import CppPythonBindingsCodeCache
-
-    class KernelFile(CppPythonBindingsCodeCache):
-        entry_function = _entry(0)
+    # Here and below: where torch has other names, kernels are compiled one by one.
+    from torch._inductor.async_compile import get_compile_threads, kernel_code_log
 
     threads = get_compile_threads()
     parts = in_files(kernels, threads)
     # All are begun before the first is waited for.
     begun = [
-        KernelFile.load_async(file_of(part), submit_fn=compiler.submit if threads > 1 else None)
+        _bindings(0).load_async(file_of(part), submit_fn=compiler.submit if threads > 1 else None)
         if len(part) > 1
         else None
         for part in parts
@@ -132,8 +125,9 @@ def _functions(compiler: Any, kernels: Sequence[_Kernel]) -> list[Any]:
         if load is None:
             found += [kernel.alone() for kernel in part]
         else:
-            first = load()
-            found += [getattr(_module(first, _entry(i)), _entry(i)) for i in range(len(part))]
+            for kernel in part:
+                kernel_code_log.info("CPP+Bindings Kernel:\n%s", kernel.source)
+            found += _loaded(load(), len(part))
     return found
 
 
@@ -156,7 +150,7 @@ def file_of(kernels: Sequence[_Kernel]) -> str:
         source, entries = _ENTRY.subn(rf"\1{_entry(number)}", kernel.source)
         if entries != 1:
             raise ValueError(f"a kernel with {entries} entry functions")
-        code = source + _binding(kernel, _entry(number))
+        code = _with_binding(source, kernel.types, _bindings(number))
         # Headers stand outside of all namespaces; the first one is the one that was compiled before.
         headers.update(dict.fromkeys(line.strip() for line in _INCLUDE.findall(code)))
         bodies.append(f"namespace file_{_entry(number)} {{\n{_INCLUDE.sub('', code)}\n}}\n")
@@ -168,25 +162,33 @@ def _entry(number: int) -> str:
     return f"kernel_{number}"
 
 
-def _binding(kernel: _Kernel, entry: str) -> str:
-    """The code of torch's that makes a Python module of a kernel."""
-    from torch._inductor.codecache import CppPythonBindingsCodeCache as Bindings
+@cache
+def _bindings(number: int) -> Any:
+    """torch's class of bindings, for a function and a module of another name."""
+    from torch._inductor.codecache import CppPythonBindingsCodeCache
 
-    read = (f"parse_arg<{kind.replace('const ', '')}>(args, {n})" for n, kind in enumerate(kernel.types))
-    call = Bindings.call_entry_function.format(", ".join(read)).replace("kernel(", f"{entry}(", 1)
-    return Bindings.suffix_template.format(
-        arg_len=len(kernel.types), call_entry_func=call, entry_func=entry, extra_parse_arg=Bindings.extra_parse_arg
-    )
+    class Bindings(CppPythonBindingsCodeCache):
+        entry_function = _entry(number)
+        call_entry_function = CppPythonBindingsCodeCache.call_entry_function.replace("kernel(", f"{_entry(number)}(")
+
+    return Bindings
 
 
-def _module(first: ModuleType, entry: str) -> ModuleType:
-    """The module of a kernel in the file of `first`."""
-    key, _, name = first.__name__.rpartition(".")
-    if name == entry:
-        return first
-    spec = importlib.util.spec_from_file_location(f"{key}.{entry}", str(first.__file__))
-    if spec is None or spec.loader is None:
-        raise ImportError(f"{first.__file__} cannot be loaded")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def _with_binding(source: str, types: Sequence[str], bindings: Any) -> str:
+    """A kernel's code, and torch's that makes a Python module of it."""
+    written: list[str] = []
+
+    class Outline(bindings):  # type: ignore[misc]
+        @classmethod
+        def load_async(cls, main_code: str, *_: Any, **__: Any) -> None:
+            written.append(main_code)
+
+    Outline.load_pybinding_async(types, source)
+    return written[0]
+
+
+def _loaded(first: ModuleType, count: int) -> list[Any]:
+    """The functions of a file, of which torch loaded the first module."""
+    key, path = first.__name__.rpartition(".")[0], str(first.__file__)
+    modules = [first, *(_bindings(number)._load_library(path, key) for number in range(1, count))]
+    return [getattr(module, _entry(number)) for number, module in enumerate(modules)]

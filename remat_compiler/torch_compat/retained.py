@@ -7,7 +7,6 @@ see then whether the graph is kept.  Here a backward that keeps its graph is giv
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -18,21 +17,17 @@ from torch._prims_common import clone_preserve_strides
 
 from remat_compiler.torch_compat.patches import RETAINED_GRAPHS
 from remat_compiler.torch_compat.patching import replace
+from remat_compiler.torch_compat.thread_flag import ThreadFlag
 
-# By thread, since the patch is process-wide and other backends compile, too.
-_compiling = threading.local()
+_compiling = ThreadFlag()
 
 
 @contextmanager
 def graphs_may_be_retained() -> Iterator[None]:
     """Steps that this thread compiles within the block, or takes from AOTAutograd's cache, may keep their graph."""
     _watch_compiled_steps()
-    before = getattr(_compiling, "active", False)
-    _compiling.active = True
-    try:
+    with _compiling.set():
         yield
-    finally:
-        _compiling.active = before
 
 
 @cache
@@ -43,7 +38,7 @@ def _watch_compiled_steps() -> None:
 
 def _through_retainable(original: Callable[..., Any]) -> Callable[..., Any]:
     def post_compile(*args: Any, **keywords: Any) -> Any:
-        if not getattr(_compiling, "active", False):
+        if not _compiling:
             return original(*args, **keywords)
         if len(args) == 1:
             spec = args[0]
