@@ -105,7 +105,9 @@ def built(name: str) -> tuple[nn.Module, dict[str, Tensor]]:
     known = {
         key: value
         for key, value in TINY.items()
-        if hasattr(defaults, key) and isinstance(getattr(defaults, key), (int, type(None)))
+        if isinstance(getattr(defaults, key, ""), (int, type(None)))
+        # What is computed of other sizes cannot be given.
+        and not isinstance(getattr(type(defaults), key, None), property)
     }
     known |= {"image_size": 32} if hasattr(defaults, "image_size") else {}
     config = transformers.AutoConfig.for_model(name, **known)
