@@ -19,6 +19,7 @@ from itertools import pairwise
 from typing import Any, cast
 
 from torch._inductor.choices import InductorChoices
+from torch._inductor.scheduler import NopKernelSchedulerNode
 from torch._inductor.virtualized import V
 
 from remat_compiler.torch_compat.buffer_lives import Lives
@@ -96,7 +97,8 @@ def _following(scheduler: Any) -> Any | None:
     """The node whose code comes next; `None` behind the last."""
     order: dict[str, Any] | None = getattr(scheduler, "_remat_following", None)
     if order is None:
-        nodes = scheduler.nodes
+        # A concatenation whose parts are in place already has no code, and Inductor does not ask behind it.
+        nodes = [node for node in scheduler.nodes if not isinstance(node, NopKernelSchedulerNode)]
         order = scheduler._remat_following = {node.get_name(): after for node, after in pairwise(nodes)}
     return order.get(scheduler.current_node.get_name())
 

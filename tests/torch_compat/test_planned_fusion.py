@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from torch._inductor.scheduler import NopKernelSchedulerNode
 
 from remat_compiler.torch_compat.buffer_lives import Lives, Loop
 from remat_compiler.torch_compat.planned_fusion import FusionLimit, frees_too_late, limit_fusion
@@ -122,3 +123,29 @@ def test_loops_share_a_function_where_what_ended_in_it_fits_beside_the_next(late
     finally:
         limit_fusion(None)
     assert not frees_too_late(scheduler_of(lives, 0, "x", kernels=[2])), "an unplanned graph"
+
+
+class InPlace(NopKernelSchedulerNode):
+    """A concatenation whose parts are in their places."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def get_name(self) -> str:
+        return str(self.step)
+
+    def get_nodes(self) -> Any:
+        return node(self.step).get_nodes()
+
+
+def test_what_fits_is_asked_of_the_next_node_that_has_code() -> None:
+    """Inductor does not ask behind the others, such as the one at position 1."""
+    made = [("x", "y"), ("y", ""), ("yc", "z"), ("z", "w")]
+    lives = lives_of(made, {"x": 100, "y": 1, "c": 9, "z": 90, "w": 50}, outputs="w")
+    scheduler = scheduler_of(lives, 0, "x")
+    scheduler.nodes[1] = InPlace(1)
+    limit_fusion(FusionLimit(1_000, ()))
+    try:
+        assert frees_too_late(scheduler)
+    finally:
+        limit_fusion(None)
