@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import gc
+import math
 import os
 import sys
-from collections.abc import Iterator
+import time
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,7 @@ TRAINING = {
 }
 """Folders and files of these tests; those of neither set use torch and train next to nothing."""
 USES_TORCH = {"test_json_folder"}
+WHOLE_COLLECTION_EVERY_S = 60
 LONGEST_FIRST = ("end_to_end", "torch", "planning")
 
 
@@ -72,13 +74,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         raise pytest.UsageError("a file of the tier `planning` imports torch: move it, or name it in USES_TORCH")
 
 
+class Collections:
+    """When all objects were last looked at."""
+
+    whole_s = -math.inf
+
+
 @pytest.fixture(scope="module", autouse=True)
-def quick_collections() -> Iterator[None]:
+def quick_collections() -> None:
     """Garbage collections look only at what the tests of the file make, not at torch's million objects each time."""
+    # What is alive behind a file may become garbage later, but to look at everything takes a second.
+    if time.monotonic() - Collections.whole_s > WHOLE_COLLECTION_EVERY_S:
+        gc.unfreeze()
+        gc.collect()
+        Collections.whole_s = time.monotonic()
     gc.collect()
     gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture
