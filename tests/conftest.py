@@ -86,7 +86,6 @@ def quick_collections() -> None:
     # What is alive behind a file may become garbage later, but to look at everything takes a second.
     if time.monotonic() - Collections.whole_s > WHOLE_COLLECTION_EVERY_S:
         gc.unfreeze()
-        gc.collect()
         Collections.whole_s = time.monotonic()
     gc.collect()
     gc.freeze()
