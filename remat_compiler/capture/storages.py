@@ -67,7 +67,7 @@ def _changes_first(target: torch._ops.OpOverload) -> bool:
 
 def storage_bytes(node: fx.Node) -> int:
     """Allocated bytes of the value that `node` owns; 0 when it holds no tensor (a tuple, say)."""
-    value = node.meta.get("val")
+    value = torch_compat.value_as_run(node)
     if not isinstance(value, torch.Tensor):
         return 0
     return torch_compat.allocated_bytes(value)

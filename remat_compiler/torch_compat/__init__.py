@@ -54,6 +54,7 @@ from remat_compiler.torch_compat.fake_tensors import (
     fake_view,
     is_laid_out_as_traced,
     new_fake,
+    value_as_run,
 )
 from remat_compiler.torch_compat.forward_arguments import detached_run, forward_arguments
 from remat_compiler.torch_compat.frames import frames_tried, is_asked_for, reasons_to_skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import torch
@@ -36,7 +37,8 @@ def active_fake_mode() -> Any:
 def corrected_fake_result(func: Any, args: tuple[Any, ...], result: Any) -> Any:
     """`result` of an operator on fake tensors with the types, the layout and the storage that the real operator gives.
 
-    The wait for a collective returns its argument; the shape function allocates.  On a CPU torch's shape functions
+    The wait for a collective returns its argument; the shape function allocates.  Losses that are summed or averaged
+    shrink a tensor of all their terms, which leaves its storage as large as it was.  On a CPU torch's shape functions
     differ from its operators in three more cases:
 
     - Batch norm of half-precision inputs with float32 parameters keeps its statistics in float32
@@ -50,7 +52,9 @@ def corrected_fake_result(func: Any, args: tuple[Any, ...], result: Any) -> Any:
         return args[0]
     name = func._schema.name if getattr(func, "_schema", None) else ""
     if name in _RESIZED and result.device.type == "cpu" and size_hint(args[0].numel()) > size_hint(result.numel()):
-        return result.new_empty(args[0].numel()).as_strided(result.shape, result.stride())
+        return _in_storage_of(args[0].numel(), result)
+    if name in _REDUCED_LOSSES and result.dim() == 0:
+        return _in_storage_of(prod(torch.broadcast_shapes(args[0].shape, args[1].shape)), result)
     if not name.startswith(_BATCH_NORMS):
         return result
     # Tensors first: input, weight, bias and running statistics; a backward has the gradient before the input.
@@ -69,7 +73,23 @@ def corrected_fake_result(func: Any, args: tuple[Any, ...], result: Any) -> Any:
     return (normalised, *rest)
 
 
+def value_as_run(node: fx.Node) -> Any:
+    """The value that `node` has in the traced graph, in a storage as large as the real operator leaves it."""
+    name = node.target._schema.name if isinstance(node.target, torch._ops.OpOverload) else ""
+    if name not in _RESIZED and name not in _REDUCED_LOSSES:
+        return node.meta.get("val")
+    func, args, _, traced = fake_call(node)
+    return corrected_fake_result(func, args, traced)
+
+
+def _in_storage_of(elements: Any, result: torch.Tensor) -> torch.Tensor:
+    """A tensor like `result` in a storage of so many elements."""
+    return result.new_empty(elements).as_strided(result.shape, result.stride())
+
+
 _RESIZED = ("aten::col2im", "aten::im2col")
+
+_REDUCED_LOSSES = ("aten::binary_cross_entropy", "aten::mse_loss", "aten::smooth_l1_loss", "aten::soft_margin_loss")
 
 _BATCH_NORMS = ("aten::native_batch_norm", "aten::_native_batch_norm_legit", "aten::_batch_norm_with_update")
 
@@ -81,7 +101,7 @@ def is_laid_out_as_traced(node: fx.Node, item: object) -> bool:
     """
     func, args, _, traced = fake_call(node)
     name = func._schema.name
-    if name in _RESIZED:
+    if name in (*_RESIZED, *_REDUCED_LOSSES):
         return False
     if not name.startswith(_BATCH_NORMS):
         return True

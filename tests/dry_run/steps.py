@@ -203,6 +203,19 @@ class Folding(nn.Module):
         return windows.transpose(1, 2).mean(-1, keepdim=True).expand(-1, -1, 144).contiguous().sin().sum()
 
 
+class ReducedLosses(nn.Module):
+    """Losses each of whose means keeps the storage of all its terms, as in an autoencoder with a codebook."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(16, 16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x @ self.weight
+        losses = F.mse_loss(y, x), F.smooth_l1_loss(y, x[:, :1]), F.soft_margin_loss(y, x.sign())
+        return sum(losses, F.binary_cross_entropy(y.sigmoid(), x.sigmoid(), reduction="sum"))
+
+
 class Branch(nn.Module):
     """Takes one of two branches, by its data."""
 

@@ -18,6 +18,7 @@ from dry_run.steps import (
     Gpt,
     Mlp,
     MutatedBuffer,
+    ReducedLosses,
     ResidualConv,
     Select,
     peak_of,
@@ -38,6 +39,7 @@ MODELS: dict[str, tuple[Make, tuple[int, ...]]] = {
     "checkpointed dropout": (CheckpointedDropout, (64, 64)),
     "mutated buffer": (MutatedBuffer, (32, 64)),
     "windows": (Folding, (2, 32, 16)),
+    "means of terms": (ReducedLosses, (64, 16)),
 }
 
 
