@@ -14,7 +14,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Hashable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from itertools import pairwise
 from typing import Any, cast
 
@@ -70,37 +70,58 @@ def frees_too_late(scheduler: Any) -> bool:
     ended = scheduler.buffer_names_to_free
     if limit is None or not ended:
         return False
-    following = _following(scheduler)
+    graph = PlannedGraph.of(scheduler, limit)
+    following = graph.following.get(scheduler.current_node.get_name())
     # Before a kernel, and behind the last loop, the function ends anyway.
     if following is None or following.is_extern() or following.is_template():
         return False
-    lives = _lives_in(scheduler, limit.sizes)
+    lives = graph.lives
     # Where Inductor asked for no pair of loops, lives are those of its final nodes, which may be named otherwise.
     if not all(loop.get_name() in lives.step for loop in following.get_nodes()):
         return True
     ended_bytes = sum(lives.size_bytes.get(name, 0) for name in ended)
     # Inductor may not find the places that results could take over in a function of several loops.
-    return lives.fused_bytes(following, takes_over=False) + ended_bytes > SHARED * _planned_bytes(scheduler, lives)
+    return lives.fused_bytes(following, takes_over=False) + ended_bytes > SHARED * graph.planned_bytes
 
 
-def _planned_bytes(scheduler: Any, lives: Lives) -> int:
-    """Most bytes alive in the graph as planned, kept on the scheduler."""
-    # Not the limit: a function saves calls but no memory traffic, which is not worth a higher peak than the plan's, and
-    # what is alive beside the graph is not known here.
-    found: int | None = getattr(scheduler, "_remat_planned_bytes", None)
-    if found is None:
-        found = scheduler._remat_planned_bytes = lives.planned_bytes()
-    return found
+@dataclass(eq=False)
+class PlannedGraph:
+    """What is known of the graph of a scheduler, and kept on it: Inductor asks for every pair of loops.
 
+    Attributes:
+        scheduler: Inductor's scheduler of one planned graph.
+        limit: What its loops may hold.
+    """
 
-def _following(scheduler: Any) -> Any | None:
-    """The node whose code comes next; `None` behind the last."""
-    order: dict[str, Any] | None = getattr(scheduler, "_remat_following", None)
-    if order is None:
+    scheduler: Any
+    limit: FusionLimit
+
+    @classmethod
+    def of(cls, scheduler: Any, limit: FusionLimit) -> PlannedGraph:
+        """The one of `scheduler`."""
+        found: PlannedGraph | None = getattr(scheduler, "_remat_graph", None)
+        if found is None:
+            found = scheduler._remat_graph = cls(scheduler, limit)
+        return found
+
+    @cached_property
+    def lives(self) -> Lives:
+        """The lives of its buffers, of the nodes that there are when Inductor first asks."""
+        return Lives.of(self.scheduler, self.limit.sizes)
+
+    @cached_property
+    def planned_bytes(self) -> int:
+        """Most bytes alive as planned."""
+        # Not the limit: a function saves calls but no memory traffic, which is not worth a higher peak than the plan's,
+        # and what is alive beside the graph is not known here.
+        return self.lives.planned_bytes()
+
+    @cached_property
+    def following(self) -> dict[str, Any]:
+        """By name of each final node but the last, the node whose code comes next."""
         # A concatenation whose parts are in place already has no code, and Inductor does not ask behind it.
-        nodes = [node for node in scheduler.nodes if not isinstance(node, NopKernelSchedulerNode)]
-        order = scheduler._remat_following = {node.get_name(): after for node, after in pairwise(nodes)}
-    return order.get(scheduler.current_node.get_name())
+        nodes = [node for node in self.scheduler.nodes if not isinstance(node, NopKernelSchedulerNode)]
+        return {node.get_name(): after for node, after in pairwise(nodes)}
 
 
 @cache
@@ -113,7 +134,7 @@ def _planned_choices(base: Any) -> type[InductorChoices]:
             limit: FusionLimit | None = getattr(_planned, "limit", None)
             if limit is None:
                 return bool(base.can_fuse(scheduler, node1, node2, shared_data_score))
-            lives = _lives_in(scheduler, limit.sizes)
+            lives = PlannedGraph.of(scheduler, limit).lives
             # A loop that is fused across a kernel runs before or after it, and holds there what the plan frees on the
             # other side.
             if lives.kernel_between(node1, node2) or not base.can_fuse(scheduler, node1, node2, shared_data_score):
@@ -121,11 +142,3 @@ def _planned_choices(base: Any) -> type[InductorChoices]:
             return lives.fit(limit.peak_bytes, node1, node2)
 
     return PlannedChoices
-
-
-def _lives_in(scheduler: Any, sizes: tuple[tuple[str, int], ...]) -> Lives:
-    """The lives of a scheduler's buffers, kept on it: Inductor asks for every pair of loops."""
-    found: Lives | None = getattr(scheduler, "_remat_lives", None)
-    if found is None:
-        found = scheduler._remat_lives = Lives.of(scheduler, sizes)
-    return found

@@ -11,7 +11,7 @@ import pytest
 from torch._inductor.scheduler import NopKernelSchedulerNode
 
 from remat_compiler.torch_compat.buffer_lives import Lives, Loop
-from remat_compiler.torch_compat.planned_fusion import FusionLimit, frees_too_late, limit_fusion
+from remat_compiler.torch_compat.planned_fusion import FusionLimit, PlannedGraph, frees_too_late, limit_fusion
 
 Made = Sequence[tuple[str, str]]
 """Names that each loop reads and writes, one letter each; capital letters are inputs without an end."""
@@ -103,7 +103,9 @@ def scheduler_of(lives: Lives, at: int, ended: str, kernels: Sequence[int] = ())
         one.get_name, one.is_template = lambda step=step: str(step), lambda: False
         one.is_extern = lambda step=step: step in kernels
         nodes.append(one)
-    return SimpleNamespace(nodes=nodes, current_node=nodes[at], buffer_names_to_free=set(ended), _remat_lives=lives)
+    scheduler = SimpleNamespace(nodes=nodes, current_node=nodes[at], buffer_names_to_free=set(ended))
+    PlannedGraph.of(scheduler, FusionLimit(1_000, ())).lives = lives
+    return scheduler
 
 
 @pytest.mark.parametrize(("later", "too_late"), [(63, False), (62, True)])
