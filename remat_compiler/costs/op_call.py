@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -25,22 +25,33 @@ _NO_WORKSPACE = frozenset(
         "empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided",
         "full", "full_like", "new_full", "zeros", "zeros_like", "new_zeros", "ones", "ones_like", "new_ones",
         "zero_", "fill_", "scalar_tensor", "lift_fresh_copy", "clone", "arange", "detach", "detach_",
-        "_unsafe_view", "alias", "_to_copy", "eye", "device", "wait_tensor",
+        "_unsafe_view", "alias", "_to_copy", "eye", "device", "wait_tensor", "set_",
     }
 )  # fmt: skip
+_OF_SEVERAL_STEPS = frozenset({"deg2rad", "ldexp", "mvlgamma", "rad2deg"})
+"""Pointwise operators that compute values in between, which take memory."""
+_TAKE_PIVOTS = frozenset({"linalg_ldl_solve", "linalg_lu_solve", "lu_unpack"})
+"""Operators whose integers are numbers of rows, from 1."""
+_READ_CHOSEN = frozenset({"masked_scatter"})
+"""Operators that need an element for each one that a mask chooses, which a GPU asserts."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """A tensor as an operator sees it, without its data; sizes and strides count elements."""
+    """A tensor as an operator sees it, without its data; sizes and strides count elements.
+
+    Attributes:
+        lazily: What is still to be applied to its elements, ``conj``, ``neg`` or nothing: many operators copy it first.
+    """
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     dtype: torch.dtype
     device_type: str
+    lazily: str = ""
 
     def __repr__(self) -> str:
-        name = str(self.dtype).removeprefix("torch.")
+        name = self.lazily + str(self.dtype).removeprefix("torch.")
         return f"{name}{list(self.shape)}/{list(self.stride)}@{self.device_type}"
 
     @property
@@ -48,10 +59,14 @@ class TensorSpec:
         """Bytes of its elements."""
         return math.prod(self.shape) * self.dtype.itemsize
 
-    def make(self) -> torch.Tensor:
+    def make(self, integer: int = 0, chosen: bool = True) -> torch.Tensor:
         """A real tensor like this one; its values are valid indices, probabilities and denominators alike.
 
-        Integers are 0 (a valid index); floats are 0.5, which is no denormal, and valid for logs and roots.
+        Floats are 0.5, which is no denormal, and valid for logs and roots.
+
+        Args:
+            integer: The integers; 0 is a valid index.
+            chosen: Whether masks choose everything, which takes most, or nothing.
         """
         # The smallest memory in which every index lies, for strides that overlap or leave gaps, too.
         extent = 1 + sum((n - 1) * s for n, s in zip(self.shape, self.stride)) if 0 not in self.shape else 0
@@ -59,7 +74,12 @@ class TensorSpec:
         flat = torch.zeros(extent * self.dtype.itemsize, dtype=torch.uint8, device=self.device_type).view(self.dtype)
         if self.dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
             flat.fill_(0.5)
-        return flat.as_strided(self.shape, self.stride)
+        elif self.dtype is torch.bool:
+            flat.fill_(chosen)
+        elif integer and self.dtype in (torch.int32, torch.int64):
+            flat.fill_(integer)
+        made = flat.as_strided(self.shape, self.stride)
+        return made.conj() if self.lazily == "conj" else torch._neg_view(made) if self.lazily == "neg" else made
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -100,7 +120,7 @@ class OpCall:
             # Without tensors there is nothing to allocate.
             if not any(True for _ in tensors_in((args, kwargs, result))):
                 return None
-            if torch.Tag.pointwise in func.tags and _one_dtype((args, kwargs, result)):
+            if _computes_in_place_of_result(func, (args, kwargs, result)):
                 # A pointwise operator on mixed types makes converted copies of its inputs on a CPU; on one
                 # type it makes at most tensors of the numbers among its operands, whatever the shapes.
                 numbers = any(isinstance(value, (int, float)) for value in args)
@@ -158,7 +178,9 @@ class OpCall:
 
     def real_arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Fresh real arguments to repeat the call with."""
-        args, kwargs = _thaw(self.args), _thaw(self.kwargs)
+        name = _name(self.func)
+        make = partial(TensorSpec.make, integer=int(name in _TAKE_PIVOTS), chosen=name not in _READ_CHOSEN)
+        args, kwargs = _thaw(self.args, make), _thaw(self.kwargs, make)
         if str(self.func) == "run_with_rng_state":
             # Any other bytes are refused.
             state = torch.cuda.get_rng_state() if self.device_type == "cuda" else torch.get_rng_state()
@@ -187,7 +209,12 @@ def _allocates_results_only(func: OpOverload) -> bool:
     # Operators of this project do, and those that move values cannot run on made-up ones.  FSDP2 only copies; buffers
     # of collectives are not from torch's allocator on a GPU; for gloo's see `OpCall.copied_bytes`.
     own = func.namespace in ("remat", "fsdp", *COLLECTIVE_NAMESPACES)
-    return func.is_view or own or func._schema.name.split("::")[-1] in _NO_WORKSPACE
+    return func.is_view or own or _name(func) in _NO_WORKSPACE
+
+
+def _name(func: Any) -> str:
+    """The operator's name without its namespace and overload."""
+    return func._schema.name.split("::")[-1] if isinstance(func, OpOverload) else str(func)
 
 
 def _may_transpose(func: OpOverload, args: tuple[Any, ...]) -> bool:
@@ -207,8 +234,17 @@ def _one_element(tensor: torch.Tensor) -> TensorSpec:
     return TensorSpec((1,), (1,), tensor.dtype, tensor.device.type)
 
 
-def _one_dtype(values: Any) -> bool:
-    return len({tensor.dtype for tensor in tensors_in(values)}) <= 1
+def _computes_in_place_of_result(func: OpOverload, values: Any) -> bool:
+    """Whether the operator writes each element of its result as it computes it."""
+    if torch.Tag.pointwise not in func.tags or _name(func) in _OF_SEVERAL_STEPS:
+        return False
+    tensors = list(tensors_in(values))
+    return len({tensor.dtype for tensor in tensors}) <= 1 and not any(map(_lazily, tensors))
+
+
+def _lazily(tensor: torch.Tensor) -> str:
+    """`TensorSpec.lazily` of a tensor."""
+    return "conj" if tensor.is_conj() else "neg" if tensor.is_neg() else ""
 
 
 def _freeze(value: Any, number: Callable[[Any], Any]) -> Any:
@@ -216,7 +252,8 @@ def _freeze(value: Any, number: Callable[[Any], Any]) -> Any:
     if isinstance(value, (torch.Tensor, TensorSpec)):
         shape, stride = value.shape, value.stride if isinstance(value, TensorSpec) else value.stride()
         device_type = value.device_type if isinstance(value, TensorSpec) else value.device.type
-        return TensorSpec(tuple(map(number, shape)), tuple(map(number, stride)), value.dtype, device_type)
+        lazily = value.lazily if isinstance(value, TensorSpec) else _lazily(value)
+        return TensorSpec(tuple(map(number, shape)), tuple(map(number, stride)), value.dtype, device_type, lazily)
     if isinstance(value, torch.SymInt):
         return number(value)
     if isinstance(value, (torch.SymFloat, torch.SymBool)):
@@ -235,13 +272,13 @@ def _same(size: Any) -> Any:
     return size
 
 
-def _thaw(value: Any) -> Any:
+def _thaw(value: Any, make: Callable[[TensorSpec], torch.Tensor]) -> Any:
     if isinstance(value, TensorSpec):
-        return value.make()
+        return make(value)
     if isinstance(value, (list, tuple)):
-        return _rebuilt(value, [_thaw(item) for item in value])
+        return _rebuilt(value, [_thaw(item, make) for item in value])
     if isinstance(value, dict):
-        return {name: _thaw(item) for name, item in value.items()}
+        return {name: _thaw(item, make) for name, item in value.items()}
     return value
 
 

@@ -34,6 +34,7 @@ class WorkspaceTable:
     directory: Path | None = None
     _store: FigureStore = field(init=False)
     _warned: bool = field(default=False, init=False)
+    _unknown: set[str] = field(default_factory=set, init=False)
 
     def __post_init__(self) -> None:
         self._store = FigureStore("workspace_bytes", self.directory)
@@ -55,7 +56,8 @@ class WorkspaceTable:
         known = self.known
         wanted = {call.key: call for call in calls}
         # Equal calls were merged by key, so each is measured once.
-        missing = [call for key, call in wanted.items() if key not in known and call.repeatable]
+        new = {key: call for key, call in wanted.items() if key not in known and key not in self._unknown}
+        missing = [call for call in new.values() if call.repeatable]
         copies = {key: call.copied_bytes for key, call in wanted.items() if key not in known}
         # Measuring starts a profiler of its own, and torch allows one at a time.
         if missing and torch_compat.profiler_is_running():
@@ -64,7 +66,9 @@ class WorkspaceTable:
         fresh = {key: size for key, size in copies.items() if size is not None}
         for call in missing:
             measured = measure_workspace(call)
-            if measured is not None:
+            if measured is None:
+                self._unknown.add(call.key)
+            else:
                 fresh[call.key] = measured
         if fresh:
             (self._store.add if keep else self._store.note)(fresh)

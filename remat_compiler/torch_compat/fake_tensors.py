@@ -54,7 +54,8 @@ def corrected_fake_result(func: Any, args: tuple[Any, ...], result: Any) -> Any:
     if name in _RESIZED and result.device.type == "cpu" and size_hint(args[0].numel()) > size_hint(result.numel()):
         return _in_storage_of(args[0].numel(), result)
     if name in _REDUCED_LOSSES and result.dim() == 0:
-        return _in_storage_of(prod(torch.broadcast_shapes(args[0].shape, args[1].shape)), result)
+        terms = torch.broadcast_shapes(args[0].shape, args[1].shape)  # type: ignore[no-untyped-call]
+        return _in_storage_of(prod(terms), result)
     if not name.startswith(_BATCH_NORMS):
         return result
     # Tensors first: input, weight, bias and running statistics; a backward has the gradient before the input.
