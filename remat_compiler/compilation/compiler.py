@@ -99,6 +99,14 @@ class Compiler:
             # A known limit, such as an input that overlaps itself and is changed in place: no defect to report.
             logger.warning("%s: compiled as without a budget, and only checked against it", error)
             failure: Exception = error.with_traceback(None)
+        except torch_compat.VALUE_ERRORS as error:
+            # In a backward of values that a mask chooses, say.  The stock backend fails as well, and Dynamo goes on.
+            logger.warning(
+                "torch cannot trace this graph with its backward, where the result of %s depends on data: where no "
+                "backend can compile it, Dynamo leaves it to eager, and memory_budget is not kept",
+                error.func,
+            )
+            failure = error.with_traceback(None)
         except Exception as error:  # A defect of planning must not keep anybody from training; see the docstring.
             logger.warning(
                 "planning failed (%s: %s), so the graph is compiled as without a budget and only checked against it; "

@@ -185,7 +185,15 @@ class OpCall:
             # Any other bytes are refused.
             state = torch.cuda.get_rng_state() if self.device_type == "cuda" else torch.get_rng_state()
             args = (state, *args[1:])
+        if name == "masked_scatter_backward":
+            _choose(args[1], math.prod(args[2]), args[0].numel())
         return args, kwargs
+
+
+def _choose(mask: torch.Tensor, count: int, elements: int) -> None:
+    """Let `mask`, which chooses all of so many elements once it is expanded, choose `count` of them."""
+    stored = mask.as_strided((mask.untyped_storage().nbytes(),), (1,))
+    stored[count * len(stored) // max(elements, 1) :] = False
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:

@@ -23,7 +23,7 @@ from remat_compiler.files import is_first_failure, read_bounded, write_whole
 
 log = logging.getLogger(__name__)
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 1
 """Version of the stored file; another one is a miss."""
 LARGEST = 2**56
 """Largest figure that a file may hold: far above all that is measured, and sums of such figures fit 64 bits."""

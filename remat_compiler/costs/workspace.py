@@ -37,7 +37,7 @@ class WorkspaceTable:
     _unknown: set[str] = field(default_factory=set, init=False)
 
     def __post_init__(self) -> None:
-        self._store = FigureStore("workspace_bytes", self.directory)
+        self._store = FigureStore("most_workspace_bytes", self.directory)
 
     @property
     def known(self) -> Mapping[str, int]:

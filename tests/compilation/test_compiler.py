@@ -130,9 +130,14 @@ def test_other_inputs_give_the_same_code_and_the_first_ones_stay() -> None:
     ("error", "said", "is_a_defect"),
     [
         (lambda: Unplannable("this graph is beyond what can be planned"), "compiled as without a budget", False),
+        (
+            lambda: torch_compat.VALUE_ERRORS[1](torch.ops.aten.nonzero.default),
+            "the result of aten.nonzero.default depends on data",
+            False,
+        ),
         (lambda: KeyError("mul_3"), "planning failed (KeyError: 'mul_3')", True),
     ],
-    ids=["known limit", "defect"],
+    ids=["known limit", "not traced", "defect"],
 )
 def test_what_cannot_be_planned_is_compiled_as_stock_and_checked(
     error: Callable[[], Exception], said: str, is_a_defect: bool, caplog: pytest.LogCaptureFixture

@@ -40,9 +40,9 @@ def test_without_a_directory_nothing_is_written(tmp_path: Path, monkeypatch: pyt
 @pytest.mark.parametrize(
     "content",
     [
-        "", "{", "[]", "\x00", '{"version": 0, "time_ns": {"mm": 7}}', '{"version": 2, "time_ns": {"mm": -7}}',
-        "[" * 100_000, f'{{"version": 2, "time_ns": {{"mm": {10**40}}}}}', f'{{"version": {"9" * 5000}}}',
-        '{"version": 2, "time_ns": {"mm": 7.5}}', '{"version": 2, "time_ns": {"mm": true}}', '{"version": 2}',
+        "", "{", "[]", "\x00", '{"version": 0, "time_ns": {"mm": 7}}', '{"version": 1, "time_ns": {"mm": -7}}',
+        "[" * 100_000, f'{{"version": 1, "time_ns": {{"mm": {10**40}}}}}', f'{{"version": {"9" * 5000}}}',
+        '{"version": 1, "time_ns": {"mm": 7.5}}', '{"version": 1, "time_ns": {"mm": true}}', '{"version": 1}',
     ],
 )  # fmt: skip
 def test_a_broken_file_is_a_warned_miss(content: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

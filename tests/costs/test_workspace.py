@@ -51,6 +51,8 @@ def test_workspace_is_what_the_allocator_sees_beyond_the_results() -> None:
         # A mask may choose everything, which takes an index for each element and dimension.
         (aten.index_put.default, (torch.empty(8, 8), [torch.empty(8, 8, dtype=torch.bool)], torch.empty(64)), 1024),
         (aten.masked_scatter.default, (torch.empty(8, 8), torch.empty(8, 8, dtype=torch.bool), torch.empty(3)), 0),
+        # Of as many as there are gradients to give, by a prefix sum over all.
+        (aten.masked_scatter_backward.default, (torch.empty(8, 8), torch.ones(8, 1).bool(), [3, 8]), 1024),
         # Rows are counted from one.
         (aten.lu_unpack.default, (torch.empty(8, 8), torch.empty(8, dtype=torch.int32)), 64),
     ],
@@ -106,7 +108,14 @@ def test_a_second_table_reads_what_the_first_measured(tmp_path: Path, monkeypatc
 
 @pytest.mark.parametrize(
     "content",
-    ["", "{", "[]", '{"version": 0, "workspace_bytes": {}}', '{"version": 2, "workspace_bytes": {"a": -1}}', "\x00"],
+    [
+        "",
+        "{",
+        "[]",
+        '{"version": 0, "most_workspace_bytes": {}}',
+        '{"version": 1, "most_workspace_bytes": {"a": -1}}',
+        "\x00",
+    ],
 )
 def test_a_broken_file_is_a_warned_miss(content: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     expected = WorkspaceTable(tmp_path).probe(aten.convolution.default, convolution_arguments(), {})

@@ -216,6 +216,18 @@ class ReducedLosses(nn.Module):
         return sum(losses, F.binary_cross_entropy(y.sigmoid(), x.sigmoid(), reduction="sum"))
 
 
+class ImagesInText(nn.Module):
+    """Puts rows of one input into the places of the other that a mask chooses, as models of images and text do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.text, self.images = nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        chosen = (torch.arange(x.shape[1]) % 4 == 1)[:, None].expand_as(x)
+        return self.text(x).masked_scatter(chosen, self.images(x[:, 1::4])).sin().square().sum()
+
+
 class Branch(nn.Module):
     """Takes one of two branches, by its data."""
 

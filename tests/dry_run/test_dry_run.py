@@ -16,6 +16,7 @@ from dry_run.steps import (
     DryRunBackend,
     Folding,
     Gpt,
+    ImagesInText,
     Mlp,
     MutatedBuffer,
     ReducedLosses,
@@ -39,6 +40,7 @@ MODELS: dict[str, tuple[Make, tuple[int, ...]]] = {
     "checkpointed dropout": (CheckpointedDropout, (64, 64)),
     "mutated buffer": (MutatedBuffer, (32, 64)),
     "windows": (Folding, (2, 32, 16)),
+    "images in text": (ImagesInText, (2, 64, 16)),
     "means of terms": (ReducedLosses, (64, 16)),
 }
 
