@@ -51,11 +51,8 @@ def corrected_fake_result(func: Any, args: tuple[Any, ...], result: Any) -> Any:
     if func in WAITS:
         return args[0]
     name = func._schema.name if getattr(func, "_schema", None) else ""
-    if name in _RESIZED and result.device.type == "cpu" and size_hint(args[0].numel()) > size_hint(result.numel()):
-        return _in_storage_of(args[0].numel(), result)
-    if name in _REDUCED_LOSSES and result.dim() == 0:
-        terms = torch.broadcast_shapes(args[0].shape, args[1].shape)  # type: ignore[no-untyped-call]
-        return _in_storage_of(prod(terms), result)
+    if _shrinks_its_result(func):
+        return _shrunken(name, args, result)
     if not name.startswith(_BATCH_NORMS):
         return result
     # Tensors first: input, weight, bias and running statistics; a backward has the gradient before the input.
@@ -76,15 +73,27 @@ def corrected_fake_result(func: Any, args: tuple[Any, ...], result: Any) -> Any:
 
 def value_as_run(node: fx.Node) -> Any:
     """The value that `node` has in the traced graph, in a storage as large as the real operator leaves it."""
-    name = node.target._schema.name if isinstance(node.target, torch._ops.OpOverload) else ""
-    if name not in _RESIZED and name not in _REDUCED_LOSSES:
+    if not isinstance(node.target, torch._ops.OpOverload) or not _shrinks_its_result(node.target):
         return node.meta.get("val")
     func, args, _, traced = fake_call(node)
     return corrected_fake_result(func, args, traced)
 
 
-def _in_storage_of(elements: Any, result: torch.Tensor) -> torch.Tensor:
-    """A tensor like `result` in a storage of so many elements."""
+def _shrinks_its_result(func: Any) -> bool:
+    """Whether the operator may allocate more than its result needs; given a tensor for its result, it does not."""
+    schema = getattr(func, "_schema", None)
+    return schema is not None and schema.name in (*_RESIZED, *_REDUCED_LOSSES) and not schema.is_mutable
+
+
+def _shrunken(name: str, args: tuple[Any, ...], result: torch.Tensor) -> torch.Tensor:
+    """A tensor like `result`, in the storage of what was shrunk to it."""
+    elements: Any
+    if name in _RESIZED and result.device.type == "cpu" and size_hint(args[0].numel()) > size_hint(result.numel()):
+        elements = args[0].numel()
+    elif name in _REDUCED_LOSSES and result.dim() == 0:
+        elements = prod(torch.broadcast_shapes(args[0].shape, args[1].shape))  # type: ignore[no-untyped-call]
+    else:
+        return result
     return result.new_empty(elements).as_strided(result.shape, result.stride())
 
 
@@ -102,7 +111,7 @@ def is_laid_out_as_traced(node: fx.Node, item: object) -> bool:
     """
     func, args, _, traced = fake_call(node)
     name = func._schema.name
-    if name in (*_RESIZED, *_REDUCED_LOSSES):
+    if _shrinks_its_result(func):
         return False
     if not name.startswith(_BATCH_NORMS):
         return True
