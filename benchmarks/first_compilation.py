@@ -83,6 +83,8 @@ def steps(backend: str, options: Mapping[str, Any]) -> list[float]:
     began = time.monotonic()
     compiled: Any = torch.compile(model, backend=backend, **({"options": dict(options)} if options else {}))
     for _ in range(STEPS):
+        # Gradients from before would be another step, planned anew.
+        model.zero_grad(set_to_none=True)
         compiled(input_ids=tokens, labels=tokens).loss.backward()
         times.append(time.monotonic() - began)
         began = time.monotonic()
