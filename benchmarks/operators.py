@@ -27,7 +27,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from remat_compiler import torch_compat
 from remat_compiler.costs.op_call import OpCall
-from remat_compiler.costs.workspace import measure_workspace
+from remat_compiler.costs.workspace import cpu_workspace, measure_workspace
 
 SECONDS, MOST_SAMPLES, MOST_CALLS = 8, 14, 16
 """For each operator and type, the longest time and most samples; for each operator that is dispatched, most calls."""
@@ -87,10 +87,10 @@ class Watch(TorchDispatchMode):
         kwargs = kwargs or {}
         tensors = [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
         plain = func.namespace == "aten" and not func._schema.is_mutable and not func.is_view
+        plain = plain and all(one.layout is torch.strided for one in tensors)
         call = OpCall.any(func, args, kwargs) if plain else None
         seen = self.found.seen[func]
-        is_new = call is not None and call.key not in seen and len(seen) < MOST_CALLS
-        if call is None or not is_new or any(one.layout is not torch.strided for one in tensors):
+        if call is None or call.key in seen or len(seen) == MOST_CALLS:
             return func(*args, **kwargs)
         seen.add(call.key)
         with _disable_current_modes():
@@ -98,13 +98,9 @@ class Watch(TorchDispatchMode):
 
     def _compared(self, func: Any, args: Any, kwargs: Any, key: str, given: set[int]) -> Any:
         results: list[Any] = []
-        deltas, _ = torch_compat.memory_deltas(lambda: results.append(func(*args, **kwargs)))
-        live = peak = 0
-        for delta in deltas:
-            live += delta
-            peak = max(peak, live)
+        taken = cpu_workspace(lambda: results.append(func(*args, **kwargs)))
         call = OpCall.of(func, args, kwargs, results[0])
-        self.found.compare(func, "workspace", 0 if call is None else measure_workspace(call), max(0, peak - live), key)
+        self.found.compare(func, "workspace", 0 if call is None else measure_workspace(call), taken, key)
         for foreseen, real in zip(_foreseen(func, args, kwargs), tree_leaves(results[0])):
             strided = isinstance(real, Tensor) and isinstance(foreseen, Tensor) and real.layout is torch.strided
             if strided and real.untyped_storage().data_ptr() not in given:

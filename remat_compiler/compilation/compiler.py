@@ -95,26 +95,8 @@ class Compiler:
             return self._planned(request, real)
         except _NO_DEFECT:
             raise
-        except Unplannable as error:
-            # A known limit, such as an input that overlaps itself and is changed in place: no defect to report.
-            logger.warning("%s: compiled as without a budget, and only checked against it", error)
-            failure: Exception = error.with_traceback(None)
-        except torch_compat.VALUE_ERRORS as error:
-            # In a backward of values that a mask chooses, say.  The stock backend fails as well, and Dynamo goes on.
-            logger.warning(
-                "torch cannot trace this graph with its backward, where the result of %s depends on data: where no "
-                "backend can compile it, Dynamo leaves it to eager, and memory_budget is not kept",
-                error.func,
-            )
-            failure = error.with_traceback(None)
         except Exception as error:  # A defect of planning must not keep anybody from training; see the docstring.
-            logger.warning(
-                "planning failed (%s: %s), so the graph is compiled as without a budget and only checked against it; "
-                'please report this as a defect, with the traceback that TORCH_LOGS="+remat_compiler" shows',
-                type(error).__name__,
-                str(error).partition("\n")[0],
-            )
-            logger.debug("planning failed", exc_info=error)
+            _warn_of(error)
             # Without the traceback, whose frames would hold on to the step's tensors.
             failure = error.with_traceback(None)
         self.session.agreement.gathers.fails(str(failure).partition("\n")[0])
@@ -210,6 +192,28 @@ class Compiler:
                 )
         logger.debug("compiled in %.1f s", time.perf_counter() - start)
         return compiled, partitions, recorder
+
+
+def _warn_of(error: Exception) -> None:
+    """Say why a graph is compiled without a plan."""
+    if isinstance(error, Unplannable):
+        # A known limit, such as an input that overlaps itself and is changed in place: no defect to report.
+        logger.warning("%s: compiled as without a budget, and only checked against it", error)
+    elif isinstance(error, torch_compat.VALUE_ERRORS):
+        # In a backward of values that a mask chooses, say.  The stock backend fails as well, and Dynamo goes on.
+        logger.warning(
+            "torch cannot trace this graph with its backward, where the result of %s depends on data: where no "
+            "backend can compile it, Dynamo leaves it to eager, and memory_budget is not kept",
+            error.func,
+        )
+    else:
+        logger.warning(
+            "planning failed (%s: %s), so the graph is compiled as without a budget and only checked against it; "
+            'please report this as a defect, with the traceback that TORCH_LOGS="+remat_compiler" shows',
+            type(error).__name__,
+            str(error).partition("\n")[0],
+        )
+        logger.debug("planning failed", exc_info=error)
 
 
 def _is_on_paper(request: PartitionRequest) -> bool:

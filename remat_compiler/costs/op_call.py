@@ -181,7 +181,7 @@ class OpCall:
         name = _name(self.func)
         make = partial(TensorSpec.make, integer=int(name in _TAKE_PIVOTS), chosen=name not in _READ_CHOSEN)
         args, kwargs = _thaw(self.args, make), _thaw(self.kwargs, make)
-        if str(self.func) == "run_with_rng_state":
+        if name == "run_with_rng_state":
             # Any other bytes are refused.
             state = torch.cuda.get_rng_state() if self.device_type == "cuda" else torch.get_rng_state()
             args = (state, *args[1:])

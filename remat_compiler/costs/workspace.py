@@ -34,7 +34,7 @@ class WorkspaceTable:
     directory: Path | None = None
     _store: FigureStore = field(init=False)
     _warned: bool = field(default=False, init=False)
-    _unknown: set[str] = field(default_factory=set, init=False)
+    _told: set[str] = field(default_factory=set, init=False)
 
     def __post_init__(self) -> None:
         self._store = FigureStore("most_workspace_bytes", self.directory)
@@ -56,8 +56,7 @@ class WorkspaceTable:
         known = self.known
         wanted = {call.key: call for call in calls}
         # Equal calls were merged by key, so each is measured once.
-        new = {key: call for key, call in wanted.items() if key not in known and key not in self._unknown}
-        missing = [call for call in new.values() if call.repeatable]
+        missing = [call for key, call in wanted.items() if key not in known and call.repeatable]
         copies = {key: call.copied_bytes for key, call in wanted.items() if key not in known}
         # Measuring starts a profiler of its own, and torch allows one at a time.
         if missing and torch_compat.profiler_is_running():
@@ -65,9 +64,10 @@ class WorkspaceTable:
             missing = []
         fresh = {key: size for key, size in copies.items() if size is not None}
         for call in missing:
-            measured = measure_workspace(call)
+            # Tried again each time, since memory may have been short; told of once.
+            measured = measure_workspace(call, logging.DEBUG if call.key in self._told else logging.WARNING)
             if measured is None:
-                self._unknown.add(call.key)
+                self._told.add(call.key)
             else:
                 fresh[call.key] = measured
         if fresh:
@@ -99,8 +99,12 @@ class WorkspaceTable:
         return 0 if call is None else self.resolve([call]).get(call.key, 0)
 
 
-def measure_workspace(call: OpCall) -> int | None:
+def measure_workspace(call: OpCall, level: int = logging.WARNING) -> int | None:
     """Run `call` on fresh real tensors: the peak of its allocations less what its results keep, in bytes.
+
+    Args:
+        call: The call.
+        level: Of the message that it cannot run.
 
     Returns:
         None when the operator cannot run so; the reason is logged.  On paper, None if no form is known.
@@ -112,14 +116,15 @@ def measure_workspace(call: OpCall) -> int | None:
     try:
         with torch_compat.outside_tracing(), torch.random.fork_rng(devices), torch.no_grad():
             args, kwargs = call.real_arguments()
-            run = _cuda_run if call.device_type == "cuda" else _cpu_run
+            run = _cuda_run if call.device_type == "cuda" else cpu_workspace
             return run(lambda: call.func(*args, **kwargs))
     except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError) as error:
-        log.warning("the workspace of %s is unknown: %s", call.key, error)
+        log.log(level, "the workspace of %s is unknown: %s", call.key, error)
         return None
 
 
-def _cpu_run(run: Callable[[], object]) -> int:
+def cpu_workspace(run: Callable[[], object]) -> int:
+    """Peak of what `run` allocates on the CPU less what its result keeps, in bytes."""
     deltas, _ = torch_compat.memory_deltas(run)
     live = peak = 0
     for delta in deltas:

@@ -50,9 +50,9 @@ def corrected_fake_result(func: Any, args: tuple[Any, ...], result: Any) -> Any:
     """
     if func in WAITS:
         return args[0]
-    name = func._schema.name if getattr(func, "_schema", None) else ""
     if _shrinks_its_result(func):
-        return _shrunken(name, args, result)
+        return _shrunken(func, args, result)
+    name = func._schema.name if getattr(func, "_schema", None) else ""
     if not name.startswith(_BATCH_NORMS):
         return result
     # Tensors first: input, weight, bias and running statistics; a backward has the gradient before the input.
@@ -76,18 +76,19 @@ def value_as_run(node: fx.Node) -> Any:
     if not isinstance(node.target, torch._ops.OpOverload) or not _shrinks_its_result(node.target):
         return node.meta.get("val")
     func, args, _, traced = fake_call(node)
-    return corrected_fake_result(func, args, traced)
+    return _shrunken(func, args, traced)
 
 
 def _shrinks_its_result(func: Any) -> bool:
     """Whether the operator may allocate more than its result needs; given a tensor for its result, it does not."""
     schema = getattr(func, "_schema", None)
-    return schema is not None and schema.name in (*_RESIZED, *_REDUCED_LOSSES) and not schema.is_mutable
+    return schema is not None and schema.name in _SHRINKING and not schema.is_mutable
 
 
-def _shrunken(name: str, args: tuple[Any, ...], result: torch.Tensor) -> torch.Tensor:
+def _shrunken(func: Any, args: tuple[Any, ...], result: torch.Tensor) -> torch.Tensor:
     """A tensor like `result`, in the storage of what was shrunk to it."""
     elements: Any
+    name = func._schema.name
     if name in _RESIZED and result.device.type == "cpu" and size_hint(args[0].numel()) > size_hint(result.numel()):
         elements = args[0].numel()
     elif name in _REDUCED_LOSSES and result.dim() == 0:
@@ -100,6 +101,8 @@ def _shrunken(name: str, args: tuple[Any, ...], result: torch.Tensor) -> torch.T
 _RESIZED = ("aten::col2im", "aten::im2col")
 
 _REDUCED_LOSSES = ("aten::binary_cross_entropy", "aten::mse_loss", "aten::smooth_l1_loss", "aten::soft_margin_loss")
+
+_SHRINKING = frozenset({*_RESIZED, *_REDUCED_LOSSES})
 
 _BATCH_NORMS = ("aten::native_batch_norm", "aten::_native_batch_norm_legit", "aten::_batch_norm_with_update")
 
