@@ -28,6 +28,7 @@ from remat_compiler.ir.plan import PlanStatus
 from remat_compiler.ir.problem import RematProblem
 from remat_compiler.simulate.rules import Rule
 from remat_compiler.simulate.verify import verify
+from remat_passes.planning import auto
 from remat_passes.planning.auto import Auto
 from remat_passes.planning.chen_sqrt import ChenSqrt
 from remat_passes.planning.save_all import SaveAll
@@ -189,3 +190,22 @@ def test_same_plan_in_another_process() -> None:
         check=True,
     )
     assert there.stdout == dumps(Auto(effort=500, time_limit=0.2).plan(asked))
+
+
+def test_a_quick_plan_searches_for_no_smallest_peak(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("this takes long")
+
+    monkeypatch.setattr(auto, "lowest_peak", refuse)
+    monkeypatch.setattr(auto, "tight_seeds", refuse)
+    quick = Auto(effort=2_000, time_limit=0.0, thorough=False)
+    for seed in range(6):
+        problem = chain() if seed == 0 else random_problem(Random(seed))
+        high = all_saved(problem)
+        lowest = quick.smallest_peak(problem)
+        for budget in (1, lowest.peak_bytes, (lowest.peak_bytes + high) // 2, high):
+            asked = with_budget(problem, budget)
+            found = quick.plan(asked)
+            assert found.plan is not None
+            assert {v.rule for v in verify(asked, found.plan, found.peak_bytes)} <= {Rule.BUDGET}
+            assert found.peak_bytes <= (high if budget < lowest.peak_bytes else budget)

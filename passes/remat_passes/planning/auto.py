@@ -49,6 +49,8 @@ class Auto:
             them, `None` for an amount in proportion to the graph, some seconds at most.
         seed: Start of the random numbers of the local search.
         reorders: Whether the backward may run in another order than the graph's.
+        thorough: Whether budgets near the smallest peak, and those below it, get searches of their own, which take
+            several times as long as the quick one.
     """
 
     name: ClassVar[str] = "auto"
@@ -56,6 +58,7 @@ class Auto:
     time_limit: float | None = None
     seed: int = 1
     reorders: bool = True
+    thorough: bool = True
 
     def plan(self, problem: RematProblem) -> PlanResult:
         """Answer `problem`; see `Planner.plan`.  A reference partition that fits is returned unchanged."""
@@ -103,7 +106,11 @@ class Auto:
         def search_for(budget: int, share: int) -> SequenceSearch:
             return self._search(problem, budget, share)
 
-        search, least = self._search(problem, problem.budget_bytes), least_bytes(problem)
+        search = self._search(problem, problem.budget_bytes)
+        if not self.thorough:
+            search.run()
+            return improve(search, limit)
+        least = least_bytes(problem)
         # A budget below what every plan needs, as where the smallest peak is asked for, is not searched for.
         if search.budget >= least:
             search.run()
