@@ -133,10 +133,10 @@ def _for_these_sizes(
     )
     if earlier is not None and known is not None and known.trains and not known.partitions:
         # The code came from the inner compiler's cache, so nothing was planned: the stored reports stand for it.
-        attempt = known
-        outcome.take_over(known, earlier)
+        attempt = replace(known, native=earlier.native)
+        outcome.take_over(attempt, earlier)
     elif part is not None:
-        attempt = compiler.run(part)
+        attempt = search.one_try(part)
         search.settled(attempt)
         outcome.keep(attempt, part.budget_bytes, PART_ONLY, final=False)
     else:
@@ -145,6 +145,8 @@ def _for_these_sizes(
             if earlier is not None and known is not None:
                 goal = SearchGoal(known.request, known, earlier.limit_bytes)
             attempt, limit = search.run(goal)
+            if earlier is not None and attempt.native is None:
+                attempt = replace(attempt, native=earlier.native)
             outcome.keep(attempt, limit)
         except InfeasibleBudget as error:
             # A fraction of this graph's own peak may be infeasible, and that of the step's peak not.
@@ -153,7 +155,7 @@ def _for_these_sizes(
             if part is None:
                 raise
             logger.info("more graphs may follow, with which the step may fit: %s", error)
-            attempt = compiler.run(part)
+            attempt = search.one_try(part)
             search.settled(attempt)
             outcome.keep(attempt, part.budget_bytes, PART_ONLY, final=False)
     if not attempt.trains:

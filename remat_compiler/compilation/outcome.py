@@ -20,9 +20,10 @@ from remat_compiler.ir.json_folder import SUFFIX, JsonFolder
 from remat_compiler.options import BudgetKind, RematOptions
 from remat_compiler.partition.request import PartitionRequest
 from remat_compiler.report.plan_report import PlanReport, StepFigures
+from remat_compiler.simulate.step_peak import GraphMemory
 from remat_compiler.units import format_bytes
 
-FOLDER, FORMAT_VERSION, MOST_FILES, MOST_BYTES = "plans", 6, 4_096, 64_000_000
+FOLDER, FORMAT_VERSION, MOST_FILES, MOST_BYTES = "plans", 7, 4_096, 64_000_000
 DECIDED = (
     *("budget_bytes", "fraction", "take_smallest", "free_layout", "reorders", "may_be_native", "early_loops"),
     *("between_bytes", "offload_bytes", "offload_place", "gathers"),
@@ -44,12 +45,14 @@ class StoredOutcome:
         request: The last request.
         limit_bytes: The user's budget in bytes; `None` for none.
         reports: The report of each joint graph.
+        native: See `Attempt`.
     """
 
     key: PlanKey
     request: PartitionRequest
     limit_bytes: int | None
     reports: tuple[PlanReport, ...]
+    native: GraphMemory | None = None
 
 
 @cache
@@ -157,4 +160,5 @@ class Outcome:
         # to: the next process may accumulate none.
         final = final and (step is None or not step.gradient_bytes)
         if final and self.kept is not None and attempt.failure is None:
-            self.kept.write(self.key.digest, StoredOutcome(self.key, attempt.request, limit_bytes, tuple(reports)))
+            stored = StoredOutcome(self.key, attempt.request, limit_bytes, tuple(reports), attempt.native)
+            self.kept.write(self.key.digest, stored)

@@ -105,6 +105,17 @@ class BudgetSearch:
                 raise
             raise refusal_of_whole(error, share_bytes, whole_bytes) from error
 
+    def one_try(self, request: PartitionRequest) -> Attempt:
+        """One try, for as long as the other graphs of the step are not known; a fraction is one of the emitted peak."""
+        known: Attempt | None = None
+        tries = _Tries(self.compile_, self.options, False, None, minimises=False)
+        if request.fraction is not None:
+            # Its peak is needed later anyway, and the more exact the first plan, the likelier it may stay.
+            in_bytes, known = tries.in_bytes(request, request.fraction)
+            # Graphs share a budget by what they take without one, which torch's own partition tells.
+            request = replace(in_bytes, fraction=request.fraction)
+        return replace(known or self.compile_(request), native=tries.native)
+
 
 class _Tries:
     """The tries of one search.
@@ -149,7 +160,7 @@ class _Tries:
         """The best try, which may be over the budget; `None` if the planner refused each request."""
         # An earlier outcome has its limit in bytes already.
         if known is None and request.fraction is not None:
-            request, known = self._in_bytes(request, request.fraction)
+            request, known = self.in_bytes(request, request.fraction)
         tries = self._in_both_layouts(request, known, trial=trial)
         # In one layout only, that of fewer copies: a third series of tries would take as long as the first two.
         if request.reorders and self._order_costs(tries):
@@ -169,7 +180,7 @@ class _Tries:
             best = self._lower(best, unplanned)
         return best
 
-    def _in_bytes(self, request: PartitionRequest, fraction: float) -> tuple[PartitionRequest, Attempt | None]:
+    def in_bytes(self, request: PartitionRequest, fraction: float) -> tuple[PartitionRequest, Attempt | None]:
         """The request in bytes, and its result if that is known by then.
 
         The step without a budget is emitted and checked, since estimates are not exact.

@@ -13,8 +13,9 @@ class PartitionRequest:
     """Everything that decides how a joint graph is cut; plain data, so that it can be part of a cache key.
 
     Attributes:
-        budget_bytes: Largest peak that the planner may use; `None` with `fraction`, or for no budget.
-        fraction: Budget as a fraction of the peak of torch's own partition.
+        budget_bytes: Largest peak that the planner may use; `None` if only `fraction` says it, or for no budget.
+        fraction: Budget as a fraction of the peak of torch's own partition, unless `budget_bytes` is known; either way
+            that partition is made, so that plans are compared with it.
         take_smallest: If nothing fits, take the plan of the smallest peak.
         planner: Name of the planner.
         cost_model: Source of the operators' times, see `RematOptions`.

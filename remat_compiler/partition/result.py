@@ -130,6 +130,35 @@ class Partition:
         """Simulated memory of the graph without a budget."""
         return memory_of(self.before.graph, self.before.timeline, self.before.plan)
 
+    @property
+    def figures(self) -> PartitionFigures:
+        """What is kept of it."""
+        return PartitionFigures(self.problem, self.memory, self.memory_before, self.added_ns, self.unchanged)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PartitionFigures:
+    """What planning the same graph once more needs of its partition: plain data, for as long as the graph may run.
+
+    Attributes:
+        problem: The problem given to the planner.
+        memory: Simulated memory of the graph.
+        memory_before: The same without a budget.
+        added_ns: Modelled time that recomputation adds.
+        unchanged: Whether torch's own partition is used as it is.
+    """
+
+    problem: RematProblem
+    memory: GraphMemory
+    memory_before: GraphMemory
+    added_ns: int
+    unchanged: bool
+
+    @property
+    def step_ns(self) -> int:
+        """Modelled time of the step that executes every operator once."""
+        return self.problem.costs.step_ns
+
 
 class NoPlan(RematError):
     """No plan stays within the budget.

@@ -23,7 +23,7 @@ from remat_compiler.compilation.offloading import with_room
 from remat_compiler.compilation.search import BudgetSearch, SearchGoal
 from remat_compiler.errors import BudgetFacts, InfeasibleBudget
 from remat_compiler.options import BudgetKind, RematOptions, format_bytes
-from remat_compiler.partition.result import Partition
+from remat_compiler.partition.result import PartitionFigures
 from remat_compiler.report.plan_report import StepFigures
 from remat_compiler.simulate.step_peak import GraphMemory
 from remat_compiler.step_budget.beside_the_plan import BesideThePlan, Outside
@@ -120,7 +120,7 @@ class CompiledGraph:
         # Short cuts for the fast path; the coordinator never replaces these objects.
         self.coordinator, self._watch, self._unsettled = coordinator, coordinator.watch, coordinator.unsettled
         self._memory: GraphMemory | None = None
-        self._unbudgeted: GraphMemory | None = None
+        self._figures: PartitionFigures | None = None
         self.warned = False
         self._open_before: frozenset[int] | None = None
         # Which output has the compiled graph's node for its `grad_fn`, and that node's class once a call was searched.
@@ -316,7 +316,7 @@ class CompiledGraph:
             return self._memory
         if not self.attempt.check.unknown:
             return self.attempt.check.memory
-        one = self.partition
+        one = self.figures
         return None if one is None else one.memory
 
     @property
@@ -329,23 +329,25 @@ class CompiledGraph:
         return note if isinstance(note, GraphMemory) else self.memory if note is None else note.memory or self.memory
 
     @property
-    def partition(self) -> Partition | None:
-        """The partition of its joint graph; `None` if a compiler's cache had the code, and once it is finalised."""
+    def figures(self) -> PartitionFigures | None:
+        """What is known of the partition of its joint graph; `None` if a compiler's cache had the code."""
         if self.changing is not None:
-            return self.changing.first.partitions[0]
-        return None if self.attempt is None else self.attempt.partition
+            return self.changing.first.partitions[0].figures
+        if self._figures is None and self.attempt is not None and self.attempt.partition is not None:
+            self._figures = self.attempt.partition.figures
+        return self._figures
 
     @property
     def added_ns(self) -> int:
         """Modelled time that recomputation adds; 0 if the partition is not known."""
-        return 0 if self.partition is None else self.partition.added_ns
+        return 0 if self.figures is None else self.figures.added_ns
 
     @property
     def unbudgeted(self) -> GraphMemory | None:
         """Its memory without a budget, simulated unless such code runs; `None` if the partition is not known."""
-        one = self.partition
+        one = self.figures
         if one is None:
-            return self._unbudgeted
+            return None
         if self.changing is not None:
             return self.changing.unbudgeted
         return self.memory if one.unchanged else one.memory_before
@@ -361,11 +363,12 @@ class CompiledGraph:
     def keep(self, own_budget: int | None, note: str = "", step: StepFigures | None = None) -> None:
         """Report and store the code that it runs."""
         if self.attempt is not None:
-            self._keep(self.attempt, own_budget, note, step)
+            # The step without a budget may have been emitted since, or for an attempt that was exchanged.
+            self._keep(replace(self.attempt, native=self.native), own_budget, note, step)
 
     def plan_again(self) -> None:
         """Plan again to learn the partition if a compiler's cache had the code; the code stays."""
-        if self.recompile is not None and self.attempt is not None and self.partition is None:
+        if self.recompile is not None and self.attempt is not None and self.figures is None:
             # A hit in AOTAutograd's cache would skip the partitioner; of the rest, only code is generated.
             with self.recompile.dynamo_context(), torch_compat.partitioner_always_runs():
                 again = self.recompile.search.compile_(self.attempt.request, real=False)
@@ -381,12 +384,12 @@ class CompiledGraph:
             before = None if self.attempt is None else self.attempt.room
             attempt = with_room(attempt, self.runs, self.recompile.pinned, before=before)
             self.room_runs = self.runs
-        self.attempt, self.compiled, self._memory = attempt, attempt.compiled, None
+        self.attempt, self.compiled, self._memory, self._figures = attempt, attempt.compiled, None, None
 
     def finalise(self) -> None:
         """End the learning about its steps so far; of the compilation only what a later one needs is kept."""
         # Read before the partition that they come from is dropped.
-        self._memory, self._unbudgeted = self.memory, self.unbudgeted
+        self._memory, self._figures = self.memory, self.figures
         self.completed_step, self._has_part, self.warned = None, False, False
         if self.attempt is not None:
             # Graphs, plans and formulas would stay in memory for as long as the model is trained.

@@ -59,7 +59,7 @@ def first_request_of_several(
     if not limited or not (before or continues is Continues.YES or alike):
         return None
     if request.budget_bytes is None:
-        # A fraction is one of the whole step's peak, which nobody knows yet: no part of it can be told in bytes.
+        # A fraction is one of the whole step's peak, which nobody knows yet; that of the graph's own peak is a guess.
         return replace(request, take_smallest=True)
     # The smallest peak if the part is too little: the complete step decides whether all fits.
     free_bytes = request.budget_bytes - coordinator.held_bytes(options)

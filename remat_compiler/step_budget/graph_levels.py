@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import astuple, replace
 from functools import partial
 
 from remat_compiler.compilation.attempt import Attempt
@@ -49,14 +49,24 @@ def level_without_budget(graph: CompiledGraph) -> PlanLevel:
     # What cannot be compiled again has one level: as it is.
     if not _is_planned_anew(graph) or unbudgeted is None:
         return PlanLevel(memory.peak_bytes, 0, memory, graph.added_ns)
+    if _is_as_good(graph, memory, unbudgeted):
+        return PlanLevel(memory.peak_bytes, 0, memory, 0, is_present=True)
     return PlanLevel(unbudgeted.peak_bytes, 0, unbudgeted, 0)
+
+
+def _is_as_good(graph: CompiledGraph, present: GraphMemory, unbudgeted: GraphMemory) -> bool:
+    """Whether the present compilation adds no time and takes no more than the step without a budget."""
+    # Sizes that change have other variants, and what may be moved off the device is shared anew.
+    if graph.changing is not None or graph.attempt is None or graph.attempt.request.offload_bytes:
+        return False
+    return not graph.added_ns and all(now <= then for now, then in zip(astuple(present), astuple(unbudgeted)))
 
 
 def checked_without_budget(graph: CompiledGraph) -> GraphMemory | None:
     """Its memory without a budget by the dry run, the reference of fractions; by the simulator if that is not known."""
     if graph.recompile is None or graph.attempt is None or graph.changing is not None:
         return graph.unbudgeted
-    one = graph.partition
+    one = graph.figures
     if one is not None and one.unchanged:
         return graph.memory
     # Emitted once for this, unless the search did so before: the simulator's peak is not exact.
@@ -69,25 +79,31 @@ def checked_without_budget(graph: CompiledGraph) -> GraphMemory | None:
 
 def _is_planned_anew(graph: CompiledGraph) -> bool:
     """Whether it can be compiled at other levels than its present one."""
-    return (graph.recompile is not None or graph.changing is not None) and graph.partition is not None
+    return (graph.recompile is not None or graph.changing is not None) and graph.figures is not None
 
 
-def levels_of_graph(graph: CompiledGraph, *, extremes: bool = False, moves: bool = True) -> tuple[PlanLevel, ...]:
+def levels_of_graph(
+    graph: CompiledGraph, *, extremes: bool = False, moves: bool = True, thorough: bool = True
+) -> tuple[PlanLevel, ...]:
     """The levels of a graph; only its present one if it cannot be compiled again.
 
     Args:
         graph: The graph.
         extremes: See `levels_of`.
         moves: Whether it may move what it has room for off the device.
+        thorough: Whether the lowest levels are looked for thoroughly, which takes several times as long.
     """
-    unbudgeted, one = graph.unbudgeted, graph.partition
+    unbudgeted, one = graph.unbudgeted, graph.figures
     if not _is_planned_anew(graph) or unbudgeted is None or one is None:
         return (level_without_budget(graph),)
     problem = replace(one.problem, offload_bytes=graph.room_bytes if moves else 0)
-    return levels_of(problem, unbudgeted, _level_planner(graph), extremes=extremes)
+    levels = levels_of(problem, unbudgeted, _level_planner(graph, thorough), extremes=extremes)
+    return (*levels[:-1], level_without_budget(graph))
 
 
-def planned_between(graph: CompiledGraph, budget_bytes: int, between_bytes: int, *, moves: bool) -> PlanLevel | None:
+def planned_between(
+    graph: CompiledGraph, budget_bytes: int, between_bytes: int, *, moves: bool, thorough: bool
+) -> PlanLevel | None:
     """The level of a graph at any budget; `None` if it cannot be planned.
 
     Args:
@@ -95,22 +111,24 @@ def planned_between(graph: CompiledGraph, budget_bytes: int, between_bytes: int,
         budget_bytes: The budget.
         between_bytes: Bytes of it to leave free between forward and backward.
         moves: See `levels_of_graph`.
+        thorough: See `levels_of_graph`.
     """
-    if not _is_planned_anew(graph) or graph.partition is None:
+    if not _is_planned_anew(graph) or graph.figures is None:
         return None
-    problem = replace(graph.partition.problem, offload_bytes=graph.room_bytes if moves else 0)
-    return planned_level(problem, budget_bytes, between_bytes, _level_planner(graph))
+    problem = replace(graph.figures.problem, offload_bytes=graph.room_bytes if moves else 0)
+    return planned_level(problem, budget_bytes, between_bytes, _level_planner(graph, thorough))
 
 
-def _level_planner(graph: CompiledGraph) -> Callable[[RematProblem], PlanResult]:
+def _level_planner(graph: CompiledGraph, thorough: bool) -> Callable[[RematProblem], PlanResult]:
     # As it is compiled: in other orders more would seem to fit than does.
     reorders = graph.attempt is None or graph.attempt.request.reorders
-    return KNOWN.planner(make_planner(graph.options.planner, effort=LEVEL_EFFORT, time_limit=0.0, reorders=reorders))
+    options = {"effort": LEVEL_EFFORT, "time_limit": 0.0, "reorders": reorders, "thorough": thorough}
+    return KNOWN.planner(make_planner(graph.options.planner, **options))
 
 
 def compiled_at(graph: CompiledGraph, level: PlanLevel, *, real: bool) -> Attempt | None:
     """The graph compiled at one level; its present compilation if it is at that level, or cannot be compiled again."""
-    if graph.recompile is None or graph.attempt is None:
+    if graph.recompile is None or graph.attempt is None or level.is_present:
         return graph.attempt
     request = replace(
         graph.attempt.request,

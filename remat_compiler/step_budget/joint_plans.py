@@ -41,7 +41,7 @@ class JointPlan:
 class JointPlans:
     """Finds plans for the graphs of `joint`.
 
-    Only code is generated for them, enough for the dry run: most of it is thrown away.
+    Where several are likely to be tried, only code is generated for them, enough for the dry run.
 
     Args:
         joint: The steps.
@@ -85,27 +85,34 @@ class JointPlans:
         return min(found, key=lambda one: (one.peak_bytes is None, self._planned_ns(one)), default=None)
 
     def _within(self, limit: int, fits: bool, moves: bool) -> JointPlan | None:
-        # Planning at all levels takes long: it waits until the graphs turn out not to fit without any recomputation.
+        # The next levels are planned only where those before are not enough: thorough planning takes long.
         levels: list[tuple[PlanLevel, ...]] = [(level_without_budget(graph),) for graph in self.graphs]
-        planned, target = False, limit
-        for _ in range(MAX_ROUNDS):
+        following = [False] if fits else [False, True]
+        thorough: bool | None = None
+        target = limit
+        for turn in range(MAX_ROUNDS):
             found = share(levels, self.joint.runs, self.joint.peak, target)
-            if found is None and not planned:
-                levels, planned = [levels_of_graph(graph, moves=moves) for graph in self.graphs], True
+            while found is None and following and not (fits and self._is_fast):
+                thorough = following.pop(0)
+                levels = [levels_of_graph(graph, moves=moves, thorough=thorough) for graph in self.graphs]
                 found = share(levels, self.joint.runs, self.joint.peak, target)
-            if found is not None and planned:
-                found = finer(found, levels, self.joint.runs, self.joint.peak, target, partial(self._planned, moves))
+            if found is not None and thorough is not None:
+                plan = partial(self._planned, moves, thorough)
+                found = finer(found, levels, self.joint.runs, self.joint.peak, target, plan)
             if found is None or (fits and not self._worth_it(found)):
                 return None
-            made = self._compiled(found)
+            # As for one graph: the first try is nearly always the last.
+            made = self._compiled(found, real=turn == 0 and len(self._ways) == 1)
             if made.peak_bytes is None or made.peak_bytes <= limit:
                 return made
             # Emitted code peaks above the simulation by about as much in the next round.
             target -= made.peak_bytes - limit
         return None
 
-    def _planned(self, moves: bool, graph: int, budget_bytes: int, between_bytes: int) -> PlanLevel | None:
-        return planned_between(self.graphs[graph], budget_bytes, between_bytes, moves=moves)
+    def _planned(
+        self, moves: bool, thorough: bool, graph: int, budget_bytes: int, between_bytes: int
+    ) -> PlanLevel | None:
+        return planned_between(self.graphs[graph], budget_bytes, between_bytes, moves=moves, thorough=thorough)
 
     def smallest(self) -> JointPlan:
         """The graphs compiled at their smallest peak together; among equal ones, the one that adds the least time."""
@@ -126,17 +133,28 @@ class JointPlans:
         levels = [levels_of_graph(graph, extremes=extremes, moves=moves) for graph in self.graphs]
         return smallest(levels, self.joint.runs, self.joint.peak)
 
-    def _compiled(self, levels: Sequence[PlanLevel]) -> JointPlan:
-        attempts = [compiled_at(graph, level, real=False) for graph, level in zip(self.graphs, levels)]
+    def _compiled(self, levels: Sequence[PlanLevel], *, real: bool = False) -> JointPlan:
+        attempts = [compiled_at(graph, level, real=real) for graph, level in zip(self.graphs, levels)]
         return JointPlan(attempts, levels, self.joint.peak_of(attempts))
 
     def _worth_it(self, found: Sequence[PlanLevel]) -> bool:
         """Whether the steps would take clearly less time than now, or nothing would be added any more."""
-        now_ns = sum(n * graph.added_ns for n, graph in zip(self.joint.runs, self.graphs))
         then_ns = sum(n * level.added_ns for n, level in zip(self.joint.runs, found))
-        partitions = [(n, graph.partition) for n, graph in zip(self.joint.runs, self.graphs)]
-        step_ns = sum(n * one.step_ns for n, one in partitions if one is not None)
-        return now_ns - then_ns > WORTH_IT * step_ns or (now_ns > 0 and then_ns == 0)
+        return self._added_ns - then_ns > self._worth_ns or (self._added_ns > 0 and then_ns == 0)
+
+    @property
+    def _is_fast(self) -> bool:
+        """Whether no plan that recomputes anything is worth it: the graphs as they are add so little time."""
+        return self._added_ns <= self._worth_ns
+
+    @property
+    def _added_ns(self) -> int:
+        return sum(n * graph.added_ns for n, graph in zip(self.joint.runs, self.graphs))
+
+    @property
+    def _worth_ns(self) -> float:
+        known = [(n, graph.figures) for n, graph in zip(self.joint.runs, self.graphs)]
+        return WORTH_IT * sum(n * one.step_ns for n, one in known if one is not None)
 
     def _planned_ns(self, plan: JointPlan) -> int:
         """Modelled time that a plan adds to the steps; where a compiler's cache had the code, that of the level."""

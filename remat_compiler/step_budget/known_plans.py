@@ -16,6 +16,7 @@ from remat_compiler.ir.plan import PlanResult
 from remat_compiler.ir.planner import Planner
 from remat_compiler.ir.problem import RematProblem
 from remat_compiler.plan_cache.cached_planner import KEPT, options_of
+from remat_compiler.stats import count, timed
 
 MOST = 256
 """Plans that are remembered; the one that was not asked for for longest makes room."""
@@ -38,7 +39,7 @@ class KnownPlans:
         options = options_of(planner)
         # Two planners of one class may differ in what cannot be told.
         if options is None:
-            return planner.plan
+            return lambda problem: _solved(planner, problem)
         return lambda problem: self._plan(planner, (type(planner), options, _digest(problem)), problem)
 
     def _plan(self, planner: Planner, key: tuple[type, str, str], problem: RematProblem) -> PlanResult:
@@ -48,7 +49,7 @@ class KnownPlans:
                 self._plans.move_to_end(key)
                 return known
         # Outside of the lock: other threads plan meanwhile, at worst the same.
-        found = planner.plan(problem)
+        found = _solved(planner, problem)
         # A failure or a time-out may end better next time.
         if found.status in KEPT:
             with self._lock:
@@ -56,6 +57,12 @@ class KnownPlans:
                 while len(self._plans) > self._most:
                     self._plans.popitem(last=False)
         return found
+
+
+def _solved(planner: Planner, problem: RematProblem) -> PlanResult:
+    count("solves")
+    with timed("planning_s"):
+        return planner.plan(problem)
 
 
 def _digest(problem: RematProblem) -> str:

@@ -366,9 +366,11 @@ class _Replan:
 
     def _keep_all(self, peak: int, limit: int | None) -> None:
         for graph in self.graphs:
-            # A part that turned out to be enough is the graph's own budget from now on.
-            part = graph.attempt if graph.has_part else None
-            own = graph.budget_bytes if part is None else part.request.budget_bytes
+            own, part, memory = graph.budget_bytes, graph.attempt if graph.has_part else None, graph.memory
+            if part is not None and memory is not None:
+                # A part that turned out to be enough is the graph's own budget from now on.  Where nothing fitted it,
+                # its peak is: the next process must find that what is stored fits its own budget.
+                own = max(part.request.budget_bytes or 0, memory.peak_bytes)
             graph.keep(own, "", self._as_run(graph, self._figures(peak, limit)))
 
     def _figures(self, peak: int | None, limit: int | None) -> StepFigures:

@@ -30,6 +30,7 @@ class PlanLevel:
         memory: The memory of the plan, by the simulator.
         added_ns: Time that the plan adds to one run of the graph.
         offload_bytes: Most bytes that one run may move off the device.
+        is_present: Whether it is the graph's present compilation.
     """
 
     budget_bytes: int
@@ -37,6 +38,7 @@ class PlanLevel:
     memory: GraphMemory
     added_ns: int
     offload_bytes: int = 0
+    is_present: bool = False
 
 
 def levels_of(
