@@ -84,6 +84,7 @@ def test_one_budget_for_batches_of_all_sizes(made: list[Dispatch]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("compiles_anew")
 @pytest.mark.parametrize("checkpointed", [(0,), (1,), (0, 1, 2)])
 def test_checkpoint_regions_around_convolutions(checkpointed: tuple[int, ...]) -> None:
     model, x, copies = Blocks(checkpointed), torch.randn(4, 3, SIDE, SIDE), Copies()
