@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import logging
 import math
 import os
 import sys
@@ -90,30 +89,6 @@ def quick_collections() -> None:
         Collections.whole_s = time.monotonic()
     gc.collect()
     gc.freeze()
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup() -> None:
-    """See `leave_structured_trace`."""
-    leave_structured_trace()
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_call() -> None:
-    """See `leave_structured_trace`."""
-    leave_structured_trace()
-
-
-def leave_structured_trace() -> None:
-    """Have pytest not listen to torch's structured trace.
-
-    It listens to every logger that does not propagate, and as long as anyone listens to this one, torch writes out all
-    graphs and all code that it makes, which takes as long as making them.
-    """
-    trace = logging.getLogger("torch.__trace")
-    for handler in tuple(trace.handlers):
-        if type(handler).__module__.startswith("_pytest."):
-            trace.removeHandler(handler)
 
 
 @pytest.fixture
