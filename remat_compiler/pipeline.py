@@ -260,7 +260,8 @@ def _in_part(search: BudgetSearch, first: PartitionRequest, part: Allowance) -> 
 
 def _search(compiler: Compiler, options: RematOptions) -> GatheringSearch:
     chooses_layout, session = torch_compat.has_convolutions(compiler.gm), compiler.session
-    return GatheringSearch(compiler.run, options, chooses_layout, session.agreement.gathers, session.program)
+    trains = torch_compat.needs_gradients(compiler.example_inputs)
+    return GatheringSearch(compiler.run, options, chooses_layout, trains, session.agreement.gathers, session.program)
 
 
 def _again(compiler: Compiler, earlier: StoredOutcome, options: RematOptions) -> Attempt | None:

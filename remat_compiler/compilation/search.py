@@ -75,11 +75,13 @@ class BudgetSearch:
         compile_: Compiles it by one request.
         options: The user's options.
         chooses_layout: Whether the inner compiler may give operators another layout than the program does.
+        trains: Whether a backward is to be expected.
     """
 
     compile_: Compile
     options: RematOptions
     chooses_layout: bool
+    trains: bool = True
 
     def run(self, goal: SearchGoal) -> tuple[Attempt, int | None]:
         """The try to keep, and the budget in bytes (`None` for none).
@@ -91,7 +93,9 @@ class BudgetSearch:
         options = replace(self.options, on_infeasible="error") if goal.takes_smallest else self.options
         chooses_layout = self.chooses_layout and options.inner == "inductor"
         minimises = options.memory_budget.kind is BudgetKind.MIN
-        search = _Tries(_Memory(self.compile_), options, chooses_layout, goal.limit_bytes, minimises)
+        search = _Tries(
+            _Memory(self.compile_), options, chooses_layout, goal.limit_bytes, minimises, trains=self.trains
+        )
         try:
             return search.run(goal.request, goal.known), search.limit
         except InfeasibleBudget as error:
@@ -108,7 +112,7 @@ class BudgetSearch:
     def one_try(self, request: PartitionRequest) -> Attempt:
         """One try, for as long as the other graphs of the step are not known; a fraction is one of the emitted peak."""
         known: Attempt | None = None
-        tries = _Tries(self.compile_, self.options, False, None, minimises=False)
+        tries = _Tries(self.compile_, self.options, False, None, minimises=False, trains=self.trains)
         if request.fraction is not None:
             # Its peak is needed later anyway, and the more exact the first plan, the likelier it may stay.
             in_bytes, known = tries.in_bytes(request, request.fraction)
@@ -126,12 +130,21 @@ class _Tries:
         chooses_layout: Whether the inner compiler may give operators another layout than the program does.
         limit: The budget in bytes, if it is known already.
         minimises: Whether the smallest peak is asked for.
+        trains: Whether a backward is to be expected.
     """
 
     def __init__(
-        self, compile_: Compile, options: RematOptions, chooses_layout: bool, limit: int | None, minimises: bool
+        self,
+        compile_: Compile,
+        options: RematOptions,
+        chooses_layout: bool,
+        limit: int | None,
+        minimises: bool,
+        *,
+        trains: bool = True,
     ) -> None:
         self.compile = compile_
+        self.trains = trains
         self.options = options
         self.chooses_layout = chooses_layout
         self.limit = limit
@@ -188,7 +201,10 @@ class _Tries:
         unlimited = request.without_budget
         # A fraction of 1.0 asks for that very step; a plan for its bytes need not be the same.
         whole = fraction == 1.0
-        native = self.compile(unlimited, real=whole)
+        native = self.compile(unlimited, real=whole or not self.trains)
+        if not native.trains and native.real:
+            # Inference, which nothing is planned for.
+            return request, native
         # Without a checked peak the fraction stays, and the partition takes it of the simulated one.
         if not native.trains or native.check.unknown:
             return request, None

@@ -96,7 +96,7 @@ class Votes:
 def search_of(compiler: MadeUpCompiler, votes: Votes, budget: object, **options: object) -> GatheringSearch:
     given = {"memory_budget": budget, "inner": "eager", **options}
     parsed = RematOptions.parse(given, check_planner=str)
-    return GatheringSearch(compiler, parsed, False, votes, "settings")
+    return GatheringSearch(compiler, parsed, False, agreement=votes, program="settings")
 
 
 def goal(budget_bytes: int, **request: Any) -> SearchGoal:

@@ -105,6 +105,13 @@ def test_the_next_process_knows_what_the_step_takes_without_a_budget(seen: Seen)
     assert all(one.request.budget_bytes is not None for one in made)
 
 
+def test_graphs_of_an_evaluation_are_compiled_once(seen: Seen) -> None:
+    model, x = compiled(InTwo()), torch.randn(BATCH, WIDTH)
+    with torch.no_grad():
+        model(x)
+    assert [one.trains for one in seen.taken()] == [False] * 2
+
+
 def test_a_later_decision_compiles_only_what_it_changes(seen: Seen) -> None:
     model, x = compiled(InTwo()), torch.randn(BATCH, WIDTH)
     for _ in range(2):
