@@ -9,14 +9,14 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
 from threading import Lock
 
 from remat_compiler.ir.fingerprint import fingerprint
 from remat_compiler.ir.plan import PlanResult
 from remat_compiler.ir.planner import Planner
 from remat_compiler.ir.problem import RematProblem
-from remat_compiler.plan_cache.cached_planner import KEPT, options_of
-from remat_compiler.stats import count, timed
+from remat_compiler.plan_cache.cached_planner import KEPT, options_of, solved
 
 MOST = 256
 """Plans that are remembered; the one that was not asked for for longest makes room."""
@@ -39,7 +39,7 @@ class KnownPlans:
         options = options_of(planner)
         # Two planners of one class may differ in what cannot be told.
         if options is None:
-            return lambda problem: _solved(planner, problem)
+            return partial(solved, planner)
         return lambda problem: self._plan(planner, (type(planner), options, _digest(problem)), problem)
 
     def _plan(self, planner: Planner, key: tuple[type, str, str], problem: RematProblem) -> PlanResult:
@@ -49,7 +49,7 @@ class KnownPlans:
                 self._plans.move_to_end(key)
                 return known
         # Outside of the lock: other threads plan meanwhile, at worst the same.
-        found = _solved(planner, problem)
+        found = solved(planner, problem)
         # A failure or a time-out may end better next time.
         if found.status in KEPT:
             with self._lock:
@@ -57,12 +57,6 @@ class KnownPlans:
                 while len(self._plans) > self._most:
                     self._plans.popitem(last=False)
         return found
-
-
-def _solved(planner: Planner, problem: RematProblem) -> PlanResult:
-    count("solves")
-    with timed("planning_s"):
-        return planner.plan(problem)
 
 
 def _digest(problem: RematProblem) -> str:
