@@ -9,6 +9,8 @@ from remat_compiler import torch_compat
 from remat_compiler.capture.operators import is_mutable
 from remat_compiler.capture.storages import find_roots
 
+_COPY = torch.ops.aten.copy_.default
+
 
 def changed_inputs(graph: fx.Graph) -> set[fx.Node]:
     """Placeholders whose memory the step, or the wrapper around it, changes in place."""
@@ -28,9 +30,15 @@ def changed_by_backward(graph: fx.Graph) -> set[fx.Node]:
     return _placeholders_written(graph, calls)
 
 
+def given_other_memory(graph: fx.Graph) -> set[fx.Node]:
+    """Placeholders that the step gives other memory, as ``x.data = y`` does, rather than other values."""
+    calls = (n for n in graph.nodes if n.op == "call_function" and n.target is not _COPY)
+    return {argument for node in calls for argument in written_arguments(node) if argument.op == "placeholder"}
+
+
 def _placeholders_written(graph: fx.Graph, calls: list[fx.Node]) -> set[fx.Node]:
     """Placeholders that own memory that one of the calls changes."""
-    written = [argument for node in calls for argument in _written(node)]
+    written = [argument for node in calls for argument in written_arguments(node)]
     # Most graphs change nothing; finding roots walks the whole graph.
     if not written:
         return set()
@@ -39,7 +47,7 @@ def _placeholders_written(graph: fx.Graph, calls: list[fx.Node]) -> set[fx.Node]
     return {n for n in (roots[a] for a in written if a in roots) if n.op == "placeholder"}
 
 
-def _written(node: fx.Node) -> list[fx.Node]:
+def written_arguments(node: fx.Node) -> list[fx.Node]:
     """Arguments that the node changes in place."""
     target = node.target
     if not isinstance(target, torch._ops.OpOverload) or not is_mutable(target):

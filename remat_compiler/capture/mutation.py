@@ -18,14 +18,12 @@ import torch
 from torch import fx
 
 from remat_compiler import torch_compat
-from remat_compiler.capture.changes import changed_by_forward
+from remat_compiler.capture.changes import changed_by_forward, written_arguments
 from remat_compiler.capture.phases import find_phases
 from remat_compiler.capture.source import input_names
 from remat_compiler.capture.storages import find_roots
 from remat_compiler.errors import Unplannable
 from remat_compiler.ir.graph import Phase
-
-_COPY = torch.ops.aten.copy_.default
 
 
 def protect_changed_inputs(joint: fx.GraphModule, num_fwd_outputs: int) -> int:
@@ -107,5 +105,5 @@ def _overlaps_itself(value: torch.Tensor) -> bool:
 
 
 def _is_write_to(node: fx.Node, argument: fx.Node) -> bool:
-    """Whether `node` only writes `argument` (a plain copy into it)."""
-    return node.target is _COPY and node.args[0] is argument and node.args[1] is not argument
+    """Whether `node` changes `argument` itself: by a copy into it, or by other memory or another size for it."""
+    return argument in written_arguments(node)

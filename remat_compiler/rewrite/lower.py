@@ -19,6 +19,7 @@ import torch
 from torch import fx
 
 from remat_compiler import torch_compat
+from remat_compiler.capture.changes import given_other_memory
 from remat_compiler.capture.graph import CapturedGraph
 from remat_compiler.capture.operators import NodeClass, has_tensor, is_pooling, node_class
 from remat_compiler.ir.plan import Plan, Tier
@@ -27,6 +28,7 @@ from remat_compiler.rewrite.emission import Emission, finished
 from remat_compiler.rewrite.replay import ReplayedRandom
 from remat_compiler.rewrite.transfers import EmittedTransfers
 
+_VIEWS = (NodeClass.VIEW, NodeClass.ITEM)
 _NOWHERE: Mapping[Tier, Place] = MappingProxyType({})
 
 
@@ -73,6 +75,7 @@ class _Lowering:
         inputs = [n for n in joint.graph.nodes if n.op in ("placeholder", "get_attr")]
         # Forward: the plan up to the boundary, then the outputs that the caller gets.
         self._emit_inputs(n for n in inputs if not _only_for_backward(n))
+        self._emit_views_of_old_memory()
         fwd_outputs, bwd_outputs = torch_compat.joint_outputs(joint, self.captured.num_fwd_outputs)
         for step in range(self.plan.boundary):
             self._emit_step(step)
@@ -94,6 +97,15 @@ class _Lowering:
         for node in inputs:
             self.current[node] = self._copy(node, {})
             self._emit_ready_symbols(node)
+
+    def _emit_views_of_old_memory(self) -> None:
+        """Emit the views of inputs that are given other memory: after that they would be views of the new memory."""
+        inputs = given_other_memory(self.captured.joint.graph)
+        local: dict[fx.Node, fx.Node] = {}
+        for node in self.captured.joint.graph.nodes if inputs else ():
+            known = all(argument in local or argument in self.current for argument in node.all_input_nodes)
+            if self.captured.roots.get(node) in inputs and node_class(node) in _VIEWS and known:
+                local[node] = self._emit_inlined(node, local)
 
     def _emit_step(self, step: int) -> None:
         """Emit one step, and the transfers around it."""
