@@ -13,6 +13,8 @@ import torch
 import torch._dynamo.convert_frame
 from torch._subclasses.fake_tensor import FakeTensor
 
+from remat_compiler.torch_compat.modes import without_function_modes
+
 STATIC_INPUT = "_dynamo_static_input_type"
 """Dynamo's mark of parameters and buffers."""
 
@@ -91,13 +93,14 @@ def keep_first_call_on_fakes() -> None:
 
 @contextmanager
 def compiling() -> Iterator[None]:
-    """Let one thread compile, as Dynamo does: with its lock, and with the flag that a compilation is under way.
+    """Let one thread compile, as Dynamo does: with its lock, with the flag that a compilation is under way, and without
+    the modes of the program that see functions of torch.
 
     FX keeps one flag for all threads that it traces.  Without Dynamo's flag, a thread that calls its own compiled
     function meanwhile gets the error that FX traces that function.
     """
     session = getattr(torch.compiler, "_compile_session_context", nullcontext)  # since torch 2.13
-    with compile_lock(), session():
+    with compile_lock(), session(), without_function_modes():
         yield
 
 
