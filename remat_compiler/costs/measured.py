@@ -1,9 +1,9 @@
 """Operator times measured on the device: each distinct call once, then remembered.
 
-Only operators that are safe to execute once more, alone, are timed: no side effects, no communication, no
-change in place, nothing unknown.  Inputs are made up (see `TensorSpec.make`) and warm in the caches.  Fused loops
-are not executed operator by operator under Inductor, so their times stay with the roofline, like those of every
-operator that cannot be timed; the provenance says which.
+Only operators that are safe to execute once more, alone, on any values are timed: no side effects, no communication,
+no change in place, none that reads indices, nothing unknown.  Inputs are made up (see `TensorSpec.make`) and warm in
+the caches.  Fused loops are not executed operator by operator under Inductor, so their times stay with the roofline,
+like those of every operator that cannot be timed; the provenance says which.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from remat_compiler import torch_compat
+from remat_compiler.costs.any_values import is_measurable
 from remat_compiler.costs.clock import DEVICE_TYPES, best_ns
 from remat_compiler.costs.op_call import OpCall
 from remat_compiler.costs.roofline import Roofline
@@ -68,7 +69,7 @@ def _call(captured: CapturedOps, op_id: int) -> OpCall | None:
         # Inductor's own operators stand for code that it generates; called directly they are many times slower.
         return None
     call = OpCall.any(func, args, kwargs)
-    return call if call is not None and call.repeatable and call.device_type in DEVICE_TYPES else None
+    return call if call is not None and is_measurable(call) and call.device_type in DEVICE_TYPES else None
 
 
 def _resolve(calls: Mapping[int, OpCall], estimates: list[int], directory: Path | None) -> Mapping[str, int]:

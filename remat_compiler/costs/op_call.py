@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import torch
@@ -30,10 +30,6 @@ _NO_WORKSPACE = frozenset(
 )  # fmt: skip
 _OF_SEVERAL_STEPS = frozenset({"deg2rad", "ldexp", "mvlgamma", "rad2deg"})
 """Pointwise operators that compute values in between, which take memory."""
-_TAKE_PIVOTS = frozenset({"linalg_ldl_solve", "linalg_lu_solve", "lu_unpack"})
-"""Operators whose integers are numbers of rows, from 1."""
-_READ_CHOSEN = frozenset({"masked_scatter"})
-"""Operators that need an element for each one that a mask chooses, which a GPU asserts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +55,11 @@ class TensorSpec:
         """Bytes of its elements."""
         return math.prod(self.shape) * self.dtype.itemsize
 
-    def make(self, integer: int = 0, chosen: bool = True) -> torch.Tensor:
-        """A real tensor like this one; its values are valid indices, probabilities and denominators alike.
+    def make(self) -> torch.Tensor:
+        """A real tensor like this one.
 
-        Floats are 0.5, which is no denormal, and valid for logs and roots.
-
-        Args:
-            integer: The integers; 0 is a valid index.
-            chosen: Whether masks choose everything, which takes most, or nothing.
+        Floats are 0.5, which is no denormal, and valid for logs, roots and denominators; integers are 0; masks choose
+        everything, which takes most.
         """
         # The smallest memory in which every index lies, for strides that overlap or leave gaps, too.
         extent = 1 + sum((n - 1) * s for n, s in zip(self.shape, self.stride)) if 0 not in self.shape else 0
@@ -75,9 +68,7 @@ class TensorSpec:
         if self.dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
             flat.fill_(0.5)
         elif self.dtype is torch.bool:
-            flat.fill_(chosen)
-        elif integer and self.dtype in (torch.int32, torch.int64):
-            flat.fill_(integer)
+            flat.fill_(True)
         made = flat.as_strided(self.shape, self.stride)
         return made.conj() if self.lazily == "conj" else torch._neg_view(made) if self.lazily == "neg" else made
 
@@ -156,13 +147,6 @@ class OpCall:
         return self.argument_bytes if self.func in torch_compat.SCATTERS else None
 
     @property
-    def repeatable(self) -> bool:
-        """Whether the call can be repeated on real tensors; one rank alone cannot repeat a collective."""
-        if isinstance(self.func, OpOverload):
-            return self.func.namespace not in COLLECTIVE_NAMESPACES
-        return str(self.func) in RANDOM_STATE_OPS
-
-    @property
     def device_type(self) -> str:
         """Device type of its first tensor or device that is no CPU; ``cpu`` without one."""
         given = (self.args, self.kwargs)
@@ -178,27 +162,22 @@ class OpCall:
 
     def real_arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Fresh real arguments to repeat the call with."""
-        name = _name(self.func)
-        make = partial(TensorSpec.make, integer=int(name in _TAKE_PIVOTS), chosen=name not in _READ_CHOSEN)
-        args, kwargs = _thaw(self.args, make), _thaw(self.kwargs, make)
-        if name == "run_with_rng_state":
+        args, kwargs = _thaw(self.args), _thaw(self.kwargs)
+        if _name(self.func) == "run_with_rng_state":
             # Any other bytes are refused.
             state = torch.cuda.get_rng_state() if self.device_type == "cuda" else torch.get_rng_state()
             args = (state, *args[1:])
-        if name == "masked_scatter_backward":
-            _choose(args[1], math.prod(args[2]), args[0].numel())
         return args, kwargs
-
-
-def _choose(mask: torch.Tensor, count: int, elements: int) -> None:
-    """Let `mask`, which chooses all of so many elements once it is expanded, choose `count` of them."""
-    stored = mask.as_strided((mask.untyped_storage().nbytes(),), (1,))
-    stored[count * len(stored) // max(elements, 1) :] = False
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     """Tensors within nested lists, tuples and mappings."""
     return _leaves(value, torch.Tensor)
+
+
+def tensor_specs(value: Any) -> Iterator[TensorSpec]:
+    """The specifications of tensors within nested lists, tuples and mappings."""
+    return _leaves(value, TensorSpec)
 
 
 def _leaves(value: Any, kind: type) -> Iterator[Any]:
@@ -280,13 +259,13 @@ def _same(size: Any) -> Any:
     return size
 
 
-def _thaw(value: Any, make: Callable[[TensorSpec], torch.Tensor]) -> Any:
+def _thaw(value: Any) -> Any:
     if isinstance(value, TensorSpec):
-        return make(value)
+        return value.make()
     if isinstance(value, (list, tuple)):
-        return _rebuilt(value, [_thaw(item, make) for item in value])
+        return _rebuilt(value, [_thaw(item) for item in value])
     if isinstance(value, dict):
-        return {name: _thaw(item, make) for name, item in value.items()}
+        return {name: _thaw(item) for name, item in value.items()}
     return value
 
 

@@ -3,6 +3,9 @@
 A convolution packs its weights, a sort keeps indices, a pointwise operator on mixed types converts its
 inputs. No formula gives these bytes, they depend on shapes, strides, library, thread count and processor; so
 the operator runs once on real tensors of the same shapes while the allocator's events are recorded.
+
+Only operators that are safe on any values run so (`any_values`).  For those that read indices or seeds there are closed
+forms; what others take inside is not known, and told of once.
 """
 
 from __future__ import annotations
@@ -16,7 +19,9 @@ from typing import Any
 import torch
 
 from remat_compiler import torch_compat
+from remat_compiler.costs.any_values import is_measurable
 from remat_compiler.costs.cuda_workspace import modelled_bytes
+from remat_compiler.costs.index_workspace import formed_cpu_bytes
 from remat_compiler.costs.op_call import OpCall
 from remat_compiler.costs.store import FigureStore
 
@@ -55,25 +60,38 @@ class WorkspaceTable:
         """
         known = self.known
         wanted = {call.key: call for call in calls}
+        unknown = {key: call for key, call in wanted.items() if key not in known}
         # Equal calls were merged by key, so each is measured once.
-        missing = [call for key, call in wanted.items() if key not in known and call.repeatable]
-        copies = {key: call.copied_bytes for key, call in wanted.items() if key not in known}
+        measured = {key: call for key, call in unknown.items() if is_measurable(call)}
+        formed = {key: formed_bytes(call) for key, call in unknown.items() if key not in measured}
         # Measuring starts a profiler of its own, and torch allows one at a time.
-        if missing and torch_compat.profiler_is_running():
+        if measured and torch_compat.profiler_is_running():
             self._warn_of_profiler()
-            missing = []
-        fresh = {key: size for key, size in copies.items() if size is not None}
-        for call in missing:
+            measured = {}
+        fresh = {key: size for key, size in formed.items() if size is not None}
+        self._tell_unknown(wanted[key] for key, size in formed.items() if size is None)
+        for call in measured.values():
             # Tried again each time, since memory may have been short; told of once.
-            measured = measure_workspace(call, logging.DEBUG if call.key in self._told else logging.WARNING)
-            if measured is None:
+            size = measure_workspace(call, logging.DEBUG if call.key in self._told else logging.WARNING)
+            if size is None:
                 self._told.add(call.key)
             else:
-                fresh[call.key] = measured
+                fresh[call.key] = size
         if fresh:
             (self._store.add if keep else self._store.note)(fresh)
         # `known` is a live view of the store, and has the fresh figures, too.
         return {key: known[key] for key in wanted if key in known}
+
+    def _tell_unknown(self, calls: Iterable[OpCall]) -> None:
+        """Tell once of each operator that it may take memory inside which no budget counts."""
+        names = {str(call.func) for call in calls} - self._told
+        self._told |= names
+        for name in sorted(names):
+            log.warning(
+                "the memory that %s takes inside, beside its results, is not known, and counts as none: it is not run "
+                "while compiling, and a step with it may take so much more than predicted",
+                name,
+            )
 
     def _warn_of_profiler(self) -> None:
         if not self._warned:
@@ -99,8 +117,17 @@ class WorkspaceTable:
         return 0 if call is None else self.resolve([call]).get(call.key, 0)
 
 
+def formed_bytes(call: OpCall) -> int | None:
+    """Workspace of a call that is not to be measured, by a closed form; `None` if no form is known."""
+    if call.copied_bytes is not None:
+        return call.copied_bytes
+    return modelled_bytes(call) if call.device_type == "cuda" else formed_cpu_bytes(call)
+
+
 def measure_workspace(call: OpCall, level: int = logging.WARNING) -> int | None:
     """Run `call` on fresh real tensors: the peak of its allocations less what its results keep, in bytes.
+
+    The call must be safe on any values, see `is_measurable`.
 
     Args:
         call: The call.

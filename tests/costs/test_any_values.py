@@ -1,0 +1,149 @@
+"""Only operators that are safe on any values run while compiling; what others take inside comes from closed forms."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+from dry_run.steps import peak_of
+from remat_compiler.costs.any_values import is_measurable
+from remat_compiler.costs.index_workspace import formed_cpu_bytes
+from remat_compiler.costs.op_call import OpCall
+from remat_compiler.costs.workspace import WorkspaceTable
+
+aten = torch.ops.aten
+RUNS: list[str] = []
+
+
+def _is_run(name: str) -> Any:
+    """An operator of another library that notes its runs on real tensors."""
+
+    @torch.library.custom_op(f"any_values::{name}", mutates_args=())
+    def operator(x: Tensor, index: Tensor) -> Tensor:
+        RUNS.append(name)
+        return x[index.clamp(0, len(x) - 1)].sin()
+
+    operator.register_fake(lambda x, index: x.new_empty(len(index), *x.shape[1:]))
+    operator.register_autograd(lambda ctx, g: (None, None))
+    return operator
+
+
+PURE = _is_run("pure")
+
+
+def call_of(func: Any, *args: Any, **kwargs: Any) -> OpCall:
+    call = OpCall.any(func, args, kwargs)
+    assert call is not None
+    return call
+
+
+@pytest.mark.parametrize("cost_model", ["nominal", "measured"])
+def test_operators_of_other_libraries_run_only_as_the_program_runs_them(
+    cost_model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("REMAT_CACHE_DIR", str(tmp_path))
+    torch._dynamo.reset()
+    RUNS.clear()
+    weight = torch.randn(8, 8, requires_grad=True)
+
+    def step(x: Tensor, index: Tensor) -> Tensor:
+        return (torch.tanh(x @ weight).sin() + torch.ops.any_values.pure(x, index)).cos().sum()
+
+    options = {"memory_budget": 1.0, "inner": "eager", "cost_model": cost_model}
+    compiled = torch.compile(step, backend="remat", options=options)
+    for number in range(1, 3):
+        compiled(torch.randn(8, 8), torch.arange(8)).backward()
+        assert len(RUNS) == number
+    assert caplog.text.count("any_values.pure.default takes inside, beside its results, is not known") == 1
+
+
+@pytest.mark.parametrize(
+    ("func", "arguments"),
+    [
+        (aten.embedding.default, (torch.empty(4, 4), torch.zeros(3, dtype=torch.int64))),
+        (aten.index.Tensor, (torch.empty(4, 4), [torch.zeros(3, dtype=torch.int64)])),
+        (aten._efficient_attention_backward.default, ()),
+        (aten.max_pool2d_with_indices_backward.default, ()),
+        (aten.segment_reduce.default, ()),
+        (torch.ops.any_values.pure.default, ()),
+        (torch.ops._c10d_functional.all_reduce.default, (torch.empty(4), "sum", "0")),
+    ],
+)
+def test_what_reads_values_or_has_effects_is_not_measured(func: Any, arguments: tuple[Any, ...]) -> None:
+    assert not is_measurable(call_of(func, *arguments))
+
+
+def test_an_operator_with_a_random_state_is_as_safe_as_itself() -> None:
+    run = torch.ops.higher_order.run_and_save_rng_state
+    assert is_measurable(call_of(run, aten.bernoulli.default, torch.empty(4)))
+    assert not is_measurable(call_of(run, torch.ops.any_values.pure.default, torch.empty(4), torch.zeros(2).long()))
+
+
+def test_an_unknown_operator_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    table = WorkspaceTable()
+    calls = [call_of(torch.ops.any_values.pure.default, torch.empty(n, 4), torch.zeros(2).long()) for n in (4, 8)]
+    with caplog.at_level(logging.WARNING):
+        assert table.resolve(calls) == {}
+        assert table.resolve(calls) == {}
+    assert len(caplog.records) == 1
+
+
+def _rows(count: int, dtype: torch.dtype = torch.int64) -> Tensor:
+    return torch.randint(0, 6, (count,)).to(dtype)
+
+
+def _layouts() -> list[Callable[[Tensor], Tensor]]:
+    return [lambda x: x, lambda x: x.t().contiguous().t() if x.dim() == 2 else x, lambda x: x[:1].expand_as(x)]
+
+
+READERS: list[tuple[OpOverload, Callable[[Callable[[Tensor], Tensor]], tuple[Any, ...]]]] = [
+    (aten.embedding.default, lambda lay: (torch.randn(6, 5), lay(torch.randint(0, 6, (4, 3))))),
+    (aten.embedding_dense_backward.default, lambda lay: (lay(torch.randn(4, 5)), _rows(4), 6, -1, False)),
+    (aten.gather.default, lambda lay: (lay(torch.randn(6, 5)), 0, torch.randint(0, 6, (2, 5)))),
+    (aten.gather.default, lambda lay: (lay(torch.randn(6, 5)), 0, torch.randint(0, 6, (2, 5)).int())),
+    (aten.index.Tensor, lambda lay: (lay(torch.randn(6, 5)), [_rows(3)])),
+    (aten.index.Tensor, lambda lay: (lay(torch.randn(6, 5)), [_rows(3, torch.int32)])),
+    (aten.index_put.default, lambda lay: (torch.randn(6, 5), [_rows(3)], lay(torch.randn(3, 5)), True)),
+    (aten.index_put.default, lambda lay: (lay(torch.randn(6, 5)), [torch.ones(6, 5).bool()], torch.randn(30))),
+    (aten.index_select.default, lambda lay: (lay(torch.randn(6, 5)), 0, _rows(3))),
+    (aten.index_select.default, lambda lay: (lay(torch.randn(6, 5)), -1, _rows(3) % 5)),
+    (aten.index_add.default, lambda lay: (torch.randn(6, 5), 0, _rows(3), lay(torch.randn(3, 5)))),
+    (aten.scatter_add.default, lambda lay: (torch.randn(6, 5), 0, torch.randint(0, 6, (3, 5)), lay(torch.randn(3, 5)))),
+    (aten.nll_loss_forward.default, lambda lay: (lay(torch.randn(4, 6)), _rows(4), None, 1, -100)),
+    (aten.nll_loss_forward.default, lambda lay: (lay(torch.randn(4, 6)), _rows(4), None, 0, -100)),
+    (aten.lu_unpack.default, lambda lay: torch.linalg.lu_factor(torch.randn(6, 6))),
+    (aten.linalg_lu_solve.default, lambda lay: (*torch.linalg.lu_factor(torch.randn(6, 6)), lay(torch.randn(6, 5)))),
+]
+
+
+@pytest.mark.parametrize("layout", range(3))
+@pytest.mark.parametrize("case", range(len(READERS)))
+def test_closed_forms_are_what_the_allocator_sees(case: int, layout: int) -> None:
+    func, made = READERS[case]
+    arguments = made(_layouts()[layout])
+    results: list[Any] = []
+    peak = peak_of(lambda: results.append(func(*arguments)))
+    kept = sum(one.untyped_storage().nbytes() for one in (results[0] if isinstance(results[0], tuple) else results))
+    assert formed_cpu_bytes(call_of(func, *arguments)) == peak - kept
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("kind", ["same", "plain", "expanded"])
+def test_pooling_copies_a_gradient_of_another_layout(kind: str, channels_last: bool) -> None:
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+    x = torch.randn(2, 3, 8, 8).to(memory_format=layout)
+    pooled, indices = aten.max_pool2d_with_indices.default(x, [2, 2])
+    expanded = torch.ones(()).expand_as(pooled)
+    gradient = {"same": torch.randn_like(pooled), "plain": torch.randn(2, 3, 4, 4), "expanded": expanded}[kind]
+    arguments = (gradient, x, [2, 2], [2, 2], [0, 0], [1, 1], False, indices)
+    results: list[Tensor] = []
+    peak = peak_of(lambda: results.append(aten.max_pool2d_with_indices_backward.default(*arguments)))
+    expected = peak - results[0].untyped_storage().nbytes()
+    assert formed_cpu_bytes(call_of(aten.max_pool2d_with_indices_backward.default, *arguments)) == expected
