@@ -22,6 +22,7 @@ from remat_compiler.capture.changes import changed_by_forward, written_arguments
 from remat_compiler.capture.phases import find_phases
 from remat_compiler.capture.source import input_names
 from remat_compiler.capture.storages import find_roots
+from remat_compiler.capture.view_scatters import read_by_place
 from remat_compiler.errors import Unplannable
 from remat_compiler.ir.graph import Phase
 
@@ -30,7 +31,8 @@ def protect_changed_inputs(joint: fx.GraphModule, num_fwd_outputs: int) -> int:
     """Give the backward a copy of each input that it reads and the forward changes; returns the number of copies.
 
     Raises:
-        Unplannable: Such an input overlaps itself, as sliding windows do; a copy would not.
+        Unplannable: Such an input overlaps itself, as sliding windows do; a copy would not.  Or it is a part of its
+            memory, and read by places in that (`as_strided`), which a copy has not.
     """
     graph = joint.graph
     changed = changed_by_forward(graph)
@@ -39,11 +41,14 @@ def protect_changed_inputs(joint: fx.GraphModule, num_fwd_outputs: int) -> int:
     fwd_outputs, _ = torch_compat.joint_outputs(joint, num_fwd_outputs)
     # Sorted, so that the copies stand in the same order in every process.
     needed = sorted(_needed_by_backward(graph, find_phases(graph, fwd_outputs), changed), key=lambda n: n.name)
+    by_place = read_by_place(graph)
     # All are checked before the first copy is inserted: a refused graph stays as it was.
     for placeholder in needed:
+        name = input_names(joint)[placeholder.name] or placeholder.name
         if _overlaps_itself(placeholder.meta["val"]):
-            name = input_names(joint)[placeholder.name] or placeholder.name
             raise Unplannable(f"the input {name}, which overlaps itself, is changed in place")
+        if placeholder in by_place and not torch_compat.is_whole_storage(placeholder.meta["val"]):
+            raise Unplannable(f"the input {name}, which as_strided reads by places in its memory, is changed in place")
     for placeholder in needed:
         _insert_copy(graph, placeholder)
     return len(needed)

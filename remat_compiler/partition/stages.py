@@ -17,6 +17,7 @@ from remat_compiler.capture.in_place import bytes_overwritten, bytes_taken_over
 from remat_compiler.capture.mutation import protect_changed_inputs
 from remat_compiler.capture.pair import capture_pair
 from remat_compiler.capture.storages import storage_bytes
+from remat_compiler.capture.view_scatters import mark_view_scatters
 from remat_compiler.costs.table import cost_table
 from remat_compiler.distributed.agreement import Point
 from remat_compiler.errors import PlanRejected, RanksDiffer
@@ -89,6 +90,9 @@ class JointStages:
             # And so are those that Inductor makes, which chooses a layout only where it may.
             if self.fused and self.request.free_layout:
                 self.copies = copy_inputs_of_convolutions(self.joint, self.num_fwd_outputs)
+            # Inductor writes no more than the result.
+            if not self.fused:
+                mark_view_scatters(self.joint)
         return joint_nodes
 
     def capture_joint(self) -> CapturedGraph:

@@ -179,3 +179,9 @@ from remat_compiler.torch_compat.tensors import (
     wrapped_again,
     wrapped_tensors,
 )
+from remat_compiler.torch_compat.view_scatters import (
+    is_storage_scatter,
+    reads_places,
+    scatter_into_copy,
+    value_of_scatter,
+)

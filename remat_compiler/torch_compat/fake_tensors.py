@@ -39,7 +39,7 @@ def corrected_fake_result(func: Any, args: tuple[Any, ...], result: Any) -> Any:
 
     The wait for a collective returns its argument; the shape function allocates.  Losses that are summed or averaged
     shrink a tensor of all their terms, which leaves its storage as large as it was.  On a CPU torch's shape functions
-    differ from its operators in three more cases:
+    differ from its operators in some more cases:
 
     - Batch norm of half-precision inputs with float32 parameters keeps its statistics in float32
       (``at::native::is_mixed_type``); the shape function gives them the type of the input.
@@ -47,12 +47,16 @@ def corrected_fake_result(func: Any, args: tuple[Any, ...], result: Any) -> Any:
       strides of the input.
     - Unfolding and folding allocate a result like their input and shrink it, which leaves its storage as large as it
       was.
+    - Scatters into a view copy the storage of their argument, and return the view of it that the argument is; the shape
+      function copies the argument.
     """
     if func in WAITS:
         return args[0]
     if _shrinks_its_result(func):
         return _shrunken(func, args, result)
     name = func._schema.name if getattr(func, "_schema", None) else ""
+    if name in STORAGE_SCATTERS:
+        return _in_copied_storage(args[0], result)
     if not name.startswith(_BATCH_NORMS):
         return result
     # Tensors first: input, weight, bias and running statistics; a backward has the gradient before the input.
@@ -98,9 +102,30 @@ def _shrunken(func: Any, args: tuple[Any, ...], result: torch.Tensor) -> torch.T
     return result.new_empty(elements).as_strided(result.shape, result.stride())
 
 
+def _in_copied_storage(whole: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
+    """A tensor like `result`, in a copy of the storage of `whole` at the place of that."""
+    # Its elements, each as often as it is read, are copied.
+    if is_expanded(whole):
+        return result
+    elements = whole.untyped_storage().nbytes() // whole.element_size()
+    return result.new_empty((elements,)).as_strided(whole.shape, whole.stride(), whole.storage_offset())
+
+
+def is_expanded(value: torch.Tensor) -> bool:
+    """Whether several indices of a dimension read one element, which no write into a view may change for one index."""
+    # A stride is 0 by its making; it is never a size.
+    fixed = (isinstance(stride, int) and stride == 0 for stride in value.stride())
+    return any(zero and size_hint(size) > 1 for zero, size in zip(fixed, value.shape))
+
+
 _RESIZED = ("aten::col2im", "aten::im2col")
 
 _REDUCED_LOSSES = ("aten::binary_cross_entropy", "aten::mse_loss", "aten::smooth_l1_loss", "aten::soft_margin_loss")
+
+STORAGE_SCATTERS = frozenset(
+    {"aten::select_scatter", "aten::slice_scatter", "aten::diagonal_scatter", "aten::as_strided_scatter"}
+)
+"""Scatters into a view that copy the storage of their first argument."""
 
 _SHRINKING = frozenset({*_RESIZED, *_REDUCED_LOSSES})
 

@@ -12,6 +12,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
 
 from remat_compiler.torch_compat.forward_arguments import stop_at_forward
+from remat_compiler.torch_compat.view_scatters import scattered, scatters_into_copy
 
 
 def compile_with_interpreter(
@@ -77,6 +78,7 @@ class StepInterpreter(fx.Interpreter):
     """An interpreter for steps: it takes no part in tracing, and copies if a traced view cannot be made.
 
     Some operators give results another layout than torch traced, batch norm of a transposed input for example.
+    Scatters that are marked for it copy no memory around their argument (`view_scatters`).
     """
 
     def run_node(self, n: fx.Node) -> Any:
@@ -86,6 +88,8 @@ class StepInterpreter(fx.Interpreter):
         another thread that traces at the same time would attach it to its own nodes.
         """
         args, kwargs = self.fetch_args_kwargs_from_env(n)
+        if scatters_into_copy(n):
+            return scattered(n.target, *args, **kwargs)
         return getattr(self, n.op)(n.target, args, kwargs)
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:

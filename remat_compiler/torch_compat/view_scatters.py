@@ -1,0 +1,77 @@
+"""Scatters into a view, ``select_scatter`` and its siblings, without the copy of memory around their argument.
+
+    y = select_scatter(x[:48], v, 0, 0)      torch copies all memory that x lies in, of which the result is a view
+
+What is functional of a write into a view becomes such a scatter.  torch's operators copy the whole storage of their
+argument (``clone_preserve_strides``), so that `as_strided` finds all of it at the same places; here the result holds
+the argument's elements alone, in their strides.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+from torch._ops import OpOverload
+
+from remat_compiler.torch_compat.fake_tensors import (
+    STORAGE_SCATTERS,
+    corrected_fake_result,
+    fake_call,
+    is_expanded,
+    new_fake,
+)
+
+_aten = torch.ops.aten
+_VIEWS: dict[Any, OpOverload] = {
+    _aten.select_scatter.default: _aten.select.int,
+    _aten.slice_scatter.default: _aten.slice.Tensor,
+    _aten.diagonal_scatter.default: _aten.diagonal.default,
+}
+"""The view that is written, by the scatter, whose arguments after the first two are those of the view.
+
+`as_strided_scatter` may write beside its argument, so it needs the storage."""
+_BY_PLACE = (_aten.as_strided.default, _aten.as_strided_copy.default, _aten.as_strided_scatter.default)
+_MARK = "remat_scatters_into_copy"
+
+
+def is_storage_scatter(node: fx.Node) -> bool:
+    """Whether the operator copies the storage of its first argument rather than the argument."""
+    return isinstance(node.target, OpOverload) and node.target._schema.name in STORAGE_SCATTERS
+
+
+def reads_places(node: fx.Node) -> bool:
+    """Whether the operator finds elements by their places in the storage of its first argument."""
+    return node.target in _BY_PLACE
+
+
+def scatter_into_copy(node: fx.Node) -> None:
+    """Have interpreters copy nothing but the first argument of a scatter, if that is all that it may write to."""
+    if node.target in _VIEWS:
+        node.meta[_MARK] = True
+
+
+def scatters_into_copy(node: fx.Node) -> bool:
+    """Whether interpreters copy nothing but the first argument of a scatter."""
+    return _MARK in node.meta
+
+
+def value_of_scatter(node: fx.Node) -> torch.Tensor:
+    """The fake result of a scatter, in the layout and the storage that it has when the graph is interpreted."""
+    func, args, _, traced = fake_call(node)
+    whole: torch.Tensor = args[0]
+    if not scatters_into_copy(node):
+        with traced.fake_mode:
+            corrected: torch.Tensor = corrected_fake_result(func, args, traced)
+        return corrected
+    if is_expanded(whole):
+        return traced
+    return new_fake(traced.fake_mode, whole.shape, whole.stride(), traced.dtype, traced.device)
+
+
+def scattered(target: Any, whole: torch.Tensor, part: torch.Tensor, *place: Any, **named: Any) -> torch.Tensor:
+    """The result of a scatter: a copy of `whole`, in its strides, into a view of which `part` is written."""
+    copy = whole.clone() if is_expanded(whole) else whole.new_empty_strided(whole.shape, whole.stride()).copy_(whole)
+    _VIEWS[target](copy, *place, **named).copy_(part)
+    return copy
