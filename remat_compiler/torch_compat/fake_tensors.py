@@ -123,7 +123,7 @@ _RESIZED = ("aten::col2im", "aten::im2col")
 _REDUCED_LOSSES = ("aten::binary_cross_entropy", "aten::mse_loss", "aten::smooth_l1_loss", "aten::soft_margin_loss")
 
 STORAGE_SCATTERS = frozenset(
-    {"aten::select_scatter", "aten::slice_scatter", "aten::diagonal_scatter", "aten::as_strided_scatter"}
+    {"aten::select_scatter", "aten::slice_scatter", "aten::diagonal_scatter", "aten::as_strided_scatter", "aten::copy"}
 )
 """Scatters into a view that copy the storage of their first argument."""
 

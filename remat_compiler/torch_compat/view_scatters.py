@@ -1,10 +1,11 @@
 """Scatters into a view, ``select_scatter`` and its siblings, without the copy of memory around their argument.
 
     y = select_scatter(x[:48], v, 0, 0)      torch copies all memory that x lies in, of which the result is a view
+    y = copy(x[:48], v)                      this, too, though nothing of x is left in the result
 
-What is functional of a write into a view becomes such a scatter.  torch's operators copy the whole storage of their
-argument (``clone_preserve_strides``), so that `as_strided` finds all of it at the same places; here the result holds
-the argument's elements alone, in their strides.
+A write into a view is such a scatter in graphs without changes in place.  These operators copy the whole storage of
+their argument (``clone_preserve_strides``), so that `as_strided` finds all of it at the same places; here the result
+holds the elements of the argument alone, in its strides.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ _VIEWS: dict[Any, OpOverload] = {
 """The view that is written, by the scatter, whose arguments after the first two are those of the view.
 
 `as_strided_scatter` may write beside its argument, so it needs the storage."""
+_COPY = _aten.copy.default
 _BY_PLACE = (_aten.as_strided.default, _aten.as_strided_copy.default, _aten.as_strided_scatter.default)
 _MARK = "remat_scatters_into_copy"
 
@@ -48,7 +50,7 @@ def reads_places(node: fx.Node) -> bool:
 
 def scatter_into_copy(node: fx.Node) -> None:
     """Have interpreters copy nothing but the first argument of a scatter, if that is all that it may write to."""
-    if node.target in _VIEWS:
+    if node.target in _VIEWS or node.target is _COPY:
         node.meta[_MARK] = True
 
 
@@ -72,6 +74,8 @@ def value_of_scatter(node: fx.Node) -> torch.Tensor:
 
 def scattered(target: Any, whole: torch.Tensor, part: torch.Tensor, *place: Any, **named: Any) -> torch.Tensor:
     """The result of a scatter: a copy of `whole`, in its strides, into a view of which `part` is written."""
-    copy = whole.clone() if is_expanded(whole) else whole.new_empty_strided(whole.shape, whole.stride()).copy_(whole)
-    _VIEWS[target](copy, *place, **named).copy_(part)
+    copy = torch.empty_like(whole) if is_expanded(whole) else whole.new_empty_strided(whole.shape, whole.stride())
+    if target is _COPY:
+        return copy.copy_(part, *place, **named)
+    _VIEWS[target](copy.copy_(whole), *place, **named).copy_(part)
     return copy

@@ -26,8 +26,18 @@ def narrow(part: Tensor, w: Tensor) -> Tensor:
 
 
 def diagonal(part: Tensor, w: Tensor) -> Tensor:
-    part.diagonal().mul_(part.diagonal().cos())
+    part.diagonal().copy_(part.diagonal().cos())
     return (part.detach().exp() * w.sin()).sum()
+
+
+def copied(part: Tensor, w: Tensor) -> Tensor:
+    part[:, 3:9].copy_(part[:, 13:19].cos())
+    return (part.detach().exp() * w.sin()).sum()
+
+
+def spectrum(part: Tensor, w: Tensor) -> Tensor:
+    # The half of the gradient that the transform left out is written with `copy`.
+    return torch.fft.rfft(part * w).abs().square().sum()
 
 
 def through_a_view(part: Tensor, w: Tensor) -> Tensor:
@@ -68,7 +78,7 @@ def of_a_scatter(part: Tensor, w: Tensor) -> Tensor:
 
 
 PROGRAMS: list[Callable[[Tensor, Tensor], Tensor]] = [
-    select, narrow, diagonal, through_a_view, by_place, written_by_place,
+    select, narrow, diagonal, copied, spectrum, through_a_view, by_place, written_by_place,
     of_an_activation, of_a_transposed_part, of_an_expanded_one, of_a_scatter,
 ]  # fmt: skip
 
