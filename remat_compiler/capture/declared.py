@@ -1,7 +1,8 @@
-"""Operators that users declare free of side effects, so that they may be executed again.
+"""Operators of other libraries that are free of side effects, so that they may be executed again.
 
 An operator that remat does not know is never recomputed: it may count, log, or change memory that its schema does not
-name.  Its author knows better.
+name.  Its author knows better, and declares it.  Of a few in wide use the sources were read: all that they do is to
+write results, in memory of their own and in one order, that their arguments alone decide.
 """
 
 from __future__ import annotations
@@ -12,7 +13,17 @@ from remat_compiler.errors import OptionError
 
 T = TypeVar("T")
 
-_declared: set[str] = set()
+WITHOUT_DROPOUT = frozenset({"flash_attn::_flash_attn_forward", "flash_attn::_flash_attn_varlen_forward"})
+"""Operators with an argument ``dropout_p`` that draw random numbers of a generator unless it is 0."""
+
+_declared: set[str] = {
+    # Products of the rows of each expert, by `torch.mm` into zeros.
+    "transformers::grouped_mm_fallback",
+    "transformers::grouped_mm_fallback_backward",
+    # Each element is interpolated by itself.  Its backward adds up in no fixed order on a GPU.
+    "torchvision::roi_align",
+    *WITHOUT_DROPOUT,
+}
 
 
 def allow_recompute(op: T) -> T:
@@ -36,7 +47,9 @@ def allow_recompute(op: T) -> T:
 
 
 def forbid_recompute(op: object) -> None:
-    """Revoke `allow_recompute` for graphs compiled afterwards; has no effect on an operator that was not declared.
+    """Revoke `allow_recompute` for graphs compiled afterwards, or what is known of an operator without it.
+
+    Has no effect on an operator that would not be executed again anyway.
 
     Raises:
         OptionError: There is no such operator.

@@ -16,7 +16,7 @@ import torch
 from torch import fx
 
 from remat_compiler import torch_compat
-from remat_compiler.capture.declared import is_declared
+from remat_compiler.capture.declared import WITHOUT_DROPOUT, is_declared
 from remat_compiler.costs.op_call import COLLECTIVE_NAMESPACES
 from remat_compiler.ir.graph import SavePolicy, Trait
 
@@ -232,9 +232,15 @@ def traits_of(node: fx.Node) -> frozenset[Trait]:
         if _gathers_input(node):
             traits.add(Trait.GATHER)
     # Operators of other libraries may do what their schema does not say.
-    elif target.namespace not in _KNOWN_NAMESPACES and not is_declared(torch_compat.overload_name(target)):
+    elif target.namespace not in _KNOWN_NAMESPACES and not _is_known(node, torch_compat.overload_name(target)):
         traits.add(Trait.UNKNOWN)
     return frozenset(traits)
+
+
+def _is_known(node: fx.Node, name: str) -> bool:
+    """Whether an operator of another library makes the same results again, and does nothing else."""
+    drops = name in WITHOUT_DROPOUT and _dropout_probability(node, node.target) != 0.0  # type: ignore[arg-type]
+    return is_declared(name) and not drops
 
 
 def _gathers_input(node: fx.Node) -> bool:

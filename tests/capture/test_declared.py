@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,8 +14,10 @@ import remat_compiler
 from remat_compiler import allow_recompute, forbid_recompute
 from remat_compiler.backend import remat
 from remat_compiler.capture.declared import declared_names
+from remat_compiler.capture.operators import traits_of
 from remat_compiler.compilation.graph_key import plan_key
 from remat_compiler.errors import OptionError
+from remat_compiler.ir.graph import Trait
 from remat_compiler.ir.plan import Decision
 from remat_compiler.options import RematOptions
 from remat_compiler.partition.partitioner import RematPartitioner
@@ -147,3 +150,56 @@ def test_what_is_declared_is_in_the_keys_of_plans_and_of_compiled_code() -> None
     assert all(a != b for a, b in zip(before, after))
     forbid_recompute(twice)
     assert keys() == before
+
+
+def attention(q: Tensor, dropout_p: float, softmax_scale: float = 1.0) -> tuple[Tensor, Tensor]:
+    return q.clone(), q.sum(-1)
+
+
+@pytest.fixture
+def attention_op() -> Iterator[object]:
+    """An operator of the name, and with the arguments that matter, of one that is known."""
+    with torch.library._scoped_library("flash_attn", "FRAGMENT") as library:
+        library.define("_flash_attn_forward(Tensor q, float dropout_p, float scale=1.0) -> (Tensor, Tensor)")
+        library.impl("_flash_attn_forward", attention, "CompositeExplicitAutograd")
+        yield torch.ops.flash_attn._flash_attn_forward.default
+
+
+@pytest.mark.parametrize(("dropout", "is_known"), [(0.0, True), (0.1, False)])
+def test_attention_of_another_library_is_known_unless_it_draws(
+    attention_op: Any, dropout: float, is_known: bool
+) -> None:
+    graph = fx.Graph()
+    node = graph.call_function(attention_op, (graph.placeholder("q"), dropout))
+    assert (Trait.UNKNOWN not in traits_of(node)) == is_known
+    forbid_recompute(attention_op)
+    try:
+        assert Trait.UNKNOWN in traits_of(node)
+    finally:
+        allow_recompute(attention_op)
+
+
+def test_experts_of_transformers_are_recomputed() -> None:
+    moe = pytest.importorskip("transformers.integrations.moe")
+    assert moe
+
+    class Experts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(3, 16, 16))
+
+        def forward(self, x: Tensor) -> Tensor:
+            offsets = torch.tensor([10, 12, 64], dtype=torch.int32)
+            for _ in range(4):
+                x = torch.ops.transformers.grouped_mm_fallback(x.sin(), self.weight, offsets)
+            return x.square().sum()
+
+    module, x = Experts(), torch.randn(64, 16)
+    module(x).backward()
+    expected = [p.grad.clone() for p in module.parameters() if p.grad is not None]
+    module.zero_grad(set_to_none=True)
+    found, _ = trained(module, x, "min")
+    assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+    (report,) = remat_compiler.reports()
+    recomputed = [d.made_by.target for d in report.decisions if d.decision is Decision.RECOMPUTE]
+    assert "transformers.grouped_mm_fallback.default" in recomputed
