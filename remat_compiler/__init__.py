@@ -23,6 +23,7 @@ from remat_compiler.errors import (
 from remat_compiler.fitting.fit import fit
 from remat_compiler.fitting.max_batch import max_batch
 from remat_compiler.fitting.pareto import pareto
+from remat_compiler.report.out_of_memory import explain_oom
 from remat_compiler.report.plan_report import PlanReport
 from remat_compiler.report.store import clear_reports, reports
 from remat_compiler.stats import Stats, reset_stats, stats
@@ -44,6 +45,7 @@ __all__ = [
     "allow_recompute",
     "clear_reports",
     "compile",
+    "explain_oom",
     "fit",
     "forbid_recompute",
     "max_batch",

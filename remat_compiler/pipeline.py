@@ -170,7 +170,15 @@ def _for_these_sizes(
     attempt = outcome.attempt = with_room(attempt, 1, on_gpu, outcome.reports, first.offload_bytes)
     whole = None if options.memory_budget.kind is BudgetKind.MIN else first.budget_bytes
     return CompiledGraph(
-        attempt, options, whole, outcome.keep, recompile, COORDINATOR, inputs, has_part=part is not None
+        attempt,
+        options,
+        whole,
+        outcome.keep,
+        recompile,
+        COORDINATOR,
+        inputs,
+        has_part=part is not None,
+        reports=lambda: outcome.reports,
     )
 
 
@@ -233,7 +241,16 @@ def _for_all_sizes(
         attempt = replace(attempt, compiled=dispatch)
     shared, whole = part is not None and changing is not None, first.budget_bytes
     return CompiledGraph(
-        attempt, options, whole, outcome.keep, None, COORDINATOR, inputs, has_part=shared, changing=changing
+        attempt,
+        options,
+        whole,
+        outcome.keep,
+        None,
+        COORDINATOR,
+        inputs,
+        has_part=shared,
+        changing=changing,
+        reports=lambda: outcome.reports,
     )
 
 

@@ -32,7 +32,7 @@ def summary_text(report: PlanReport) -> str:
         [f"note: {note}" for note in report.notes],
         table(_figures(report)),
         _decisions_part(report.decisions),
-        _live_part(report),
+        live_part(report),
     ]
     return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
 
@@ -177,7 +177,7 @@ def _decisions_part(decisions: Sequence[StorageDecision]) -> list[str]:
     return [f"decisions: {', '.join(totals)}", *table(rows, right=(1, 2, 3, 4)), *_rest(groups)]
 
 
-def _live_part(report: PlanReport) -> list[str]:
+def live_part(report: PlanReport) -> list[str]:
     """What is alive at the peak, grouped like the decisions."""
     if not report.live_at_peak:
         return []

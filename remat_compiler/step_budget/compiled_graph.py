@@ -24,13 +24,14 @@ from remat_compiler.compilation.search import BudgetSearch, SearchGoal
 from remat_compiler.errors import BudgetFacts, InfeasibleBudget
 from remat_compiler.options import BudgetKind, RematOptions, format_bytes
 from remat_compiler.partition.result import PartitionFigures
-from remat_compiler.report.plan_report import StepFigures
+from remat_compiler.report.plan_report import PlanReport, StepFigures
 from remat_compiler.simulate.step_peak import GraphMemory
 from remat_compiler.step_budget.beside_the_plan import BesideThePlan, Outside
 from remat_compiler.step_budget.coordinator import StepCoordinator
 from remat_compiler.step_budget.dynamic_graph import DynamicGraph
 from remat_compiler.step_budget.gradients_before import GradientsBefore
 from remat_compiler.step_budget.known_steps import Place, is_among
+from remat_compiler.step_budget.out_of_memory import explain_failure
 from remat_compiler.step_budget.step_watch import WatchedStep
 
 logger = logging.getLogger(__name__)
@@ -73,6 +74,7 @@ class CompiledGraph:
         has_part: Whether the graph has only a part of the budget until its step is known; else it was compiled as if
             it made up the step alone.
         changing: Runs the graph if its sizes change; `None` for fixed sizes.
+        reports: What is known of its plans now.
     """
 
     def __init__(
@@ -87,6 +89,7 @@ class CompiledGraph:
         *,
         has_part: bool,
         changing: DynamicGraph | None = None,
+        reports: Callable[[], Sequence[PlanReport]] = tuple,
     ) -> None:
         self.compiled = attempt.compiled
         self.attempt: Attempt | None = attempt
@@ -116,7 +119,7 @@ class CompiledGraph:
         # torch._dynamo.reset restarts the numbers: what is known of this one may be of another function.
         if compilation is not None and compilation.earlier == 0:
             coordinator.forget(compilation.frame)
-        self._keep = keep
+        self._keep, self._reports = keep, reports
         # Short cuts for the fast path; the coordinator never replaces these objects.
         self.coordinator, self._watch, self._unsettled = coordinator, coordinator.watch, coordinator.unsettled
         self._memory: GraphMemory | None = None
@@ -131,25 +134,35 @@ class CompiledGraph:
 
     def __call__(self, *arguments: Any) -> Any:
         """Run the forward."""
-        # The fast path, a few dictionary look-ups, is for calls of known steps while nothing is to be learnt.
-        here = self._watch.here
-        calls = here.open
-        # A step begins when no call is open, whatever was called last.
-        place = self.places.get(here.known if calls else None)
-        if place is None or self._unsettled or len(calls) > place.most_open or self.completed_step is not None:
-            return self._watched(arguments)
-        outputs = self.compiled(*arguments)
-        here.known = place
-        kind = self._kind
-        node: Any = None if kind is None else outputs[self._output].grad_fn
-        # Every compiled function has a node class of its own: another variant, or exchanged code, has another one.
-        if kind is None or not isinstance(node, kind):
-            return self._found(arguments, outputs, place)
-        note = self._dispatch and self._dispatch.latest
-        # As `follow_backward` does it.  `None`: nobody is told of the backward, the entry only disappears.
-        calls[id(node)] = (ref(node), self, note, None, place.call)
-        node._remat_calls = calls
-        return outputs
+        try:
+            # The fast path, a few dictionary look-ups, is for calls of known steps while nothing is to be learnt.
+            here = self._watch.here
+            calls = here.open
+            # A step begins when no call is open, whatever was called last.
+            place = self.places.get(here.known if calls else None)
+            if place is None or self._unsettled or len(calls) > place.most_open or self.completed_step is not None:
+                return self._watched(arguments)
+            outputs = self.compiled(*arguments)
+            here.known = place
+            kind = self._kind
+            node: Any = None if kind is None else outputs[self._output].grad_fn
+            # Every compiled function has a node class of its own: another variant, or exchanged code, has another one.
+            if kind is None or not isinstance(node, kind):
+                return self._found(arguments, outputs, place)
+            note = self._dispatch and self._dispatch.latest
+            # As `follow_backward` does it.  `None`: nobody is told of the backward, the entry only disappears.
+            calls[id(node)] = (ref(node), self, note, None, place.call)
+            node._remat_calls = calls
+            return outputs
+        except RuntimeError as error:
+            self.explain(error)
+            raise
+
+    def explain(self, error: RuntimeError, *, in_backward: bool = False) -> None:
+        """Add a note to an error of this graph if memory ran out; see `explain_oom`."""
+        if torch_compat.is_out_of_memory(error):
+            calls = [of.noted_memory(note) for _, of, note, *_ in tuple(self._watch.here.open.values())]
+            explain_failure(error, self._reports(), [one.held_bytes for one in calls if one], in_backward=in_backward)
 
     def _found(self, arguments: Sequence[Any], outputs: Any, place: Place) -> Any:
         """Note a call of a known step after searching its outputs for the node of the compiled graph."""
@@ -162,8 +175,7 @@ class CompiledGraph:
                 self._output, self._kind = direct[0], type(node)
             note = self._dispatch and self._dispatch.latest
             self._watch.here.open[id(node)] = (ref(node), self, note, None, place.call)
-            watch = self._watch
-            torch_compat.follow_backward(node, watch.here.open, watch.ran_backward, watch.begins_backward, looking)
+            self._watch.follow(node, self._watch.here.open, looking)
         return outputs
 
     def _looks_beside(self, arguments: Sequence[Any]) -> torch_compat.BackwardBegins | None:

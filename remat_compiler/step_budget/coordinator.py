@@ -59,6 +59,10 @@ class Coordinated(Placed, Protocol):
         """The memory of a call, from its note."""
         ...
 
+    def explain(self, error: RuntimeError, *, in_backward: bool = False) -> None:
+        """Add a note to an error of its forward or backward if memory ran out."""
+        ...
+
 
 G = TypeVar("G", bound=Coordinated)
 
@@ -77,7 +81,7 @@ class StepCoordinator(Generic[G]):
 
     def __init__(self, decide: Callable[[WatchedStep[G]], None]) -> None:
         self._decide = decide
-        self.watch: StepWatch[G] = StepWatch(self._complete)
+        self.watch: StepWatch[G] = StepWatch(self._complete, _failed)
         self.unsettled: set[ref[G]] = set()
         self._whole_steps: set[int] = set()
 
@@ -214,3 +218,8 @@ class StepCoordinator(Generic[G]):
 def share_budget(one: RematOptions, other: RematOptions) -> bool:
     """Whether graphs with these options share their budget: all options but the dump folder are equal."""
     return one is other or replace(one, dump=None) == replace(other, dump=None)
+
+
+def _failed(graph: Coordinated, error: RuntimeError) -> None:
+    """The backward of a call of `graph` has failed."""
+    graph.explain(error, in_backward=True)

@@ -208,10 +208,15 @@ class StepWatch(Generic[G]):
 
     Args:
         complete: Called with each complete step, on the thread that ended it, which may be autograd's own.
+        fails: Called with the graph whose backward failed, and the error, before that goes on.
     """
 
-    def __init__(self, complete: Callable[[WatchedStep[G]], None]) -> None:
-        self._complete = complete
+    def __init__(
+        self,
+        complete: Callable[[WatchedStep[G]], None],
+        fails: Callable[[G, RuntimeError], None] = lambda graph, error: None,
+    ) -> None:
+        self._complete, self._fails = complete, fails
         # Reentrant: within it, memory may be collected, and the finalizer of a node then comes to `_end`.
         self._lock = threading.RLock()
         self._patience = PATIENCE
@@ -245,7 +250,7 @@ class StepWatch(Generic[G]):
                 if node is not None:
                     # Their backward is still followed, by a table of their own: it tells that they were no kept ones.
                     aside[key] = entry
-                    torch_compat.follow_backward(node, aside, self.ran_backward, self.begins_backward)
+                    self.follow(node, aside)
         # Without the lock: whoever is told may take other locks.
         self._tell(done)
 
@@ -304,9 +309,21 @@ class StepWatch(Generic[G]):
         graph, note = step.graphs[step.calls[call].graph], step.notes[call]
         step._nodes[call] = id(node)
         self.here.open[id(node)] = (weakref.ref(node), graph, note, step, call)
-        torch_compat.follow_backward(node, self.here.open, self.ran_backward, self.begins_backward, backward_begins)
+        self.follow(node, self.here.open, backward_begins)
         # The node also dies after a backward; `_end` takes the first of both.  Not at exit: nothing is learnt there.
         weakref.finalize(node, self._end, step, call, Turn.DROPPED).atexit = False
+
+    def follow(
+        self, node: Any, calls: dict[int, Any], backward_begins: torch_compat.BackwardBegins | None = None
+    ) -> None:
+        """Follow the backward of a call by its entry in `calls`, see `torch_compat.follow_backward`."""
+        torch_compat.follow_backward(
+            node, calls, self.ran_backward, self.begins_backward, backward_begins, self.failed_backward
+        )
+
+    def failed_backward(self, entry: tuple[Any, G, Any, Any, int], error: RuntimeError) -> None:
+        """The backward of a call has failed."""
+        self._fails(entry[1], error)
 
     def begins_forward(self) -> None:
         """A forward is about to run: note which outputs are gone by now."""

@@ -111,6 +111,13 @@ from remat_compiler.torch_compat.operators import (
     run_with_rng_state,
     save_policy,
 )
+from remat_compiler.torch_compat.out_of_memory import (
+    DeviceMemory,
+    add_note,
+    device_memories,
+    is_out_of_memory,
+    note_of,
+)
 from remat_compiler.torch_compat.outline import Halves, finished_modules
 from remat_compiler.torch_compat.overwriting import (
     OverwritingForm,

@@ -47,6 +47,7 @@ def follow_backward(
     told: Callable[[Any, bool], None],
     begins: Callable[[Any], None],
     of_this: BackwardBegins | None = None,
+    fails: Callable[[Any, RuntimeError], None] = lambda entry, error: None,
 ) -> None:
     """Remove the entry of a call from `calls` once its backward has run.
 
@@ -58,6 +59,7 @@ def follow_backward(
         told: Gets the entry, and whether the graph is kept for another backward; if so, the entry stays in `calls`.
         begins: Gets the entry before the backward runs, under the same condition.
         of_this: Called before the backward of this node runs, in any case; what it returns gets the backward's results.
+        fails: Gets the entry and the error of a backward that fails, before the error goes on to the caller.
     """
     # The class is one for all calls of a compiled graph, so its backward is wrapped once.
     function = type(node)._forward_cls
@@ -75,6 +77,8 @@ def follow_backward(
             try:
                 result = original(ctx, *gradients)
             except RuntimeError as error:
+                if found is not None and id(ctx) in found:
+                    fails(found[id(ctx)], error)
                 # Eager would have kept what the operator needs; the recomputation reads the input itself.
                 if _CHANGED in str(error):
                     raise RuntimeError(f"{error} {_CHANGED_INPUT}") from error
