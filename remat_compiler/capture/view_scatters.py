@@ -27,7 +27,7 @@ def read_by_place(graph: fx.Graph) -> set[fx.Node]:
     # Readers first: a scatter that keeps its places reads all of its argument's memory.
     for node in reversed(graph.nodes):
         if torch_compat.reads_places(node) or (torch_compat.is_storage_scatter(node) and node in found):
-            found.add(roots[node.args[0]])  # type: ignore[index]
+            found.add(roots[node.args[0]])
     return found
 
 

@@ -113,9 +113,11 @@ def _in_copied_storage(whole: torch.Tensor, result: torch.Tensor) -> torch.Tenso
 
 def is_expanded(value: torch.Tensor) -> bool:
     """Whether several indices of a dimension read one element, which no write into a view may change for one index."""
-    # A stride is 0 by its making; it is never a size.
-    fixed = (isinstance(stride, int) and stride == 0 for stride in value.stride())
-    return any(zero and size_hint(size) > 1 for zero, size in zip(fixed, value.shape))
+    strides: tuple[Any, ...] = value.stride()
+    # A stride is 0 by the operator that made it, and never a symbol.
+    return any(
+        isinstance(stride, int) and stride == 0 and size_hint(size) > 1 for stride, size in zip(strides, value.shape)
+    )
 
 
 _RESIZED = ("aten::col2im", "aten::im2col")

@@ -32,7 +32,7 @@ def note_of(error: BaseException) -> str:
 def add_note(error: BaseException, text: str) -> None:
     """Add a note that is shown below the error; its class, arguments and message stay (PEP 678)."""
     # As `BaseException.add_note` does it, which Python 3.10 has not.
-    error.__notes__ = [*getattr(error, "__notes__", ()), text]
+    error.__notes__ = [*getattr(error, "__notes__", ()), text]  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True, slots=True)

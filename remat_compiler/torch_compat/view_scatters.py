@@ -76,6 +76,7 @@ def scattered(target: Any, whole: torch.Tensor, part: torch.Tensor, *place: Any,
     """The result of a scatter: a copy of `whole`, in its strides, into a view of which `part` is written."""
     copy = torch.empty_like(whole) if is_expanded(whole) else whole.new_empty_strided(whole.shape, whole.stride())
     if target is _COPY:
-        return copy.copy_(part, *place, **named)
-    _VIEWS[target](copy.copy_(whole), *place, **named).copy_(part)
+        copy.copy_(part, *place, **named)
+    else:
+        _VIEWS[target](copy.copy_(whole), *place, **named).copy_(part)
     return copy
