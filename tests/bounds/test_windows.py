@@ -3,6 +3,7 @@ impossible."""
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from random import Random
 
@@ -24,7 +25,8 @@ from remat_passes.bounds.network import network_of
 from remat_passes.bounds.one_instant import integer_bound_ns
 from remat_passes.bounds.pricing import Profile
 from remat_passes.bounds.relaxed import relax
-from remat_passes.bounds.simplex import Answer
+from remat_passes.bounds.rows import ONE, Rows
+from remat_passes.bounds.simplex import Answer, has_highs
 from remat_passes.bounds.solved import solve_relaxation, solve_whole
 from remat_passes.bounds.step_graph import StepGraph
 from remat_passes.bounds.windows import Windows
@@ -209,3 +211,21 @@ def test_a_program_that_takes_too_long_is_given_up() -> None:
     assert not stopped.infeasible
     assert stopped.values is None
     assert stopped.work < enough.work
+
+
+def test_columns_in_no_row_are_free_for_either_solver(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those of an operator without arguments, readers or time: a modelling library may leave them out."""
+    rows = Rows()
+    idle, used = rows.variable(), rows.variable(cost=2.0)
+    rows.at_least([used], ONE)
+    rows.variable()
+    solutions = [solve_relaxation(rows)]
+    # As where the extra `highs` is not installed.
+    monkeypatch.setitem(sys.modules, "highspy", None)
+    assert not has_highs()
+    solutions.append(solve_relaxation(rows))
+    for one in solutions:
+        assert one.bound == pytest.approx(2.0)
+        assert one.values is not None
+        assert len(one.values) == 3
+        assert 0 <= one.values[idle.terms[0][0]] <= 1

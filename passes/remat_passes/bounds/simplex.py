@@ -86,5 +86,6 @@ def by_cbc(matrix: Matrix, _: int) -> Answer:
         infeasible = solution.status is SolveStatus.INFEASIBLE
         return Answer(np.zeros_like(matrix.right), None, infeasible, solution.iterations)
     multipliers = np.array([model.constraints[f"r{i}"].pi or 0.0 for i in range(len(matrix.right))])
-    values = np.array([solution.values[f"x{j}"] for j in range(len(matrix.cost))])
+    # PuLP leaves out columns without cost that stand in no row: 0 is as good for them as any value.
+    values = np.array([solution.values.get(f"x{j}", 0.0) for j in range(len(matrix.cost))])
     return Answer(multipliers, values, False, solution.iterations)
