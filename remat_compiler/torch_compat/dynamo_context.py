@@ -49,7 +49,12 @@ def fake_twins(inputs: Iterable[Any]) -> list[Any]:
         twin = value
         # Static: sizes of a graph compiled again for fixed sizes must not become symbols of Dynamo's.
         if isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor):
-            twin = mode.from_tensor(value, static_shapes=True)
+            record = context.tensor_to_context.get(value) if value.dim() == 0 else None
+            if record is None:
+                twin = mode.from_tensor(value, static_shapes=True)
+            else:
+                # A number, as a float that Dynamo hands over in a tensor: by its source, the same symbol stands for it.
+                twin = mode.from_tensor(value, symbolic_context=record, source=record.tensor_source)
             take_over_mark(twin, value)
         twins.append(twin)
     return twins
