@@ -125,6 +125,11 @@ class SizeShares:
         # Without recomputation even the smallest sizes may not fit.
         free = SMALLEST if self._free is None else self._free
         step = max(needed, (free + self.most) // 2)
+        # Not all memory grows with the sizes: what fits at the sizes that are needed may not at others below `most`.
+        return self._divided_at(step) or (None if step == needed else self._divided_at(needed))
+
+    def _divided_at(self, step: int) -> BudgetSplit | None:
+        """The budget shared for the sizes of one size step; `None` if there is no plan for those."""
         at_step = [member.at(step) for member in self.members]
         found = share(at_step, self._runs, self.peak, self.limit_bytes)
         if found is None:
@@ -144,10 +149,11 @@ class SizeShares:
             members = [replace(member, levels=tuple(of)) for member, of in zip(self.members, levels)]
             return self.peak([member.at(step)[0].memory for member in members]) <= self.limit_bytes
 
-        if not fits(SMALLEST):
+        # Memory grows with the sizes, so bisect: `low` fits, `high` does not or lies beyond the last step.  Where it does
+        # not grow, the first sizes are what must not be missed.
+        low, high = (0, LARGEST + 1) if fits(0) else (SMALLEST, 0)
+        if high == 0 and not fits(low):
             return None
-        # Memory grows with the sizes, so bisect: `low` fits, `high` does not or lies beyond the last step.
-        low, high = SMALLEST, LARGEST + 1
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (middle, high) if fits(middle) else (low, middle)

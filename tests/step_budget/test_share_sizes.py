@@ -136,3 +136,20 @@ def test_leaving_out_what_is_handed_on_never_foresees_less(rng: Random) -> None:
     ]
     followed = whole_step_peak(memories, calls, turns)
     assert whole_step_peak(without, [Call(i) for i in range(number)], turns) >= followed
+
+
+@settings(max_examples=100)
+@given(rng=generators())
+def test_the_smallest_peak_is_within_itself_however_memory_grows(rng: Random) -> None:
+    """Smaller sizes may be foreseen to take more, as with formulas of which a part is not measured."""
+    shares = random_shares(rng)
+    factors: dict[float, float] = {1.0: 1.0}
+
+    def grown(multiple: float) -> tuple[float, int]:
+        return factors.setdefault(multiple, rng.uniform(0.2, 5.0)), 0
+
+    members = [one if one.grown is None else GraphChoices(one.levels, grown) for one in shares.members]
+    calls = [Call(graph) for graph in shares._graphs]
+    least = SizeShares(members, calls, shares._turns, 0).least_peak()
+    division = SizeShares(members, calls, shares._turns, least).divide(needed=0)
+    assert division is not None
