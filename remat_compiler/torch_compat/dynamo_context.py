@@ -11,6 +11,8 @@ from unittest import mock
 
 import torch
 import torch._dynamo.convert_frame
+from torch._dynamo.source import FloatTensorSource
+from torch._dynamo.symbolic_convert import TensorifyState
 from torch._subclasses.fake_tensor import FakeTensor
 
 from remat_compiler.torch_compat.modes import without_function_modes
@@ -25,12 +27,19 @@ def saved_compilation() -> Callable[[], AbstractContextManager[None]] | None:
     context, compilation = torch._guards.TracingContext.try_get(), torch._guards.CompileContext.try_get()
     if context is None:
         return None
+    # Floats that stay as they are: without them a compilation would ask Dynamo to trace the function anew.
+    constants = frozenset(TensorifyState.force_specializations)
 
     @contextmanager
     def again() -> Iterator[None]:
         # A copy, since compiling writes into it.
         with compiling(), torch._guards.compile_context(compilation), torch._guards.tracing(copy.copy(context)):
-            yield
+            added = constants - TensorifyState.force_specializations
+            TensorifyState.force_specializations |= added
+            try:
+                yield
+            finally:
+                TensorifyState.force_specializations -= added
 
     return again
 
@@ -49,12 +58,12 @@ def fake_twins(inputs: Iterable[Any]) -> list[Any]:
         twin = value
         # Static: sizes of a graph compiled again for fixed sizes must not become symbols of Dynamo's.
         if isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor):
-            record = context.tensor_to_context.get(value) if value.dim() == 0 else None
-            if record is None:
-                twin = mode.from_tensor(value, static_shapes=True)
-            else:
-                # A number, as a float that Dynamo hands over in a tensor: by its source, the same symbol stands for it.
+            record = context.tensor_to_context.get(value)
+            if isinstance(getattr(record, "tensor_source", None), FloatTensorSource):
+                # A float, which Dynamo hands over in a tensor: by its source, the graph finds the same symbol for it.
                 twin = mode.from_tensor(value, symbolic_context=record, source=record.tensor_source)
+            else:
+                twin = mode.from_tensor(value, static_shapes=True)
             take_over_mark(twin, value)
         twins.append(twin)
     return twins
