@@ -87,10 +87,11 @@ def compile_graph(
     key = plan_key(gm, traced or example_inputs, options, first.budget_bytes, costs)
     # If sizes change, one outcome says nothing of other sizes: the sizes of variants are kept instead (`VariantStore`),
     # and their plans are in the plan cache.
-    outcome = Outcome(options, None if symbols else directory, key)
+    workspace = WorkspaceTable(directory)
+    outcome = Outcome(options, None if symbols else directory, key, workspace)
     session = Session(
         directory,
-        WorkspaceTable(directory),
+        workspace,
         parameter_shapes(gm, example_inputs),
         torch_compat.input_sources(gm),
         repr((key.options, key.versions)),
@@ -123,14 +124,22 @@ def _for_these_sizes(
 ) -> Callable[..., Any]:
     """Plan the graph for the sizes of its inputs.  The budget is enforced for these sizes only."""
     inputs, search = compiler.example_inputs, _search(compiler, options)
-    known = None if earlier is None else _again(compiler, earlier, options)
     context = torch_compat.saved_compilation() if has_fixed_sizes(inputs) else None
-    # Without Dynamo's context it could not be compiled again; an earlier outcome knows the graph's own budget already.
-    anew = known is None and context is not None
-    # What the graphs of a step move together, no plan of one of them knows: their room is shared with the budget.
-    part = (
-        first_request_of_several(compiler.gm, options, first.without_transfers, COORDINATOR, inputs) if anew else None
-    )
+    part = last = None
+    # Without Dynamo's context it could not be compiled again.
+    if context is not None:
+        # What the graphs of a step move together, no plan of one of them knows: their room is shared with the budget.
+        in_part = first.without_transfers
+        part = first_request_of_several(compiler.gm, options, in_part, COORDINATOR, inputs)
+        # A fraction of this graph's own peak may be infeasible, and that of the step's peak not.
+        last = part_of_fraction(compiler.gm, options, in_part)
+    known = None
+    # A fraction of the peak of several graphs is no answer for one that stands alone.
+    of_several = earlier is not None and first.fraction is not None and earlier.of_several
+    if earlier is not None and (part is not None or last is not None or not of_several):
+        known = _again(compiler, earlier, options)
+    # An earlier outcome knows the graph's own budget already.
+    part = part if known is None else None
     if earlier is not None and known is not None and known.trains and not known.partitions:
         # The code came from the inner compiler's cache, so nothing was planned: the stored reports stand for it.
         attempt = replace(known, native=earlier.native)
@@ -147,11 +156,10 @@ def _for_these_sizes(
             attempt, limit = search.run(goal)
             if earlier is not None and attempt.native is None:
                 attempt = replace(attempt, native=earlier.native)
-            outcome.keep(attempt, limit)
+            # Until its step is known, what is kept says that other graphs are in it.
+            outcome.keep(attempt, limit, final=known is None or not of_several)
         except InfeasibleBudget as error:
-            # A fraction of this graph's own peak may be infeasible, and that of the step's peak not.
-            in_part = first.without_transfers
-            part = part_of_fraction(compiler.gm, options, in_part) if context is not None else None
+            part = last
             if part is None:
                 raise
             logger.info("more graphs may follow, with which the step may fit: %s", error)
@@ -170,14 +178,9 @@ def _for_these_sizes(
     attempt = outcome.attempt = with_room(attempt, 1, on_gpu, outcome.reports, first.offload_bytes)
     whole = None if options.memory_budget.kind is BudgetKind.MIN else first.budget_bytes
     return CompiledGraph(
-        attempt,
-        options,
-        whole,
-        outcome.keep,
-        recompile,
-        COORDINATOR,
-        inputs,
+        *(attempt, options, whole, outcome.keep, recompile, COORDINATOR, inputs),
         has_part=part is not None,
+        of_several=of_several and known is not None,
         reports=lambda: outcome.reports,
     )
 
@@ -288,12 +291,14 @@ def _again(compiler: Compiler, earlier: StoredOutcome, options: RematOptions) ->
     except NoPlan:
         return None
     limit = earlier.limit_bytes
-    # With partitions, the planner ran: the search goes on from this try, and judges it itself.
-    if limit is None or again.partitions or not again.is_over(limit):
+    if limit is None or not again.is_over(limit):
         return again
+    # Planned anew: whether other graphs may follow, with which it may fit, decides what is refused, and when.
     if options.on_infeasible != "min":
         return None
-    warn_of_smallest(limit, again.check.needed_bytes)
+    # With partitions, the planner ran: the search goes on from this try, and warns itself.
+    if not again.partitions:
+        warn_of_smallest(limit, again.check.needed_bytes)
     return again
 
 

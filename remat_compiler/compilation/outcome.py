@@ -16,6 +16,7 @@ from remat_compiler import torch_compat
 from remat_compiler.compilation.attempt import Attempt
 from remat_compiler.compilation.graph_key import PlanKey
 from remat_compiler.compilation.publish import checked_reports, make_reports, publish
+from remat_compiler.costs.workspace import WorkspaceTable
 from remat_compiler.ir.json_folder import SUFFIX, JsonFolder
 from remat_compiler.options import BudgetKind, RematOptions
 from remat_compiler.partition.request import PartitionRequest
@@ -54,6 +55,11 @@ class StoredOutcome:
     reports: tuple[PlanReport, ...]
     native: GraphMemory | None = None
 
+    @property
+    def of_several(self) -> bool:
+        """Whether the graph was planned together with others, or for several calls in a step."""
+        return any(one.step is not None for one in self.reports)
+
 
 @cache
 def kept_outcomes(directory: Path) -> JsonFolder[StoredOutcome]:
@@ -68,12 +74,16 @@ class Outcome:
         options: The user's options.
         directory: The cache folder; `None` keeps nothing.
         key: Everything that decides the outcome.
+        workspace: The table that plans and checks take workspaces from.
     """
 
-    def __init__(self, options: RematOptions, directory: Path | None, key: PlanKey) -> None:
+    def __init__(
+        self, options: RematOptions, directory: Path | None, key: PlanKey, workspace: WorkspaceTable | None = None
+    ) -> None:
         self.options = options
         self.kept = None if directory is None else kept_outcomes(directory)
         self.key = key
+        self.workspace = workspace
         self.attempt: Attempt | None = None
         self.limit_bytes: int | None = None
         self.reports: list[PlanReport] = []
@@ -159,6 +169,8 @@ class Outcome:
         # A failure to plan is not kept: the next process tries again.  Nor is what gradients from before the step led
         # to: the next process may accumulate none.
         final = final and (step is None or not step.gradient_bytes)
+        # Nor is what is known too low beside a profiler: the next process, which measures it, would be over that limit.
+        final = final and (self.workspace is None or not self.workspace.lacks_figures)
         if final and self.kept is not None and attempt.failure is None:
             stored = StoredOutcome(self.key, attempt.request, limit_bytes, tuple(reports), attempt.native)
             self.kept.write(self.key.digest, stored)

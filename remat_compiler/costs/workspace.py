@@ -34,9 +34,11 @@ class WorkspaceTable:
 
     Attributes:
         directory: Where the table is kept between processes; None keeps it in memory only.
+        lacks_figures: Whether some that were asked for could not be measured so far, since a profiler ran: 0 was taken.
     """
 
     directory: Path | None = None
+    lacks_figures: bool = field(default=False, init=False)
     _store: FigureStore = field(init=False)
     _warned: bool = field(default=False, init=False)
     _told: set[str] = field(default_factory=set, init=False)
@@ -67,6 +69,7 @@ class WorkspaceTable:
         # Measuring starts a profiler of its own, and torch allows one at a time.
         if measured and torch_compat.profiler_is_running():
             self._warn_of_profiler()
+            self.lacks_figures = True
             measured = {}
         fresh = {key: size for key, size in formed.items() if size is not None}
         self._tell_unknown(wanted[key] for key, size in formed.items() if size is None)

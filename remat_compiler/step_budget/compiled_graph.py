@@ -73,6 +73,7 @@ class CompiledGraph:
         example_inputs: The graph's inputs, as Dynamo gave them.
         has_part: Whether the graph has only a part of the budget until its step is known; else it was compiled as if
             it made up the step alone.
+        of_several: Whether an earlier process planned it for a fraction of the peak of several graphs.
         changing: Runs the graph if its sizes change; `None` for fixed sizes.
         reports: What is known of its plans now.
     """
@@ -88,6 +89,7 @@ class CompiledGraph:
         example_inputs: Sequence[Any],
         *,
         has_part: bool,
+        of_several: bool = False,
         changing: DynamicGraph | None = None,
         reports: Callable[[], Sequence[PlanReport]] = tuple,
     ) -> None:
@@ -100,7 +102,7 @@ class CompiledGraph:
         # What one run may move off the device, and the runs of a step, once graphs share a step.
         self.room_bytes, self.runs = 0, 1
         self.room_runs = 1  # those that the present room was reserved for
-        self._has_part = has_part
+        self._has_part, self._of_several = has_part, of_several
         self.changing = changing
         self.awaits_earlier_graphs = follows_others(example_inputs)
         self.completed_step: WatchedStep[CompiledGraph] | None = None
@@ -372,6 +374,11 @@ class CompiledGraph:
             return self._has_part
         return self._has_part or changing.dispatch.limit_bytes < whole
 
+    @property
+    def is_planned_alone(self) -> bool:
+        """Whether its plan is right if it makes up the step alone."""
+        return not self.has_part and not self._of_several
+
     def keep(self, own_budget: int | None, note: str = "", step: StepFigures | None = None) -> None:
         """Report and store the code that it runs."""
         if self.attempt is not None:
@@ -402,7 +409,7 @@ class CompiledGraph:
         """End the learning about its steps so far; of the compilation only what a later one needs is kept."""
         # Read before the partition that they come from is dropped.
         self._memory, self._figures = self.memory, self.figures
-        self.completed_step, self._has_part, self.warned = None, False, False
+        self.completed_step, self._has_part, self._of_several, self.warned = None, False, False, False
         if self.attempt is not None:
             # Graphs, plans and formulas would stay in memory for as long as the model is trained.
             short = replace(self.attempt, partitions=(), formula=None, check_at=None, graphs=(), fake_outputs=None)

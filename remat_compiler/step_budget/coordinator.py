@@ -26,7 +26,7 @@ class Coordinated(Placed, Protocol):
     Attributes:
         options: The user's options.
         frame: Dynamo's number of its function, or `None` if Dynamo did not compile it.
-        has_part: Whether it has only a part of the budget until its step is known.
+        is_planned_alone: Whether its plan is right if it makes up the step alone.
         awaits_earlier_graphs: Whether calls before its first one may not have been watched.
         aside_bytes: Bytes that open calls of earlier steps held when the budget was decided.
         steps: The steps that it is known to be part of.
@@ -43,7 +43,7 @@ class Coordinated(Placed, Protocol):
     steps_without: int
 
     @property
-    def has_part(self) -> bool:
+    def is_planned_alone(self) -> bool:
         """See `Coordinated`."""
         ...
 
@@ -198,7 +198,7 @@ class StepCoordinator(Generic[G]):
         simple = not step.aside and not step.seen.sharded and all(turn is not Turn.KEPT for turn, _ in step.turns)
         # A fraction is one of each step's own peak: another kind of step needs a limit of its own.
         fraction = alone.options.memory_budget.kind is BudgetKind.FRACTION
-        if alone.has_part or not simple or (fraction and alone.steps):
+        if not alone.is_planned_alone or not simple or (fraction and alone.steps):
             return False
         # Here, not at the next call: if Dynamo compiles the function for other sizes, this graph has no next call.
         alone.belongs_to(step)

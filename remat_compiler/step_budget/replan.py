@@ -70,10 +70,12 @@ def decide(step: WatchedStep[CompiledGraph]) -> None:
         kept = any(turn is Turn.KEPT for turn, _ in step.turns)
         if len(step.calls) > 1 or step.aside or step.seen.sharded or kept or together.joint.steps[1:]:
             together.decide()
-        elif before:
-            decide_beside_gradients(step.graphs[0], together.joint)
-        elif step.graphs[0].has_part:
-            _decide_alone(step.graphs[0])
+        else:
+            # In this order: gradients from before a step are no reason to keep a plan that is over the budget alone.
+            if not step.graphs[0].is_planned_alone:
+                _decide_alone(step.graphs[0])
+            if before:
+                decide_beside_gradients(step.graphs[0], together.joint)
     except InfeasibleBudget as error:
         # Decided, too: without `finalise` the next call, which may be of another step, would decide it once more.
         refuse(step, error)
@@ -91,7 +93,7 @@ def decide(step: WatchedStep[CompiledGraph]) -> None:
 
 
 def _decide_alone(graph: CompiledGraph) -> None:
-    """Give all of the budget to a graph that got a part of it."""
+    """Give all of the budget to a graph that got a part of it, or was planned beside the graphs of other steps."""
     own_budget = graph.budget_bytes
     if graph.changing is not None:
         assert own_budget is not None, "only a budget in bytes holds for all sizes"
@@ -99,9 +101,11 @@ def _decide_alone(graph: CompiledGraph) -> None:
         graph.keep(own_budget)
         return
     assert graph.recompile is not None
+    assert graph.attempt is not None
     # A fraction could not be decided before: it is one of this graph's own peak, which is known to be alone only here.
-    # Under bytes, a plan that adds nothing in a part of the budget cannot get better with all of it.
-    if graph.options.memory_budget.kind is BudgetKind.FRACTION or (graph.added_ns and own_budget is not None):
+    # Under bytes, a plan that fits and adds nothing in a part of the budget cannot get better with all of it.
+    may_be_better = own_budget is not None and (graph.added_ns > 0 or graph.attempt.is_over(own_budget))
+    if graph.options.memory_budget.kind is BudgetKind.FRACTION or may_be_better:
         with graph.recompile.dynamo_context():
             attempt, own_budget = graph.recompile.search.run(graph.recompile.alone)
         graph.exchange(attempt)

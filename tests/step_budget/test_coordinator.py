@@ -31,7 +31,7 @@ class MadeUp:
     coordinator: StepCoordinator[Any]
     options: RematOptions = field(default_factory=options_of)
     frame: int | None = None
-    has_part: bool = False
+    is_planned_alone: bool = True
     awaits_earlier_graphs: bool = False
     aside_bytes: int = 0
     steps: list[Step] = field(default_factory=list)
@@ -97,7 +97,7 @@ def test_a_step_of_one_graph_is_learnt_at_once(coordinator: StepCoordinator[Any]
 
 
 def test_a_graph_with_a_part_of_the_budget_waits_for_a_decision(coordinator: StepCoordinator[Any]) -> None:
-    graph = MadeUp(coordinator, has_part=True)
+    graph = MadeUp(coordinator, is_planned_alone=False)
     step = run(coordinator, graph)
     assert graph.completed_step is step
     assert graph.followed
@@ -130,7 +130,7 @@ def test_an_evaluation_teaches_nothing(coordinator: StepCoordinator[Any]) -> Non
 
 
 def test_a_graph_that_no_step_runs_is_left_out_and_one_that_runs_is_not(coordinator: StepCoordinator[Any]) -> None:
-    idle, busy = MadeUp(coordinator), MadeUp(coordinator, has_part=True)
+    idle, busy = MadeUp(coordinator), MadeUp(coordinator, is_planned_alone=False)
     for _ in range(PATIENCE):
         run(coordinator, busy)
     assert idle.followed
