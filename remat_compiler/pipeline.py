@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
@@ -124,22 +125,23 @@ def _for_these_sizes(
 ) -> Callable[..., Any]:
     """Plan the graph for the sizes of its inputs.  The budget is enforced for these sizes only."""
     inputs, search = compiler.example_inputs, _search(compiler, options)
-    context = torch_compat.saved_compilation() if has_fixed_sizes(inputs) else None
-    part = last = None
-    # Without Dynamo's context it could not be compiled again.
+    saved, fixed = torch_compat.saved_compilation(), has_fixed_sizes(inputs)
+    # What the graphs of a step move together, no plan of one of them knows: their room is shared with the budget.
+    part, last, in_part = None, None, first.without_transfers
+    # Without Dynamo's context it could not be compiled again, nor if its sizes change.
+    context = saved if fixed else None
     if context is not None:
-        # What the graphs of a step move together, no plan of one of them knows: their room is shared with the budget.
-        in_part = first.without_transfers
         part = first_request_of_several(compiler.gm, options, in_part, COORDINATOR, inputs)
+    if saved is not None:
         # A fraction of this graph's own peak may be infeasible, and that of the step's peak not.
-        last = part_of_fraction(compiler.gm, options, in_part)
+        last = part_of_fraction(compiler.gm, options, in_part, COORDINATOR)
     known = None
     # A fraction of the peak of several graphs is no answer for one that stands alone.
     of_several = earlier is not None and first.fraction is not None and earlier.of_several
     if earlier is not None and (part is not None or last is not None or not of_several):
         known = _again(compiler, earlier, options)
     # An earlier outcome knows the graph's own budget already.
-    part = part if known is None else None
+    part, refused = part if known is None else None, None
     if earlier is not None and known is not None and known.trains and not known.partitions:
         # The code came from the inner compiler's cache, so nothing was planned: the stored reports stand for it.
         attempt = replace(known, native=earlier.native)
@@ -159,7 +161,8 @@ def _for_these_sizes(
             # Until its step is known, what is kept says that other graphs are in it.
             outcome.keep(attempt, limit, final=known is None or not of_several)
         except InfeasibleBudget as error:
-            part = last
+            # A copy has no traceback, whose frames would keep all of the search alive.
+            part, refused = last, copy(error)
             if part is None:
                 raise
             logger.info("more graphs may follow, with which the step may fit: %s", error)
@@ -180,7 +183,8 @@ def _for_these_sizes(
     return CompiledGraph(
         *(attempt, options, whole, outcome.keep, recompile, COORDINATOR, inputs),
         has_part=part is not None,
-        of_several=of_several and known is not None,
+        of_several=of_several and known is not None and context is not None,
+        refused_alone=refused,
         reports=lambda: outcome.reports,
     )
 

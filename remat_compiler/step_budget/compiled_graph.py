@@ -74,6 +74,7 @@ class CompiledGraph:
         has_part: Whether the graph has only a part of the budget until its step is known; else it was compiled as if
             it made up the step alone.
         of_several: Whether an earlier process planned it for a fraction of the peak of several graphs.
+        refused_alone: Why it cannot make up a step alone; `None` if it may, or that is not known.
         changing: Runs the graph if its sizes change; `None` for fixed sizes.
         reports: What is known of its plans now.
     """
@@ -90,6 +91,7 @@ class CompiledGraph:
         *,
         has_part: bool,
         of_several: bool = False,
+        refused_alone: InfeasibleBudget | None = None,
         changing: DynamicGraph | None = None,
         reports: Callable[[], Sequence[PlanReport]] = tuple,
     ) -> None:
@@ -102,7 +104,7 @@ class CompiledGraph:
         # What one run may move off the device, and the runs of a step, once graphs share a step.
         self.room_bytes, self.runs = 0, 1
         self.room_runs = 1  # those that the present room was reserved for
-        self._has_part, self._of_several = has_part, of_several
+        self._has_part, self._of_several, self.refused_alone = has_part, of_several, refused_alone
         self.changing = changing
         self.awaits_earlier_graphs = follows_others(example_inputs)
         self.completed_step: WatchedStep[CompiledGraph] | None = None
@@ -409,7 +411,8 @@ class CompiledGraph:
         """End the learning about its steps so far; of the compilation only what a later one needs is kept."""
         # Read before the partition that they come from is dropped.
         self._memory, self._figures = self.memory, self.figures
-        self.completed_step, self._has_part, self._of_several, self.warned = None, False, False, False
+        self.completed_step, self.refused_alone = None, None
+        self._has_part, self._of_several, self.warned = False, False, False
         if self.attempt is not None:
             # Graphs, plans and formulas would stay in memory for as long as the model is trained.
             short = replace(self.attempt, partitions=(), formula=None, check_at=None, graphs=(), fake_outputs=None)

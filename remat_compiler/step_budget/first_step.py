@@ -75,19 +75,24 @@ def first_request_of_several(
     return replace(request, budget_bytes=allowed.limit_bytes, take_smallest=True)
 
 
-def part_of_fraction(gm: fx.GraphModule, options: RematOptions, request: PartitionRequest) -> PartitionRequest | None:
+def part_of_fraction(
+    gm: fx.GraphModule, options: RematOptions, request: PartitionRequest, coordinator: StepCoordinator[CompiledGraph]
+) -> PartitionRequest | None:
     """The request if a fraction is too little for this graph alone: other graphs may make up for it in the step.
 
     Args:
         gm: Dynamo's graph.
         options: The user's options.
         request: The request if it were alone.
+        coordinator: Follows the running step.
 
     Returns:
-        `None` if no graphs are to be expected after this one, or the budget is no fraction.
+        `None` if no graphs came before this one and none are to be expected after it, or the budget is no fraction.
     """
+    if options.memory_budget.kind is not BudgetKind.FRACTION:
+        return None
     # A graph that returns a loss is most likely the last one.
-    if options.memory_budget.kind is not BudgetKind.FRACTION or torch_compat.returns_scalar(gm):
+    if torch_compat.returns_scalar(gm) and not coordinator.open_calls_sharing(options):
         return None
     return replace(request, take_smallest=True)
 

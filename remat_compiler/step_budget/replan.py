@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import replace
 from typing import NoReturn
 
@@ -100,7 +101,10 @@ def _decide_alone(graph: CompiledGraph) -> None:
         graph.changing.take_all(own_budget)
         graph.keep(own_budget)
         return
-    assert graph.recompile is not None
+    if graph.recompile is None:
+        # Of one plan for all sizes: nothing else was found within its own fraction.
+        assert graph.refused_alone is not None
+        raise copy(graph.refused_alone)
     assert graph.attempt is not None
     # A fraction could not be decided before: it is one of this graph's own peak, which is known to be alone only here.
     # Under bytes, a plan that fits and adds nothing in a part of the budget cannot get better with all of it.

@@ -124,7 +124,7 @@ def test_under_min_each_graph_is_as_small_as_can_be_anyway() -> None:
 def test_a_fraction_too_small_for_a_graph_without_a_loss_may_do_for_the_step(
     gm: fx.GraphModule, budget: object, is_part: bool
 ) -> None:
-    found = part_of_fraction(gm, options_of(budget), request(None, 0.5))
+    found = part_of_fraction(gm, options_of(budget), request(None, 0.5), new_coordinator())
     assert (found is not None) == is_part
     assert found is None or found.take_smallest
 
