@@ -149,8 +149,8 @@ class SizeShares:
             members = [replace(member, levels=tuple(of)) for member, of in zip(self.members, levels)]
             return self.peak([member.at(step)[0].memory for member in members]) <= self.limit_bytes
 
-        # Memory grows with the sizes, so bisect: `low` fits, `high` does not or lies beyond the last step.  Where it does
-        # not grow, the first sizes are what must not be missed.
+        # Memory grows with the sizes, so bisect: `low` fits, `high` does not or lies beyond the last step.  It may not
+        # grow everywhere, and the first sizes must not be missed for that.
         low, high = (0, LARGEST + 1) if fits(0) else (SMALLEST, 0)
         if high == 0 and not fits(low):
             return None

@@ -26,7 +26,7 @@ from remat_passes.bounds.one_instant import integer_bound_ns
 from remat_passes.bounds.pricing import Profile
 from remat_passes.bounds.relaxed import relax
 from remat_passes.bounds.rows import ONE, Rows
-from remat_passes.bounds.simplex import Answer, has_highs
+from remat_passes.bounds.simplex import Answer
 from remat_passes.bounds.solved import solve_relaxation, solve_whole
 from remat_passes.bounds.step_graph import StepGraph
 from remat_passes.bounds.windows import Windows
@@ -222,7 +222,7 @@ def test_columns_in_no_row_are_free_for_either_solver(monkeypatch: pytest.Monkey
     solutions = [solve_relaxation(rows)]
     # As where the extra `highs` is not installed.
     monkeypatch.setitem(sys.modules, "highspy", None)
-    assert not has_highs()
+    assert not solved.has_highs()
     solutions.append(solve_relaxation(rows))
     for one in solutions:
         assert one.bound == pytest.approx(2.0)

@@ -1,4 +1,4 @@
-"""A profiler beside the first steps, under which workspaces cannot be measured: nothing of it reaches later processes."""
+"""A profiler beside the first steps, so that workspaces cannot be measured: nothing of it reaches later processes."""
 
 from __future__ import annotations
 

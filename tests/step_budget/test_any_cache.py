@@ -127,7 +127,9 @@ def test_a_plan_that_adds_nothing_is_held_against_the_budget_too(kind: str) -> N
     assert_same_in_any_cache(program, program._replace(cuts="between"))
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patched:
         patched.setenv("REMAT_CACHE_DIR", folder)
-        assert outcome(program, Path(folder)) == ["trained", "refused at 64 bytes"], "nothing is known in the first step"
+        assert outcome(program, Path(folder)) == ["trained", "refused at 64 bytes"], (
+            "nothing is known in the first step"
+        )
 
 
 @pytest.mark.parametrize("cuts", ["one graph", "at the end"])

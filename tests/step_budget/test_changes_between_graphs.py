@@ -1,4 +1,4 @@
-"""Values, types and shapes that change between the graphs of a step, after these share the budget: trained as in eager."""
+"""Values, types and shapes that change between graphs which share the budget: trained as in eager."""
 
 from __future__ import annotations
 
