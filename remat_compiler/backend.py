@@ -20,8 +20,8 @@ except (ImportError, AttributeError) as error:
 
 from remat_compiler.dynamic_shapes.recompile_limit import compilation_failed, watch_recompilations
 from remat_compiler.options import Environment, MemoryBudget, RematOptions, format_bytes
-from remat_compiler.pipeline import compile_graph
-from remat_compiler.step_budget.nothing_planned import FirstStep
+from remat_compiler.pipeline import COORDINATOR, compile_graph
+from remat_compiler.step_budget.nothing_planned import NothingPlanned
 from remat_passes.registry import planner_class
 
 logger = logging.getLogger(__name__)
@@ -49,8 +49,6 @@ def remat(
         UnknownName: No planner of that name is registered.
         InfeasibleBudget: No plan fits the budget.
     """
-    # Before anything can fail: the warning is about programs for which this function is never called.
-    _first_step.graph_given()
     try:
         environment = Environment.read()
         checked = checked_options(options, mode, others, environment)
@@ -116,4 +114,5 @@ def _warn_beyond_device(budget: MemoryBudget, device_bytes: int | None) -> None:
         )
 
 
-_first_step = FirstStep(remat)
+# Before `torch.compile` compiles the first function by this backend, for which it looks the backend up.
+_nothing_planned = NothingPlanned(remat, lambda: COORDINATOR.watch.here.open)

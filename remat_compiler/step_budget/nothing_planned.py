@@ -1,17 +1,21 @@
-"""Warn, once, if a program trains with this backend but Dynamo never gave it a graph: then no budget is kept.
+"""Warn of each compiled module or function that records gradients although none of its graphs is planned.
 
-The backend is not called in that case.  So torch's own records are read after the first step of an optimizer, and when
-the process ends, for programs without an optimizer.
+Dynamo may leave all of it to eager, and then calls no backend, or capture only parts without gradients.  So the calls
+are looked at from outside: one that makes nodes of autograd, but opens no call of a planned graph, runs without a plan.
+The first call that tells ends that; for calls that compile, and so make nodes of their own, only the process's end.
 """
 
 from __future__ import annotations
 
 import atexit
 import logging
-from collections.abc import Callable
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-from torch.optim.optimizer import register_optimizer_step_post_hook
+import torch
 
 from remat_compiler import torch_compat
 
@@ -19,44 +23,113 @@ logger = logging.getLogger(__name__)
 
 SHOWN = 3
 """Largest number of reasons that the warning names."""
+LOOKS = 8
+"""Calls in which reasons are looked for."""
+_RNN = (
+    "nn.RNN, nn.LSTM and nn.GRU are not traced by default: set torch._dynamo.config.allow_rnn = True before the first "
+    "call"
+)
 
 
-class FirstStep:
-    """Checks after the first training step of a process whether the backend was given a graph.
+class NothingPlanned:
+    """Looks at the calls of all that is compiled by the backend, until they are seen to run a planned graph or none.
 
     Args:
         backend: The backend's function.
+        open_calls: The calls of planned graphs in this thread whose backward has not run.
     """
 
-    def __init__(self, backend: Callable[..., Any]) -> None:
-        self.given = False
-        self._backend = backend
-        self._hook: Any = register_optimizer_step_post_hook(self._look)
-        atexit.register(self._look)
+    def __init__(self, backend: Callable[..., Any], open_calls: Callable[[], Mapping[int, Any]]) -> None:
+        self._open_calls = open_calls
+        # Those with a call that made nodes while it compiled.
+        self._in_doubt: dict[int, _Compiled] = {}
+        torch_compat.follow_compiled(backend, self._follow)
+        atexit.register(self._say_of_the_rest)
 
-    def graph_given(self) -> None:
-        """Note that Dynamo gave the backend a graph: there is nothing to warn of."""
-        self.given = True
-        self._done()
+    def _follow(self, fn: Any) -> torch_compat.BeginsCall:
+        compiled = _compiled(fn)
+        return lambda: self._begins(compiled)
 
-    def _look(self, *_: object) -> None:
-        # Not before Dynamo looked at a function: optimizers of other models may step first.
-        tried = torch_compat.frames_tried()
-        if self.given or not tried or not torch_compat.is_asked_for(self._backend):
-            return
-        self._done()
-        reasons = torch_compat.reasons_to_skip()[:SHOWN]
+    def _begins(self, compiled: _Compiled) -> torch_compat.EndsCall:
+        if not torch.is_grad_enabled():
+            return _undecided
+        before = dict(self._open_calls())
+        nodes, backwards, tried = _counts()
+        # Later calls compile rarely, and reasons are only to name.
+        compiled.calls += 1
+        reasons = torch_compat.reasons_to_skip() if compiled.calls <= LOOKS else None
+
+        def ends() -> bool:
+            nodes_now, backwards_now, tried_now = _counts()
+            opened = any(before.get(key) is not call for key, call in self._open_calls().items())
+            planned = opened or backwards_now != backwards
+            if planned:
+                self._in_doubt.pop(id(compiled), None)
+                return True
+            if reasons is not None:
+                compiled.reasons += torch_compat.reasons_to_skip() - reasons
+            # A call that raised, such as a refused budget, may not have come to its planned graphs.
+            if nodes_now == nodes or sys.exc_info()[0] is not None:
+                return False
+            # Tracing makes nodes, too: such a call may have recorded no gradient.
+            if tried_now != tried:
+                self._in_doubt[id(compiled)] = compiled
+                return False
+            self._in_doubt.pop(id(compiled), None)
+            compiled.say()
+            return True
+
+        return ends
+
+    def _say_of_the_rest(self) -> None:
+        for compiled in self._in_doubt.values():
+            compiled.say()
+
+
+@dataclass(slots=True, eq=False)
+class _Compiled:
+    """Something compiled that ran no planned graph so far.
+
+    Attributes:
+        name: The module's class, or the function's name.
+        recurrent: Whether it is a module with recurrent layers of torch.
+        calls: How often it was called while gradients are recorded.
+        reasons: How often Dynamo left a part of it to Python, by reason.
+    """
+
+    name: str
+    recurrent: bool
+    calls: int = 0
+    reasons: Counter[str] = field(default_factory=Counter)
+
+    def say(self) -> None:
+        """Warn that the budget has no effect on it."""
+        reasons = [reason for reason, _ in self.reasons.most_common(SHOWN)]
+        ways = [_RNN] if self.recurrent and not torch_compat.traces_recurrent_layers() else []
+        ways.append('TORCH_LOGS="graph_breaks" shows why, and what to change')
         logger.warning(
-            "memory_budget is not kept: torch.compile was asked for this backend, and gave it no graph of the %d "
-            "functions that it looked at, so everything runs without a plan%s; "
-            'TORCH_LOGS="graph_breaks" shows why, and what to change',
-            tried,
+            "memory_budget is not kept for %s, on which it has no effect: torch.compile captured nothing of it that is "
+            "trained, so it runs without a plan%s; %s",
+            self.name,
             f" ({'; '.join(reasons)})" if reasons else "",
+            "; ".join(ways),
         )
 
-    def _done(self) -> None:
-        # The hook would run after every step of every optimizer in the process.
-        if self._hook is not None:
-            self._hook.remove()
-            self._hook = None
-            atexit.unregister(self._look)
+
+def _compiled(fn: Any) -> _Compiled:
+    """The module that `fn` is, or is a method of, also within wrappers; else the function."""
+    owner = fn
+    while not isinstance(owner, torch.nn.Module):
+        owner = getattr(owner, "__self__", None) or getattr(owner, "__wrapped__", None)
+        if owner is None:
+            return _Compiled(getattr(fn, "__qualname__", type(fn).__name__), False)
+    recurrent = any(isinstance(module, torch.nn.RNNBase) for module in owner.modules())
+    return _Compiled(type(owner).__name__, recurrent)
+
+
+def _counts() -> tuple[int, int, int]:
+    return torch_compat.autograd_nodes_made(), torch_compat.backwards_begun(), torch_compat.frames_tried()
+
+
+def _undecided() -> bool:
+    return False

@@ -7,10 +7,12 @@ torch breaks one package.  One table, `patches`, lists every change of torch.
 from remat_compiler.torch_compat.allocators import device_allocator, recorded_requests
 from remat_compiler.torch_compat.backward_nodes import (
     BackwardBegins,
+    backwards_begun,
     compiled_backward,
     follow_backward,
     storages_saved_by,
 )
+from remat_compiler.torch_compat.compiled_calls import BeginsCall, EndsCall, autograd_nodes_made, follow_compiled
 from remat_compiler.torch_compat.compiled_graphs import (
     add_post_compile_listener,
     callable_replaced,
@@ -57,7 +59,7 @@ from remat_compiler.torch_compat.fake_tensors import (
     value_as_run,
 )
 from remat_compiler.torch_compat.forward_arguments import detached_run, forward_arguments
-from remat_compiler.torch_compat.frames import frames_tried, is_asked_for, reasons_to_skip
+from remat_compiler.torch_compat.frames import frames_tried, reasons_to_skip, traces_recurrent_layers
 from remat_compiler.torch_compat.graph_ends import ends_at_graph_break, returns_scalar
 from remat_compiler.torch_compat.in_place_calls import traceable_call
 from remat_compiler.torch_compat.inductor import (

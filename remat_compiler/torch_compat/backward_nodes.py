@@ -14,6 +14,14 @@ BackwardBegins = Callable[[], Callable[[Any], None] | None]
 """Called before a backward; what it returns is called with the results of the backward."""
 
 
+_begun = 0
+
+
+def backwards_begun() -> int:
+    """How many backwards of compiled graphs that are followed have begun in this process."""
+    return _begun
+
+
 def compiled_backward(outputs: Any) -> Any:
     """Autograd's node of the compiled graph that made `outputs`; `None` if autograd does not follow it.
 
@@ -67,6 +75,8 @@ def follow_backward(
         original = function.backward
 
         def backward(ctx: Any, *gradients: Any) -> Any:
+            global _begun
+            _begun += 1
             # Calls that nobody follows have no table.
             found = getattr(ctx, _CALLS, None)
             entry = None if found is None else found.get(id(ctx))

@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections import Counter
 
-import torch._dynamo.eval_frame
+import torch._dynamo.config
 from torch._dynamo.utils import counters
-
-
-def is_asked_for(backend: Callable[..., Any]) -> bool:
-    """Whether a compiled function uses this backend, called yet or not."""
-    # A copy, as another thread may add one.  `torch.compile` wraps the backend together with its options.
-    known = tuple(torch._dynamo.eval_frame.cached_backends.values())
-    return any(getattr(one, "compiler_fn", one) is backend for one in known)
 
 
 def frames_tried() -> int:
@@ -21,9 +13,18 @@ def frames_tried() -> int:
     return int(counters["frames"]["total"])
 
 
-def reasons_to_skip() -> list[str]:
-    """The first line of each reason for which parts of these functions were left to Python, the most frequent first."""
+def reasons_to_skip() -> Counter[str]:
+    """How often Dynamo left parts of these functions to Python for each reason, named by its first line."""
+    found: Counter[str] = Counter()
     # torch counts reasons by category; these two leave code to Python.
-    found = {**counters["unimplemented"], **counters["graph_break"]}
-    lines = [str(reason).strip().splitlines() for reason in sorted(found, key=lambda reason: -found[reason])]
-    return list(dict.fromkeys(line[0].strip() for line in lines if line))
+    for category in ("unimplemented", "graph_break"):
+        for reason, times in counters[category].items():
+            lines = str(reason).strip().splitlines()
+            if lines:
+                found[lines[0].strip()] += times
+    return found
+
+
+def traces_recurrent_layers() -> bool:
+    """Whether Dynamo traces `nn.RNN`, `nn.LSTM` and `nn.GRU`, rather than leaving what calls them to Python."""
+    return bool(torch._dynamo.config.allow_rnn)

@@ -72,6 +72,15 @@ LOOP_FUSION = Patch(
     "fused loops would hold memory that the plan frees",
     (("scheduler", "node1", "node2", "shared_data_score"),),
 )
+# The calls of what the user compiled.
+COMPILED_CALLS = Patch(
+    "compiled calls",
+    "torch._dynamo.eval_frame:OptimizeContext.__call__",
+    _CORRECTNESS,
+    "shows what is compiled, and follows its calls until one runs a planned graph",
+    "nothing tells of a model that the budget has no effect on",
+    (("self", "fn"),),
+)
 # Sizes that change from call to call.
 CHANGING_SIZES = Patch(
     "changing sizes",
@@ -263,6 +272,7 @@ PATCHES: tuple[Patch, ...] = (
     KERNEL_GROUPS,
     PRODUCT_FUSION,
     LOOP_FUSION,
+    COMPILED_CALLS,
     CHANGING_SIZES,
     GRAPH_CODE,
     NODE_ARGUMENTS,
