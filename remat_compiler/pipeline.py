@@ -40,6 +40,7 @@ from remat_compiler.partition.result import NoPlan
 from remat_compiler.partition.session import Session
 from remat_compiler.plan_cache.planner_loops import tell_of_compiling
 from remat_compiler.simulate.allowance import Allowance
+from remat_compiler.step_budget.behind_the_plan import BehindThePlan
 from remat_compiler.step_budget.beside_the_plan import Untrained
 from remat_compiler.step_budget.compiled_graph import CompiledGraph, RecompileContext
 from remat_compiler.step_budget.coordinator import StepCoordinator
@@ -58,6 +59,7 @@ logger = logging.getLogger(__name__)
 
 COORDINATOR: StepCoordinator[CompiledGraph] = StepCoordinator(decide)
 """Follows the training steps of this process."""
+_BEHIND = BehindThePlan(lambda: COORDINATOR.watch.here.open)
 
 
 def compile_graph(

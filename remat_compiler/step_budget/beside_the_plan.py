@@ -8,6 +8,7 @@ a graph without gradients before a graph break are inputs, so resident, to the g
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,8 +23,12 @@ logger = logging.getLogger(__name__)
 
 LOOKS = 8
 """Calls of a graph without gradients whose results are noted."""
+LOOKS_BEHIND, LOOKS_OF_KIND = 64, 3
+"""Backwards whose eager operators are looked at as they begin; the same of those with as many operators."""
 WORTH_TELLING = 0.1
 """Under a budget that is a fraction: the least part of a step's memory outside the plan that is warned of."""
+WORTH_TELLING_BEHIND = 0.02
+"""The same by which eager operators behind the graphs exceed their peak."""
 
 
 _WHERE_CUT = 'TORCH_LOGS="graph_breaks" shows where the step is cut, and what to change'
@@ -39,6 +44,11 @@ _TOLD = {
     "that Dynamo left to eager, gradients take %(together)s, more than the %(planned)s of the planned graphs",
 }
 """The warning for each figure of `Outside`."""
+_BEHIND = (
+    "memory_budget is not kept for all of the step: operators that Dynamo left to eager behind the planned graphs take "
+    "%(more)s for their backward, as it begins beside %(held)s that is held for the backward of the %(graphs)s, %(together)s in "
+    "all; compile them with the model, such as its loss, in one function; " + _WHERE_CUT
+)
 
 
 @dataclass(slots=True, eq=False)
@@ -110,12 +120,15 @@ class BesideThePlan:
         limit_bytes: The step's limit; `None` if it is no number of bytes.
         graphs: Number of planned graphs.
         told: The warnings so far, by attributes of `Outside`.
+        behind: Numbers of eager operators behind the graphs, and bytes that the latest graph held, of backwards that
+            were looked at, and how often.
     """
 
     peak_bytes: int
     limit_bytes: int | None
     graphs: int = 1
     told: set[str] = field(default_factory=set)
+    behind: Counter[tuple[int, int]] = field(default_factory=Counter)
 
     def say(self, outside: Outside, left_bytes: int | None, *, of_part: bool) -> None:
         """Warn of memory outside the graphs.
@@ -137,9 +150,42 @@ class BesideThePlan:
                     "percent": f"{100 * more_bytes / together:.0f} %",
                     "planned": format_bytes(self.peak_bytes),
                     "together": format_bytes(together),
-                    "graphs": f"{self.graphs} planned {'graph' if self.graphs == 1 else 'graphs'}",
+                    "graphs": self._graphs(),
                 }
                 logger.warning(_TOLD[what], figures)
+
+    def is_new_behind(self, kind: tuple[int, int]) -> bool:
+        """Whether a backward that begins with so much work behind the graphs is to be looked at."""
+        if self.behind[kind] >= LOOKS_OF_KIND or self.behind.total() >= LOOKS_BEHIND:
+            return False
+        self.behind[kind] += 1
+        return True
+
+    def say_behind(self, eager_bytes: int, held_bytes: int, *, of_part: bool) -> None:
+        """Warn of eager operators whose backward comes before that of the graphs.
+
+        Args:
+            eager_bytes: Most bytes that they hold and allocate at one time.
+            held_bytes: Bytes that are held meanwhile for the backward of the graphs.
+            of_part: See `say`.
+        """
+        # A part of the graphs' own peak is exceeded where their peak is; by a little, every eager loss does.
+        limit = self.peak_bytes * (1 + WORTH_TELLING_BEHIND) if of_part else self.limit_bytes
+        together = held_bytes + eager_bytes
+        if limit is not None and together > limit and "behind" not in self.told:
+            self.told.add("behind")
+            logger.warning(
+                _BEHIND,
+                {
+                    "more": format_bytes(eager_bytes),
+                    "held": format_bytes(held_bytes),
+                    "together": format_bytes(together),
+                    "graphs": self._graphs(),
+                },
+            )
+
+    def _graphs(self) -> str:
+        return f"{self.graphs} planned {'graph' if self.graphs == 1 else 'graphs'}"
 
     def _is_worth_telling(self, what: str, more_bytes: int, of_part: bool) -> bool:
         """Whether these bytes exceed the budget, or are much of the step if it is a part.  True once."""

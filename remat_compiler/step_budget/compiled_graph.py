@@ -177,6 +177,8 @@ class CompiledGraph:
             direct = [i for i, value in enumerate(outputs) if getattr(value, "grad_fn", None) is node]
             if direct and looking is None:
                 self._output, self._kind = direct[0], type(node)
+            if looking is not None:
+                torch_compat.note_outputs(node, arguments, outputs)
             note = self._dispatch and self._dispatch.latest
             self._watch.here.open[id(node)] = (ref(node), self, note, None, place.call)
             self._watch.follow(node, self._watch.here.open, looking)
@@ -247,6 +249,7 @@ class CompiledGraph:
         if not self.steps:
             self.outside.see(arguments, outputs)
             looking = self._looks_beside(arguments)
+            torch_compat.note_outputs(torch_compat.compiled_backward(outputs), arguments, outputs)
         here.known = _NOWHERE if place is None else place
         self._watch.forward(self, arguments, outputs, self.memory_now, looking)
         return outputs

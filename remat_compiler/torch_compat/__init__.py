@@ -10,8 +10,11 @@ from remat_compiler.torch_compat.backward_nodes import (
     backwards_begun,
     compiled_backward,
     follow_backward,
+    note_outputs,
+    outputs_of,
     storages_saved_by,
 )
+from remat_compiler.torch_compat.backward_starts import Roots, follow_backward_starts, nodes_behind
 from remat_compiler.torch_compat.compiled_calls import BeginsCall, EndsCall, autograd_nodes_made, follow_compiled
 from remat_compiler.torch_compat.compiled_graphs import (
     add_post_compile_listener,
@@ -45,6 +48,7 @@ from remat_compiler.torch_compat.dynamo_context import (
     saved_compilation,
 )
 from remat_compiler.torch_compat.dynamo_errors import DynamoRestart, pass_through_dynamo
+from remat_compiler.torch_compat.eager_backward import EagerBackward, eager_backward
 from remat_compiler.torch_compat.fake_tensors import (
     FAKE_RUN_ERRORS,
     VALUE_ERRORS,
@@ -139,7 +143,12 @@ from remat_compiler.torch_compat.profiler import memory_deltas, profiler_is_runn
 from remat_compiler.torch_compat.ranks import Ranks, ranks
 from remat_compiler.torch_compat.recompilations import forget_dynamic, frame_compilation, input_shapes, make_dynamic
 from remat_compiler.torch_compat.retained import graphs_may_be_retained, keeps_graph
-from remat_compiler.torch_compat.saved_by_eager import gradients_by_eager, gradients_of_views, saved_by_eager
+from remat_compiler.torch_compat.saved_by_eager import (
+    gradients_by_eager,
+    gradients_of_views,
+    saved_before,
+    saved_by_eager,
+)
 from remat_compiler.torch_compat.sharded_modules import (
     bucket_bytes,
     gathered_parameters,

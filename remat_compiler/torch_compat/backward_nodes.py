@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch._dynamo.convert_frame
 
-from remat_compiler.torch_compat.tensors import storages_of
+from remat_compiler.torch_compat.tensors import storages_of, watched_storages
 
 BackwardBegins = Callable[[], Callable[[Any], None] | None]
 """Called before a backward; what it returns is called with the results of the backward."""
@@ -27,7 +27,7 @@ def compiled_backward(outputs: Any) -> Any:
 
     The node holds the saved values.  Outputs that are views have one or two nodes of their own before it.
     """
-    values = outputs if isinstance(outputs, (list, tuple)) else [outputs]
+    values = _listed(outputs)
     nodes = [value.grad_fn for value in values if isinstance(value, torch.Tensor) and value.grad_fn is not None]
     # The outputs' own nodes, and past the up to two nodes of views.
     for _ in range(3):
@@ -40,11 +40,23 @@ def compiled_backward(outputs: Any) -> Any:
     return None
 
 
+def note_outputs(node: Any, arguments: Sequence[Any], outputs: Any) -> None:
+    """Note the outputs of a call that are its own with autograd's node of it, for `outputs_of`."""
+    if node is not None:
+        setattr(node, _OUTPUTS, watched_storages(_listed(outputs), storages_of(arguments)))
+
+
+def outputs_of(node: Any) -> list[Any] | None:
+    """Weak references to the outputs of a call, by its node; `None` if they were not noted."""
+    found: list[Any] | None = getattr(node, _OUTPUTS, None)
+    return found
+
+
 def storages_saved_by(outputs: Any) -> set[int]:
     """Addresses of the storages that the compiled graph which made `outputs` keeps for its backward."""
     node = compiled_backward(outputs)
     if node is None:
-        return storages_of(outputs if isinstance(outputs, (list, tuple)) else [outputs])
+        return storages_of(_listed(outputs))
     # AOTAutograd keeps by itself what needs no check of its version.
     return storages_of([*node.saved_tensors, *getattr(node, "_tensors_no_vc_check", ())])
 
@@ -111,6 +123,10 @@ def follow_backward(
         setattr(node, _BEGINS, of_this)
 
 
+def _listed(outputs: Any) -> Sequence[Any]:
+    return outputs if isinstance(outputs, (list, tuple)) else [outputs]
+
+
 _CHANGED = "modified by an inplace operation"
 
 _CHANGED_INPUT = (
@@ -121,5 +137,7 @@ _CHANGED_INPUT = (
 _CALLS = "_remat_calls"
 
 _BEGINS = "_remat_backward_begins"
+
+_OUTPUTS = "_remat_outputs"
 
 _FOLLOWED = "_remat_follows"

@@ -81,6 +81,14 @@ COMPILED_CALLS = Patch(
     "nothing tells of a model that the budget has no effect on",
     (("self", "fn"),),
 )
+BACKWARD_STARTS = Patch(
+    "begin of a backward",
+    "torch.autograd:_engine_run_backward",
+    _CORRECTNESS,
+    "shows what operators left to eager hold as a backward begins",
+    "nothing tells of memory that eager operators take behind the planned graphs",
+    (("t_outputs",),),
+)
 # Sizes that change from call to call.
 CHANGING_SIZES = Patch(
     "changing sizes",
@@ -273,6 +281,7 @@ PATCHES: tuple[Patch, ...] = (
     PRODUCT_FUSION,
     LOOP_FUSION,
     COMPILED_CALLS,
+    BACKWARD_STARTS,
     CHANGING_SIZES,
     GRAPH_CODE,
     NODE_ARGUMENTS,

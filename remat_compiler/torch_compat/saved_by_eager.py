@@ -7,13 +7,14 @@ from typing import Any
 
 import torch
 
+from remat_compiler.torch_compat.backward_starts import Roots, nodes_of
 from remat_compiler.torch_compat.tensors import address_of, dense_parts, num_bytes, storages_of
 
 COMPILED_NODE = "CompiledFunctionBackward"
 """Name of AOTAutograd's nodes.  A walk ends there: the operators before such a node are counted with its own graph."""
 MOST_NODES = 5_000
 """Most nodes that a walk visits; of longer graphs the figure is too low."""
-_PREFIX, _RESULT = "_raw_saved_", "_raw_saved_result"
+_PREFIX, _RESULT, _OF_FUNCTION = "_raw_saved_", "_raw_saved_result", "_raw_saved_tensors"
 
 
 def saved_by_eager(arguments: Iterable[Any]) -> int:
@@ -26,12 +27,19 @@ def saved_by_eager(arguments: Iterable[Any]) -> int:
     given = storages_of(tensors)
     # By address, since two operators may save one value, or views of it.
     found: dict[int, int] = {}
-    for node in _eager_nodes(tensors):
-        # A saved tensor without a node is a leaf, which its owner holds anyway, unless it is a result.
-        made = [tensor for name, tensor in _saved(node) if tensor.grad_fn is not None or name.startswith(_RESULT)]
-        for part in (part for tensor in made for part in dense_parts(tensor)):
-            if address_of(part) not in given:
-                found[address_of(part)] = part.untyped_storage().nbytes()
+    for node in eager_nodes(nodes_of(tensors)):
+        found |= _storages(_made(node))
+    return sum(size for address, size in found.items() if address not in given)
+
+
+def saved_before(roots: Roots) -> int:
+    """Bytes that eager operators hold for a backward from `roots`, also those in front of compiled graphs.
+
+    What a running backward has released does not count, nor do results of compiled graphs, which count with these.
+    """
+    found: dict[int, int] = {}
+    for node in eager_nodes(nodes_of(roots), through_compiled=True):
+        found |= held_by(node)
     return sum(found.values())
 
 
@@ -42,7 +50,7 @@ def gradients_by_eager(arguments: Iterable[Any]) -> int:
     be a copy, for example in another layout.  May be below 0.
     """
     tensors = [value for value in arguments if isinstance(value, torch.Tensor) and value.grad_fn is not None]
-    nodes = list(_eager_nodes(tensors))
+    nodes = list(eager_nodes(nodes_of(tensors)))
     # Nodes that accumulate into a leaf have it as `variable`.
     leaves = {id(leaf): leaf for node in nodes if (leaf := getattr(node, "variable", None)) is not None}
     if not leaves:
@@ -52,15 +60,22 @@ def gradients_by_eager(arguments: Iterable[Any]) -> int:
     return sum(map(num_bytes, leaves.values())) - sum(come_in) + max(come_in)
 
 
-def _eager_nodes(tensors: Iterable[torch.Tensor]) -> Iterator[Any]:
-    """Autograd's nodes that made `tensors`, back to leaves or to compiled graphs; at most about `MOST_NODES`."""
-    waiting: list[Any] = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
+def eager_nodes(starts: Iterable[Any], *, through_compiled: bool = False) -> Iterator[Any]:
+    """Autograd's nodes from `starts` back to leaves or to compiled graphs; at most about `MOST_NODES`.
+
+    Args:
+        starts: Nodes.
+        through_compiled: Whether to go on before compiled graphs; their own nodes are left out in any case.
+    """
+    waiting = list(starts)
     seen: set[Any] = set(waiting)
     while waiting and len(seen) < MOST_NODES:
         node = waiting.pop()
-        if type(node).__name__ == COMPILED_NODE:
+        compiled = type(node).__name__ == COMPILED_NODE
+        if not compiled:
+            yield node
+        elif not through_compiled:
             continue
-        yield node
         for before, _ in node.next_functions:
             if before is not None and before not in seen:
                 seen.add(before)
@@ -90,6 +105,37 @@ def gradients_of_views(arguments: Iterable[Any], outputs: Any) -> int:
             if base is not None:
                 found[id(base)] = num_bytes(base)
     return sum(found.values())
+
+
+def held_by(node: Any) -> dict[int, int]:
+    """Bytes by address that an eager operator holds for its backward, but for leaves and results of compiled graphs."""
+    made = _made(node)
+    return _storages(tensor for tensor in made if not (_is_compiled(tensor) or _is_compiled(tensor._base)))
+
+
+def _made(node: Any) -> list[torch.Tensor]:
+    """Tensors that a node holds and that operators made."""
+    # A saved tensor without a node is a leaf, which its owner holds anyway, unless it is a result; so is one that is a
+    # view of a leaf, such as the transposed weight of a linear layer.  What a function of the user's saves may be its
+    # own: only its inputs have nodes.
+    found = [(name, tensor, tensor if tensor._base is None else tensor._base) for name, tensor in _saved(node)]
+    return [
+        tensor
+        for name, tensor, owner in found
+        if owner.grad_fn is not None
+        or name.startswith(_RESULT)
+        or (name == _OF_FUNCTION and owner.is_floating_point() and not owner.requires_grad)
+    ]
+
+
+def _is_compiled(tensor: torch.Tensor | None) -> bool:
+    return tensor is not None and type(tensor.grad_fn).__name__ == COMPILED_NODE
+
+
+def _storages(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
+    """Bytes by address."""
+    parts = (part for tensor in tensors for part in dense_parts(tensor))
+    return {address_of(part): part.untyped_storage().nbytes() for part in parts}
 
 
 def _saved(node: Any) -> list[tuple[str, torch.Tensor]]:

@@ -1,0 +1,93 @@
+"""Warn if operators that Dynamo left to eager behind the planned graphs may make a step exceed its budget.
+
+    planned forwards ─ eager loss ─│─ eager backward ─ planned backwards
+                         saved  ►  │  gradients  ►
+                 held by planned graphs  ►
+
+As a backward begins, all that eager operators saved is there beside what the planned graphs hold, and the gradients of
+these operators come on top.  A backward that begins within another one, as of a reentrant checkpoint, also runs beside
+what the outer one has not released.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from remat_compiler import torch_compat
+from remat_compiler.options import BudgetKind, RematOptions
+from remat_compiler.simulate.step_peak import GraphMemory
+from remat_compiler.step_budget.beside_the_plan import BesideThePlan, Outside
+from remat_compiler.step_budget.coordinator import share_budget
+
+
+class Beside(Protocol):
+    """A planned graph of which memory outside of it is told.
+
+    Attributes:
+        options: The user's options.
+        beside: The warnings; `None` as long as its memory is not known.
+        outside: What its calls showed.
+    """
+
+    options: RematOptions
+    beside: BesideThePlan | None
+    outside: Outside
+
+    def noted_memory(self, note: Any) -> GraphMemory | None:
+        """The memory of a call, from what is noted of it."""
+        ...
+
+
+OpenCalls = Callable[[], Mapping[int, tuple[Any, Beside, Any, Any, int]]]
+"""The calls of planned graphs in this thread whose backward has not run, see `step_watch.Here`."""
+
+
+class BehindThePlan:
+    """Looks at each backward that begins while planned graphs wait for theirs.
+
+    Args:
+        open_calls: The calls that wait.
+    """
+
+    def __init__(self, open_calls: OpenCalls) -> None:
+        self._open_calls = open_calls
+        torch_compat.follow_backward_starts(self._starts)
+
+    def _starts(self, roots: torch_compat.Roots, outer: Sequence[torch_compat.Roots]) -> None:
+        calls = tuple(self._open_calls().values())
+        if not calls:
+            return
+        node, graph, note, _, _ = calls[-1]
+        beside, budget, latest = graph.beside, graph.options.memory_budget, node()
+        if beside is None or latest is None or budget.kind is BudgetKind.MIN:
+            return
+        memory = graph.noted_memory(note)
+        # As much work behind the graphs as in a step that was looked at, at the same sizes, is no news.
+        kind = torch_compat.nodes_behind(latest, roots), 0 if memory is None else memory.held_bytes
+        if not beside.is_new_behind(kind):
+            return
+        eager = torch_compat.eager_backward(roots)
+        held_bytes, in_front = self._held(graph.options)
+        if held_bytes is not None and eager.peak_bytes:
+            beside.say_behind(eager.peak_bytes, held_bytes + in_front, of_part=budget.is_part)
+        if outer:
+            # What the same operators hold for several backwards counts once.
+            saved = torch_compat.saved_before([root for roots in outer for root in roots])
+            beside.say(Outside(eager_bytes=saved), None, of_part=budget.is_part)
+
+    def _held(self, options: RematOptions) -> tuple[int | None, int]:
+        """Bytes that the open calls which share a budget hold, `None` if not known, and eager operators before them."""
+        held_bytes, in_front = 0, dict[Beside, int]()
+        for node, graph, note, _, _ in tuple(self._open_calls().values()):
+            made = node()
+            if made is None or not share_budget(graph.options, options):
+                continue
+            memory = graph.noted_memory(note)
+            if memory is None:
+                return None, 0
+            outputs = torch_compat.outputs_of(made)
+            gone = outputs is not None and all(one.expired() for one in outputs)
+            held_bytes += memory.held_bytes - (memory.released_bytes if gone else 0)
+            in_front[graph] = graph.outside.eager_bytes
+        return held_bytes, sum(in_front.values())

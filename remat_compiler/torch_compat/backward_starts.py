@@ -1,0 +1,51 @@
+"""The begin of each backward: its roots are known, and the nodes behind them hold all that they saved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from remat_compiler.torch_compat.patches import BACKWARD_STARTS
+from remat_compiler.torch_compat.patching import replace
+
+Roots = Sequence[Any]
+"""What a backward begins at: tensors or edges of autograd's graph."""
+
+_running: list[Roots] = []
+
+
+def follow_backward_starts(starts: Callable[[Roots, Sequence[Roots]], None]) -> None:
+    """Have `starts` called before each backward from now on.
+
+    Args:
+        starts: Gets the roots of the backward, and those of the backwards that are running already, within one of which
+            this one may begin.
+    """
+
+    def following(original: Callable[..., Any]) -> Callable[..., Any]:
+        def run_backward(t_outputs: Roots, *args: Any, **keywords: Any) -> Any:
+            within = torch._C._current_graph_task_id() != -1
+            starts(t_outputs, _running if within else ())
+            _running.append(t_outputs)
+            try:
+                return original(t_outputs, *args, **keywords)
+            finally:
+                # By identity: another thread may have added its own, and tensors compare element by element.
+                _running[:] = [one for one in _running if one is not t_outputs]
+
+        return run_backward
+
+    replace(BACKWARD_STARTS, following)
+
+
+def nodes_behind(node: Any, roots: Roots) -> int:
+    """How many nodes of autograd were made from `node` to the latest of `roots`, roughly."""
+    return max((int(root._sequence_nr()) for root in nodes_of(roots)), default=0) - int(node._sequence_nr())
+
+
+def nodes_of(roots: Roots) -> list[Any]:
+    """The nodes of autograd at which a backward begins."""
+    nodes = [root.grad_fn if isinstance(root, torch.Tensor) else root.node for root in roots]
+    return [node for node in nodes if node is not None]

@@ -1,0 +1,129 @@
+"""What operators left to eager take behind, or around, planned graphs is told once if the budget is exceeded by it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import remat_compiler.backend  # noqa: F401 - registers the backend
+
+Told = Callable[[], list[str]]
+
+
+@pytest.fixture
+def told(caplog: pytest.LogCaptureFixture) -> Told:
+    """The warnings about eager operators."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    return lambda: [text for text in caplog.messages if "left to eager" in text]
+
+
+def compiled(model: Any, budget: str | float) -> Any:
+    options = {"memory_budget": budget, "inner": "eager", "cost_model": "nominal"}
+    return torch.compile(model, backend="remat", options=options)
+
+
+def train(step: Callable[[], torch.Tensor], *models: nn.Module, steps: int = 4) -> None:
+    for _ in range(steps):
+        for model in models:
+            model.zero_grad()
+        step().backward()
+
+
+def dense(width: int = 64) -> nn.Module:
+    return nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, width))
+
+
+# A megabyte of logits, and as much each for their logarithms and two gradients of them.
+@pytest.mark.parametrize(("budget", "times"), [("2600KiB", 1), ("3000KiB", 1), ("3600KiB", 0), ("min", 0)])
+def test_a_loss_left_to_eager_is_told_of_with_its_bytes(budget: str, times: int, told: Told) -> None:
+    model, x, classes = dense(1024), torch.randn(256, 64), torch.randint(0, 1024, (256,))
+    step = compiled(model, budget)
+    train(lambda: F.cross_entropy(step(x), classes), model)
+    assert len(told()) == times
+    for text in told():
+        # The logits are gone: only what the graph saved is held.
+        assert "behind the planned graphs take 3.0 MiB" in text
+        assert "beside 128.0 KiB" in text
+
+
+def test_losses_in_chunks_and_recurrent_layers_behind_are_told_of(told: Told) -> None:
+    model, head, x, classes = dense(), nn.Linear(64, 1024), torch.randn(256, 64), torch.randint(0, 1024, (64,))
+    step = compiled(model, "1MiB")
+
+    def in_chunks() -> torch.Tensor:
+        return torch.stack([F.cross_entropy(head(part), classes) for part in step(x).split(64)]).sum()
+
+    train(in_chunks, model, head)
+    assert len(told()) == 1
+
+    front, recurrent = nn.Sequential(nn.Conv1d(8, 32, 3, padding=1), nn.ReLU()), nn.GRU(32, 64, batch_first=True)
+    step, signal = compiled(front, "1200KiB"), torch.randn(16, 8, 100)
+
+    def through_gru() -> torch.Tensor:
+        lengths = torch.full((16,), 100)
+        packed = nn.utils.rnn.pack_padded_sequence(step(signal).transpose(1, 2), lengths, batch_first=True)
+        return recurrent(packed)[0].data.square().mean()
+
+    train(through_gru, front, recurrent)
+    assert len(told()) == 2
+
+
+def test_a_custom_function_behind_counts_what_it_saves(told: Told) -> None:
+    class Scaled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            ctx.save_for_backward(*(x + i for i in range(8)))
+            return x.mean()
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+            return gradients[0] * torch.ones_like(ctx.saved_tensors[0])
+
+    model, x = dense(), torch.randn(256, 64)
+    step = compiled(model, "400KiB")
+    train(lambda: Scaled.apply(step(x)), model)
+    # They have no node, but are none of anybody's: autograd holds them.
+    assert len(told()) == 1
+
+
+@pytest.mark.parametrize("late", [0, 20])
+def test_eager_work_that_begins_after_some_steps_is_told_of(late: int, told: Told) -> None:
+    model, x = dense(), torch.randn(256, 64)
+    step, heavy = compiled(model, "500KiB"), False
+
+    def loss() -> torch.Tensor:
+        found = step(x)
+        for _ in range(8 if heavy else 0):
+            found = found.tanh()
+        return found.sum()
+
+    train(loss, model, steps=late)
+    assert not told()
+    heavy = True
+    train(loss, model)
+    assert len(told()) == 1
+
+
+def test_what_a_running_backward_holds_counts_for_reentrant_checkpoints(told: Told) -> None:
+    blocks = nn.ModuleList(dense() for _ in range(12))
+    x = torch.randn(512, 64, requires_grad=True)
+    made = [compiled(block, "1500KiB") for block in blocks]
+
+    def step() -> torch.Tensor:
+        h = x * 1
+        for block in made:
+            h = h + checkpoint(block, h, use_reentrant=True)
+        return h.sum()
+
+    train(step, blocks)
+    found = re.findall(r"hold ([\d.]+) MiB for their backward", " ".join(told()))
+    # Twelve inputs of blocks, 128 KiB each.
+    assert found[:1] == ["1.5"]
