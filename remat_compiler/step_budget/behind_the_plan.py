@@ -19,6 +19,7 @@ from remat_compiler.options import BudgetKind, RematOptions
 from remat_compiler.simulate.step_peak import GraphMemory
 from remat_compiler.step_budget.beside_the_plan import BesideThePlan, Outside
 from remat_compiler.step_budget.coordinator import share_budget
+from remat_compiler.step_budget.gradients_before import GradientsBefore
 
 
 class Beside(Protocol):
@@ -28,11 +29,17 @@ class Beside(Protocol):
         options: The user's options.
         beside: The warnings; `None` as long as its memory is not known.
         outside: What its calls showed.
+        gradients: Finds gradients from before its steps; `None` as long as its memory is not known.
     """
 
     options: RematOptions
     beside: BesideThePlan | None
     outside: Outside
+    gradients: GradientsBefore | None
+
+    def look_again(self) -> None:
+        """Look for gradients from before its steps in its next calls."""
+        ...
 
     def noted_memory(self, note: Any) -> GraphMemory | None:
         """The memory of a call, from what is noted of it."""
@@ -62,6 +69,9 @@ class BehindThePlan:
         beside, budget, latest = graph.beside, graph.options.memory_budget, node()
         if beside is None or latest is None or budget.kind is BudgetKind.MIN:
             return
+        if graph.gradients is not None and graph.gradients.appear(graph):
+            for _, other, *_ in calls:
+                other.look_again()
         memory = graph.noted_memory(note)
         # As much work behind the graphs as in a step that was looked at, at the same sizes, is no news.
         kind = torch_compat.nodes_behind(latest, roots), 0 if memory is None else memory.held_bytes

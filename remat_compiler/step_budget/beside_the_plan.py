@@ -46,8 +46,8 @@ _TOLD = {
 """The warning for each figure of `Outside`."""
 _BEHIND = (
     "memory_budget is not kept for all of the step: operators that Dynamo left to eager behind the planned graphs take "
-    "%(more)s for their backward, as it begins beside %(held)s that is held for the backward of the %(graphs)s, %(together)s in "
-    "all; compile them with the model, such as its loss, in one function; " + _WHERE_CUT
+    "%(more)s for their backward, as it begins beside %(held)s that is held for the backward of the %(graphs)s, "
+    "%(together)s in all; compile them with the model, such as its loss, in one function; " + _WHERE_CUT
 )
 
 

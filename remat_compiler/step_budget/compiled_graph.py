@@ -206,6 +206,10 @@ class CompiledGraph:
         self._open_before = frozenset(calls)
         return self.gradients.look(self, arguments, begins=begins)
 
+    def look_again(self) -> None:
+        """Have the next calls come by where gradients from before the step are looked for."""
+        self._kind = None
+
     def ask_for_decision(self) -> bool:
         """Have the budget of its known steps decided about once more, before its next call; whether there are any."""
         if self.steps and self.completed_step is None:

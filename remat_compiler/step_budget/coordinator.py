@@ -16,7 +16,7 @@ from remat_compiler.observer import observers
 from remat_compiler.options import BudgetKind, RematOptions
 from remat_compiler.simulate.step_peak import GraphMemory, Turn
 from remat_compiler.step_budget.calls_alike import is_rehearsal
-from remat_compiler.step_budget.known_steps import Place, Placed, is_among, is_known, learn, until
+from remat_compiler.step_budget.known_steps import Place, Placed, is_among, is_known, kept, learn, until
 from remat_compiler.step_budget.step_watch import PATIENCE, StepWatch, WatchedStep
 
 
@@ -81,7 +81,7 @@ class StepCoordinator(Generic[G]):
 
     def __init__(self, decide: Callable[[WatchedStep[G]], None]) -> None:
         self._decide = decide
-        self.watch: StepWatch[G] = StepWatch(self._complete, _failed)
+        self.watch: StepWatch[G] = StepWatch(self._complete, self._kept, _failed)
         self.unsettled: set[ref[G]] = set()
         self._whole_steps: set[int] = set()
 
@@ -188,6 +188,12 @@ class StepCoordinator(Generic[G]):
         for graph in step.graphs:
             graph.completed_step = step
 
+    def _kept(self, graph: G, call: int) -> None:
+        """Have the budget decided about anew if a call of known steps keeps its graph, which none of them does."""
+        known = [place.step for place in graph.places.values() if place.call == call]
+        if graph.completed_step is None and known and not any(map(_keeps_graphs, graph.steps)):
+            graph.completed_step = kept(known[-1])
+
     def _needs_no_decision(self, step: WatchedStep[G]) -> bool:
         """Whether a step of one call leaves nothing to share; if so, it is learnt here."""
         alone = step.graphs[0]
@@ -195,7 +201,7 @@ class StepCoordinator(Generic[G]):
             # Calls before it may not have been watched: only the next step shows whether it really is alone.
             alone.awaits_earlier_graphs = False
             return True
-        simple = not step.aside and not step.seen.sharded and all(turn is not Turn.KEPT for turn, _ in step.turns)
+        simple = not step.aside and not step.seen.sharded and not _keeps_graphs(step)
         # A fraction is one of each step's own peak: another kind of step needs a limit of its own.
         fraction = alone.options.memory_budget.kind is BudgetKind.FRACTION
         if not alone.is_planned_alone or not simple or (fraction and alone.steps):
@@ -213,6 +219,11 @@ class StepCoordinator(Generic[G]):
             graph.steps_without = 0 if graph in graphs else graph.steps_without + 1
             if graph.steps_without > PATIENCE:
                 self.leave_out(graph)
+
+
+def _keeps_graphs(step: WatchedStep[Any]) -> bool:
+    """Whether a backward in the step keeps its graph."""
+    return any(turn is Turn.KEPT for turn, _ in step.turns)
 
 
 def share_budget(one: RematOptions, other: RematOptions) -> bool:

@@ -32,6 +32,8 @@ logger = logging.getLogger(__name__)
 _NOT_KNOWN = "there will be room for them once it is known which graphs make up the step"
 LOOKS = 8
 """Calls of each graph with the same parameters to look at: gradients are found that add up over so many calls."""
+MORE_LOOKS = 3
+"""How often so many calls are looked at once more because gradients are there after all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,7 @@ class GradientsBefore:
     _made: dict[Hashable, torch_compat.WatchedSizes] = field(default_factory=dict)
     _at_begin: dict[Found, int] = field(default_factory=dict)
     _looks: dict[Hashable, int] = field(default_factory=dict)
+    _more_looks: int = MORE_LOOKS
 
     @property
     def size_bytes(self) -> int:
@@ -117,6 +120,22 @@ class GradientsBefore:
             self._made[graph] = torch_compat.watched_sizes(gradients)
 
         return backward_begins
+
+    def appear(self, graph: Hashable) -> bool:
+        """Whether a backward that begins finds a gradient although none was found so far; calls are then looked at again.
+
+        Programs may begin to accumulate gradients when nothing is looked for any more.
+        """
+        first = next(iter(self._leaves.get(graph, {}).values()), None)
+        leaf = first and first()
+        if leaf is None or leaf.grad is None or self.found or not self._more_looks:
+            return False
+        # Not while calls are looked at anyway.
+        if max(self._looks.values(), default=0) <= LOOKS:
+            return False
+        self._more_looks -= 1
+        self._looks.clear()
+        return True
 
     def expect(self, graph: Hashable, arguments: Iterable[Any]) -> None:
         """Count the gradients that a call will leave, if micro-batches of a pipeline follow, each a step of its own."""

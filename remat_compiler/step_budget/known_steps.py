@@ -97,6 +97,13 @@ def refuse(step: WatchedStep[Any], error: InfeasibleBudget) -> None:
             place = graph.places[place]
 
 
+def kept(known: WatchedStep[Any]) -> WatchedStep[Any]:
+    """A known step whose calls keep their graphs, all of them, for another backward."""
+    first = next((i for i, (turn, _) in enumerate(known.turns) if turn is Turn.BACKWARD), len(known.turns))
+    backwards = [(Turn.KEPT, call) for turn, call in known.turns[first:] if turn is Turn.BACKWARD]
+    return known.begun(len(known.calls), [*known.turns[:first], *backwards, *known.turns[first:]], known.notes)
+
+
 def until(place: Place, open_calls: dict[int, Any]) -> WatchedStep[Any]:
     """A watched step that has come to `place`, as far as the known step and the calls that are open tell.
 

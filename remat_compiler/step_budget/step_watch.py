@@ -208,15 +208,17 @@ class StepWatch(Generic[G]):
 
     Args:
         complete: Called with each complete step, on the thread that ended it, which may be autograd's own.
+        kept: Called with the graph and the number of a call that is not watched, whose backward keeps its graph.
         fails: Called with the graph whose backward failed, and the error, before that goes on.
     """
 
     def __init__(
         self,
         complete: Callable[[WatchedStep[G]], None],
+        kept: Callable[[G, int], None] = lambda graph, call: None,
         fails: Callable[[G, RuntimeError], None] = lambda graph, error: None,
     ) -> None:
-        self._complete, self._fails = complete, fails
+        self._complete, self._kept, self._fails = complete, kept, fails
         # Reentrant: within it, memory may be collected, and the finalizer of a node then comes to `_end`.
         self._lock = threading.RLock()
         self._patience = PATIENCE
@@ -339,7 +341,10 @@ class StepWatch(Generic[G]):
 
     def ran_backward(self, entry: tuple[Any, Any, Any, Any, int], kept: bool) -> None:
         """The backward of a watched call has run; if `kept`, its graph is kept for another one."""
-        _, _, _, step, call = entry
+        _, graph, _, step, call = entry
+        if step is None:
+            self._kept(graph, call)
+            return
         # Its parameters are gathered, and its gradients whole, until autograd goes on behind the graph.
         forward = step.seen.sharded.get((Turn.FORWARD, call))
         seen = None if forward is None else torch_compat.sharded_now()

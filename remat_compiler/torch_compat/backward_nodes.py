@@ -75,9 +75,10 @@ def follow_backward(
 
     Args:
         node: Autograd's node of a compiled graph.
-        calls: Calls by the identity of their node.  `told` is called only for entries whose fourth item is not `None`.
-        told: Gets the entry, and whether the graph is kept for another backward; if so, the entry stays in `calls`.
-        begins: Gets the entry before the backward runs, under the same condition.
+        calls: Calls by the identity of their node.
+        told: Gets the entry, and whether the graph is kept for another backward; if so, the entry stays in `calls`.  If
+            the fourth item of an entry is `None`, it is called only for a graph that is kept.
+        begins: Gets the entry before the backward runs, if its fourth item is not `None`.
         of_this: Called before the backward of this node runs, in any case; what it returns gets the backward's results.
         fails: Gets the entry and the error of a backward that fails, before the error goes on to the caller.
     """
@@ -112,7 +113,7 @@ def follow_backward(
             if found is not None:
                 kept = torch._C._autograd._get_current_graph_task_keep_graph()
                 entry = found.get(id(ctx)) if kept else found.pop(id(ctx), None)
-                if entry is not None and entry[3] is not None:
+                if entry is not None and (kept or entry[3] is not None):
                     told(entry, kept)
             return result
 
