@@ -24,6 +24,7 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
+from remat_compiler import torch_compat
 from remat_compiler.capture.graph import CapturedGraph
 from remat_compiler.capture.overwriting import overwritings, touches_plainly
 from remat_compiler.capture.storages import readers as readers_of
@@ -118,4 +119,4 @@ def _same_layout(a: fx.Node, b: fx.Node) -> bool:
     x, y = a.meta.get("val"), b.meta.get("val")
     if not isinstance(x, torch.Tensor) or not isinstance(y, torch.Tensor):
         return False
-    return x.dtype == y.dtype and x.device == y.device and x.shape == y.shape and x.stride() == y.stride()
+    return torch_compat.have_one_layout(x, y)
