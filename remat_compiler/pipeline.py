@@ -72,6 +72,9 @@ def compile_graph(
     """
     tell_of_compiling()
     torch_compat.keep_first_call_on_fakes()
+    if options.on_infeasible != "min" and torch_compat.sizes_depend_on_data(gm):
+        # Plans take such sizes for as large as they may be, so a step that they refuse may fit.
+        options = replace(options, on_infeasible="min")
     directory = None if environment.disable_cache else environment.cache_dir
     agreement = _agreement()
     first = first_request(options, environment, example_inputs)

@@ -227,8 +227,12 @@ def _keeps_graphs(step: WatchedStep[Any]) -> bool:
 
 
 def share_budget(one: RematOptions, other: RematOptions) -> bool:
-    """Whether graphs with these options share their budget: all options but the dump folder are equal."""
-    return one is other or replace(one, dump=None) == replace(other, dump=None)
+    """Whether graphs with these options share their budget: all options are equal but those that change no plan."""
+    return one is other or _planned_by(one) == _planned_by(other)
+
+
+def _planned_by(options: RematOptions) -> RematOptions:
+    return replace(options, dump=None, on_infeasible="error")
 
 
 def _failed(graph: Coordinated, error: RuntimeError) -> None:

@@ -116,6 +116,7 @@ from remat_compiler.torch_compat.operators import (
     run_and_save_rng_state,
     run_with_rng_state,
     save_policy,
+    sizes_depend_on_data,
 )
 from remat_compiler.torch_compat.out_of_memory import (
     DeviceMemory,

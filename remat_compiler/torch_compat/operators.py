@@ -80,11 +80,21 @@ def can_replay(node: fx.Node) -> bool:
     return isinstance(first, torch.Tensor) and first.device.type in ("cpu", "cuda")
 
 
-def has_unbacked_shape(node: fx.Node) -> bool:
-    """Whether the size of the node's result is known only after running it."""
+def sizes_depend_on_data(gm: fx.GraphModule) -> bool:
+    """Whether one of the sizes in Dynamo's graph is known only after running it."""
+    return any(has_unbacked_shape(node, "example_value") for node in gm.graph.nodes)
+
+
+def has_unbacked_shape(node: fx.Node, key: str = "val") -> bool:
+    """Whether the size of the node's result is known only after running it.
+
+    Args:
+        node: The node.
+        key: Under which name its traced result is kept with it.
+    """
     from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
-    value = node.meta.get("val")
+    value = node.meta.get(key)
     leaves = value if isinstance(value, (list, tuple)) else [value]
     # Finding symbols is slow, and most values have none.
     symbolic = [v for v in leaves if isinstance(v, torch.Tensor) and v._has_symbolic_sizes_strides]

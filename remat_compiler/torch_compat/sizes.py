@@ -50,14 +50,52 @@ def sizes_at(sizes: Mapping[str, int]) -> Iterator[None]:
 
 
 def size_hint(size: int | torch.SymInt) -> int:
-    """The size as a number (see `sizes_at`); a data-dependent one is torch's fallback.
+    """The size as a number (see `sizes_at`).
 
-    Never puts a guard on a size.
+    Each data-dependent symbol in it stands for torch's fallback, or the bound that is known of it.  Never puts a guard on
+    a size.
     """
     if isinstance(size, int):
         return size
     number = symbol_hint(size)
-    return int(number) if number is not None else UNBACKED_FALLBACK
+    return int(number) if number is not None else _assumed(size.node)
+
+
+def _assumed(node: Any) -> int:
+    """The number of a size of which parts depend on data."""
+    # The length of a jagged dimension is no expression.
+    expression = getattr(node, "expr", None)
+    if expression is None:
+        return UNBACKED_FALLBACK
+    known, environment = dict(_sizes.get()), node.shape_env
+    numbers = {}
+    for symbol in expression.free_symbols:
+        number = known.get(symbol.name)
+        if number is None:
+            hint = _hint_of(environment, symbol)
+            number = _within_bounds(environment, symbol) if hint is None else hint
+        numbers[symbol] = number
+    found = expression.xreplace(numbers)
+    # One symbol becomes a plain number.
+    return int(found) if getattr(found, "is_number", True) else UNBACKED_FALLBACK
+
+
+def _hint_of(environment: Any, symbol: Any) -> int | None:
+    # The name differs between versions of torch.
+    name = "backed_var_to_val" if hasattr(environment, "backed_var_to_val") else "var_to_val"
+    hints = getattr(environment, name)
+    return None if symbol not in hints else int(hints[symbol])
+
+
+def _within_bounds(environment: Any, symbol: Any) -> int:
+    """torch's fallback, as far as the bounds of a data-dependent symbol allow."""
+    bounds = environment.var_to_range.get(symbol)
+    number = UNBACKED_FALLBACK
+    if bounds is not None:
+        # An infinite bound is no integer of sympy's.
+        number = max(number, int(bounds.lower)) if bounds.lower.is_Integer else number
+        number = min(number, int(bounds.upper)) if bounds.upper.is_Integer else number
+    return number
 
 
 def allocation_alignment(device_type: str) -> int:
