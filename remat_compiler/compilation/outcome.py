@@ -8,6 +8,7 @@ asks for.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -23,6 +24,8 @@ from remat_compiler.partition.request import PartitionRequest
 from remat_compiler.report.plan_report import PlanReport, StepFigures
 from remat_compiler.simulate.step_peak import GraphMemory
 from remat_compiler.units import format_bytes
+
+logger = logging.getLogger(__name__)
 
 FOLDER, FORMAT_VERSION, MOST_FILES, MOST_BYTES = "plans", 7, 4_096, 64_000_000
 DECIDED = (
@@ -88,6 +91,7 @@ class Outcome:
         self.limit_bytes: int | None = None
         self.reports: list[PlanReport] = []
         self._native_peak_bytes: int | None = None
+        self._told = False
         # What is told after Dynamo is done with the graph still belongs to this compilation.
         self.compilation = torch_compat.current_compilation()
         buckets = torch_compat.bucket_bytes()
@@ -134,6 +138,7 @@ class Outcome:
     def take_over(self, attempt: Attempt, earlier: StoredOutcome) -> None:
         """Report an attempt whose code came from a compiler's cache, from the reports kept with it."""
         self.attempt, self.reports = attempt, checked_reports(earlier.reports, attempt.check)
+        self._tell_unknown(attempt)
         publish(self.reports, (), self.options, self.compilation)
 
     def keep(
@@ -165,6 +170,7 @@ class Outcome:
         if len(reports) == 1:
             reports = [replace(reports[0], budget_bytes=limit_bytes)]
         self.attempt, self.reports, self.limit_bytes = attempt, reports, limit_bytes
+        self._tell_unknown(attempt)
         publish(reports, attempt.partitions, self.options, self.compilation)
         # A failure to plan is not kept: the next process tries again.  Nor is what gradients from before the step led
         # to: the next process may accumulate none.
@@ -174,3 +180,20 @@ class Outcome:
         if final and self.kept is not None and attempt.failure is None:
             stored = StoredOutcome(self.key, attempt.request, limit_bytes, tuple(reports), attempt.native)
             self.kept.write(self.key.digest, stored)
+
+    def _tell_unknown(self, attempt: Attempt) -> None:
+        """Warn, once, of a budget that is kept by the plan alone, since the peak of what was compiled is not known."""
+        # Of changing sizes, and of graphs that could not be planned, something else is told.
+        other = bool(attempt.request.sizes) or attempt.failure is not None
+        budget = self.options.memory_budget
+        # All of the peak without a budget is what torch's own partition takes, too.
+        limited = budget.is_part if budget.kind is BudgetKind.FRACTION else budget.kind is not BudgetKind.MIN
+        if self._told or not attempt.check.unknown or other or not limited:
+            return
+        self._told = True
+        logger.warning(
+            "memory_budget=%s is kept by the plan of a graph only, and the step may exceed it: what was compiled could "
+            "not be checked, since %s; leave room for what happens in there",
+            self.options.memory_budget,
+            attempt.check.unknown,
+        )

@@ -188,6 +188,9 @@ def why_unknown(error: Exception) -> str:
     """Reason shown to users for a step that cannot run on fake tensors; an unexpected traceback is logged at DEBUG."""
     text = str(error).partition("\n")[0]
     reason = text if isinstance(error, DryRunUnsupported) else f"{type(error).__name__}: {text}"
+    if isinstance(error, torch_compat.VALUE_ERRORS):
+        largest = torch_compat.UNBACKED_FALLBACK
+        reason += f" depends on data, a size of which is planned as {largest}, or as the bound known of it"
     if not isinstance(error, EXPECTED):
         log.debug("dry run: not foreseen", exc_info=error)
     return reason
