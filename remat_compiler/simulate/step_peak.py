@@ -185,11 +185,20 @@ def whole_step_peak(
         before: Gradients from before the step; they count.
     """
     peak = max((beside + own for _, beside, own in _runs(graphs, calls, turns, seen, before)), default=0)
+    # Outputs that were let go of once need not be in each such step: none peaks below one of its graphs by itself.
+    peak = max((peak, *(graphs[call.graph].forward_bytes for call in calls), *_backwards_alone(graphs, calls, turns)))
     if not (before.whole and seen.sharded):
         return peak
     # Gradients that stay whole are scattered in the last micro-batch, those from before with them.
     last = _runs(graphs, calls, turns, seen, before, at_once=True)
     return max(peak, *(beside + own for _, beside, own in last))
+
+
+def _backwards_alone(graphs: Sequence[GraphMemory], calls: Sequence[Call], turns: Sequence[Event]) -> Iterator[int]:
+    """Peaks of the backwards that run, by themselves."""
+    for turn, call in (*turns, *_missing_backwards(calls, turns)):
+        if turn in _BACKWARDS:
+            yield graphs[calls[call].graph].backward_bytes
 
 
 def beside_bytes(

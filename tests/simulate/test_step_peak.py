@@ -165,3 +165,37 @@ def test_a_chain_cut_in_pieces_peaks_as_the_chain_does(sizes: list[int], data: s
     whole = simulated(chain(sizes, first=0, last=len(sizes) - 1)).peak_bytes
     in_pieces = whole_step_peak(memories, calls, [(F, i) for i in range(len(calls))])
     assert whole - sizes[-1] <= in_pieces <= whole + 2 * at_cuts
+
+
+MEMORIES = st.builds(
+    lambda saved, forward, backward, left, output, released: GraphMemory(
+        saved + output + forward,
+        saved + output,
+        saved + output + backward,
+        left + output,
+        output,
+        min(released, output),
+    ),
+    *[st.integers(0, 100)] * 6,
+)
+
+
+@given(st.lists(MEMORIES, min_size=1, max_size=4), st.data())
+def test_no_step_peaks_below_one_of_its_graphs(memories: list[GraphMemory], data: st.DataObject) -> None:
+    """Whatever is handed on, let go of or dropped."""
+    calls, turns, waiting = [], [], []
+    for graph in data.draw(st.lists(st.integers(0, len(memories) - 1), min_size=1, max_size=6)):
+        to = data.draw(st.sampled_from([None, *range(len(calls))]))
+        passed = (Passed(data.draw(st.integers(1, 50)), to),) if data.draw(st.booleans()) else ()
+        turns.append((F, len(calls)))
+        waiting.append(len(calls))
+        calls.append(Call(graph, passed))
+    turns += [
+        (data.draw(st.sampled_from([B, DROPPED])), call) for call in reversed(waiting) if data.draw(st.booleans())
+    ]
+    released = {call: data.draw(st.sampled_from(turns)) for call in waiting if data.draw(st.booleans())}
+    dropped = {call for turn, call in turns if turn is DROPPED}
+    peak = whole_step_peak(memories, calls, turns, Sightings(released=released))
+    for number, call in enumerate(calls):
+        memory = memories[call.graph]
+        assert peak >= (memory.forward_bytes if number in dropped else memory.peak_bytes)
