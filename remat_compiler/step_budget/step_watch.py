@@ -17,7 +17,7 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, Generic, TypeVar
@@ -59,6 +59,7 @@ class WatchedStep(Generic[G]):
     aside: tuple[tuple[G, Any], ...] = ()
     _open: dict[int, frozenset[int]] = field(default_factory=dict)
     _outputs: dict[int, list[Any]] = field(default_factory=dict)
+    _given: dict[int, int] = field(default_factory=dict)
     _nodes: dict[int, int] = field(default_factory=dict)
     _parameters: dict[tuple[int, frozenset[int]], int] = field(default_factory=dict)
     _leaves: dict[int, int] = field(default_factory=dict)
@@ -124,6 +125,13 @@ class WatchedStep(Generic[G]):
         for call in gone:
             del self._outputs[call]
             self.seen.released[call] = event
+
+    def _note_made(self, call: int, gradients: Sequence[Any]) -> None:
+        """Note which gradients the backward of a call made: none of a value that it only compares."""
+        one = self.calls[call]
+        if one.passed and len(gradients) == self._given.get(call):
+            made = tuple(passed for passed in one.passed if gradients[passed.argument] is not None)
+            self.calls[call] = replace(one, passed=made)
 
     def _completed(self, patience: int) -> WatchedStep[G] | None:
         """The step that ran after the open calls were made; `None` if none did, or if they may belong to it.
@@ -298,6 +306,7 @@ class StepWatch(Generic[G]):
             passed = _passed(arguments, dict(step._open), step._values)
             parameters, leaves = _parameters(arguments), _leaves(arguments, step._leaves)
             call = step._add(graph, passed, note, made, parameters, leaves)
+            step._given[call] = len(arguments)
             if seen is not None:
                 step.seen.sharded[Turn.FORWARD, call] = seen
             step._outputs[call] = torch_compat.watched_storages(
@@ -339,8 +348,8 @@ class StepWatch(Generic[G]):
         with self._lock:
             step._note_released((Turn.BACKWARD, call))
 
-    def ran_backward(self, entry: tuple[Any, Any, Any, Any, int], kept: bool) -> None:
-        """The backward of a watched call has run; if `kept`, its graph is kept for another one."""
+    def ran_backward(self, entry: tuple[Any, Any, Any, Any, int], kept: bool, gradients: Sequence[Any] = ()) -> None:
+        """The backward of a watched call has run and made `gradients`; if `kept`, its graph is kept for another one."""
         _, graph, _, step, call = entry
         if step is None:
             self._kept(graph, call)
@@ -349,6 +358,7 @@ class StepWatch(Generic[G]):
         forward = step.seen.sharded.get((Turn.FORWARD, call))
         seen = None if forward is None else torch_compat.sharded_now()
         with self._lock:
+            step._note_made(call, gradients)
             if forward is not None and seen is not None and call in step._open:
                 step.seen.sharded[Turn.KEPT if kept else Turn.BACKWARD, call] = replace(seen, own=forward.own)
             if kept and call in step._open:

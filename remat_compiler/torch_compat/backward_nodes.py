@@ -64,7 +64,7 @@ def storages_saved_by(outputs: Any) -> set[int]:
 def follow_backward(
     node: Any,
     calls: dict[int, Any],
-    told: Callable[[Any, bool], None],
+    told: Callable[[Any, bool, Sequence[Any]], None],
     begins: Callable[[Any], None],
     of_this: BackwardBegins | None = None,
     fails: Callable[[Any, RuntimeError], None] = lambda entry, error: None,
@@ -76,8 +76,8 @@ def follow_backward(
     Args:
         node: Autograd's node of a compiled graph.
         calls: Calls by the identity of their node.
-        told: Gets the entry, and whether the graph is kept for another backward; if so, the entry stays in `calls`.  If
-            the fourth item of an entry is `None`, it is called only for a graph that is kept.
+        told: Gets the entry, whether the graph is kept for another backward, and the backward's results; if it is kept,
+            the entry stays in `calls`.  If the fourth item of an entry is `None`, it is called only for such a graph.
         begins: Gets the entry before the backward runs, if its fourth item is not `None`.
         of_this: Called before the backward of this node runs, in any case; what it returns gets the backward's results.
         fails: Gets the entry and the error of a backward that fails, before the error goes on to the caller.
@@ -114,7 +114,7 @@ def follow_backward(
                 kept = torch._C._autograd._get_current_graph_task_keep_graph()
                 entry = found.get(id(ctx)) if kept else found.pop(id(ctx), None)
                 if entry is not None and (kept or entry[3] is not None):
-                    told(entry, kept)
+                    told(entry, kept, result)
             return result
 
         function.backward = staticmethod(backward)
