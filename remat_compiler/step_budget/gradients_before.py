@@ -122,7 +122,7 @@ class GradientsBefore:
         return backward_begins
 
     def appear(self, graph: Hashable) -> bool:
-        """Whether a backward that begins finds a gradient although none was found so far; calls are then looked at again.
+        """Whether a backward that begins finds a gradient though none was found so far; then calls are looked at anew.
 
         Programs may begin to accumulate gradients when nothing is looked for any more.
         """

@@ -52,8 +52,8 @@ def sizes_at(sizes: Mapping[str, int]) -> Iterator[None]:
 def size_hint(size: int | torch.SymInt) -> int:
     """The size as a number (see `sizes_at`).
 
-    Each data-dependent symbol in it stands for torch's fallback, or the bound that is known of it.  Never puts a guard on
-    a size.
+    Each data-dependent symbol in it stands for torch's fallback, or the bound that is known of it.  Never puts a guard
+    on a size.
     """
     if isinstance(size, int):
         return size
