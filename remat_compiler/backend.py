@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -12,6 +11,7 @@ import torch
 from torch import fx
 
 from remat_compiler.errors import OptionError, RematError, UnsupportedTorch, suggestion
+from remat_compiler.log import logger_of
 
 try:
     from remat_compiler import torch_compat
@@ -24,7 +24,7 @@ from remat_compiler.pipeline import COORDINATOR, compile_graph
 from remat_compiler.step_budget.nothing_planned import NothingPlanned
 from remat_passes.registry import planner_class
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 
 def remat(

@@ -7,7 +7,6 @@ string such as ``"1.3KiB"`` asks for is rounded down, so that the budget stays a
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -21,10 +20,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from remat_compiler.errors import OptionError, UnknownName, suggestion
+from remat_compiler.log import logger_of
 from remat_compiler.option_values import as_float, count, folder, one_of, seconds, shown, slowdown, switch
 from remat_compiler.units import format_bytes as format_bytes
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 INNER_COMPILERS: Final = ("inductor", "eager")
 COST_MODELS: Final = ("roofline", "measured", "nominal")

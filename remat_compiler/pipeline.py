@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Sequence
 from copy import copy
@@ -34,6 +33,7 @@ from remat_compiler.dynamic_shapes.dispatched import dispatched
 from remat_compiler.dynamic_shapes.variant_context import VariantContext
 from remat_compiler.dynamic_shapes.variant_store import VariantStore
 from remat_compiler.errors import InfeasibleBudget
+from remat_compiler.log import logger_of
 from remat_compiler.options import BudgetKind, Environment, MemoryBudget, RematOptions
 from remat_compiler.partition.request import PartitionRequest
 from remat_compiler.partition.result import NoPlan
@@ -55,7 +55,7 @@ from remat_compiler.step_budget.first_step import (
 )
 from remat_compiler.step_budget.replan import decide
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 COORDINATOR: StepCoordinator[CompiledGraph] = StepCoordinator(decide)
 """Follows the training steps of this process."""

@@ -10,14 +10,15 @@ Work that ends within two seconds is not shown.  Blocks nest; only the innermost
 
 from __future__ import annotations
 
-import logging
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-logger = logging.getLogger(__name__)
+from remat_compiler.log import logger_of
+
+logger = logger_of(__name__)
 
 QUIET_SECONDS = 2.0
 """Seconds before anything is shown, and between two lines in the log."""

@@ -44,7 +44,8 @@ COMPILER = (
         "observer",
         "stats",
     ),
-    *("simulate", "ir", "progress", "files", "options", "option_values", "devices", "errors", "units", "version"),
+    *("simulate", "ir", "progress", "files", "options", "option_values", "devices", "errors", "log", "units"),
+    "version",
 )
 PASSES = (
     *(
@@ -65,7 +66,7 @@ PASSES = (
 """Each room of both packages, from the top."""
 REGISTRY = "remat_passes.registry"
 """The only module of passes that the compiler imports; it finds the others when they are asked for."""
-DATA = frozenset({"simulate", "ir", "progress", "errors"})
+DATA = frozenset({"simulate", "ir", "progress", "errors", "log"})
 """Rooms of the compiler that passes may import."""
 WITHOUT_TORCH = (
     *("remat_compiler.errors", "remat_compiler.options", "remat_compiler.ir", "remat_compiler.simulate"),
@@ -153,6 +154,19 @@ def test_private_torch_goes_through_one_folder() -> None:
         if target.startswith("torch._") and target not in PRIVATE_BUT_TYPES
     ]
     assert private == []
+
+
+def test_no_module_has_a_logger_without_a_sender() -> None:
+    found = [
+        f"{module}:{node.lineno}"
+        for module, tree in sources().items()
+        if module != "remat_compiler.log"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and (ast.unparse(node.func) in ("logging.getLogger", "logging.warning", "warnings.warn"))
+    ]
+    assert found == []
 
 
 def test_there_are_no_import_cycles() -> None:

@@ -78,4 +78,4 @@ def test_without_a_terminal_the_log_hears_of_it(
     with caplog.at_level(logging.INFO, logger="remat_compiler"), progress("work", 2) as bar:
         bar.advance()
         bar.advance()
-    assert [message.rpartition(",")[0] for message in caplog.messages] == lines
+    assert [message.rpartition(",")[0] for message in caplog.messages] == [f"remat: {line}" for line in lines]

@@ -265,7 +265,7 @@ def test_a_plan_that_is_json_but_no_plan_is_a_warned_miss(
     start_anew()
     with caplog.at_level(logging.WARNING, logger="remat_compiler"):
         check_equal(model, x)
-    assert any(message.startswith("ignored ") and "made again" in message for message in caplog.messages)
+    assert any(message.startswith("remat: ignored ") and "made again" in message for message in caplog.messages)
     assert path.read_text(encoding="utf-8") != text.replace(old, new)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -12,12 +11,13 @@ from remat_compiler.dry_run.dry_run import DryRun
 from remat_compiler.dry_run.emitted_wrapper import EmittedGraph
 from remat_compiler.dry_run.placeable import PlaceableStep
 from remat_compiler.ir.arenas import Allocations, ArenaFigures, Arenas
+from remat_compiler.log import logger_of
 from remat_compiler.options import format_bytes
 from remat_compiler.simulate.arenas import arena_defects, live_bytes, trace_with
 from remat_compiler.simulate.reserved import AllocationTrace, taken_bytes
 from remat_passes.registry import choose_arenas
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 _HOLDING_ON = {
     "_c10d_functional": "collectives, which read values after the graph is done with them",

@@ -11,7 +11,6 @@ Sizes beyond those of the arenas run without, until arenas for larger ones are p
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import ceil
@@ -23,10 +22,11 @@ from remat_compiler.dry_run.dry_run import DryRun
 from remat_compiler.dry_run.emitted_wrapper import EmittedGraph
 from remat_compiler.dry_run.peak_formula import PeakFormula
 from remat_compiler.dry_run.symbolic_run import SymbolicLife, SymbolicStep
+from remat_compiler.log import logger_of
 from remat_compiler.simulate.arenas import arena_lives
 from remat_compiler.simulate.reserved import AllocationTrace
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 CheckAt = Callable[[Mapping[str, int], Mapping[bool, Placement]], DryRun]
 """The dry run at sizes given by symbol, with allocations in arenas."""

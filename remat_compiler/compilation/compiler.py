@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
@@ -26,6 +25,7 @@ from remat_compiler.dry_run.emitted_wrapper import EmittedGraph, GraphRecorder
 from remat_compiler.dry_run.fake_inputs import counted_device_type
 from remat_compiler.dry_run.symbolic_run import symbolic_step
 from remat_compiler.errors import OptionError, RanksDiffer, UnknownName, Unplannable, UnsupportedTorch
+from remat_compiler.log import logger_of
 from remat_compiler.observer import observers
 from remat_compiler.partition.partitioner import RematPartitioner, StockPartitioner
 from remat_compiler.partition.request import PartitionRequest
@@ -35,7 +35,7 @@ from remat_compiler.progress import progress
 from remat_compiler.simulate.reserved import reserved_figures
 from remat_compiler.stats import count, timed
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 _NO_DEFECT = (NoPlan, OptionError, RanksDiffer, UnknownName, UnsupportedTorch, torch_compat.DynamoRestart)
 """Errors meant for the user, and Dynamo's own restarts: it traces a function again once it learnt more of it."""

@@ -12,19 +12,19 @@ and a program that trains without it must not come to depend on that.
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass, field, replace
 
 from remat_compiler.compilation.attempt import Attempt, Compile
 from remat_compiler.compilation.search import BudgetSearch, SearchGoal
 from remat_compiler.distributed.gathers import GatherAgreement, NoOthers
 from remat_compiler.errors import InfeasibleBudget
+from remat_compiler.log import logger_of
 from remat_compiler.options import BudgetKind
 from remat_compiler.partition.collectives import gathers_inputs, order_of, program_of, repeats_gathers
 from remat_compiler.partition.request import PartitionRequest
 from remat_compiler.partition.result import NoPlan, Partition
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import shutil
 from collections.abc import Collection, Sequence
@@ -13,6 +12,7 @@ from remat_compiler import torch_compat
 from remat_compiler.compilation.attempt import Attempt
 from remat_compiler.errors import OffloadError, OptionError
 from remat_compiler.ir.plan import Tier
+from remat_compiler.log import logger_of
 from remat_compiler.offload.direct_file import moves_from_gpus
 from remat_compiler.offload.place import Place
 from remat_compiler.offload.store import Reservation, held_on_disk, store_of
@@ -20,7 +20,7 @@ from remat_compiler.options import RematOptions, format_bytes
 from remat_compiler.report.plan_report import PlanReport
 from remat_compiler.simulate.transfers import moved_bytes
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 DISK_SHARE = 0.95
 """Part of what is free on a disk that is reserved at most."""

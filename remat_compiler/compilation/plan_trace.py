@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from typing import Final, Literal
 
 from remat_compiler import torch_compat
+from remat_compiler.log import logger_of
 from remat_compiler.report.dump import REPORT_FILE, TIMELINE_FILE
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 _ARTIFACTS: Final[Mapping[str, tuple[str, Literal["string", "json"]]]] = {
     "summary.txt": ("remat_summary", "string"),

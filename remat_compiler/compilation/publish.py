@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import zip_longest
@@ -12,6 +11,7 @@ from remat_compiler import torch_compat
 from remat_compiler.capture.source import input_names
 from remat_compiler.compilation.plan_trace import trace_plan
 from remat_compiler.dry_run.dry_run import DryRun
+from remat_compiler.log import logger_of
 from remat_compiler.options import RematOptions
 from remat_compiler.partition.result import Partition
 from remat_compiler.plan_cache.origin import where_in_cache
@@ -25,7 +25,7 @@ from remat_compiler.report.summary import one_line
 from remat_compiler.simulate.reserved import reserved_figures
 from remat_passes.registry import with_bound
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 _number = itertools.count()
 

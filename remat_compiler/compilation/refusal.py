@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import logging
-
 from remat_compiler.compilation.attempt import Attempt
 from remat_compiler.compilation.facts import facts_of
 from remat_compiler.errors import BudgetFacts, InfeasibleBudget, Unplannable
+from remat_compiler.log import logger_of
 from remat_compiler.options import RematOptions, format_bytes
 from remat_compiler.partition.result import NoPlan
 from remat_compiler.simulate.floor import peak_floor
 from remat_compiler.simulate.timeline import simulate
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 
 def refusal_of_planner(refusal: NoPlan, options: RematOptions, limit_bytes: int | None) -> InfeasibleBudget:

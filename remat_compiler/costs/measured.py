@@ -8,7 +8,6 @@ like those of every operator that cannot be timed; the provenance says which.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -22,9 +21,10 @@ from remat_compiler.costs.roofline import Roofline
 from remat_compiler.costs.store import device_name, shared_store
 from remat_compiler.costs.traffic import CapturedOps
 from remat_compiler.ir.graph import Trait
+from remat_compiler.log import logger_of
 from remat_compiler.progress import progress
 
-log = logging.getLogger(__name__)
+log = logger_of(__name__)
 
 MEASURING_SECONDS = 20.0
 """Time that one graph may spend on measuring; the rest stays with the roofline until the next compilation."""

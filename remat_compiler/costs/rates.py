@@ -7,7 +7,6 @@ arithmetic to memory traffic, which the data sheet tells well.
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,8 +22,9 @@ from remat_compiler.costs.peers import CPU_PEERS, NOMINAL_PEERS, Peers, peers_of
 from remat_compiler.costs.plausible import better, implausible
 from remat_compiler.costs.store import FigureStore, device_name, shared_store
 from remat_compiler.devices.gpus import Gpu, gpu_of_product
+from remat_compiler.log import logger_of
 
-log = logging.getLogger(__name__)
+log = logger_of(__name__)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import platform
 from collections import ChainMap
 from collections.abc import Mapping
@@ -20,8 +19,9 @@ import torch
 
 from remat_compiler import torch_compat
 from remat_compiler.files import is_first_failure, read_bounded, write_whole
+from remat_compiler.log import logger_of
 
-log = logging.getLogger(__name__)
+log = logger_of(__name__)
 
 FORMAT_VERSION = 1
 """Version of the stored file; another one is a miss."""

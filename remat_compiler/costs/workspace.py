@@ -24,8 +24,9 @@ from remat_compiler.costs.cuda_workspace import modelled_bytes
 from remat_compiler.costs.index_workspace import formed_cpu_bytes
 from remat_compiler.costs.op_call import OpCall
 from remat_compiler.costs.store import FigureStore
+from remat_compiler.log import logger_of
 
-log = logging.getLogger(__name__)
+log = logger_of(__name__)
 
 
 @dataclass(slots=True)

@@ -21,10 +21,11 @@ from collections.abc import Callable
 
 from remat_compiler.distributed.agreement import Point, Value
 from remat_compiler.distributed.gathers import GatherAgreement, GatherVotes, Store
+from remat_compiler.log import logger_of
 from remat_compiler.units import format_bytes
 from remat_compiler.version import __version__
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 PATIENCE_S = 10.0
 """Seconds to wait for the other ranks' free bytes; once in vain, no rank is waited for any more."""

@@ -19,14 +19,14 @@ part of a program that the others still run as a whole.
 from __future__ import annotations
 
 import hashlib
-import logging
 import time
 from typing import Protocol
 
 from remat_compiler.errors import RanksDiffer
 from remat_compiler.ir.plan import Plan
+from remat_compiler.log import logger_of
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 VOTE_PATIENCE_S = 60.0
 """Seconds to wait for the orders of other ranks: they compile the same graph, but some plan slower, or have a cache."""

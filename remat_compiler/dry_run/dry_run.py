@@ -12,7 +12,6 @@ constants) are not counted, gradients are.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -31,11 +30,12 @@ from remat_compiler.dry_run.fake_inputs import counted_device_type, make_fake_in
 from remat_compiler.dry_run.placeable import PlaceableStep, placeable
 from remat_compiler.dry_run.storage_tracker import Moment, StorageLife, StorageTracker
 from remat_compiler.ir.arenas import ArenaFigures
+from remat_compiler.log import logger_of
 from remat_compiler.simulate.lives import Life
 from remat_compiler.simulate.reserved import AllocationTrace
 from remat_compiler.simulate.step_peak import GraphMemory
 
-log = logging.getLogger(__name__)
+log = logger_of(__name__)
 
 _NOWHERE: Mapping[bool, Placement] = MappingProxyType({})
 EXPECTED: tuple[type[Exception], ...] = (DryRunUnsupported, *torch_compat.FAKE_RUN_ERRORS)

@@ -7,7 +7,6 @@ its assumptions about them become conditions of the formula.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -18,8 +17,9 @@ from remat_compiler.costs.op_call import OpCall
 from remat_compiler.dry_run.dry_run import FakeStep, why_unknown
 from remat_compiler.dry_run.emitted_wrapper import EmittedGraph
 from remat_compiler.dry_run.peak_formula import NO_WORKSPACE, PeakFormula, bytes_by_monomial, peak_formula_of
+from remat_compiler.log import logger_of
 
-log = logging.getLogger(__name__)
+log = logger_of(__name__)
 
 
 @dataclass(frozen=True, slots=True)

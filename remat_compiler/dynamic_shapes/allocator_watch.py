@@ -25,9 +25,10 @@ from remat_compiler import torch_compat
 from remat_compiler.dynamic_shapes.dispatch import Dispatch
 from remat_compiler.dynamic_shapes.margin import Margin
 from remat_compiler.dynamic_shapes.variant import Use, Variant
+from remat_compiler.log import logger_of
 from remat_compiler.options import format_bytes
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 
 class Allocator(Protocol):

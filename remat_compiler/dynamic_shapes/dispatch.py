@@ -11,7 +11,6 @@ variant adds.  When the sum reaches `Provider.threshold_s`, the provider may mak
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Sequence
 from math import prod
@@ -21,11 +20,12 @@ from typing import Any
 from remat_compiler import torch_compat
 from remat_compiler.dynamic_shapes.variant import Provider, Use, Variant, Watcher
 from remat_compiler.errors import InfeasibleBudget
+from remat_compiler.log import logger_of
 from remat_compiler.simulate.allowance import Allowance
 from remat_compiler.simulate.step_peak import GraphMemory
 from remat_compiler.stats import count
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 MOST_SIZES = 4_096
 """Sizes whose variant is remembered; when there are more, all are forgotten and decided again."""

@@ -8,7 +8,6 @@ still to come.  If something else than the size of an input changes, there is a 
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import defaultdict
 from typing import Any
@@ -16,8 +15,9 @@ from typing import Any
 from torch import fx
 
 from remat_compiler import torch_compat
+from remat_compiler.log import logger_of
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 MOST_FUNCTIONS = 4_096
 """Largest number of functions whose sizes are remembered."""

@@ -17,7 +17,6 @@ that it is planned for.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -39,6 +38,7 @@ from remat_compiler.dynamic_shapes.variant_context import VariantContext
 from remat_compiler.dynamic_shapes.variant_store import LARGER_SIZES
 from remat_compiler.dynamic_shapes.variant_value import WORTH_IT, SizeCostModel
 from remat_compiler.errors import InfeasibleBudget, RematError, UnservedSizes
+from remat_compiler.log import logger_of
 from remat_compiler.options import RematOptions
 from remat_compiler.partition.request import PartitionRequest
 from remat_compiler.partition.result import NoPlan
@@ -46,7 +46,7 @@ from remat_compiler.simulate.allowance import Allowance
 from remat_compiler.stats import count
 from remat_compiler.units import format_bytes
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 FIRST_LOSS_S = 0.001
 """Seconds to lose before the next search for a better variant, under ``variants="always"``."""

@@ -23,8 +23,9 @@ from typing import Generic, TypeVar
 from remat_compiler.errors import FormatError
 from remat_compiler.files import TEMPORARY, is_first_failure, read_bounded, write_whole
 from remat_compiler.ir.codec import from_document, to_document
+from remat_compiler.log import logger_of
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 T = TypeVar("T")
 

@@ -19,7 +19,6 @@ they were taken before.
 from __future__ import annotations
 
 import hashlib
-import logging
 import sys
 import time
 from dataclasses import fields, is_dataclass
@@ -32,6 +31,7 @@ from remat_compiler.ir.fingerprint import fingerprint, parameter_sizes, structur
 from remat_compiler.ir.plan import PlanResult, PlanStatus
 from remat_compiler.ir.planner import Planner
 from remat_compiler.ir.problem import RematProblem
+from remat_compiler.log import logger_of
 from remat_compiler.options import format_bytes
 from remat_compiler.plan_cache.cache import PlanCache
 from remat_compiler.plan_cache.key import (
@@ -47,7 +47,7 @@ from remat_compiler.plan_cache.reuse import judge_same, judge_similar
 from remat_compiler.stats import count, timed
 from remat_compiler.version import __version__, installed_version
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 SOLVERS = ("highspy", "pulp")
 """Packages of solvers, which planners ask for seeds and for regions: others find other optima of one program."""

@@ -5,14 +5,14 @@ Numba keeps compiled loops next to the sources, or in ``NUMBA_CACHE_DIR``.  Load
 
 from __future__ import annotations
 
-import logging
 import time
 from functools import cache
 from typing import Any
 
+from remat_compiler.log import logger_of
 from remat_compiler.progress import QUIET_SECONDS
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 
 @cache

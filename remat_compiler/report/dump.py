@@ -9,7 +9,6 @@ DIR/graph0/joint.py  forward.py  backward.py   the graphs as readable Python, as
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,6 +19,7 @@ from remat_compiler.ir.json_form import dumps
 from remat_compiler.ir.plan import Plan, PlanResult
 from remat_compiler.ir.problem import RematProblem
 from remat_compiler.ir.text_form import plan_text
+from remat_compiler.log import logger_of
 from remat_compiler.report.curve import MemoryCurve, memory_curve
 from remat_compiler.report.picture import memory_svg
 from remat_compiler.report.plan_report import PlanReport
@@ -27,7 +27,7 @@ from remat_compiler.report.summary import summary_text
 from remat_compiler.report.timeline_trace import timeline_trace
 from remat_compiler.simulate.timeline import simulate
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 REPORT_FILE = "report.json"
 TIMELINE_FILE = "timeline.perfetto.json"

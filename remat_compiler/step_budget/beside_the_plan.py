@@ -7,7 +7,6 @@ a graph without gradients before a graph break are inputs, so resident, to the g
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -17,9 +16,10 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from remat_compiler import torch_compat
+from remat_compiler.log import logger_of
 from remat_compiler.units import format_bytes
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 LOOKS = 8
 """Calls of a graph without gradients whose results are noted."""

@@ -7,7 +7,6 @@ Until then the graph keeps what is needed to compile it again.
 from __future__ import annotations
 
 import gc
-import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from copy import copy
@@ -22,6 +21,7 @@ from remat_compiler.compilation.attempt import Attempt
 from remat_compiler.compilation.offloading import with_room
 from remat_compiler.compilation.search import BudgetSearch, SearchGoal
 from remat_compiler.errors import BudgetFacts, InfeasibleBudget
+from remat_compiler.log import logger_of
 from remat_compiler.options import BudgetKind, RematOptions, format_bytes
 from remat_compiler.partition.result import PartitionFigures
 from remat_compiler.report.plan_report import PlanReport, StepFigures
@@ -34,7 +34,7 @@ from remat_compiler.step_budget.known_steps import Place, is_among
 from remat_compiler.step_budget.out_of_memory import explain_failure
 from remat_compiler.step_budget.step_watch import WatchedStep
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 
 def follows_others(example_inputs: Sequence[Any]) -> bool:

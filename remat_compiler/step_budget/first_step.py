@@ -13,7 +13,6 @@ The free budget is the budget less the bytes held by graphs whose backward is st
 from __future__ import annotations
 
 import gc
-import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -23,6 +22,7 @@ from torch import fx
 
 from remat_compiler import torch_compat
 from remat_compiler.errors import BudgetFacts, InfeasibleBudget
+from remat_compiler.log import logger_of
 from remat_compiler.options import BudgetKind, RematOptions, format_bytes
 from remat_compiler.partition.request import PartitionRequest
 from remat_compiler.simulate.allowance import Allowance
@@ -33,7 +33,7 @@ from remat_compiler.step_budget.coordinator import StepCoordinator, share_budget
 from remat_compiler.step_budget.dynamic_graph import Continues, first_allowance
 from remat_compiler.step_budget.step_watch import WatchedStep
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 
 def first_request_of_several(

@@ -13,7 +13,6 @@ gradients of what a rank received are held until they are sent, in a later micro
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,11 +22,12 @@ from weakref import ref
 import torch
 
 from remat_compiler import torch_compat
+from remat_compiler.log import logger_of
 from remat_compiler.simulate import step_peak
 from remat_compiler.simulate.step_peak import CallKey
 from remat_compiler.units import format_bytes
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 _NOT_KNOWN = "there will be room for them once it is known which graphs make up the step"
 LOOKS = 8

@@ -8,7 +8,6 @@ The first call that tells ends that; for calls that compile, and so make nodes o
 from __future__ import annotations
 
 import atexit
-import logging
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -18,8 +17,9 @@ from typing import Any
 import torch
 
 from remat_compiler import torch_compat
+from remat_compiler.log import logger_of
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 SHOWN = 3
 """Largest number of reasons that the warning names."""

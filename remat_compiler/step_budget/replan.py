@@ -19,13 +19,13 @@ decision, about what they leave free.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import replace
 from typing import NoReturn
 
 from remat_compiler.errors import BudgetFacts, InfeasibleBudget
+from remat_compiler.log import logger_of
 from remat_compiler.options import BudgetKind, format_bytes
 from remat_compiler.report.plan_report import StepFigures
 from remat_compiler.simulate.allowance import Allowance
@@ -46,7 +46,7 @@ from remat_compiler.step_budget.known_steps import learn, refuse
 from remat_compiler.step_budget.share_sizes import BudgetSplit, GraphChoices, SharedBudget, SizeShares
 from remat_compiler.step_budget.step_watch import WatchedStep
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 _LIMITED = (BudgetKind.BYTES, BudgetKind.FRACTION)
 _NO_SMALLER_PLAN = "no plan was found that takes less; training goes on"

@@ -14,12 +14,12 @@ the plans at the first sizes, with their memory scaled.  If larger sizes come, t
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from remat_compiler.dynamic_shapes.dispatch import Dispatch
+from remat_compiler.log import logger_of
 from remat_compiler.simulate.allowance import Allowance
 from remat_compiler.simulate.step_peak import (
     NOTHING_SEEN,
@@ -32,7 +32,7 @@ from remat_compiler.simulate.step_peak import (
 )
 from remat_compiler.step_budget.share import PlanLevel, share
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 GROWTH = 1.1
 """Ratio of one size step to the next: step `s` stands for `GROWTH ** s` times the first sizes."""

@@ -11,7 +11,6 @@ anything differs from what is expected here, kernels are compiled one by one, as
 
 from __future__ import annotations
 
-import logging
 import math
 import re
 import sys
@@ -23,11 +22,12 @@ from itertools import pairwise
 from types import ModuleType
 from typing import Any
 
+from remat_compiler.log import logger_of
 from remat_compiler.torch_compat.patches import CPU_KERNELS, KERNELS_READY
 from remat_compiler.torch_compat.patching import replace
 from remat_compiler.torch_compat.thread_flag import ThreadFlag
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 FEW, MANY = 8, 64
 """Kernels of a file: where several compilers run at once, at least so many are worth one; and the most of any file."""

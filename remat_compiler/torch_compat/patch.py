@@ -5,15 +5,15 @@ from __future__ import annotations
 import enum
 import importlib
 import inspect
-import logging
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from remat_compiler.errors import UnsupportedTorch
+from remat_compiler.log import logger_of
 from remat_compiler.version import TESTED_TORCH
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 
 class Purpose(enum.Enum):

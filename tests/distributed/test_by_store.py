@@ -54,7 +54,7 @@ def test_a_rank_that_does_not_come_is_waited_for_once(caplog: pytest.LogCaptureF
     caplog.clear()
     assert one.smallest(7, asking("a graph")) == 5, "what is known counts"
     (message,) = [record.message for record in caplog.records]
-    assert message.startswith("rank 1 did not plan the same graph within")
+    assert message.startswith("remat: rank 1 did not plan the same graph within")
     caplog.clear()
     # In vain for this graph, so not for the next one: ranks do not compile together.
     assert one.smallest(7, asking("another graph")) == 7

@@ -63,7 +63,7 @@ def test_a_broken_file_is_one_warning_and_stays(how: str, tmp_path: Path, caplog
     with caplog.at_level(logging.WARNING):
         assert folder.read("bad") is None
         assert folder.read("bad") is None
-    assert [record.message.startswith("ignored ") for record in caplog.records] == [True]
+    assert [record.message.startswith("remat: ignored ") for record in caplog.records] == [True]
     assert (tmp_path / "bad.json").read_bytes() == content
     assert folder.read("good") == Note(1, ())
 

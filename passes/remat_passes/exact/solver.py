@@ -11,7 +11,6 @@ HiGHS (https://highs.dev) is the package ``highspy``, the extra ``highs`` of thi
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import time
@@ -22,9 +21,10 @@ from types import MappingProxyType
 
 import pulp
 
+from remat_compiler.log import logger_of
 from remat_passes.exact.backends import Answer, BrokenSolver, SolverOptions, run_cbc, run_highs
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 SOLVERS: Mapping[str, Callable[[pulp.LpProblem, SolverOptions], Answer]] = MappingProxyType(
     {"cbc": run_cbc, "highs": run_highs}

@@ -24,10 +24,11 @@ from typing import Any
 from remat_compiler import torch_compat
 from remat_compiler.dynamic_shapes.mimose.layered_forward import LayeredForward, Measured, Meter
 from remat_compiler.dynamic_shapes.mimose.polynomial import LayerSample, PolynomialEstimator
+from remat_compiler.log import logger_of
 from remat_compiler.options import format_bytes
 from remat_compiler.stats import count, stats
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 PeakBySize = Callable[[Sequence[int]], "int | None"]
 """The peak at given sizes in bytes; `None` if it is not known."""

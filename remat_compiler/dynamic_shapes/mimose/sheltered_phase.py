@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -24,11 +23,12 @@ from remat_compiler.dynamic_shapes.mimose.layered_forward import Layer, LayeredF
 from remat_compiler.dynamic_shapes.variant import Use
 from remat_compiler.ir.graph import Op, Phase, Trait
 from remat_compiler.ir.saved_layers import SavedLayers
+from remat_compiler.log import logger_of
 from remat_compiler.observer import observers
 from remat_compiler.partition.result import Partition
 from remat_passes.registry import saved_layers
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 Predict = Callable[[Sequence[int]], "tuple[int, ...]"]
 """Bytes of each layer at given sizes; empty if they are not known."""
