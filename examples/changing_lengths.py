@@ -24,7 +24,7 @@ from transformers import BertConfig, BertForMaskedLM
 import remat_compiler
 from masked_text import TEXT, Vocabulary, batches, words_of
 from measure import measure_step
-from remat_compiler.options import MemoryBudget, format_bytes
+from remat_compiler.options import BudgetKind, MemoryBudget, format_bytes
 
 SHORTEST, LONGEST, BATCH = 24, 160, 8
 
@@ -77,6 +77,8 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--variants", choices=("auto", "always", "never"), default="auto")
     arguments = parser.parse_args()
+    if MemoryBudget.parse(arguments.budget).kind is not BudgetKind.BYTES:
+        parser.error(f"--budget takes bytes, such as 24MiB, got {arguments.budget!r}")
     kept = train(arguments.budget, arguments.steps, arguments.variants)
     for report in remat_compiler.reports():
         added = 100 * report.added_ns / report.step_ns

@@ -289,7 +289,8 @@ class InfeasibleBudget(RematError, RuntimeError):
 
 def _both(num_bytes: int) -> str:
     """Exact bytes, and from 1 KiB on also rounded ones."""
-    return f"{num_bytes} bytes" if num_bytes < 1024 else f"{num_bytes} bytes ({format_bytes(num_bytes)})"
+    exact = "1 byte" if num_bytes == 1 else f"{num_bytes} bytes"
+    return exact if num_bytes < 1024 else f"{exact} ({format_bytes(num_bytes)})"
 
 
 class RanksDiffer(RematError, RuntimeError):

@@ -38,20 +38,25 @@ PREFIX: Final = "REMAT_"
 ONLY_IN_ENVIRONMENT: Final = ("REMAT_CACHE_DIR", "REMAT_DISABLE_CACHE", "REMAT_VERIFY")
 """Variables that no option corresponds to; each option also has a variable of its own name, see `variable_of`."""
 
-# "MB" is a million bytes and "MiB" 2**20, as their standards say; letters may be of either case.
+# "MB" is a million bytes and "MiB" 2**20, as their standards say; "M" is the latter, as for Docker and Slurm.  Letters
+# may be of either case.
 _UNIT_BYTES: Final = {
     "": 1,
     "b": 1,
     **{f"{letter}b": 1000**power for power, letter in enumerate("kmgtpe", 1)},
-    **{f"{letter}ib": 1024**power for power, letter in enumerate("kmgtpe", 1)},
+    **{f"{letter}{end}": 1024**power for power, letter in enumerate("kmgtpe", 1) for end in ("ib", "")},
 }
 # At most two digits of exponent: a larger one is no number of bytes, and would fill memory once made an integer.
 _BYTE_STRING: Final = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?(?:e\+?[0-9]{1,2})?)\s*([a-z]*)\s*", re.IGNORECASE | re.ASCII)
 _LARGEST_BUDGET: Final = 2**63 - 1
 _BUDGET_FORMS: Final = (
-    'a positive int (bytes), a byte string such as "6GiB", "512 MB" or "1.5e9", '
-    'a float in (0, 1] (fraction of the peak without a budget), "auto" or "min"'
+    'a positive int (bytes), a byte string such as "6GiB", "6G" (which is the same), "512 MB" or "1.5e9", '
+    'a float in (0, 1] or a percentage such as "50%" (part of the peak without a budget), "auto" or "min"'
 )
+_FRACTION: Final = re.compile(r"(?:[0-9]+\.[0-9]*|\.[0-9]+)(?:e[+-]?[0-9]{1,2})?", re.IGNORECASE | re.ASCII)
+_PERCENT: Final = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)\s*%", re.ASCII)
+_LIKELY_PERCENT: Final = 100
+"""Most bytes of a budget that is likely meant as a part of the peak, in percent or as the whole."""
 
 
 class BudgetKind(str, Enum):
@@ -83,15 +88,18 @@ class MemoryBudget:
     def parse(value: object) -> MemoryBudget:
         """The budget that `value` names; OptionError if it names none.
 
-        An int and a float mean different things: ``1`` is one byte, ``1.0`` the whole unbudgeted peak.
+        An int and a float mean different things: ``1`` is one byte, ``1.0`` the whole unbudgeted peak.  So they do as
+        text, which is all that a command line, a variable or a file has.
         """
         if isinstance(value, MemoryBudget):
             return value
         if isinstance(value, str):
-            return replace(_budget_of_string(value), written=repr(value))
+            budget = _budget_of_string(value)
+            return replace(budget, written=value.strip() if budget.kind is BudgetKind.FRACTION else repr(value))
         # `True` would otherwise count as a budget of one byte.
         if isinstance(value, bool) or not isinstance(value, Real):
-            raise _bad_budget(value)
+            left_out = "; leave it out for what the device has left, or write 1.0 for the peak without a budget"
+            raise _bad_budget(value, left_out if value is None else "")
         if isinstance(value, Integral):
             return replace(_budget_of_bytes(int(value), value), written=shown(int(value)))
         fraction = as_float(value)
@@ -99,6 +107,8 @@ class MemoryBudget:
             # Most likely `6e9`, a float that was meant as bytes.
             looks_like_bytes = 1024.0 <= fraction <= _LARGEST_BUDGET
             hint = f"; for bytes write {int(fraction)} or {str(int(fraction))!r}" if looks_like_bytes else ""
+            if 2.0 <= fraction <= _LIKELY_PERCENT:
+                hint = f"; for {fraction:g} % of the peak without a budget write {fraction / 100:g}"
             raise _bad_budget(value, hint)
         return MemoryBudget(BudgetKind.FRACTION, fraction=fraction, written=repr(fraction))
 
@@ -120,7 +130,13 @@ class MemoryBudget:
     def asked(self) -> str:
         """The user's own text, as a part of a message."""
         written = self.written or str(self)
-        return f"{written} of the peak without a budget" if self.kind is BudgetKind.FRACTION else written
+        if self.kind is BudgetKind.FRACTION:
+            return f"{written} of the peak without a budget"
+        has_unit = any(letter.isalpha() for letter in written)
+        if self.kind is BudgetKind.BYTES and self.limit_bytes <= _LIKELY_PERCENT and not has_unit:
+            part = f"{self.limit_bytes / 100} is a part of the peak without a budget"
+            return f"{written}, which is bytes: {part}{', 1.0 all of it' if self.limit_bytes == 1 else ''}"
+        return written
 
     def __str__(self) -> str:
         if self.kind is BudgetKind.BYTES:
@@ -298,12 +314,12 @@ def parse_bytes(text: str) -> int:
         raise _bad_budget(text)
     number, unit = Decimal(match.group(1)), match.group(2)
     if unit.lower() not in _UNIT_BYTES:
-        units = ("B", *(f"{letter}{end}" for end in ("B", "iB") for letter in "KMGTPE"))
+        units = ("B", *(f"{letter}{end}" for end in ("B", "iB", "") for letter in "KMGTPE"))
         raise _bad_budget(text, f"; unknown unit {unit!r}{suggestion(unit, units)}")
     # Decimals, so that no digit of the string is lost.
     size = number * _UNIT_BYTES[unit.lower()]
     if 0 < size < 1:
-        raise _bad_budget(text, f"; for a fraction write the number {number} without quotes")
+        raise _bad_budget(text, "; the least is 1 byte")
     return _budget_of_bytes(int(size), text).limit_bytes
 
 
@@ -314,6 +330,13 @@ def _budget_of_string(text: str) -> MemoryBudget:
         return MemoryBudget(BudgetKind(word))
     if word.isalpha():
         raise _bad_budget(text, suggestion(word, (BudgetKind.AUTO.value, BudgetKind.MIN.value)))
+    # Text has no types, so the point tells ``1.0``, the whole peak, from ``1``, one byte.
+    percent = _PERCENT.fullmatch(word)
+    part = Decimal(percent.group(1)) / 100 if percent else Decimal(word) if _FRACTION.fullmatch(word) else None
+    if part is not None and (percent or part <= 1):
+        if not 0 < float(part) <= 1:
+            raise _bad_budget(text, "; a part is above 0 and at most 1.0 or 100 %")
+        return MemoryBudget(BudgetKind.FRACTION, fraction=float(part))
     return MemoryBudget(BudgetKind.BYTES, limit_bytes=parse_bytes(text))
 
 
@@ -393,13 +416,6 @@ def _from_text(name: str, text: str, check: Callable[[object], object]) -> objec
         raise UnknownName(error.kind, error.name, error.allowed, f"the variable {variable_of(name)}") from error
 
 
-def _budget_text(text: str) -> object:
-    """The budget in a variable: a number with a decimal point, no unit, and at most 1 is a fraction, else bytes."""
-    # Text has no types, so the point tells ``1.0``, the whole peak, from ``1``, one byte.
-    fraction = float(text) if _FRACTION.fullmatch(text) else 0.0
-    return fraction if 0.0 < fraction <= 1.0 else text
-
-
 def _number_text(text: str) -> object:
     """The number in a text, `None` for the word ``none``, else the text itself, which the check refuses."""
     if text.strip().lower() == "none":
@@ -417,9 +433,7 @@ def _switch_text(text: str) -> object:
     return {"1": True, "true": True, "0": False, "false": False}.get(text.strip().lower(), text)
 
 
-_FRACTION: Final = re.compile(r"\s*(?:[0-9]+\.[0-9]*|\.[0-9]+)(?:e[+-]?[0-9]+)?\s*", re.IGNORECASE | re.ASCII)
 _READERS: Final[dict[str, Callable[[str], object]]] = {
-    "memory_budget": _budget_text,
     **dict.fromkeys(("max_slowdown", "time_limit", "max_variants"), _number_text),
     **dict.fromkeys(("inplace_buffers", "offload_direct"), _switch_text),
 }

@@ -53,6 +53,9 @@ def parse(environment: Environment = EMPTY, **options: object) -> RematOptions:
         ("1.", 1),
         ("17", 17),
         ("17B", 17),
+        ("6G", 6 * 1024**3),
+        ("1.5 m", 3 * 2**19),
+        ("7E", 7 * 1024**6),
         ("1.0009765KiB", 1024),
         ("8388607.999999 TiB", 8388607 * 1024**4 + 1024**4 - 1099512),
     ],
@@ -75,7 +78,12 @@ def test_numbers_that_are_no_budget(value: object) -> None:
         "6 GB of",
         "-1",
         "0",
-        "0.5",
+        "0.5B",
+        "0.0",
+        "0%",
+        "101 %",
+        "50 %%",
+        "-5%",
         "nan",
         "inf",
         "1e400",
@@ -105,7 +113,10 @@ def test_other_types_are_no_budget(value: object) -> None:
     [
         ("6 GiBs", "did you mean 'GiB'"),
         ("autp", "did you mean 'auto'"),
-        ("0.5", "for a fraction write the number 0.5 without quotes"),
+        ("0.5B", "the least is 1 byte"),
+        ("150%", "a part is above 0 and at most 1.0 or 100 %"),
+        (50.0, "for 50 % of the peak without a budget write 0.5"),
+        (None, "leave it out for what the device has left, or write 1.0"),
         (6e9, "for bytes write 6000000000"),
         (0, 'write "min"'),
     ],
@@ -277,14 +288,40 @@ def test_the_readme_names_every_option_and_its_variable(name: str) -> None:
         (" .5 ", MemoryBudget(BudgetKind.FRACTION, fraction=0.5)),
         ("5.0e-1", MemoryBudget(BudgetKind.FRACTION, fraction=0.5)),
         ("0.5GiB", MemoryBudget(BudgetKind.BYTES, limit_bytes=2**29)),
+        ("50%", MemoryBudget(BudgetKind.FRACTION, fraction=0.5)),
+        ("12.5 %", MemoryBudget(BudgetKind.FRACTION, fraction=0.125)),
+        ("100%", MemoryBudget(BudgetKind.FRACTION, fraction=1.0)),
         ("1.5e9", MemoryBudget(BudgetKind.BYTES, limit_bytes=1_500_000_000)),
         ("1500000000", MemoryBudget(BudgetKind.BYTES, limit_bytes=1_500_000_000)),
+        ("700000000", MemoryBudget(BudgetKind.BYTES, limit_bytes=700_000_000)),
         ("min", MemoryBudget(BudgetKind.MIN)),
         ("Auto", MemoryBudget(BudgetKind.AUTO)),
     ],
 )
-def test_a_variable_holds_a_fraction_where_there_is_a_decimal_point(text: str, budget: MemoryBudget) -> None:
+def test_text_holds_a_fraction_where_there_is_a_decimal_point_or_percents(text: str, budget: MemoryBudget) -> None:
     assert parse(in_environment(memory_budget=text)).memory_budget == budget
+    assert parse(memory_budget=text).memory_budget == budget
+
+
+@given(st.floats(1e-9, 1.0))
+def test_a_float_is_its_own_text(fraction: float) -> None:
+    assert MemoryBudget.parse(f"{fraction:.30f}") == MemoryBudget.parse(fraction)
+
+
+@pytest.mark.parametrize(
+    ("value", "asked"),
+    [
+        (1, "1, which is bytes: 0.01 is a part of the peak without a budget, 1.0 all of it"),
+        (50, "50, which is bytes: 0.5 is a part of the peak without a budget"),
+        ("100", "'100', which is bytes: 1.0 is a part of the peak without a budget"),
+        ("50B", "'50B'"),
+        (101, "101"),
+        ("50%", "50% of the peak without a budget"),
+        ("6G", "'6G'"),
+    ],
+)
+def test_few_bytes_are_asked_for_with_a_hint_that_they_are_bytes(value: object, asked: str) -> None:
+    assert MemoryBudget.parse(value).asked == asked
 
 
 @pytest.mark.parametrize("name", ["max_slowdown", "time_limit"])

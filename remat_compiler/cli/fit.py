@@ -53,7 +53,7 @@ def _fit(options: argparse.Namespace) -> str:
     return f"{report.to_json()}\n" if options.json else str(report)
 
 
-def _validate(options: argparse.Namespace, budget: str | float | None) -> str:
+def _validate(options: argparse.Namespace, budget: str | None) -> str:
     """The text of `remat fit --validate`, whose figures are written to a file, too."""
     batches = batches_of(options.batch)
     if options.max_batch or len(batches) > 1:

@@ -12,6 +12,7 @@ from typing import Any
 from remat_compiler.devices.gpus import GPUS
 from remat_compiler.errors import OptionError, UnknownName
 from remat_compiler.fitting.request import AT_HAND, PRECISIONS, FitRequest
+from remat_compiler.options import MemoryBudget
 
 ABOUT_FUNCTION = """\
 FUNCTION makes a training step: it takes the batch, if --batch is given, and returns the model and its inputs (a tensor,
@@ -34,7 +35,7 @@ def add_step_arguments(parser: Any) -> None:
 
 def add_budget_argument(parser: Any) -> None:
     """Add the budget."""
-    parser.add_argument("--budget", metavar="BYTES", help="memory_budget of the backend, such as 70GiB or 0.8")
+    parser.add_argument("--budget", metavar="BYTES", help="memory_budget of the backend, such as 70GiB, 80%% or 0.8")
 
 
 def add_one_batch_argument(parser: Any) -> None:
@@ -43,7 +44,7 @@ def add_one_batch_argument(parser: Any) -> None:
 
 
 def request_of(
-    options: argparse.Namespace, batches: tuple[int, ...], budget: str | float | None = None, **more: Any
+    options: argparse.Namespace, batches: tuple[int, ...], budget: str | None = None, **more: Any
 ) -> FitRequest:
     """The request that the arguments describe; `more` are further options of the backend."""
     return FitRequest(
@@ -68,12 +69,15 @@ def _named(function: str) -> tuple[Path, str]:
     return path, name
 
 
-def budget_of(text: str | None) -> str | float | None:
-    """Numbers below 1 are fractions, and a shell has text alone."""
-    try:
-        return None if text is None else float(text)
-    except ValueError:
-        return text
+def budget_of(text: str | None) -> str | None:
+    """The budget of ``--budget``, if it is one.
+
+    Raises:
+        OptionError: It names no budget.
+    """
+    if text is not None:
+        MemoryBudget.parse(text)
+    return text
 
 
 def batches_of(text: str | None) -> tuple[int, ...]:

@@ -184,7 +184,9 @@ def _own_loss(outputs: Any) -> torch.Tensor:
 
 
 def _described(value: Any) -> str:
-    return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else f"a {type(value).__name__}"
+    if isinstance(value, torch.Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    return f"an object of type {type(value).__name__}"
 
 
 def _optimizer(asked: Callable[[Any], Any] | str, model: Any) -> Any:
