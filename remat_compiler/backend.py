@@ -109,7 +109,7 @@ def _warn_beyond_device(budget: MemoryBudget, device_bytes: int | None) -> None:
         logger.warning(
             "memory_budget=%s is more than the %s that the device has, so a step within it may still run out of "
             'memory; name fewer bytes, or "auto" for what is left',
-            budget,
+            format_bytes(budget.limit_bytes),
             format_bytes(device_bytes),
         )
 

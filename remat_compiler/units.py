@@ -16,6 +16,19 @@ def format_bytes(num_bytes: int) -> str:
     return f"{size / 1024:.1f} TiB"
 
 
+def told_apart(*sizes: int) -> tuple[str, ...]:
+    """`format_bytes` of each of the `sizes`, with exact bytes besides if different ones would read the same."""
+    texts = [format_bytes(size) for size in sizes]
+    if len(set(texts)) == len(set(sizes)):
+        return tuple(texts)
+    return tuple(text if abs(size) < 1024 else f"{text} ({size} bytes)" for text, size in zip(texts, sizes))
+
+
+def counted(count: int, noun: str) -> str:
+    """A count with its noun: ``"1 call"``, ``"3 calls"``."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
 def rounded_up(count: int, step: int) -> int:
     """The least multiple of `step` that is not below `count`."""
     return -(-count // step) * step

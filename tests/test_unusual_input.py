@@ -188,7 +188,7 @@ def test_a_budget_above_the_device_is_warned_of_once(
         for _ in range(2):
             check_equal(Tower(), torch.randn(64, 32), memory_budget="2GiB")
             torch._dynamo.reset()
-    warned = [m for m in caplog.messages if "memory_budget=2147483648 bytes is more than the 1.0 GiB" in m]
+    warned = [m for m in caplog.messages if "memory_budget=2.0 GiB is more than the 1.0 GiB" in m]
     assert len(warned) == 1
     assert '"auto"' in warned[0]
 

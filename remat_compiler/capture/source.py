@@ -37,9 +37,13 @@ def _strip_local(path: str) -> str:
 
 @lru_cache(maxsize=4096)
 def input_name(source: str) -> str:
-    """The user's name of an input of Dynamo's graph: ``layers.0.weight`` for a parameter, ``x`` for an argument."""
+    """The user's name of an input of Dynamo's graph, as a program would write it.
+
+    It is ``layers.0.weight`` for a parameter, ``x`` for an argument, and ``x.shape[1]`` for a size of one.
+    """
     name = re.sub(r"^L\['self'\]\.?", "", source)
     name = re.sub(r"^[LG]\['(\w+)'\]", r"\1", name)
+    name = re.sub(r"\.size\(\)(\[\d+\])$", r".shape\1", name)
     return re.sub(r"\.?_(?:modules|parameters|buffers)\['([^']+)'\]", r".\1", name).strip(".")
 
 

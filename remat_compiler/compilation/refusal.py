@@ -6,10 +6,11 @@ from remat_compiler.compilation.attempt import Attempt
 from remat_compiler.compilation.facts import facts_of
 from remat_compiler.errors import BudgetFacts, InfeasibleBudget, Unplannable
 from remat_compiler.log import logger_of
-from remat_compiler.options import RematOptions, format_bytes
+from remat_compiler.options import RematOptions
 from remat_compiler.partition.result import NoPlan
 from remat_compiler.simulate.floor import peak_floor
 from remat_compiler.simulate.timeline import simulate
+from remat_compiler.units import format_bytes, told_apart
 
 logger = logger_of(__name__)
 
@@ -79,9 +80,8 @@ def refusal_of_whole(error: InfeasibleBudget, share_bytes: int, whole_bytes: int
 def warn_of_smallest(limit_bytes: int, needed_bytes: int) -> None:
     """Warn that training goes on at the smallest peak found, which is over the budget."""
     logger.warning(
-        "no plan fits memory_budget=%d bytes; training goes on at the smallest peak found, %s",
-        limit_bytes,
-        format_bytes(needed_bytes),
+        "no plan fits memory_budget=%s; training goes on at the smallest peak found, %s",
+        *told_apart(limit_bytes, needed_bytes),
     )
 
 

@@ -24,6 +24,7 @@ from copy import copy
 from dataclasses import replace
 
 from remat_compiler import torch_compat
+from remat_compiler.capture.source import input_name
 from remat_compiler.compilation.attempt import Attempt
 from remat_compiler.compilation.search import SearchGoal
 from remat_compiler.distributed.agreement import Point
@@ -44,7 +45,7 @@ from remat_compiler.partition.request import PartitionRequest
 from remat_compiler.partition.result import NoPlan
 from remat_compiler.simulate.allowance import Allowance
 from remat_compiler.stats import count
-from remat_compiler.units import format_bytes
+from remat_compiler.units import format_bytes, told_apart
 
 logger = logger_of(__name__)
 
@@ -211,13 +212,15 @@ class VariantMaker:
         """Warn, once, of sizes that exceed the budget together with gradients from before the step."""
         if not self._told_beside:
             self._told_beside = True
+            spare = allowance.spare_bytes
+            together, budget = told_apart(peak_bytes + spare, allowance.limit_bytes + spare)
             logger.warning(
                 "gradients are there before the step, as where they are accumulated over several calls, %s: with them "
-                "it takes %s at %s, over memory_budget=%d bytes; no plan was found that takes less; training goes on",
-                format_bytes(allowance.spare_bytes),
-                format_bytes(peak_bytes + allowance.spare_bytes),
+                "it takes %s at %s, over memory_budget=%s; no plan was found that takes less; training goes on",
+                format_bytes(spare),
+                together,
                 self._named(sizes),
-                allowance.limit_bytes + allowance.spare_bytes,
+                budget,
             )
 
     def _looked_ahead(self, sizes: tuple[int, ...], allowance: Allowance) -> list[Variant]:
@@ -327,7 +330,7 @@ class VariantMaker:
 
     def _named(self, sizes: tuple[int, ...]) -> str:
         """The sizes as text for messages."""
-        return ", ".join(f"{symbol.source} = {n}" for symbol, n in zip(self.context.symbols, sizes))
+        return ", ".join(f"{input_name(symbol.source)} = {n}" for symbol, n in zip(self.context.symbols, sizes))
 
     @contextmanager
     def _compiling(self) -> Iterator[None]:

@@ -22,7 +22,7 @@ from remat_compiler.compilation.offloading import with_room
 from remat_compiler.compilation.search import BudgetSearch, SearchGoal
 from remat_compiler.errors import BudgetFacts, InfeasibleBudget
 from remat_compiler.log import logger_of
-from remat_compiler.options import BudgetKind, RematOptions, format_bytes
+from remat_compiler.options import BudgetKind, RematOptions
 from remat_compiler.partition.result import PartitionFigures
 from remat_compiler.report.plan_report import PlanReport, StepFigures
 from remat_compiler.simulate.step_peak import GraphMemory
@@ -33,6 +33,7 @@ from remat_compiler.step_budget.gradients_before import GradientsBefore
 from remat_compiler.step_budget.known_steps import Place, is_among
 from remat_compiler.step_budget.out_of_memory import explain_failure
 from remat_compiler.step_budget.step_watch import WatchedStep
+from remat_compiler.units import counted, format_bytes, told_apart
 
 logger = logger_of(__name__)
 
@@ -314,11 +315,10 @@ class CompiledGraph:
         elif not self.warned:
             self.warned = True
             logger.warning(
-                "this step may take %s, over memory_budget=%d bytes: %d calls before, of graphs that did not share the "
-                "budget with this one so far, hold %s of it; it is shared from the next step on",
-                format_bytes(held + memory.peak_bytes),
-                limit,
-                len(before),
+                "this step may take %s, over memory_budget=%s: %s of compiled graphs before this one, which did not "
+                "share the budget with it so far, hold %s; from the next step on they share it",
+                *told_apart(held + memory.peak_bytes, limit),
+                counted(len(before), "call"),
                 format_bytes(held),
             )
 

@@ -23,7 +23,7 @@ from torch import fx
 from remat_compiler import torch_compat
 from remat_compiler.errors import BudgetFacts, InfeasibleBudget
 from remat_compiler.log import logger_of
-from remat_compiler.options import BudgetKind, RematOptions, format_bytes
+from remat_compiler.options import BudgetKind, RematOptions
 from remat_compiler.partition.request import PartitionRequest
 from remat_compiler.simulate.allowance import Allowance
 from remat_compiler.simulate.step_peak import Call, GraphMemory, Turn, whole_step_peak
@@ -32,6 +32,7 @@ from remat_compiler.step_budget.compiled_graph import CompiledGraph
 from remat_compiler.step_budget.coordinator import StepCoordinator, share_budget
 from remat_compiler.step_budget.dynamic_graph import Continues, first_allowance
 from remat_compiler.step_budget.step_watch import WatchedStep
+from remat_compiler.units import told_apart
 
 logger = logger_of(__name__)
 
@@ -167,10 +168,9 @@ def check_first_step(
         facts = BudgetFacts(asked=options.memory_budget.asked)
         raise InfeasibleBudget(limit_bytes, peak, reason=reason, facts=facts)
     logger.warning(
-        "no plan fits memory_budget=%d bytes: a graph of the step peaks at %s beside %d others; training goes on",
-        limit_bytes,
-        format_bytes(peak),
-        new,
+        "no plan fits memory_budget=%s: a graph of the step peaks at %s beside %s; training goes on",
+        *told_apart(limit_bytes, peak),
+        f"{new} other{'' if new == 1 else 's'}",
     )
 
 

@@ -26,7 +26,7 @@ from typing import NoReturn
 
 from remat_compiler.errors import BudgetFacts, InfeasibleBudget
 from remat_compiler.log import logger_of
-from remat_compiler.options import BudgetKind, format_bytes
+from remat_compiler.options import BudgetKind
 from remat_compiler.report.plan_report import StepFigures
 from remat_compiler.simulate.allowance import Allowance
 from remat_compiler.simulate.step_peak import GraphMemory, Turn, handed_on, whole_step_peak
@@ -45,6 +45,7 @@ from remat_compiler.step_budget.joint_steps import JointSteps
 from remat_compiler.step_budget.known_steps import learn, refuse
 from remat_compiler.step_budget.share_sizes import BudgetSplit, GraphChoices, SharedBudget, SizeShares
 from remat_compiler.step_budget.step_watch import WatchedStep
+from remat_compiler.units import counted, format_bytes, told_apart
 
 logger = logger_of(__name__)
 
@@ -315,7 +316,7 @@ class _Replan:
                 "a step may have taken %s, over memory_budget=%s (%s), before it was known that it runs %d planned "
                 "graphs; the budget is shared among them from now on",
                 format_bytes(peak),
-                self.options.memory_budget,
+                self.options.memory_budget.asked,
                 format_bytes(limit - more),
                 len(self.step.graphs),
             )
@@ -333,12 +334,12 @@ class _Replan:
         if least <= left:
             return left
         logger.warning(
-            "%d outputs of earlier steps are still held with what their backward needs, %s: beside them the step takes "
-            "up to %s more, over memory_budget=%d bytes; detach what is to be kept",
-            len(self.step.aside),
+            "%s of earlier steps still held with what the backward needs, %s: beside that the step takes "
+            "up to %s more, over memory_budget=%s; detach what is to be kept",
+            counted(len(self.step.aside), "output"),
             format_bytes(self.joint.aside_bytes),
             format_bytes(min(peak, limit)),
-            limit,
+            format_bytes(limit),
         )
         return limit
 
@@ -354,11 +355,9 @@ class _Replan:
         return f"{graphs} graphs of the step" if graphs > 1 else f"{calls} calls of a graph in a step"
 
     def _warn_of_smallest(self, limit: int, smallest: int) -> None:
+        budget, peak = told_apart(limit, smallest)
         logger.warning(
-            "no plan fits memory_budget=%d bytes: the %d graphs of the step together peak at %s; training goes on",
-            limit,
-            len(self.graphs),
-            format_bytes(smallest),
+            "no plan fits memory_budget=%s: the %s together peak at %s; training goes on", budget, self._what(), peak
         )
 
     def _exchange(self, plan: JointPlan, limit: int | None) -> None:

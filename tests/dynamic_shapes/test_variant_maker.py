@@ -52,7 +52,7 @@ def test_sizes_that_nothing_fits_get_a_plan_for_larger_ones() -> None:
     assert made[-1].fits((110,), whole(LIMIT))
     (request,) = graph.requests
     assert (request.take_smallest, request.free_layout, request.budget_bytes) == (True, False, LIMIT)
-    assert graph.reported == [f"a variant of the graph, planned for L['x'].size()[0] = {size} ({LARGER_SIZES})"]
+    assert graph.reported == [f"a variant of the graph, planned for x.shape[0] = {size} ({LARGER_SIZES})"]
 
 
 def test_within_its_reach_no_more_is_planned_ahead() -> None:
@@ -141,7 +141,7 @@ def test_a_variant_whose_sizes_are_restricted_is_not_used(caplog: pytest.LogCapt
     first = first_of(maker)
     assert not first.fits((1,), whole(LIMIT))
     assert "its sizes are restricted" in caplog.text
-    with pytest.raises(UnservedSizes, match=r"size\(\)\[0\] = 110"):
+    with pytest.raises(UnservedSizes, match=r"got x\.shape\[0\] = 110"):
         maker.variants_for((110,), [first], whole(LIMIT))
 
 

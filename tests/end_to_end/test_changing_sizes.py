@@ -87,7 +87,7 @@ def test_equal_to_eager_while_variants_switch(made: list[Dispatch]) -> None:
     assert 2 < len(one.variants) <= 6
     reports = remat_compiler.reports()
     assert len(reports) == len(one.variants)
-    assert all("a variant of the graph, planned for L['x'].size()[1] = " in r.notes[-1] for r in reports[1:])
+    assert all("a variant of the graph, planned for x.shape[1] = " in r.notes[-1] for r in reports[1:])
 
 
 @pytest.mark.parametrize(

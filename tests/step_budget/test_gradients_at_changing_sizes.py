@@ -11,6 +11,7 @@ import torch
 import remat_compiler
 from measure import measure_step
 from remat_compiler.errors import InfeasibleBudget
+from remat_compiler.units import format_bytes
 from step_budget.test_gradients_before import MICRO_BATCHES, WIDTH, Model, gradient_bytes
 
 SIZES = (256, 512, 384, 450)
@@ -85,7 +86,8 @@ def test_sizes_without_such_a_plan_take_the_smallest_peak_and_train_on(caplog: p
     assert max(peaks[2:]) <= smallest + gradients
     (said,) = [said for said in caplog.messages if TOLD in said]
     assert "training goes on" in said
-    assert f"memory_budget={budget} bytes" in said
+    assert f"memory_budget={format_bytes(budget)}; " in said
+    assert "at x.shape[0] = 512" in said
     assert_gradients_are_those_of_eager(model)
 
 
