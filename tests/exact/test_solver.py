@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
+import subprocess
+import sys
 from dataclasses import replace
 from random import Random
 
@@ -190,3 +192,32 @@ def test_seconds_of_cbc_are_counted_by_its_work() -> None:
     """A larger program counts for more, and the same one for the same in every run, whatever the clock says."""
     small_one, large, again = (solve(cover(Random(5), *size)[0]) for size in ((12, 6), (60, 12), (60, 12)))
     assert 0.0 < small_one.counted_s < large.counted_s == again.counted_s
+
+
+IN_A_NEW_PROCESS = """
+import numpy as np
+import pulp
+from remat_passes.bounds.matrix import Matrix
+from remat_passes.bounds.simplex import by_cbc, by_highs
+from remat_passes.exact.backends import SolverOptions
+from remat_passes.exact.solver import solve
+
+x = pulp.LpVariable("x", cat=pulp.LpBinary)
+model = pulp.LpProblem("small", pulp.LpMinimize)
+model += x
+model += 2 * x >= 1
+one = np.ones(1)
+rows = Matrix(one, one, one, np.zeros(1, np.int64), np.zeros(1, np.int64), one)
+assert by_{first}(rows, 9).values == [1.0]
+assert solve(model, SolverOptions({name!r})).objective == 1.0
+"""
+
+
+@pytest.mark.parametrize("first", ["cbc", "highs"])
+def test_nothing_is_written_to_standard_output(name: str, first: str) -> None:
+    """Not even once a process, as HiGHS 1.16 does by itself: it is the output of the user's program."""
+    if first == "highs":
+        pytest.importorskip("highspy")
+    program = IN_A_NEW_PROCESS.format(first=first, name=name)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from remat_passes.bounds.matrix import FloatArray, Matrix
+from remat_passes.exact.highs import quiet_highs
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,11 +32,8 @@ def loaded(matrix: Matrix, whole: Sequence[bool] = ()) -> Any:
     """HiGHS with a program, whose variables are whole numbers where `whole` says so."""
     import highspy
 
-    made: Any = highspy.Highs
-    solver = made()
     # One thread and a fixed seed: the same program ends the same way.
-    for name, value in (("output_flag", False), ("threads", 1), ("random_seed", 1)):
-        solver.setOptionValue(name, value)
+    solver = quiet_highs(threads=1, random_seed=1)
     program = highspy.HighsLp()
     columns, rows = len(matrix.cost), len(matrix.right)
     program.num_col_, program.num_row_ = columns, rows

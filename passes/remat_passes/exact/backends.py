@@ -13,9 +13,11 @@ from typing import Any
 import pulp
 from pulp.apis.core import PulpSolverError
 
-CHECK_UNIT_S, TREE_CHECKS = 6e-6, 8
-"""What HiGHS takes from one check of its limits to the next at the root, for each row and variable, in seconds; and how
-many checks in the tree, where less happens in between, stand for one at the root."""
+from remat_passes.exact.highs import quiet_highs
+
+CHECK_TERM_S, TREE_CHECKS = 1.7e-6, 8
+"""What HiGHS takes from one check of its limits to the next at the root, for each coefficient, in seconds; and how many
+checks in the tree, where less happens in between, stand for one at the root."""
 PIVOT_UNIT_S = 3.7e-8
 """What an iteration of its simplex method takes for each row and variable, in seconds."""
 CBC_PROGRAM_S, CBC_TERM_S = 0.012, 1.4e-5
@@ -113,7 +115,7 @@ def run_cbc(model: pulp.LpProblem, options: SolverOptions) -> Answer:
         except (PulpSolverError, OSError, ValueError, IndexError) as error:
             raise BrokenSolver(f"{type(error).__name__}: {error}") from error
         answer = read_cbc_log(log.read_text(encoding="utf-8", errors="replace"), _values(model))
-    terms = sum(map(len, model.constraints.values()))
+    terms = _terms(model)
     pivots_s = answer.iterations * (CBC_PIVOT_S + CBC_PIVOT_TERM_S * terms)
     return replace(answer, counted_s=CBC_PROGRAM_S + CBC_TERM_S * terms + pivots_s)
 
@@ -160,27 +162,21 @@ def run_highs(model: pulp.LpProblem, options: SolverOptions) -> Answer:
     except ImportError as error:
         raise BrokenSolver("highspy is not installed; install remat-compiler[highs]") from error
     limits: dict[str, Any] = {} if options.node_limit is None else {"mip_max_nodes": options.node_limit}
-    solver = pulp.HiGHS(
-        msg=False,
-        gapRel=options.gap,
-        threads=options.threads,
-        random_seed=options.seed,
-        **limits,
-    )
     # PuLP's interface to HiGHS reads the objective without looking whether there is one.
     if model.objective is None:
         model.setObjective(pulp.LpAffineExpression())
     try:
-        # The parts of PuLP's `solve`, so that a warm start fits in between.
-        solver.createAndConfigureSolver(model)
-        solver.buildSolverModel(model)
-        highs = model.solverModel
+        # The parts of PuLP's `solve`, so that a warm start fits in between, and the solver is one that is quiet.
+        highs = model.solverModel = quiet_highs(
+            mip_rel_gap=options.gap, threads=options.threads, random_seed=options.seed, **limits
+        )
+        pulp.HiGHS(msg=False).buildSolverModel(model)
         if options.warm_start:
             start = highspy.HighsSolution()
             start.col_value = [options.warm_start.get(v.name, 0.0) for v in model.variables()]
             highs.setSolution(start)
         if options.time_limit_s is not None:
-            _limit_checks(highs, int(options.time_limit_s / (CHECK_UNIT_S * _size(model))))
+            _limit_checks(highs, int(options.time_limit_s / (CHECK_TERM_S * max(_terms(model), 1))))
         highs.run()
     except (PulpSolverError, RuntimeError, ValueError, TypeError) as error:
         raise BrokenSolver(f"{type(error).__name__}: {error}") from error
@@ -190,6 +186,11 @@ def run_highs(model: pulp.LpProblem, options: SolverOptions) -> Answer:
 def _size(model: pulp.LpProblem) -> int:
     """Rows and variables."""
     return len(model.constraints) + len(model.variables())
+
+
+def _terms(model: pulp.LpProblem) -> int:
+    """Coefficients of all rows."""
+    return sum(map(len, model.constraints.values()))
 
 
 def _limit_checks(highs: Any, most: int) -> None:
