@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from remat_compiler.errors import OptionError
-from remat_compiler.report.figures import summarise
+from remat_compiler.log import SENDER
+from remat_compiler.report.figures import latest_step, summarise
 from remat_compiler.report.plan_report import PlanReport
 from remat_compiler.report.store import reports
-from remat_compiler.units import format_bytes
+from remat_compiler.units import counted, format_bytes
 
 if TYPE_CHECKING:
     from torch import nn
 
 Module = TypeVar("Module", bound="nn.Module")
+
+PATIENCE = 32
+"""Calls of a module after which its plans are told although it is not known yet which graphs make up its step."""
 
 
 def compile(  # noqa: A001 - the name that users of torch expect
@@ -54,6 +58,7 @@ def compile(  # noqa: A001 - the name that users of torch expect
     from remat_compiler import torch_compat
     from remat_compiler.backend import checked_options
     from remat_compiler.options import Environment
+    from remat_compiler.pipeline import steps_are_known
 
     if not isinstance(model, torch.nn.Module):
         raise OptionError(
@@ -70,7 +75,7 @@ def compile(  # noqa: A001 - the name that users of torch expect
     checked_options(given, None, {}, Environment.read())
     call = torch_compat.traceable_call(model)
     compiled = torch.compile(call, backend="remat", options=given, dynamic=dynamic)
-    model._compiled_call_impl = compiled if quiet else _Telling(model, compiled)
+    model._compiled_call_impl = compiled if quiet else _Telling(model, compiled, steps_are_known)
     return model
 
 
@@ -83,28 +88,41 @@ def _is_lightning_module(model: object) -> bool:
 class _Telling:
     """Calls the compiled module, and tells once what was planned."""
 
-    def __init__(self, model: nn.Module, compiled: Callable[..., Any]) -> None:
+    def __init__(self, model: nn.Module, compiled: Callable[..., Any], steps_are_known: Callable[[], bool]) -> None:
         self._model, self._compiled = model, compiled
         self._before = {report.graph_name for report in reports()}
         self._calls = 0
+        self._steps_are_known = steps_are_known
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         result = self._compiled(*args, **kwargs)
         self._calls += 1
         # The graphs of the first step share the budget from the second one on.
-        new = [report for report in reports() if report.graph_name not in self._before] if self._calls > 1 else []
-        if new:
-            print(summary_of(type(self._model).__name__, new), file=sys.stderr, flush=True)
-            self._model._compiled_call_impl = self._compiled
+        if self._calls > 1:
+            self._tell()
         return result
 
+    def _tell(self) -> None:
+        new = [report for report in reports() if report.graph_name not in self._before]
+        known = self._steps_are_known()
+        if new and (known or self._calls >= PATIENCE):
+            print(summary_of(type(self._model).__name__, new, so_far=not known), file=sys.stderr, flush=True)
+            self._model._compiled_call_impl = self._compiled
 
-def summary_of(name: str, planned: list[PlanReport]) -> str:
-    """One line on the plans of a module's graphs."""
-    step = summarise(planned)
+
+def summary_of(name: str, planned: Sequence[PlanReport], *, so_far: bool) -> str:
+    """One line on the plans of a module's graphs.
+
+    Args:
+        name: The module's name.
+        planned: The reports of all that was compiled since it is called.
+        so_far: Whether it is not known which of the graphs share the budget.
+    """
+    step = summarise(planned if so_far else latest_step(planned))
+    peak, graphs = format_bytes(step.peak_bytes), counted(step.graphs, "graph")
     budget = "" if step.budget_bytes is None else f" of {format_bytes(step.budget_bytes)}"
-    graphs = "1 graph" if step.graphs == 1 else f"{step.graphs} graphs"
-    return (
-        f"remat: {name} runs {graphs}, peak {format_bytes(step.peak_bytes)}{budget}, recomputation adds "
-        f"{step.added_percent:.1f} % of the step; remat_compiler.reports() has the plans"
-    )
+    if so_far:
+        figures = f"runs {graphs} so far, which do not share the budget yet: the largest peak of one is {peak}{budget}"
+    else:
+        figures = f"runs {graphs}, peak {peak}{budget}, recomputation adds {step.added_percent:.1f} % of the step"
+    return f"{SENDER}: {name} {figures}; remat_compiler.reports() has the plans"

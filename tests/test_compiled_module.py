@@ -13,8 +13,10 @@ import torch
 from torch import Tensor, nn
 
 import remat_compiler
+from remat_compiler.compiled_module import PATIENCE
 from remat_compiler.errors import OptionError, UnknownName
 from remat_compiler.observer import Observer, observed_by
+from remat_compiler.units import format_bytes
 
 OPTIONS: dict[str, Any] = {"inner": "eager", "cost_model": "nominal", "max_slowdown": None}
 
@@ -117,3 +119,32 @@ def test_what_is_wrong_shows_before_the_first_step() -> None:
         remat_compiler.compile(layers(), memory_bugdet="1GiB")
     with pytest.raises(UnknownName, match="autos"):
         remat_compiler.compile(layers(), "1GiB", planner="autos")
+
+
+def said_by(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    return [line for line in capsys.readouterr().err.splitlines() if " runs " in line]
+
+
+@pytest.mark.parametrize("calls", [1, 2, 3])
+def test_the_line_tells_the_step_and_the_budget_that_was_asked_for(
+    calls: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """However often a step calls the module: no graph's share of the budget, and no peak of one call."""
+    model = remat_compiler.compile(Own(), "1GiB", **OPTIONS)
+    for _ in range(3):
+        sum(model(torch.randn(64, 16)).square().mean() for _ in range(calls)).backward()
+        model.zero_grad()
+    (line,) = said_by(capsys)
+    report = remat_compiler.reports()[-1]
+    peak = report.peak_bytes if report.step is None else report.step.peak_bytes
+    assert (report.step is None) == (calls == 1)
+    assert f"peak {format_bytes(peak)} of 1.0 GiB, " in line
+
+
+def test_a_step_that_never_ends_is_told_as_what_there_is_so_far(capsys: pytest.CaptureFixture[str]) -> None:
+    model = remat_compiler.compile(Own(), "1GiB", **OPTIONS)
+    held = [model(torch.randn(8, 16)) for _ in range(PATIENCE + 1)]
+    (line,) = said_by(capsys)
+    assert "runs 1 graph so far, which do not share the budget yet: the largest peak of one is " in line
+    assert " of 1.0 GiB; " in line
+    assert held

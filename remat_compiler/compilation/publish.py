@@ -12,7 +12,7 @@ from remat_compiler.capture.source import input_names
 from remat_compiler.compilation.plan_trace import trace_plan
 from remat_compiler.dry_run.dry_run import DryRun
 from remat_compiler.log import logger_of
-from remat_compiler.options import RematOptions
+from remat_compiler.options import BudgetKind, RematOptions
 from remat_compiler.partition.result import Partition
 from remat_compiler.plan_cache.origin import where_in_cache
 from remat_compiler.report.build import build_report
@@ -132,6 +132,9 @@ def publish(
         options: The user's options.
         compilation: Dynamo's compilation that they belong to.
     """
+    budget = options.memory_budget
+    asked = budget.limit_bytes if budget.kind is BudgetKind.BYTES else None
+    reports = [replace(report, asked_bytes=asked) for report in reports]
     for report in reports:
         logger.info("%s", one_line(report))
         add_report(report)

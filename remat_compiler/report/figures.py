@@ -16,7 +16,7 @@ class StepSummary:
     Attributes:
         graphs: Planned graphs.
         peak_bytes: The predicted peak, of all graphs together where that is known, else of the largest one.
-        budget_bytes: What it may be, or `None` for no limit.
+        budget_bytes: The budget of the whole step, or `None` for no limit.
         added_percent: Time that recomputation adds, and waiting for copies, in percent of the step without.
         recomputed_values: Forward values that the backward computes again.
         offloaded_bytes: Bytes that are moved off the device in a step.
@@ -48,6 +48,9 @@ def summarise(planned: Sequence[PlanReport]) -> StepSummary:
     peak, limit = largest.peak_bytes, largest.budget_bytes
     if whole is not None:
         peak, limit = whole.peak_bytes or peak, whole.limit_bytes
+    if largest.asked_bytes is not None:
+        # Of which a graph may have a part, as long as its step is not known.
+        limit = largest.asked_bytes
     step_ns = sum(one.runs * one.step_ns for one in planned)
     return StepSummary(
         graphs=len(planned),

@@ -158,6 +158,8 @@ class PlanReport:
             environment sets segments that expand, as `expandable_bytes`.
         overwriting_ops: Interpreted operators that write their result into the memory of an argument, in both graphs.
         overwritten_bytes: Bytes of their results.
+        asked_bytes: The user's budget for a whole step, of which this graph may have a part; `None` if it is no number
+            of bytes.
         notes: What the user should know besides, such as a budget that was not reachable.
     """
 
@@ -194,6 +196,7 @@ class PlanReport:
     plain_reserved_bytes: int = field(default=0, metadata=OPTIONAL)
     overwriting_ops: int = field(default=0, metadata=OPTIONAL)
     overwritten_bytes: int = field(default=0, metadata=OPTIONAL)
+    asked_bytes: int | None = field(default=None, metadata=OPTIONAL)
 
     @property
     def peak_bytes(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from remat_compiler.pipeline import steps_are_known
 from remat_compiler.report.figures import latest_step, summarise
 from remat_compiler.report.store import reports
 
@@ -19,12 +20,15 @@ class PlanNews:
         self._told: dict[str, float] = {}
 
     def news(self, device: torch.device, *, at_the_end: bool = False) -> dict[str, float]:
-        """Figures by name, or nothing if they are those of the last call.
+        """Figures by name, or nothing if they are those of the last call, or those of the step are not known yet.
 
         Args:
             device: The device that the model is on.
             at_the_end: Whether training ends here, so that what was measured is final.
         """
+        # Until it is known which graphs share the budget, each of them has a plan that tells nothing of the step.
+        if not (at_the_end or steps_are_known()):
+            return {}
         planned = latest_step([report for report in reports() if report.graph_name not in self._before])
         figures = summarise(planned).metrics() if planned else {}
         if figures == self._told:
