@@ -215,7 +215,7 @@ class VariantMaker:
             spare = allowance.spare_bytes
             together, budget = told_apart(peak_bytes + spare, allowance.limit_bytes + spare)
             logger.warning(
-                "gradients are there before the step, as where they are accumulated over several calls, %s: with them "
+                "gradients are there before the step, as where several backwards add up in .grad, %s: with them "
                 "it takes %s at %s, over memory_budget=%s; no plan was found that takes less; training goes on",
                 format_bytes(spare),
                 together,

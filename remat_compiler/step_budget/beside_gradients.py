@@ -29,7 +29,7 @@ def decide_beside_gradients(graph: CompiledGraph, joint: JointSteps) -> None:
     if limit is None or present is None:
         return
     left_bytes = max(limit - gradient_bytes, 1)
-    if present > left_bytes and graph.recompile is not None:
+    if (present > left_bytes or joint.freed) and graph.recompile is not None:
         request = replace(graph.recompile.alone.request, budget_bytes=left_bytes, fraction=None)
         goal = SearchGoal(request, limit_bytes=left_bytes, takes_smallest=True)
         with graph.recompile.dynamo_context():

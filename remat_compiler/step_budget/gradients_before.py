@@ -25,11 +25,15 @@ from remat_compiler import torch_compat
 from remat_compiler.log import logger_of
 from remat_compiler.simulate import step_peak
 from remat_compiler.simulate.step_peak import CallKey
-from remat_compiler.units import format_bytes
+from remat_compiler.units import format_bytes, told_apart
 
 logger = logger_of(__name__)
 
+QUIET = 4
+"""Steps in a row that find no gradients, after which those of earlier steps count no more: a loop over micro-batches
+finds them in all steps but its first."""
 _NOT_KNOWN = "there will be room for them once it is known which graphs make up the step"
+_WAY_OUT = "if they are of a step that is over, call zero_grad before the forward"
 LOOKS = 8
 """Calls of each graph with the same parameters to look at: gradients are found that add up over so many calls."""
 MORE_LOOKS = 3
@@ -63,6 +67,7 @@ class GradientsBefore:
             anew; whether it will be.
         planned_bytes: Gradients that the graphs are planned beside.
         told: Whether there was a warning.
+        stays: Whether what was found counts for good: a pipeline's schedule tells of it, or it was gone once before.
         found: For each graph the most gradients that a backward of it found: bytes by the identity of their leaf, or
             by their `Shards`.
     """
@@ -73,12 +78,14 @@ class GradientsBefore:
     ask: Callable[[], bool]
     planned_bytes: int = 0
     told: bool = False
+    stays: bool = False
     found: dict[Hashable, Mapping[Found, int]] = field(default_factory=dict)
     _leaves: dict[Hashable, dict[int, ref[torch.Tensor]]] = field(default_factory=dict)
     _made: dict[Hashable, torch_compat.WatchedSizes] = field(default_factory=dict)
     _at_begin: dict[Found, int] = field(default_factory=dict)
     _looks: dict[Hashable, int] = field(default_factory=dict)
     _more_looks: int = MORE_LOOKS
+    _quiet: int = 0
 
     @property
     def size_bytes(self) -> int:
@@ -107,17 +114,24 @@ class GradientsBefore:
         leaves.update((id(x), ref(x)) for x in tensors if x.is_leaf and x.requires_grad)
         if begins:
             self._at_begin = {one: size for of in self._leaves for one, size in self._there(of).items()}
+            self._quiet += 1
 
         def backward_begins() -> Callable[[Any], None]:
             there = {one: size for one, size in self._there(graph).items() if one in self._at_begin}
+            if there:
+                self._quiet = 0
             # The first call after `zero_grad` finds none, or fewer.
             if sum(there.values()) > bytes_of([self.found.get(graph, {})]):
                 self.found[graph] = there
             self._decide(0 if there else sum(self._at_begin.values()))
             return made
 
+        # Those of parameters are accumulated in `grad`, or are the program's own, like any tensor that it holds.
+        parameters = {i for i, value in enumerate(arguments) if isinstance(value, torch.nn.Parameter)}
+
         def made(gradients: Any) -> None:
-            self._made[graph] = torch_compat.watched_sizes(gradients)
+            ours = [value for i, value in enumerate(gradients) if i not in parameters]
+            self._made[graph] = torch_compat.watched_sizes(ours)
 
         return backward_begins
 
@@ -144,9 +158,16 @@ class GradientsBefore:
             return
         leaves = (x for x in arguments if isinstance(x, torch.Tensor) and x.is_leaf and x.requires_grad)
         self.found[graph] = {id(leaf): torch_compat.num_bytes(leaf) for leaf in leaves}
+        self.stays = True
 
     def _decide(self, beside_forward: int) -> None:
-        if self.size_bytes > self.planned_bytes:
+        if self._quiet > QUIET and self.found and not self.stays:
+            # Once only: plans must not change to and fro where gradients are there in few of the steps.
+            self.stays = True
+            self.found.clear()
+            if self.planned_bytes:
+                self.ask()
+        elif self.size_bytes > self.planned_bytes:
             if not self.ask() and self.limit_bytes is not None:
                 self.say(self.peak_bytes, self.size_bytes, self.limit_bytes, why=_NOT_KNOWN)
         # Many programs free the gradients of a step only after the forward of the next one.
@@ -154,7 +175,7 @@ class GradientsBefore:
             self.say(self.forward_bytes, beside_forward, self.limit_bytes, freed=True)
 
     def _there(self, graph: Hashable) -> dict[Found, int]:
-        """Gradients for leaves of a graph, and others that its latest backward made and somebody holds."""
+        """Gradients for leaves of a graph, and those of inputs that its latest backward made and somebody holds."""
         leaves = [leaf for one in self._leaves[graph].values() if (leaf := one()) is not None]
         found: dict[Found, int] = {
             id(leaf): torch_compat.num_bytes(leaf.grad) for leaf in leaves if leaf.grad is not None
@@ -187,13 +208,12 @@ class GradientsBefore:
             return
         self.told = True
         logger.warning(
-            "gradients of %s are there before the step, %s: with them the %s takes %s, over memory_budget=%d bytes; %s",
+            "gradients of %s are there before the step, %s: with them the %s takes %s, over memory_budget=%s; %s",
             format_bytes(gradient_bytes),
-            "and are freed after its forward" if freed else "as where they are accumulated over several calls",
+            "and are freed after its forward" if freed else "as where several backwards add up in .grad",
             "forward" if freed else "step",
-            format_bytes(planned_bytes + gradient_bytes),
-            limit,
-            "free them before it, by zero_grad" if freed else why,
+            *told_apart(planned_bytes + gradient_bytes, limit),
+            "free them before it, by zero_grad" if freed else f"{why}; {_WAY_OUT}",
         )
 
 

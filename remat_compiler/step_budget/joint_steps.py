@@ -34,6 +34,7 @@ class JointSteps:
         runs_of_steps: For each step, how often it calls each graph.
         aside_bytes: Bytes that open calls of earlier steps hold.
         gradient_bytes: Bytes of gradients from before a step, which are alive during all of it.
+        freed: Whether graphs are planned beside more of them.
     """
 
     def __init__(self, step: WatchedStep[CompiledGraph]) -> None:
@@ -53,6 +54,7 @@ class JointSteps:
         before = [graph.gradients for graph in self.graphs if graph.gradients is not None]
         found = {key: size for one in before for of in one.found.values() for key, size in of.items()}
         self.gradient_bytes = sum(found.values())
+        self.freed = any(one.planned_bytes > self.gradient_bytes for one in before)
         self._before = [before_calls(self._parameters(one), found) for one in self.steps]
         # What the limit of each step is below the largest.
         self._below = [0] * len(self.steps)

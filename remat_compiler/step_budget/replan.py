@@ -65,7 +65,7 @@ def decide(step: WatchedStep[CompiledGraph]) -> None:
             that only such a step makes are refused from then on, too.
     """
     together = _Replan(step)
-    before = together.joint.gradient_bytes
+    before = together.joint.gradient_bytes or together.joint.freed
     try:
         # Even a single call may need a decision: a graph kept for another backward, calls of earlier steps that are
         # still open, or other steps that run the graph make it take more than it does alone.
@@ -160,7 +160,8 @@ class _Replan:
         if self.options.memory_budget.kind is BudgetKind.MIN:
             self._minimise(peak)
             return
-        settled = not any(graph.has_part for graph in self.graphs) and self.plans.room_is_kept
+        parts = self.joint.freed or any(graph.has_part for graph in self.graphs)
+        settled = not parts and self.plans.room_is_kept
         if limit is None or (peak <= limit and settled):
             self._keep_all(peak, limit)
             return
@@ -208,6 +209,7 @@ class _Replan:
             self.graphs[0].ask_for_decision,
             planned_bytes=self.joint.gradient_bytes,
             told=any(one.told for one in known),
+            stays=any(one.stays for one in known),
         )
         for one in known:
             found.take_over(one)

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 import remat_compiler
 from measure import measure_step
 from remat_compiler.report.plan_report import StepFigures
-from remat_compiler.step_budget.gradients_before import LOOKS, GradientsBefore
+from remat_compiler.step_budget.gradients_before import LOOKS, QUIET, GradientsBefore
+from remat_compiler.units import format_bytes
 
 WIDTH, ROWS, MICRO_BATCHES = 64, 512, 4
 SCALARS = 2_048
@@ -121,6 +122,7 @@ def test_a_budget_without_room_for_them_is_told_of_once_and_trains_on(caplog: py
     (said,) = [said for said in caplog.messages if "gradients of" in said]
     assert "gradients of 100.5 KiB are there before the step" in said
     assert NO_PLAN in said
+    assert f"over memory_budget={format_bytes(smallest + 1_000)}; " in said
     # The smallest peak, and no refusal.
     (report,) = remat_compiler.reports()
     assert report.peak_bytes <= smallest + 1_000
@@ -268,3 +270,82 @@ def test_gradients_that_the_first_step_made_itself_are_not_from_before_it() -> N
     steps = [report.step for report in remat_compiler.reports()]
     assert len(steps) == 2
     assert [None if one is None else one.gradient_bytes for one in steps] == [0, 0]
+
+
+HOLDERS: dict[str, Callable[[int, list[Tensor], list[Any]], None]] = {
+    "the first step's": lambda step, made, held: held.extend(made if step == 0 else ()),
+    "each step's": lambda _, made, held: held.extend(made),
+    "the latest step's": lambda _, made, held: held.__setitem__(slice(None), made),
+}
+"""How a program may hold gradients beside `grad`, by the number of the step and its gradients."""
+
+
+@pytest.mark.parametrize("of_autograd", [False, True], ids=["backward", "autograd.grad"])
+@pytest.mark.parametrize("holds", HOLDERS)
+@pytest.mark.usefixtures("compiles_anew")
+def test_gradients_that_a_program_holds_elsewhere_are_its_own(
+    holds: str, of_autograd: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They are none that the next backward adds to: the plan stays, and nothing is told."""
+    (_, *free), _ = trained("1GiB")
+    torch._dynamo.reset()
+    remat_compiler.clear_reports()
+    model, held = Model(), list[Any]()
+    parameters = list(model.parameters())
+    # Enough for a step by itself, not beside other gradients.
+    budget = free[-1] - gradient_bytes(model) // 2
+    compiled = remat_compiler.compile(model, budget, dynamic=False, inner="eager", cost_model="nominal")
+    for i in range(4):
+        model.zero_grad()
+        loss = compiled(torch.randn(ROWS, WIDTH))
+        if of_autograd:
+            made = list(torch.autograd.grad(loss, parameters))
+        else:
+            loss.backward()
+            made = [one.grad for one in parameters if one.grad is not None]
+        HOLDERS[holds](i, made, held)
+    (report,) = remat_compiler.reports()
+    assert (report.step, report.added_ns) == (None, 0)
+    assert not any("gradients of" in said for said in caplog.messages)
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+@pytest.mark.usefixtures("compiles_anew")
+def test_a_step_has_all_of_the_budget_again_once_gradients_are_gone(breaks: bool) -> None:
+    (_, *free), model = trained("1GiB", breaks=breaks)
+    budget = free[-1] - gradient_bytes(model) // 2
+    torch._dynamo.reset()
+    remat_compiler.clear_reports()
+    model = Model(breaks)
+    compiled = remat_compiler.compile(
+        model, budget, dynamic=False, inner="eager", cost_model="nominal", max_slowdown=None
+    )
+    added = []
+    for i in range(4 + QUIET + 4):
+        if i >= 4:
+            model.zero_grad()
+        compiled(torch.randn(ROWS, WIDTH)).backward()
+        added.append(sum(report.added_ns for report in remat_compiler.reports()))
+    assert added[4] > 0
+    assert added[-1] == 0
+    assert {report.step.gradient_bytes for report in remat_compiler.reports() if report.step is not None} == {0}
+
+
+def test_gradients_that_come_back_stay() -> None:
+    found, asked = watching()
+    found.planned_bytes = 512
+
+    def step(leaf: Tensor) -> None:
+        begins = found.look(leaf, [leaf], begins=True)
+        assert begins is not None
+        begins()
+
+    step(with_gradient(2))
+    assert found.size_bytes == 512
+    for _ in range(QUIET + 1):
+        step(torch.zeros(2, 64, requires_grad=True))
+    assert (found.size_bytes, asked) == (0, [0])
+    step(with_gradient(4))
+    for _ in range(2 * QUIET):
+        step(torch.zeros(2, 64, requires_grad=True))
+    assert found.size_bytes == 1_024
