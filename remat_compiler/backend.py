@@ -55,6 +55,7 @@ def remat(
         _warn_untested()
         _warn_beyond_device(checked.memory_budget, torch_compat.total_device_bytes(example_inputs))
         watch_recompilations(gm)
+        torch_compat.skip_own_frames()
         try:
             return compile_graph(gm, example_inputs, checked, environment)
         except RematError:

@@ -135,6 +135,7 @@ from remat_compiler.torch_compat.overwriting import (
     plain_tensor,
     result_form,
 )
+from remat_compiler.torch_compat.own_frames import skip_own_frames
 from remat_compiler.torch_compat.paper_device import paper_device, paper_gpu
 from remat_compiler.torch_compat.paper_values import AnyValues, KnownValues
 from remat_compiler.torch_compat.patch import Patch, Purpose, untested

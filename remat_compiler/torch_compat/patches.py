@@ -271,6 +271,14 @@ BACKWARD_AT_ONCE = Patch(
     "compiles the backward with the forward, to check both before the first step",
     "a step would run before its peak is known",
 )
+OWN_FRAMES = Patch(
+    "own frames",
+    "torch._dynamo.trace_rules:check_file",
+    _SPEED,
+    "keeps Dynamo from tracing the hooks that run in a backward",
+    "Dynamo traces them where a compiled function calls backward, and warns of what it cannot trace",
+    (("filename", "is_inlined_call"),),
+)
 
 PATCHES: tuple[Patch, ...] = (
     EMITTED_GRAPHS,
@@ -306,5 +314,6 @@ PATCHES: tuple[Patch, ...] = (
     MERGING,
     STEP_CACHE,
     BACKWARD_AT_ONCE,
+    OWN_FRAMES,
 )
 """All rows, in the order of their definitions."""
