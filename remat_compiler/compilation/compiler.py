@@ -96,12 +96,17 @@ class Compiler:
         except _NO_DEFECT:
             raise
         except Exception as error:  # A defect of planning must not keep anybody from training; see the docstring.
-            _warn_of(error)
+            foreseen = _warn_of_limits(error)
+            logger.debug("planning failed", exc_info=error)
             # Without the traceback, whose frames would hold on to the step's tensors.
             failure = error.with_traceback(None)
         self.session.agreement.gathers.fails(str(failure).partition("\n")[0])
         # Always with kernels: no other plan follows, so this try is the one that runs.
-        return replace(self._run(request, True, StockPartitioner()), failure=failure)
+        attempt = replace(self._run(request, True, StockPartitioner()), failure=failure)
+        # Not before: of a program that autograd refuses, the stock backend raises the same error.
+        if not foreseen:
+            _warn_of_defect(failure)
+        return attempt
 
     def _planned(self, request: PartitionRequest, real: bool) -> Attempt:
         """Plan, compile and check.
@@ -194,8 +199,8 @@ class Compiler:
         return compiled, partitions, recorder
 
 
-def _warn_of(error: Exception) -> None:
-    """Say why a graph is compiled without a plan."""
+def _warn_of_limits(error: Exception) -> bool:
+    """Say why a graph is compiled without a plan if that is a known limit; whether it is."""
     if isinstance(error, Unplannable):
         # A known limit, such as an input that overlaps itself and is changed in place: no defect to report.
         logger.warning("%s: compiled as without a budget, and only checked against it", error)
@@ -207,13 +212,18 @@ def _warn_of(error: Exception) -> None:
             error.func,
         )
     else:
-        logger.warning(
-            "planning failed (%s: %s), so the graph is compiled as without a budget and only checked against it; "
-            'please report this as a defect, with the traceback that TORCH_LOGS="+remat_compiler" shows',
-            type(error).__name__,
-            str(error).partition("\n")[0],
-        )
-        logger.debug("planning failed", exc_info=error)
+        return False
+    return True
+
+
+def _warn_of_defect(error: Exception) -> None:
+    """Say that a graph which can be compiled is compiled without a plan."""
+    logger.warning(
+        "planning failed (%s: %s), so the graph is compiled as without a budget and only checked against it; "
+        'please report this as a defect, with the traceback that TORCH_LOGS="+remat_compiler" shows',
+        type(error).__name__,
+        str(error).partition("\n")[0],
+    )
 
 
 def _is_on_paper(request: PartitionRequest) -> bool:

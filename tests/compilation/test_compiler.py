@@ -180,3 +180,37 @@ def test_the_partitioner_sees_the_session_only_while_it_compiles() -> None:
     assert sessions == ["made up"]
     assert current_session().parameters == ""
     assert session.partitions == []
+
+
+def changes_a_saved_value(x: Tensor) -> Tensor:
+    y = torch.sigmoid(x)
+    y.mul_(2)
+    return y.sum()
+
+
+def changes_a_view_of_one(x: Tensor) -> Tensor:
+    y = torch.exp(x)
+    y[0].add_(1)
+    return y.sum()
+
+
+def changes_what_a_product_needs(x: Tensor) -> Tensor:
+    y = x + 1
+    z = (y * y).sum()
+    y.zero_()
+    return z + y.sum()
+
+
+@pytest.mark.parametrize("program", [changes_a_saved_value, changes_a_view_of_one, changes_what_a_product_needs])
+@pytest.mark.usefixtures("compiles_anew")
+def test_a_program_that_autograd_refuses_is_no_defect_of_planning(
+    program: Callable[[Tensor], Tensor], caplog: pytest.LogCaptureFixture
+) -> None:
+    """In eager, too: the error is the program's own, and torch's words say so."""
+    for compiled in (
+        program,
+        torch.compile(program, backend="remat", options={"memory_budget": 1.0, "inner": "eager"}),
+    ):
+        with pytest.raises(Exception, match="modified by an inplace operation"):
+            compiled(torch.randn(4, 4, requires_grad=True)).backward()
+    assert not any("planning failed" in said for said in caplog.messages)
