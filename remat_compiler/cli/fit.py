@@ -11,7 +11,6 @@ from remat_compiler.cli.step_arguments import (
     add_budget_argument,
     add_step_arguments,
     batches_of,
-    budget_of,
     request_of,
 )
 from remat_compiler.errors import OptionError
@@ -43,22 +42,21 @@ def add_fit_command(commands: Any) -> None:
 
 def _fit(options: argparse.Namespace) -> str:
     """The text of `remat fit`."""
-    budget = budget_of(options.budget)
     if options.validate:
-        return _validate(options, budget)
+        return _validate(options)
     if options.max_batch:
-        report: Any = largest_batch(request_of(options, (), budget))
+        report: Any = largest_batch(request_of(options, (), options.budget))
     else:
-        report = answer(request_of(options, batches_of(options.batch), budget))
+        report = answer(request_of(options, batches_of(options.batch), options.budget))
     return f"{report.to_json()}\n" if options.json else str(report)
 
 
-def _validate(options: argparse.Namespace, budget: str | None) -> str:
+def _validate(options: argparse.Namespace) -> str:
     """The text of `remat fit --validate`, whose figures are written to a file, too."""
     batches = batches_of(options.batch)
     if options.max_batch or len(batches) > 1:
         raise OptionError("--validate takes one step: name a --batch, or none, and no --max-batch")
-    found = validated(request_of(options, batches, budget), options.function)
+    found = validated(request_of(options, batches, options.budget), options.function)
     path = Path(options.validate)
     try:
         write_whole(path, found.to_json(), 0o644)

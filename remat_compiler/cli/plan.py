@@ -12,7 +12,6 @@ from remat_compiler.cli.step_arguments import (
     add_budget_argument,
     add_one_batch_argument,
     add_step_arguments,
-    budget_of,
     request_of,
 )
 from remat_compiler.fitting.planned import plans
@@ -37,7 +36,7 @@ def _plan(options: argparse.Namespace) -> str:
     """The text of `remat plan`."""
     more = {} if options.dump is None else {"dump": str(options.dump.absolute())}
     batches = () if options.batch is None else (options.batch,)
-    reports = plans(request_of(options, batches, budget_of(options.budget), **more))
+    reports = plans(request_of(options, batches, options.budget, **more))
     if options.json:
         return json.dumps([json.loads(report.to_json()) for report in reports], indent=1) + "\n"
     return "\n".join(summary_text(report) for report in reports)

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from remat_compiler.cli.function_in_file import check_function
 from remat_compiler.devices.gpus import GPUS
 from remat_compiler.errors import OptionError, UnknownName
 from remat_compiler.fitting.request import AT_HAND, PRECISIONS, FitRequest
-from remat_compiler.options import MemoryBudget
 
 ABOUT_FUNCTION = """\
 FUNCTION makes a training step: it takes the batch, if --batch is given, and returns the model and its inputs (a tensor,
@@ -27,7 +27,8 @@ def add_step_arguments(parser: Any) -> None:
     parser.add_argument("function", metavar="FILE.py:FUNCTION", help="what makes the model and its inputs")
     known = f"one of {', '.join(GPUS)}, or {AT_HAND} for the GPU that is here (the default)"
     parser.add_argument("--device", default=AT_HAND, metavar="NAME", help=known)
-    parser.add_argument("--autocast", metavar="TYPE", choices=sorted(PRECISIONS), help="type that autocast computes in")
+    computes_in = f"type that autocast computes in: {', '.join(sorted(PRECISIONS))}"
+    parser.add_argument("--autocast", metavar="TYPE", choices=sorted(PRECISIONS), help=computes_in)
     parser.add_argument("--optimizer", default="AdamW", metavar="NAME", help="class of torch.optim, or none")
     parser.add_argument("--inner", choices=("inductor", "eager"), default="inductor", help="inner compiler")
     parser.add_argument("--json", action="store_true", help="all figures, for tools")
@@ -40,15 +41,25 @@ def add_budget_argument(parser: Any) -> None:
 
 def add_one_batch_argument(parser: Any) -> None:
     """Add what the function is called with, once."""
-    parser.add_argument("--batch", metavar="N", type=_whole, help="what FUNCTION is called with")
+    parser.add_argument("--batch", metavar="N", type=_whole, help="number that FUNCTION is called with")
 
 
 def request_of(
     options: argparse.Namespace, batches: tuple[int, ...], budget: str | None = None, **more: Any
 ) -> FitRequest:
-    """The request that the arguments describe; `more` are further options of the backend."""
+    """The request that the arguments describe; `more` are further options of the backend.
+
+    Raises:
+        OptionError: An argument is wrong, as far as that shows without a run of the user's file.
+        UnknownName: The file has no such function.
+    """
+    path, name = _named(options.function)
+    for batch in batches:
+        if batch < 1:
+            raise OptionError(f"--batch takes whole numbers of at least 1, got {batch}")
+    check_function(path, name, called_with_batch=bool(batches) or getattr(options, "max_batch", False))
     return FitRequest(
-        make=_Function(*_named(options.function)),
+        make=_Function(path, name),
         device=options.device,
         budget=budget,
         batches=batches,
@@ -67,17 +78,6 @@ def _named(function: str) -> tuple[Path, str]:
     if not path.is_file():
         raise OptionError(f"there is no file {file!r}; name a file and a function in it, such as train.py:make")
     return path, name
-
-
-def budget_of(text: str | None) -> str | None:
-    """The budget of ``--budget``, if it is one.
-
-    Raises:
-        OptionError: It names no budget.
-    """
-    if text is not None:
-        MemoryBudget.parse(text)
-    return text
 
 
 def batches_of(text: str | None) -> tuple[int, ...]:

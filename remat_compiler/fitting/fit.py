@@ -13,6 +13,7 @@ from remat_compiler.fitting.at_hand import gpu_of
 from remat_compiler.fitting.fit_report import FitReport
 from remat_compiler.fitting.paper_process import call_in_process
 from remat_compiler.fitting.request import AT_HAND, FitRequest, Separate
+from remat_compiler.options import MemoryBudget
 
 
 def fit(
@@ -69,9 +70,13 @@ def located(request: FitRequest) -> FitRequest:
     """The request with its GPU in the place of the name, if it can be answered here.
 
     Raises:
-        OptionError: Code is to be generated for it and cannot be, or it is to be here and is not.
+        OptionError: The budget is malformed, code is to be generated for the GPU and cannot be, or it is to be here
+            and is not.
         UnknownName: It is unknown.
     """
+    # Here, not only where the user's file was imported, which may take a minute.
+    if request.budget is not None:
+        MemoryBudget.parse(request.budget)
     gpu = gpu_of(request.device)
     # Code for a GPU is written by Triton's compiler, which wheels of torch for a CPU do not bring.
     if request.options.get("inner", "inductor") == "inductor" and find_spec("triton") is None:

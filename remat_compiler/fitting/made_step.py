@@ -29,6 +29,9 @@ def made_step(request: FitRequest, batch: Any, *, real: bool = False) -> MadeSte
         OptionError: The model or its inputs are not made as they must be, or an option is malformed.
         UnknownName: The optimizer is unknown.
     """
+    # Before the user's file is imported, which may take a minute.
+    if isinstance(request.optimizer, str):
+        _maker_of(request.optimizer)
     # The step itself runs with the default device that it has in the user's program.
     with nullcontext() if real else torch_compat.KnownValues(), torch.device(DEVICE):
         made: Any = request.make(batch) if request.batches else request.make()

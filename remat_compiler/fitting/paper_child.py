@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import sys
 import traceback
 from pathlib import Path
+from types import TracebackType
 
 import cloudpickle  # type: ignore[import-untyped]
 
 from remat_compiler.errors import PaperFailure, RematError
+
+_OWN = f"{Path(__file__).resolve().parents[1]}{os.sep}"
 
 
 def main(question: str, answer: str) -> None:
@@ -23,9 +27,18 @@ def main(question: str, answer: str) -> None:
         result = (True, _sendable(error))
     except Exception as error:
         # Of the caller's own code, whose traceback is what they need.
-        result = (True, PaperFailure(f"{type(error).__name__}: {error}\n{traceback.format_exc()}"))
+        told = "".join(traceback.format_exception(type(error), error, _from_callers_code(error.__traceback__)))
+        result = (True, PaperFailure(f"{type(error).__name__}: {error}\n{told.rstrip()}"))
     # Classes of the caller's main module are sent by value, as they came.
     Path(answer).write_bytes(cloudpickle.dumps(result))
+
+
+def _from_callers_code(trace: TracebackType | None) -> TracebackType | None:
+    """A traceback from the first frame that is none of this project, if there is one."""
+    found = trace
+    while found is not None and found.tb_frame.f_code.co_filename.startswith(_OWN):
+        found = found.tb_next
+    return found or trace
 
 
 def _sendable(error: RematError) -> RematError:
