@@ -8,7 +8,6 @@ asks for.
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -19,13 +18,14 @@ from remat_compiler.compilation.graph_key import PlanKey
 from remat_compiler.compilation.publish import checked_reports, make_reports, publish
 from remat_compiler.costs.workspace import WorkspaceTable
 from remat_compiler.ir.json_folder import SUFFIX, JsonFolder
+from remat_compiler.log import logger_of
 from remat_compiler.options import BudgetKind, RematOptions
 from remat_compiler.partition.request import PartitionRequest
 from remat_compiler.report.plan_report import PlanReport, StepFigures
 from remat_compiler.simulate.step_peak import GraphMemory
 from remat_compiler.units import format_bytes
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 FOLDER, FORMAT_VERSION, MOST_FILES, MOST_BYTES = "plans", 7, 4_096, 64_000_000
 DECIDED = (

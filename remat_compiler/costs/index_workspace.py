@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -97,7 +98,8 @@ def _nll_loss(call: OpCall) -> int:
 def _masked_scatter_backward(call: OpCall) -> int:
     """The mask as numbers, and their sums up to each."""
     gradient, mask = call.args[:2]
-    return 2 * INDEX_BYTES * math.prod(torch.broadcast_shapes(gradient.shape, mask.shape))
+    elements = (max(g, m) for g, m in zip_longest(gradient.shape[::-1], mask.shape[::-1], fillvalue=1))
+    return 2 * INDEX_BYTES * math.prod(elements)
 
 
 def _ctc_backward(call: OpCall) -> int:
@@ -114,7 +116,8 @@ def _lu_solve(call: OpCall) -> int:
 
 def _lu_unpack(call: OpCall) -> int | None:
     """A permutation of the rows for each matrix, and the one that each begins with."""
-    matrices, pivots = call.args[:2]
+    matrices: TensorSpec = call.args[0]
+    pivots: TensorSpec = call.args[1]
     *batch, rows, columns = matrices.shape
     if batch and (rows != columns or not _is_contiguous(pivots)):
         return None
@@ -123,13 +126,15 @@ def _lu_unpack(call: OpCall) -> int | None:
 
 def _bag(call: OpCall) -> int:
     """At most an index for each entry and for each bag, and two more."""
-    _, indices, offsets = call.args[:3]
+    indices: TensorSpec = call.args[1]
+    offsets: TensorSpec = call.args[2]
     return (math.prod(indices.shape) + math.prod(offsets.shape) + 2) * INDEX_BYTES
 
 
 def _bag_backward(call: OpCall) -> int | None:
     """A gradient and two indices for each entry; none is known for maxima."""
-    gradient, indices = call.args[:2]
+    gradient: TensorSpec = call.args[0]
+    indices: TensorSpec = call.args[1]
     count = math.prod(indices.shape)
     if _number(call, 8, "mode", 0) == 2:
         return None

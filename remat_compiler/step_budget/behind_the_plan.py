@@ -11,7 +11,7 @@ what the outer one has not released.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Protocol
 
 from remat_compiler import torch_compat
@@ -22,7 +22,7 @@ from remat_compiler.step_budget.coordinator import share_budget
 from remat_compiler.step_budget.gradients_before import GradientsBefore
 
 
-class Beside(Protocol):
+class Beside(Hashable, Protocol):
     """A planned graph of which memory outside of it is told.
 
     Attributes:

@@ -141,7 +141,7 @@ class GradientsBefore:
         Programs may begin to accumulate gradients when nothing is looked for any more.
         """
         first = next(iter(self._leaves.get(graph, {}).values()), None)
-        leaf = first and first()
+        leaf = None if first is None else first()
         if leaf is None or leaf.grad is None or self.found or not self._more_looks:
             return False
         # Not while calls are looked at anyway.

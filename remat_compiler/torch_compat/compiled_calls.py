@@ -41,7 +41,7 @@ def follow_compiled(backend: Callable[..., Any], follow: Callable[[Any], BeginsC
 
 def _is_of(context: Any, backend: Callable[..., Any]) -> bool:
     """Whether one of Dynamo's contexts compiles by `backend`, which `torch.compile` wraps together with its options."""
-    found = getattr(context, "callback", None)
+    found: Any = getattr(context, "callback", None)
     while hasattr(found, "_torchdynamo_orig_backend"):
         found = found._torchdynamo_orig_backend
     return getattr(found, "compiler_fn", found) is backend
@@ -65,4 +65,4 @@ def _add_hook(context: Any, begins: BeginsCall) -> None:
 
 def autograd_nodes_made() -> int:
     """A number that grows with each node of autograd that this thread makes."""
-    return int(torch.autograd._get_sequence_nr())
+    return int(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]

@@ -58,7 +58,7 @@ def fake_twins(inputs: Iterable[Any]) -> list[Any]:
         twin = value
         # Static: sizes of a graph compiled again for fixed sizes must not become symbols of Dynamo's.
         if isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor):
-            record = context.tensor_to_context.get(value)
+            record = context.tensor_to_context.get(value)  # type: ignore[no-untyped-call]
             if isinstance(getattr(record, "tensor_source", None), FloatTensorSource):
                 # A float, which Dynamo hands over in a tensor: by its source, the graph finds the same symbol for it.
                 twin = mode.from_tensor(value, symbolic_context=record, source=record.tensor_source)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch._C import _autograd as hooks
+from torch._C import _autograd as _hooks
 from torch._dispatch.python import no_python_dispatcher
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
+
+_top_hooks: Callable[[bool], Any] = _hooks._top_saved_tensors_default_hooks
 
 
 @contextmanager
@@ -46,14 +48,14 @@ def _without_saved_tensor_hooks() -> Iterator[None]:
     """Set aside the hooks that pack what autograd saves: those of checkpoints, and those that move it elsewhere."""
     aside = []
     # Those that hold while a program is traced are torch's own, and hide the rest.
-    while (pair := hooks._top_saved_tensors_default_hooks(True)) is not None:
+    while (pair := _top_hooks(True)) is not None:
         aside.append(pair)
-        hooks._pop_saved_tensors_default_hooks()
+        _hooks._pop_saved_tensors_default_hooks()
     try:
         yield
     finally:
         for pack, unpack in reversed(aside):
-            hooks._push_saved_tensors_default_hooks(pack, unpack)
+            _hooks._push_saved_tensors_default_hooks(pack, unpack)
 
 
 def dispatch_modes() -> list[Any]:

@@ -61,15 +61,17 @@ def scatters_into_copy(node: fx.Node) -> bool:
 
 def value_of_scatter(node: fx.Node) -> torch.Tensor:
     """The fake result of a scatter, in the layout and the storage that it has when the graph is interpreted."""
-    func, args, _, traced = fake_call(node)
+    func, args, _, result = fake_call(node)
     whole: torch.Tensor = args[0]
+    traced: torch.Tensor = result
     if not scatters_into_copy(node):
-        with traced.fake_mode:
+        with result.fake_mode:
             corrected: torch.Tensor = corrected_fake_result(func, args, traced)
         return corrected
     if is_expanded(whole):
         return traced
-    return new_fake(traced.fake_mode, whole.shape, whole.stride(), traced.dtype, traced.device)
+    made: torch.Tensor = new_fake(result.fake_mode, whole.shape, whole.stride(), traced.dtype, traced.device)
+    return made
 
 
 def scattered(target: Any, whole: torch.Tensor, part: torch.Tensor, *place: Any, **named: Any) -> torch.Tensor:

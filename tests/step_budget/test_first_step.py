@@ -25,6 +25,7 @@ from remat_compiler.step_budget.first_step import (
     has_fixed_sizes,
     part_of_fraction,
 )
+from remat_compiler.step_budget.replan import decide
 from remat_compiler.step_budget.step_watch import WatchedStep
 
 BUDGET = 1_000
@@ -124,7 +125,7 @@ def test_under_min_each_graph_is_as_small_as_can_be_anyway() -> None:
 def test_a_fraction_too_small_for_a_graph_without_a_loss_may_do_for_the_step(
     gm: fx.GraphModule, budget: object, is_part: bool
 ) -> None:
-    found = part_of_fraction(gm, options_of(budget), request(None, 0.5), new_coordinator())
+    found = part_of_fraction(gm, options_of(budget), request(None, 0.5), StepCoordinator(decide))
     assert (found is not None) == is_part
     assert found is None or found.take_smallest
 
