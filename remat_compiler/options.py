@@ -135,7 +135,7 @@ class MemoryBudget:
         has_unit = any(letter.isalpha() for letter in written)
         if self.kind is BudgetKind.BYTES and self.limit_bytes <= _LIKELY_PERCENT and not has_unit:
             part = f"{self.limit_bytes / 100} is a part of the peak without a budget"
-            return f"{written}, which is bytes: {part}{', 1.0 all of it' if self.limit_bytes == 1 else ''}"
+            return f"{written} (which is bytes: {part}{', 1.0 all of it' if self.limit_bytes == 1 else ''})"
         return written
 
     def __str__(self) -> str:

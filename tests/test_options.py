@@ -311,9 +311,9 @@ def test_a_float_is_its_own_text(fraction: float) -> None:
 @pytest.mark.parametrize(
     ("value", "asked"),
     [
-        (1, "1, which is bytes: 0.01 is a part of the peak without a budget, 1.0 all of it"),
-        (50, "50, which is bytes: 0.5 is a part of the peak without a budget"),
-        ("100", "'100', which is bytes: 1.0 is a part of the peak without a budget"),
+        (1, "1 (which is bytes: 0.01 is a part of the peak without a budget, 1.0 all of it)"),
+        (50, "50 (which is bytes: 0.5 is a part of the peak without a budget)"),
+        ("100", "'100' (which is bytes: 1.0 is a part of the peak without a budget)"),
         ("50B", "'50B'"),
         (101, "101"),
         ("50%", "50% of the peak without a budget"),
