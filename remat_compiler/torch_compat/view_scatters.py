@@ -62,8 +62,11 @@ def scatters_into_copy(node: fx.Node) -> bool:
 def value_of_scatter(node: fx.Node) -> torch.Tensor:
     """The fake result of a scatter, in the layout and the storage that it has when the graph is interpreted."""
     func, args, _, result = fake_call(node)
-    whole: torch.Tensor = args[0]
+    whole: Any = args[0]
     traced: torch.Tensor = result
+    # Of a constant of the graph there may be no fake value.
+    if whole is None:
+        return traced
     if not scatters_into_copy(node):
         with result.fake_mode:
             corrected: torch.Tensor = corrected_fake_result(func, args, traced)
