@@ -172,7 +172,8 @@ class BesideThePlan:
         # A part of the graphs' own peak is exceeded where their peak is; by a little, every eager loss does.
         limit = self.peak_bytes * (1 + WORTH_TELLING_BEHIND) if of_part else self.limit_bytes
         together = held_bytes + eager_bytes
-        if limit is not None and together > limit and "behind" not in self.told:
+        # If the graphs alone hold too much, as in a step that is not known yet, that is told elsewhere.
+        if limit is not None and held_bytes <= limit < together and "behind" not in self.told:
             self.told.add("behind")
             logger.warning(
                 _BEHIND,

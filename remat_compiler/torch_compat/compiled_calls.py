@@ -65,4 +65,4 @@ def _add_hook(context: Any, begins: BeginsCall) -> None:
 
 def autograd_nodes_made() -> int:
     """A number that grows with each node of autograd that this thread makes."""
-    return int(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]
+    return int(torch._C._autograd._get_sequence_nr())
