@@ -189,8 +189,15 @@ class _Tries:
             best = self._lower(best, unplanned)
         if self._may_be_lower_unmoved(best):
             best = self._lower(best, best.request.without_transfers)
-        if self.minimises and self._may_be_lower(unplanned, best):
-            best = self._lower(best, unplanned)
+        if self.minimises:
+            best = self._lowest_unplanned(best, unplanned)
+        return best
+
+    def _lowest_unplanned(self, best: Attempt, unplanned: PartitionRequest) -> Attempt:
+        """The lower of `best` and the step without a budget, in either layout: that step is one that can be had."""
+        layouts = (unplanned, replace(unplanned, free_layout=True)) if self.chooses_layout else (unplanned,)
+        for one in [one for one in layouts if self._may_be_lower(one, best)]:
+            best = self._lower(best, one)
         return best
 
     def in_bytes(self, request: PartitionRequest, fraction: float) -> tuple[PartitionRequest, Attempt | None]:

@@ -430,3 +430,23 @@ def test_a_plan_that_takes_its_whole_budget_need_not_be_the_smallest(take_smalle
 def test_no_smaller_plan_is_asked_for_than_the_smallest(budget_bytes: int) -> None:
     request = PartitionRequest(budget_bytes, take_smallest=True)
     assert next_request(request, attempt_over(request, 950, 1050), 1000) is None
+
+
+@pytest.mark.parametrize(("free_bytes", "kept_bytes"), [(600, 600), (1100, 900)])
+def test_the_smallest_peak_is_at_most_that_without_a_budget_in_the_compilers_layout(
+    free_bytes: int, kept_bytes: int
+) -> None:
+    """Plans for the smallest peak are made in the program's layout, which may take more than the compiler's own."""
+    compiler = MadeUpCompiler(layout_bytes=0, floor_bytes=900)
+
+    def emitted(request: PartitionRequest, real: bool = True) -> Attempt:
+        made = replace(compiler(request, real), request=request)
+        if request.budget_bytes is not None or not request.free_layout:
+            return made
+        return replace(made, check=replace(made.check, peak_bytes=free_bytes))
+
+    options = options_of(memory_budget="min", inner="inductor")
+    request = PartitionRequest(1, take_smallest=True, free_layout=False)
+    kept, _ = BudgetSearch(emitted, options, chooses_layout=True).run(SearchGoal(request))
+    assert kept.check.peak_bytes == kept_bytes
+    assert kept.real
