@@ -27,7 +27,6 @@ from remat_compiler.step_budget.first_step import (
 )
 from remat_compiler.step_budget.replan import decide
 from remat_compiler.step_budget.step_watch import WatchedStep
-from step_budget.made_up_graphs import new_coordinator
 
 BUDGET = 1_000
 
