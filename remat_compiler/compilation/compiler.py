@@ -181,7 +181,7 @@ class Compiler:
             stack.enter_context(timed("compiling_s"))
             stack.enter_context(progress(f"planning and {'compiling' if kernels else 'generating code'}"))
             stack.enter_context(nullcontext() if real else torch_compat.code_generation_only())
-            stack.enter_context(torch_compat.with_settings(self.settings))
+            stack.enter_context(torch_compat.with_settings(self.settings) if on_inductor else nullcontext())
             stack.enter_context(torch_compat.grad_mode_kept())
             stack.enter_context(torch_compat.graphs_may_be_retained())
             partitions = stack.enter_context(self.session.compiling())

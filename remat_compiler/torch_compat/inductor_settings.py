@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import cache
 from typing import Any, get_origin
 
 from torch._inductor import config, list_mode_options
 
 from remat_compiler.errors import OptionError, suggestion
+from remat_compiler.log import logger_of
 from remat_compiler.torch_compat.patching import inductor_settings_of_user
+
+logger = logger_of(__name__)
 
 _DECIDED: Mapping[str, str] = {
     **dict.fromkeys(("allow_buffer_reuse", "reorder_for_peak_memory"), "remat decides it, so that plans hold"),
@@ -18,6 +22,8 @@ _DECIDED: Mapping[str, str] = {
     "triton.cudagraphs": "CUDA graphs hold memory in pools of their own, which no budget counts",
 }
 """Settings under which remat cannot keep a budget, and why."""
+_SWITCHES = ("cpp_wrapper", "triton.cudagraphs")
+"""Those that users make for all compilations."""
 _PLAIN = (type(None), bool, int, float, str)
 
 
@@ -67,5 +73,21 @@ def settings_of_mode(mode: object) -> dict[str, Any]:
 
 
 def with_settings(settings: Sequence[tuple[str, Any]]) -> AbstractContextManager[Any]:
-    """Within the block Inductor has these settings."""
-    return inductor_settings_of_user({name.replace("-", "_"): value for name, value in settings})
+    """Within the block Inductor has these settings, and none of those that are refused as options.
+
+    Those may have been made for all compilations, by `torch._inductor.config` or by an environment variable.
+    """
+    named = {name.replace("-", "_"): value for name, value in settings}
+    made = [name for name in _SWITCHES if config.get_config_copy().get(name)]
+    for name in made:
+        _tell_off(name)
+    return inductor_settings_of_user({**named, **dict.fromkeys(made, False)})
+
+
+@cache
+def _tell_off(name: str) -> None:
+    logger.warning(
+        "%s, a setting of Inductor, is on for all compilations; graphs that remat compiles are without it: %s",
+        name,
+        _DECIDED[name],
+    )

@@ -1,0 +1,53 @@
+"""Settings of Inductor that were made for all compilations, and would break the promise, do not reach planned graphs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._inductor import config
+
+from remat_compiler.torch_compat import inductor_settings
+
+
+@pytest.fixture(autouse=True)
+def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REMAT_CACHE_DIR", str(tmp_path))
+    inductor_settings._tell_off.cache_clear()
+
+
+def _gradient(**options: Any) -> Tensor:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.LayerNorm(32), nn.Linear(32, 32), nn.GELU(), nn.Linear(32, 32)), torch.randn(64, 32)
+    call = torch.compile(model, backend="remat", options=options) if options else model
+    call(x).square().mean().backward()
+    assert isinstance(model[1].weight, Tensor) and model[1].weight.grad is not None
+    return model[1].weight.grad
+
+
+def test_a_step_trains_though_a_wrapper_of_c_is_asked_for_everywhere(caplog: pytest.LogCaptureFixture) -> None:
+    with config.patch({"cpp_wrapper": True}):
+        found = _gradient(memory_budget=0.7, on_infeasible="min", cost_model="nominal")
+        assert config.cpp_wrapper
+    torch.testing.assert_close(found, _gradient())
+    assert caplog.text.count("cpp_wrapper, a setting of Inductor, is on for all compilations") == 1
+
+
+@pytest.mark.parametrize("name", ["cpp_wrapper", "triton.cudagraphs"])
+def test_a_setting_of_the_process_is_off_within_a_compilation(name: str) -> None:
+    with config.patch({name: True}):
+        with inductor_settings.with_settings(()):
+            assert not config.get_config_copy()[name]
+        assert config.get_config_copy()[name]
+    with config.patch({name: False}), inductor_settings.with_settings((("max_autotune", True),)):
+        assert config.max_autotune
+
+
+def test_the_interpreter_does_not_ask_for_settings(caplog: pytest.LogCaptureFixture) -> None:
+    with config.patch({"cpp_wrapper": True}):
+        _gradient(memory_budget="1GiB", inner="eager", cost_model="nominal")
+    assert "cpp_wrapper" not in caplog.text
