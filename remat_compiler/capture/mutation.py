@@ -18,10 +18,10 @@ import torch
 from torch import fx
 
 from remat_compiler import torch_compat
-from remat_compiler.capture.changes import changed_by_forward, written_arguments
+from remat_compiler.capture.changes import changed_by_forward, changed_inputs, written_arguments
 from remat_compiler.capture.phases import find_phases
-from remat_compiler.capture.source import input_names
-from remat_compiler.capture.storages import find_roots
+from remat_compiler.capture.source import input_names, is_buffer
+from remat_compiler.capture.storages import find_roots, storage_bytes
 from remat_compiler.capture.view_scatters import read_by_place
 from remat_compiler.errors import Unplannable
 from remat_compiler.ir.graph import Phase
@@ -52,6 +52,36 @@ def protect_changed_inputs(joint: fx.GraphModule, num_fwd_outputs: int) -> int:
     for placeholder in needed:
         _insert_copy(graph, placeholder)
     return len(needed)
+
+
+def copy_small_buffers(joint: fx.GraphModule, num_fwd_outputs: int, most_bytes: int) -> int:
+    """Copy buffers that the program may update between the forward and the backward; returns how many are copied.
+
+    PyTorch's own backward computes nothing again from a buffer, so it trains such programs: a counter or a queue that
+    is updated behind a graph break, the bias of an expert.  A buffer that operators of the backward read in any case is
+    not copied: PyTorch saves it, too, and refuses a backward that finds it changed.
+
+    Args:
+        joint: The joint graph.
+        num_fwd_outputs: How many of its outputs belong to the forward.
+        most_bytes: Bytes of all copies; the smallest buffers come first.
+    """
+    graph = joint.graph
+    buffers = {n for n in graph.find_nodes(op="placeholder") if is_buffer(n)} - changed_inputs(graph)
+    if not buffers:
+        return 0
+    phases = find_phases(graph, torch_compat.joint_outputs(joint, num_fwd_outputs)[0])
+    roots = find_roots(graph)
+    later = [n for n in graph.nodes if n.op == "call_function" and phases[n] is Phase.BACKWARD]
+    saved_anyway = {roots[a] for node in later for a in node.all_input_nodes if a in roots}
+    sizes = {n: storage_bytes(n) for n in _needed_by_backward(graph, phases, buffers - saved_anyway)}
+    copied = 0
+    for placeholder in sorted(sizes, key=lambda n: (sizes[n], n.name)):
+        most_bytes -= sizes[placeholder]
+        if most_bytes >= 0 and not _overlaps_itself(placeholder.meta["val"]):
+            _insert_copy(graph, placeholder)
+            copied += 1
+    return copied
 
 
 def _needed_by_backward(graph: fx.Graph, phases: dict[fx.Node, Phase], changed: set[fx.Node]) -> set[fx.Node]:

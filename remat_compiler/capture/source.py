@@ -13,7 +13,7 @@ from torch import fx
 from remat_compiler import torch_compat
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
-_NAME = "remat_input_name"
+_NAME, _BUFFER = "remat_input_name", "remat_buffer"
 _TORCH_ROOT = os.path.dirname(os.path.abspath(torch.__file__))
 
 
@@ -48,14 +48,20 @@ def input_name(source: str) -> str:
 
 
 def name_inputs(joint: fx.GraphModule, sources: Sequence[str]) -> None:
-    """Store the user's name of each input of a joint graph in its node, for `input_names`.
+    """Store the user's name of each input of a joint graph in its node, and whether it is a buffer.
 
     Args:
         joint: The joint graph, as AOTAutograd gives it.
         sources: Where each input of Dynamo's graph comes from, see `torch_compat.input_sources`.
     """
     for node in joint.graph.find_nodes(op="placeholder"):
-        node.meta[_NAME] = input_name(torch_compat.joint_input_source(node, sources))
+        source = torch_compat.joint_input_source(node, sources)
+        node.meta[_NAME], node.meta[_BUFFER] = input_name(source), "._buffers[" in source
+
+
+def is_buffer(node: fx.Node) -> bool:
+    """Whether an input of a joint graph is a buffer of a module."""
+    return bool(node.meta.get(_BUFFER))
 
 
 def input_names(joint: fx.GraphModule) -> dict[str, str]:

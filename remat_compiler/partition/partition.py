@@ -86,6 +86,9 @@ def _partition(stages: JointStages, plan_with: Callable[[RematProblem], PlanResu
     if native is not None and takes_native and _fits(native, request, budget_bytes):
         split = replace(native, problem=replace(native.problem, budget_bytes=budget_bytes))
         return Partition(joint, joint_nodes, split, before, True, False, stages.stages)
+    # Not before: torch's own partition computes nothing again from a buffer, if it can save what it computed.
+    if stages.copy_small_buffers(before.timeline.peak_bytes):
+        captured, costs = stages.captured_with_costs()
     # Early loops are faster once fused, but may hold more at once: they need room in the budget.
     found = None
     # What all ranks agree on is a plan for the program's own order.

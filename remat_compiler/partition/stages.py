@@ -14,7 +14,7 @@ from remat_compiler.capture.channels_last import copy_inputs_of_convolutions
 from remat_compiler.capture.early_loops import early_loops, order_of, set_order
 from remat_compiler.capture.graph import CapturedGraph, capture
 from remat_compiler.capture.in_place import bytes_overwritten, bytes_taken_over
-from remat_compiler.capture.mutation import protect_changed_inputs
+from remat_compiler.capture.mutation import copy_small_buffers, protect_changed_inputs
 from remat_compiler.capture.pair import capture_pair
 from remat_compiler.capture.storages import storage_bytes
 from remat_compiler.capture.view_scatters import mark_view_scatters
@@ -34,6 +34,8 @@ from remat_compiler.simulate.rules import Rule
 from remat_compiler.simulate.timeline import simulate
 from remat_compiler.simulate.verify import verify
 
+COPIED_PART = 100
+"""Of a step's bytes, the part that copies of buffers may take: one in so many."""
 UNLIMITED_NS = 2**62
 """Added time that no plan reaches; up to it, 64 bits hold what planners compute from added times."""
 
@@ -94,6 +96,11 @@ class JointStages:
             if not self.fused:
                 mark_view_scatters(self.joint)
         return joint_nodes
+
+    def copy_small_buffers(self, peak_bytes: int) -> bool:
+        """Have values recomputed from copies of small buffers, by a step of so many bytes; whether there are any."""
+        with self.stage("prepare"):
+            return copy_small_buffers(self.joint, self.num_fwd_outputs, peak_bytes // COPIED_PART) > 0
 
     def capture_joint(self) -> CapturedGraph:
         """The joint graph as a `TrainingGraph`, with its nodes."""
