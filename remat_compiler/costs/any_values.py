@@ -12,6 +12,7 @@ from functools import cache
 import torch
 from torch._ops import OpOverload
 
+from remat_compiler import torch_compat
 from remat_compiler.costs.op_call import RANDOM_STATE_OPS, OpCall
 
 NAMESPACES = frozenset({"aten"})
@@ -58,8 +59,9 @@ _SHAPES = """
     pixel_unshuffle channel_shuffle native_channel_shuffle im2col col2im slice_backward select_backward
     diagonal_backward unfold_backward slice_scatter select_scatter diagonal_scatter as_strided_scatter copy copy_
     contiguous _reshape_copy clone _to_copy unsafe_split unsafe_split_with_sizes split_with_sizes_copy unbind_copy
-    view_as_complex_copy view_as_real_copy narrow_copy expand_copy permute_copy view_copy _unsafe_view unfold_copy
-    linspace logspace tril_indices triu_indices
+    view_as_complex_copy view_as_real_copy narrow_copy expand_copy permute_copy view_copy alias_copy as_strided_copy
+    diagonal_copy squeeze_copy t_copy transpose_copy unsqueeze_copy _unsafe_view unfold_copy linspace logspace
+    tril_indices triu_indices
 """
 _WINDOWS = """
     avg_pool2d avg_pool2d_backward avg_pool3d avg_pool3d_backward _adaptive_avg_pool2d _adaptive_avg_pool2d_backward
@@ -85,7 +87,8 @@ _ALGEBRA = """
     cholesky_solve cholesky_inverse geqrf ormqr
 """
 _RANDOM = """
-    bernoulli rand rand_like randn randn_like randint randint_like randperm normal
+    bernoulli rand rand_like randn randn_like randint randint_like randperm normal uniform exponential cauchy geometric
+    log_normal random multinomial
 """
 """A generator's state is put back after a draw."""
 _LISTS = (
@@ -109,4 +112,8 @@ def is_measurable(call: OpCall) -> bool:
 def _is_safe(func: object) -> bool:
     if not isinstance(func, OpOverload) or func.namespace not in NAMESPACES:
         return False
-    return torch.Tag.pointwise in func.tags or func._schema.name.partition("::")[2] in OPERATORS
+    name = func._schema.name.partition("::")[2]
+    # Operators that work in place are as safe as those that make a result.
+    made = name.removesuffix("_")
+    siblings = torch_compat.overloads_of(f"{func.namespace}::{made}") if made != name else []
+    return name in OPERATORS or made in OPERATORS or any(torch.Tag.pointwise in one.tags for one in (func, *siblings))

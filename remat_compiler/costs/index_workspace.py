@@ -95,10 +95,10 @@ def _nll_loss(call: OpCall) -> int:
     return _copied(list(tensor_specs(call.args)), range(3)) if _number(call, 3, "reduction", 1) else 0
 
 
-def _masked_scatter_backward(call: OpCall) -> int:
-    """The mask as numbers, and their sums up to each."""
-    gradient, mask = call.args[:2]
-    elements = (max(g, m) for g, m in zip_longest(gradient.shape[::-1], mask.shape[::-1], fillvalue=1))
+def _masked_select(call: OpCall) -> int:
+    """The mask as numbers, and their sums up to each: of a selection, and of ``masked_scatter`` backward."""
+    values, mask = call.args[:2]
+    elements = (max(v, m) for v, m in zip_longest(values.shape[::-1], mask.shape[::-1], fillvalue=1))
     return 2 * INDEX_BYTES * math.prod(elements)
 
 
@@ -176,7 +176,10 @@ _FORMS: dict[str, Callable[[OpCall], int | None]] = {
     "nll_loss_forward": _nll_loss,
     "nll_loss2d_forward": _nll_loss,
     "masked_scatter": lambda _: 0,
-    "masked_scatter_backward": _masked_scatter_backward,
+    "masked_scatter_backward": _masked_select,
+    "masked_select": _masked_select,
+    "scatter_reduce": lambda call: None if "mean" in call.args else _index_bytes(call.args[2]),
+    "repeat_interleave": lambda call: sum(spec.num_bytes for spec in tensor_specs(call.args)),
     "_ctc_loss_backward": _ctc_backward,
     "linalg_lu_solve": _lu_solve,
     "lu_unpack": _lu_unpack,

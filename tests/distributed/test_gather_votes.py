@@ -146,7 +146,7 @@ class Failing:
 def test_a_store_that_fails_before_the_vote_repeats_nothing(answers: int, caplog: pytest.LogCaptureFixture) -> None:
     (one, _) = ranks(store=Failing(answers))
     assert not one.vote("program", "order", PLAN)
-    assert "no gather is repeated, since the job's store failed: connection reset by peer" in caplog.messages
+    assert "remat: no gather is repeated, since the job's store failed: connection reset by peer" in caplog.messages
     one.runs_in_order("program")
 
 
