@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch._inductor import config as inductor_config
 
 import remat_compiler
+from end_to_end.custom_operators import EFFECTS
 from end_to_end.random_programs import Loaded, Program
 from measure import allocator_events, live_bytes
 from remat_compiler.backend import remat
@@ -224,6 +225,7 @@ def _step(program: Program, loaded: Loaded, model: nn.Module, call: Any, number:
     """Everything that can be seen after a step."""
     torch.manual_seed(1000 * program.seed + number)
     leaves, inputs = loaded.inputs()
+    EFFECTS.clear()
     if program.new_gradients:
         model.zero_grad(set_to_none=True)
     seen = {f"output {i}": value for i, value in enumerate(loaded.step(call, leaves, inputs))}
@@ -232,6 +234,7 @@ def _step(program: Program, loaded: Loaded, model: nn.Module, call: Any, number:
     seen |= {f"gradient of {name}": p.grad for name, p in model.named_parameters()}
     seen |= dict(model.state_dict())
     seen["random state"] = torch.get_rng_state()
+    seen["effects"] = tuple(EFFECTS)
     return {name: _copied(value) for name, value in seen.items()}
 
 

@@ -34,6 +34,8 @@ MEMBERS = {
     "linear": "nn.Linear(W, W, dtype=D)",
     "tied": "nn.Linear(W, W, dtype=D)",
     "wide": "nn.Sequential(nn.Linear(W, 3 * W, dtype=D), nn.GELU(), nn.Linear(3 * W, W, dtype=D))",
+    "rate": "0.5",
+    "fails": "False",
     "conv": "nn.Conv1d(1, 3, 3, padding=1, dtype=D)",
 }
 """What a program's module may have: name and constructor.  `tied` shares its weight with `linear`."""
@@ -145,6 +147,11 @@ LINES: dict[str, Lines] = {
                             "checkpoint(self.block, {wide}, use_reentrant=False, context_fn=keep_products)")),
     "custom function": Lines(3, ("Curved.apply({any}, {same})", "WithMask.apply({any})[0]", "WithMask.apply({any})[1]",
                                  "KeepsResult.apply({any})[0]", "sum(KeepsResult.apply({any}))")),
+    "custom operator": Lines(3, ("scaled({any})", "summed({wide}, torch.tensor([0, 1, {wide}.shape[0]]))", "told({any})",
+                                 "scaled(scaled({any}))")),
+    "a number that changes": Lines(1, ("{any} * self.rate", "torch.where({any} > self.rate, {any}, 0.1)")),
+    "branches": Lines(1, ("torch.cond({any}.sum() > 0, lambda x: x.sin() * 2, lambda x: x.cos() + 1, ({any},))",
+                          "scan(lambda h, u: (torch.tanh(h + u), h * u), torch.zeros(W, dtype=D), {wide})[1]")),
     "changed in backward": Lines(2, ("ChangesSaved.apply({any}, {fixed_input})", "CountsBackwards.apply({any}, {fixed_input})",
                                      "CountsBackwards.apply({any}, self.state)", "ChangesSaved.apply({any}, self.state)")),
     "change a made value": Lines(7, ("!{made}.mul_(0.5)", "!{made}.add_(1)", "!{made}.relu_()", "!{made}[..., :1].zero_()",
@@ -173,6 +180,8 @@ LINES: dict[str, Lines] = {
     "without gradients": Lines(1, ("!with torch.no_grad(): {new} = {any} * 2 + 1", "{any}.detach().sin() + {same}", "{any}.detach()")),
     "nothing": Lines(1, ("{matrix}[:0]", "{matrix}[:0].sum() + {matrix}.sum()", "torch.cat(({matrix}[:0], {matrix}))")),
     "graph break": Lines(1, ("!torch._dynamo.graph_break()",)),
+    "graph break in a loop": Lines(1, ("!for _ in range(2): torch._dynamo.graph_break(); {new} = torch.sin({any})",)),
+    "bad batch": Lines(1, ("!if self.fails: raise ValueError('bad batch')",)),
 }  # fmt: skip
 """What stands in the forward of a program, by feature."""
 
@@ -250,6 +259,18 @@ USES: dict[str, Use] = {
     "two calls": Use(2, ("out = call(*inputs)", "again = call(*inputs)", "(out[0] + again[0]).backward()",
                          "return [*out, *again]"), 128),
     "a call in vain": Use(1, ("call(*inputs)", "out = call(*inputs)", "out[0].backward()", "return out"), 64),
+    "saved hooks": Use(2, ("with torch.autograd.graph.saved_tensors_hooks(lambda v: (v.data_ptr(), v)[1], lambda v: v):",
+                           "    out = call(*inputs)", "out[0].backward()", "return out"), 64),
+    "checkpoint around": Use(2, ("out = checkpoint(call, *inputs, use_reentrant=False)", "out[0].backward()",
+                                 "return out"), 2**30),
+    "other numbers": Use(2, ("getattr(call, '_orig_mod', call).rate = float(torch.randint(1, 9, ())) / 10",
+                             "out = call(*inputs)", "out[0].backward()", "return out"), 64),
+    "a bad batch first": Use(1, ("module = getattr(call, '_orig_mod', call)", "module.fails = True",
+                                 "try: call(*inputs)", "except ValueError: pass",
+                                 "module.fails = False", "out = call(*inputs)", "out[0].backward()", "return out"), 64),
+    "buffers updated late": Use(2, ("out = call(*inputs)", "module = getattr(call, '_orig_mod', call)",
+                                    "for buffer in module.buffers(): buffer.mul_(0.5) if buffer.is_floating_point() else 0",
+                                    "out[0].backward()", "return out"), 4096),
     "no backward": Use(1, ("with torch.no_grad():", "    return call(*inputs)")),
 }  # fmt: skip
 """How a step uses the module."""

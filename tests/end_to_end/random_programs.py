@@ -30,6 +30,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+from torch._higher_order_ops.scan import scan
+from end_to_end.custom_operators import scaled, summed, told
 from end_to_end.custom_functions import ChangesSaved, CountsBackwards, Curved, KeepsResult, WithMask
 
 keep_products = partial(create_selective_checkpoint_contexts, [torch.ops.aten.mm.default])
