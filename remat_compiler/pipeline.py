@@ -58,15 +58,13 @@ from remat_compiler.step_budget.replan import decide
 logger = logger_of(__name__)
 
 COORDINATOR: StepCoordinator[CompiledGraph] = StepCoordinator(decide)
+"""Follows the training steps of this process."""
+_BEHIND = BehindThePlan(lambda: COORDINATOR.watch.here.open)
 
 
 def steps_are_known() -> bool:
     """Whether all graphs that ran have their share of the budget; else their reports are of what they have so far."""
     return not COORDINATOR.unsettled_graphs()
-
-
-"""Follows the training steps of this process."""
-_BEHIND = BehindThePlan(lambda: COORDINATOR.watch.here.open)
 
 
 def compile_graph(
