@@ -92,9 +92,10 @@ class JointStages:
             # And so are those that Inductor makes, which chooses a layout only where it may.
             if self.fused and self.request.free_layout:
                 self.copies = copy_inputs_of_convolutions(self.joint, self.num_fwd_outputs)
-            # Inductor writes no more than the result.
+            # Inductor writes no more than the result, in the type that was traced.
             if not self.fused:
                 mark_view_scatters(self.joint)
+                torch_compat.correct_norms(self.joint.graph)
         return joint_nodes
 
     def copy_small_buffers(self, peak_bytes: int) -> bool:

@@ -55,6 +55,7 @@ from remat_compiler.torch_compat.fake_tensors import (
     FakeTensor,
     FakeTensorMode,
     active_fake_mode,
+    correct_norms,
     corrected_fake_result,
     fake_call,
     fake_view,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from math import prod
 from typing import Any
 
@@ -41,8 +42,9 @@ def corrected_fake_result(func: Any, args: tuple[Any, ...], result: Any) -> Any:
     shrink a tensor of all their terms, which leaves its storage as large as it was.  On a CPU torch's shape functions
     differ from its operators in some more cases:
 
-    - Batch norm of half-precision inputs with float32 parameters keeps its statistics in float32
-      (``at::native::is_mixed_type``); the shape function gives them the type of the input.
+    - Batch, layer and group norm of half-precision inputs with float32 parameters keep their statistics in float32
+      (``at::native::is_mixed_type``); the shape functions give them the type of the input. Group norm's gradient has
+      the type of the input; the shape function gives it that of the parameters.
     - Batch norm of a transposed input has a contiguous or channels-last result; the shape function gives it the
       strides of the input.
     - Unfolding and folding allocate a result like their input and shrink it, which leaves its storage as large as it
@@ -57,7 +59,7 @@ def corrected_fake_result(func: Any, args: tuple[Any, ...], result: Any) -> Any:
     name = func._schema.name if getattr(func, "_schema", None) else ""
     if name in STORAGE_SCATTERS:
         return _in_copied_storage(args[0], result)
-    if not name.startswith(_BATCH_NORMS):
+    if not name.startswith(_NORMS):
         return result
     # Tensors first: input, weight, bias and running statistics; a backward has the gradient before the input.
     inputs = [arg for arg in args[:5] if isinstance(arg, torch.Tensor)]
@@ -67,12 +69,52 @@ def corrected_fake_result(func: Any, args: tuple[Any, ...], result: Any) -> Any:
     normalised, *rest = result
     like = inputs[1 if backward else 0]
     # A backward gives no gradient of the input if nobody needs one.
-    if normalised is not None:
+    if normalised is not None and name.startswith(_BATCH_NORMS):
         normalised = torch.empty_like(normalised, memory_format=suggest_memory_format(like))
-    # The first two of the rest are the statistics.
-    if not backward and any(arg.dtype is torch.float32 for arg in inputs):
-        rest[:2] = [torch.empty_like(item, dtype=torch.float32) for item in rest[:2]]
-    return (normalised, *rest)
+    results = [normalised, *rest]
+    for position, dtype in _types_of_norm(name, inputs).items():
+        if results[position] is not None and results[position].dtype is not dtype:
+            results[position] = torch.empty_like(results[position], dtype=dtype)
+    return tuple(results)
+
+
+def _types_of_norm(name: str, inputs: list[torch.Tensor]) -> dict[int, torch.dtype]:
+    """Types that a CPU gives results of a normalisation which has float32 among its inputs, by their positions."""
+    if not any(one.dtype is torch.float32 for one in inputs):
+        return {}
+    if "backward" not in name:
+        return dict.fromkeys((1, 2), torch.float32)
+    return {0: inputs[1].dtype} if name == "aten::native_group_norm_backward" else {}
+
+
+def correct_norms(graph: fx.Graph) -> None:
+    """Give the results of normalisations in a traced graph, and views of them, the types that interpreting it gives."""
+    changed: set[fx.Node] = set()
+    for node in graph.nodes:
+        value = node.meta.get("val")
+        if node.target is operator.getitem:
+            dtype = _type_of_item(node)
+            if dtype is not None and value is not None and value.dtype is not dtype:
+                with value.fake_mode:
+                    node.meta["val"] = torch.empty_like(value, dtype=dtype)
+                changed.add(node)
+        elif getattr(node.target, "is_view", False) and not changed.isdisjoint(node.all_input_nodes):
+            func, args, kwargs, _ = fake_call(node)
+            with value.fake_mode:
+                node.meta["val"] = func(*args, **kwargs)
+            changed.add(node)
+
+
+def _type_of_item(node: fx.Node) -> torch.dtype | None:
+    """The type of a result of a normalisation on a CPU if it is known to differ from the traced one."""
+    made, position = node.args
+    assert isinstance(made, fx.Node)
+    assert isinstance(position, int)
+    name = made.target._schema.name if isinstance(made.target, torch._ops.OpOverload) else ""
+    if not name.startswith(_NORMS):
+        return None
+    inputs = [one for one in fake_call(made)[1][:5] if isinstance(one, torch.Tensor)]
+    return _types_of_norm(name, inputs).get(position) if inputs[0].device.type == "cpu" else None
 
 
 def value_as_run(node: fx.Node) -> Any:
@@ -132,6 +174,7 @@ STORAGE_SCATTERS = frozenset(
 _SHRINKING = frozenset({*_RESIZED, *_REDUCED_LOSSES})
 
 _BATCH_NORMS = ("aten::native_batch_norm", "aten::_native_batch_norm_legit", "aten::_batch_norm_with_update")
+_NORMS = (*_BATCH_NORMS, "aten::native_layer_norm", "aten::native_group_norm")
 
 
 def is_laid_out_as_traced(node: fx.Node, item: object) -> bool:
