@@ -115,6 +115,5 @@ def _warn_beyond_device(budget: MemoryBudget, device_bytes: int | None) -> None:
         )
 
 
-torch_compat.leave_to_python("remat_compiler")
 # Before `torch.compile` compiles the first function by this backend, for which it looks the backend up.
 _nothing_planned = NothingPlanned(remat, lambda: COORDINATOR.watch.here.open)

@@ -103,6 +103,8 @@ def _report(
         stages=partition.stages,
         notes=notes,
     )
+    budget = options.memory_budget
+    report = replace(report, asked_bytes=budget.limit_bytes if budget.kind is BudgetKind.BYTES else None)
     overwritten = partition.graphs.overwritten
     return replace(report, overwriting_ops=overwritten.num_ops, overwritten_bytes=overwritten.size_bytes)
 
@@ -132,9 +134,6 @@ def publish(
         options: The user's options.
         compilation: Dynamo's compilation that they belong to.
     """
-    budget = options.memory_budget
-    asked = budget.limit_bytes if budget.kind is BudgetKind.BYTES else None
-    reports = [replace(report, asked_bytes=asked) for report in reports]
     for report in reports:
         logger.info("%s", one_line(report))
         add_report(report)

@@ -35,11 +35,11 @@ def saved_compilation() -> Callable[[], AbstractContextManager[None]] | None:
         # A copy, since compiling writes into it.
         with compiling(), torch._guards.compile_context(compilation), torch._guards.tracing(copy.copy(context)):
             added = constants - TensorifyState.force_specializations
-            TensorifyState.force_specializations |= added
+            TensorifyState.force_specializations.update(added)
             try:
                 yield
             finally:
-                TensorifyState.force_specializations -= added
+                TensorifyState.force_specializations.difference_update(added)
 
     return again
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 
 import torch._dynamo.config
-from torch._dynamo import trace_rules
 from torch._dynamo.utils import counters
 
 
@@ -29,11 +28,3 @@ def reasons_to_skip() -> Counter[str]:
 def traces_recurrent_layers() -> bool:
     """Whether Dynamo traces `nn.RNN`, `nn.LSTM` and `nn.GRU`, rather than leaving what calls them to Python."""
     return bool(torch._dynamo.config.allow_rnn)
-
-
-def leave_to_python(package: str) -> None:
-    """Have Dynamo leave the functions of a package to Python.
-
-    Where a compiled function calls `backward`, Dynamo would else trace what follows that backward, anew in each step.
-    """
-    trace_rules.add(package)

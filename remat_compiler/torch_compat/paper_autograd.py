@@ -29,7 +29,6 @@ from remat_compiler.errors import UnsupportedTorch
 from remat_compiler.torch_compat.paper_rows import (
     ENGINE,
     ENGINE_CALLBACKS,
-    ENGINE_IMPORTED,
     FAKE_MODE,
     FAKE_TENSOR,
     FUNCTION_BACKWARD,
@@ -38,6 +37,7 @@ from remat_compiler.torch_compat.paper_rows import (
     FUNCTIONAL_TENSOR,
     WRAPPERS,
 )
+from remat_compiler.torch_compat.patches import BACKWARD_STARTS
 from remat_compiler.torch_compat.patching import replaced
 
 _META = torch.device("meta")
@@ -63,7 +63,7 @@ def enter_autograd(stack: ExitStack, device: torch.device) -> None:
     """
     _enter_guard(stack)
     stack.enter_context(replaced(ENGINE, _marked))
-    stack.enter_context(replaced(ENGINE_IMPORTED, _marked))
+    stack.enter_context(replaced(BACKWARD_STARTS, _marked))
     stack.enter_context(replaced(FUNCTION_BACKWARD, _unmarked))
     stack.enter_context(replaced(ENGINE_CALLBACKS, _Engine))
     for row in (FAKE_MODE, FUNCTIONAL_TENSOR, FUNCTIONAL_MODE):

@@ -26,12 +26,6 @@ ENGINE = _row(
     "tells devices that are asked for by the engine from those that are asked for by operators",
     (("t_outputs",),),
 )
-ENGINE_IMPORTED = _row(
-    "autograd's engine, as imported",
-    "torch.autograd:_engine_run_backward",
-    ENGINE.gives,
-    (("t_outputs",),),
-)
 FUNCTION_BACKWARD = _row(
     "backwards written in Python",
     "torch.autograd.function:BackwardCFunction.apply",
@@ -173,7 +167,7 @@ PADDING = _row(
 )
 
 PAPER_PATCHES = (
-    *(ENGINE, ENGINE_IMPORTED, FAKE_TENSOR, FAKE_MODE, FUNCTIONAL_TENSOR, FUNCTIONAL_MODE, FUNCTIONAL_DEVICE, WRAPPERS),
+    *(ENGINE, FAKE_TENSOR, FAKE_MODE, FUNCTIONAL_TENSOR, FUNCTIONAL_MODE, FUNCTIONAL_DEVICE, WRAPPERS),
     *(AVOID_DEVICE, GPU_CONTEXT, *CUDA.values(), *INTERFACE.values(), GENERATORS, RAW_STREAM, ACCELERATOR_INDEX),
     *(AUTOCAST, FUNCTION_BACKWARD, ENGINE_CALLBACKS, MESH, MESH_TENSOR, MESH_GROUPS, MESH_PARTS),
     *(CONSTANTS, CONSTANT_FOLDING, GENERATION, PADDING, SWAP, TRUNCATED_NORMAL),

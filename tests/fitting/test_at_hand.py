@@ -75,7 +75,7 @@ def test_a_step_fits_a_card_that_was_read() -> None:
 def test_without_a_gpu_one_has_to_be_named(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(OptionError, match=r"torch sees no GPU here; name the one that is meant: t4"):
         remat_compiler.fit(torch.nn.Identity, lambda: torch.ones(1))
-    assert main(["fit", f"{__file__}:properties"]) == 2
+    assert main(["fit", f"{__file__}:properties", "--batch", "1"]) == 2
     assert "torch sees no GPU here" in capsys.readouterr().err
 
 

@@ -239,7 +239,11 @@ def refused() -> dict[str, tuple[str, str]]:
         ("runs the step itself", "OptionError", "LBFGS runs the step as often as it likes.*--optimizer none"),
         ("sizes by data", "PaperFailure", r"aten.nonzero.default at paper_answers.py:\d+, .*cannot be told beforehand"),
         ("times kernels", "OptionError", "max_autotune=True.*chooses kernels by timing them"),
-        ("no inputs", "OptionError", "got a Linear; return the model, its inputs, and perhaps the loss"),
+        (
+            "no inputs",
+            "OptionError",
+            "got an object of type Linear; return the model, its inputs, and perhaps the loss",
+        ),
     ],
 )
 def test_what_cannot_be_answered_says_why(
