@@ -111,6 +111,7 @@ PROGRAMS = st.builds(
     st.sampled_from(CUTS),
     st.sampled_from([64, 40_000, 120_000, 0.05, 0.6, 0.95, "min"]),
     st.booleans(),
+    st.just("activations"),
 )
 
 
