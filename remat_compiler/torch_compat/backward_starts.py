@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from remat_compiler.torch_compat.fake_tensors import active_fake_mode
 from remat_compiler.torch_compat.patches import BACKWARD_STARTS
 from remat_compiler.torch_compat.patching import replace
 
@@ -17,7 +18,7 @@ _running: list[Roots] = []
 
 
 def follow_backward_starts(starts: Callable[[Roots, Sequence[Roots]], None]) -> None:
-    """Have `starts` called before each backward from now on.
+    """Have `starts` called before each backward of the program from now on.
 
     Args:
         starts: Gets the roots of the backward, and those of the backwards that are running already, within one of which
@@ -26,8 +27,10 @@ def follow_backward_starts(starts: Callable[[Roots, Sequence[Roots]], None]) -> 
 
     def following(original: Callable[..., Any]) -> Callable[..., Any]:
         def run_backward(t_outputs: Roots, *args: Any, **keywords: Any) -> Any:
-            within = torch._C._current_graph_task_id() != -1
-            starts(t_outputs, _running if within else ())
+            # Backwards that a compilation traces, or runs on fake tensors, are none of the program's.
+            if torch._guards.TracingContext.try_get() is None and active_fake_mode() is None:
+                within = torch._C._current_graph_task_id() != -1
+                starts(t_outputs, _running if within else ())
             _running.append(t_outputs)
             try:
                 return original(t_outputs, *args, **keywords)
