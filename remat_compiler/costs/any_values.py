@@ -15,7 +15,7 @@ from torch._ops import OpOverload
 from remat_compiler import torch_compat
 from remat_compiler.costs.op_call import RANDOM_STATE_OPS, OpCall
 
-NAMESPACES = frozenset({"aten"})
+NAMESPACES = frozenset({"aten", "prims"})
 
 _PRODUCTS = """
     mm addmm bmm baddbmm addbmm mv addmv dot vdot addr _scaled_mm _scaled_mm_v2 _trilinear linear _int_mm
@@ -61,7 +61,8 @@ _SHAPES = """
     contiguous _reshape_copy clone _to_copy unsafe_split unsafe_split_with_sizes split_with_sizes_copy unbind_copy
     view_as_complex_copy view_as_real_copy narrow_copy expand_copy permute_copy view_copy alias_copy as_strided_copy
     diagonal_copy squeeze_copy t_copy transpose_copy unsqueeze_copy _unsafe_view unfold_copy linspace logspace
-    tril_indices triu_indices
+    tril_indices triu_indices convert_element_type broadcast_in_dim
+    iota
 """
 _WINDOWS = """
     avg_pool2d avg_pool2d_backward avg_pool3d avg_pool3d_backward _adaptive_avg_pool2d _adaptive_avg_pool2d_backward

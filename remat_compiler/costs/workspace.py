@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 
 from remat_compiler import torch_compat
 from remat_compiler.costs.any_values import is_measurable
@@ -88,7 +89,9 @@ class WorkspaceTable:
 
     def _tell_unknown(self, calls: Iterable[OpCall]) -> None:
         """Tell once of each operator that it may take memory inside which no budget counts."""
-        names = {str(call.func) for call in calls} - self._told
+        # One that orders the effects of another is named by that.
+        inner = (next((one for one in call.args if isinstance(one, OpOverload)), call.func) for call in calls)
+        names = {str(func) for func in inner} - self._told
         self._told |= names
         for name in sorted(names):
             log.warning(
