@@ -56,7 +56,8 @@ def scatter_into_copy(node: fx.Node) -> None:
 
 def scatters_into_copy(node: fx.Node) -> bool:
     """Whether interpreters copy nothing but the first argument of a scatter."""
-    return _MARK in node.meta
+    # Copies of its value off the device take over what is noted of it.
+    return _MARK in node.meta and is_storage_scatter(node)
 
 
 def value_of_scatter(node: fx.Node) -> torch.Tensor:
