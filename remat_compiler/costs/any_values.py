@@ -20,7 +20,8 @@ NAMESPACES = frozenset({"aten", "prims"})
 _PRODUCTS = """
     mm addmm bmm baddbmm addbmm mv addmv dot vdot addr _scaled_mm _scaled_mm_v2 _trilinear linear _int_mm
     convolution convolution_backward convolution_overrideable convolution_backward_overrideable mkldnn_rnn_layer
-    mkldnn_rnn_layer_backward
+    mkldnn_rnn_layer_backward _addmm_activation _thnn_fused_lstm_cell _thnn_fused_lstm_cell_backward_impl
+    _thnn_fused_gru_cell _thnn_fused_gru_cell_backward _slow_conv2d_forward slow_conv3d_forward
 """
 _ATTENTION = """
     _scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention_for_cpu_backward
@@ -89,7 +90,7 @@ _ALGEBRA = """
 """
 _RANDOM = """
     bernoulli rand rand_like randn randn_like randint randint_like randperm normal uniform exponential cauchy geometric
-    log_normal random multinomial
+    log_normal random multinomial poisson binomial _standard_gamma
 """
 """A generator's state is put back after a draw."""
 _LISTS = (

@@ -146,6 +146,7 @@ _INDEXED = frozenset(
     {
         "gather", "scatter", "scatter_add", "index_add", "index_copy", "index_fill", "put", "take", "nll_loss_backward",
         "nll_loss2d_backward", "_ctc_loss", "bincount", "one_hot", "scatter_", "scatter_add_", "index_add_",
+        "index_copy_", "index_fill_", "put_",
     }
 )  # fmt: skip
 _AS_ONE_PIECE: dict[str, tuple[int, ...]] = {
@@ -176,6 +177,7 @@ _FORMS: dict[str, Callable[[OpCall], int | None]] = {
     "nll_loss_forward": _nll_loss,
     "nll_loss2d_forward": _nll_loss,
     "masked_scatter": lambda _: 0,
+    "masked_scatter_": lambda _: 0,
     "masked_scatter_backward": _masked_select,
     "masked_select": _masked_select,
     "scatter_reduce": lambda call: None if "mean" in call.args else _index_bytes(call.args[2]),
