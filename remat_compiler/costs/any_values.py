@@ -13,7 +13,7 @@ import torch
 from torch._ops import OpOverload
 
 from remat_compiler import torch_compat
-from remat_compiler.costs.op_call import RANDOM_STATE_OPS, OpCall
+from remat_compiler.costs.op_call import RANDOM_STATE_OPS, OpCall, operator_name
 
 NAMESPACES = frozenset({"aten", "prims"})
 
@@ -62,8 +62,7 @@ _SHAPES = """
     contiguous _reshape_copy clone _to_copy unsafe_split unsafe_split_with_sizes split_with_sizes_copy unbind_copy
     view_as_complex_copy view_as_real_copy narrow_copy expand_copy permute_copy view_copy alias_copy as_strided_copy
     diagonal_copy squeeze_copy t_copy transpose_copy unsqueeze_copy _unsafe_view unfold_copy linspace logspace
-    tril_indices triu_indices convert_element_type broadcast_in_dim
-    iota
+    tril_indices triu_indices convert_element_type broadcast_in_dim iota
 """
 _WINDOWS = """
     avg_pool2d avg_pool2d_backward avg_pool3d avg_pool3d_backward _adaptive_avg_pool2d _adaptive_avg_pool2d_backward
@@ -114,7 +113,7 @@ def is_measurable(call: OpCall) -> bool:
 def _is_safe(func: object) -> bool:
     if not isinstance(func, OpOverload) or func.namespace not in NAMESPACES:
         return False
-    name = func._schema.name.partition("::")[2]
+    name = operator_name(func)
     # Operators that work in place are as safe as those that make a result.
     made = name.removesuffix("_")
     siblings = torch_compat.overloads_of(f"{func.namespace}::{made}") if made != name else []

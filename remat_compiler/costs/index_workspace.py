@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from remat_compiler.costs.op_call import OpCall, TensorSpec, tensor_specs
+from remat_compiler.costs.op_call import OpCall, TensorSpec, operator_name, tensor_specs
 
 INDEX_BYTES = 8
 
@@ -28,7 +28,7 @@ def formed_cpu_bytes(call: OpCall) -> int | None:
     """Workspace of `call` on a CPU in bytes; `None` if no form is known."""
     if not isinstance(call.func, OpOverload) or call.func.namespace != "aten":
         return None
-    name, specs = call.func._schema.name.partition("::")[2], list(tensor_specs((call.args, call.kwargs)))
+    name, specs = operator_name(call.func), list(tensor_specs((call.args, call.kwargs)))
     if name in _FORMS:
         return _FORMS[name](call)
     if name in _INDEXED:
@@ -104,7 +104,7 @@ def _masked_select(call: OpCall) -> int:
 
 def _ctc_backward(call: OpCall) -> int:
     """Probabilities from the end, as many as the forward's from the start."""
-    (alpha,) = (spec for spec in list(tensor_specs(call.args))[-1:])
+    *_, alpha = tensor_specs(call.args)
     return alpha.num_bytes
 
 

@@ -165,7 +165,7 @@ class OpCall:
     def real_arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Fresh real arguments to repeat the call with."""
         args, kwargs = _thaw(self.args), _thaw(self.kwargs)
-        if _name(self.func) == "run_with_rng_state":
+        if operator_name(self.func) == "run_with_rng_state":
             # Any other bytes are refused.
             state = torch.cuda.get_rng_state() if self.device_type == "cuda" else torch.get_rng_state()
             args = (state, *args[1:])
@@ -198,10 +198,10 @@ def _allocates_results_only(func: OpOverload) -> bool:
     # Operators of this project do, and those that move values cannot run on made-up ones.  FSDP2 only copies; buffers
     # of collectives are not from torch's allocator on a GPU; for gloo's see `OpCall.copied_bytes`.
     own = func.namespace in ("remat", "fsdp", *COLLECTIVE_NAMESPACES)
-    return func.is_view or own or _name(func) in _NO_WORKSPACE
+    return func.is_view or own or operator_name(func) in _NO_WORKSPACE
 
 
-def _name(func: Any) -> str:
+def operator_name(func: Any) -> str:
     """The operator's name without its namespace and overload."""
     return func._schema.name.split("::")[-1] if isinstance(func, OpOverload) else str(func)
 
@@ -225,7 +225,7 @@ def _one_element(tensor: torch.Tensor) -> TensorSpec:
 
 def _computes_in_place_of_result(func: OpOverload, values: Any) -> bool:
     """Whether the operator writes each element of its result as it computes it."""
-    if torch.Tag.pointwise not in func.tags or _name(func) in _OF_SEVERAL_STEPS:
+    if torch.Tag.pointwise not in func.tags or operator_name(func) in _OF_SEVERAL_STEPS:
         return False
     tensors = list(tensors_in(values))
     return len({tensor.dtype for tensor in tensors}) <= 1 and not any(map(_lazily, tensors))
