@@ -1,4 +1,4 @@
-"""Dynamo leaves this project's own functions alone.
+"""Dynamo leaves this project's own functions alone, and whatever they call.
 
 A compiled function that calls ``loss.backward()`` runs it in eager, with Dynamo looking at each Python frame below, as
 the hooks of a backward are.  Those of torch it skips by their files.
@@ -10,24 +10,27 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from torch._dynamo import trace_rules
+from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy
+from torch._dynamo.types import ConvertFrameReturn
 
 from remat_compiler.torch_compat.patches import OWN_FRAMES
 from remat_compiler.torch_compat.patching import replace
 
 _OWN = f"{Path(__file__).resolve().parents[1].as_posix()}/"
+_SKIP_ALL_BELOW = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
 
 
 @cache
 def skip_own_frames() -> None:
-    """Have Dynamo compile no frame of this project; functions that are called while it traces are still inlined."""
+    """Have Dynamo compile no frame of this project and none below; functions are still inlined while it traces."""
     replace(OWN_FRAMES, _skipping)
 
 
 def _skipping(original: Any) -> Any:
-    def check_file(filename: str | None, is_inlined_call: bool = False, *more: Any, **others: Any) -> Any:
-        if not is_inlined_call and filename is not None and filename.startswith(_OWN):
-            return trace_rules.SkipResult(True, "a function of remat")
-        return original(filename, is_inlined_call, *more, **others)
+    def __call__(self: Any, frame: Any, cache_entry: Any, frame_state: Any) -> Any:  # noqa: N807 - torch's name
+        if frame.f_code.co_filename.startswith(_OWN):
+            # Those of the standard library, too: some of them are called for the first time in a later step.
+            return ConvertFrameReturn(frame_exec_strategy=_SKIP_ALL_BELOW)
+        return original(self, frame, cache_entry, frame_state)
 
-    return check_file
+    return __call__

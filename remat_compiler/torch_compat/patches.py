@@ -273,11 +273,11 @@ BACKWARD_AT_ONCE = Patch(
 )
 OWN_FRAMES = Patch(
     "own frames",
-    "torch._dynamo.trace_rules:check_file",
+    "torch._dynamo.convert_frame:CatchErrorsWrapper.__call__",
     _SPEED,
     "keeps Dynamo from tracing the hooks that run in a backward",
     "Dynamo traces them where a compiled function calls backward, and warns of what it cannot trace",
-    (("filename", "is_inlined_call"),),
+    (("self", "frame", "cache_entry", "frame_state"),),
 )
 
 PATCHES: tuple[Patch, ...] = (
