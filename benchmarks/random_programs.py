@@ -3,6 +3,7 @@
     python benchmarks/random_programs.py --programs 2000 --inner eager --seed 0
     python benchmarks/random_programs.py --only 17 --budgets 0.6        # one program: its source and what became of it
     python benchmarks/random_programs.py --only 17 --shrink             # and the smallest one that fails alike
+    python benchmarks/random_programs.py --ranks 2                      # each on two ranks, which talk to each other
 
 Programs come from their seeds alone (`tests/end_to_end/random_programs.py`), and run in processes of their own, so that
 one that dies or hangs is a row as any other.  Numbers are compared with eager, peaks measured at the allocator.
@@ -15,6 +16,7 @@ import json
 import os
 import queue
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -22,9 +24,13 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
+
+import torch.distributed as dist
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 
@@ -59,9 +65,36 @@ def in_turn(budgets: Sequence[float | str], seed: int) -> Sequence[float | str]:
 
 
 def work(first: int, last: int, budgets: Sequence[float | str], inner: str, rotate: bool) -> None:
-    """Print a line of JSON for each program of ``[first, last)``."""
+    """Print a line of JSON for each program of ``[first, last)``, with the rows of all ranks."""
     for seed in range(first, last):
-        print(json.dumps(rows_of(seed, in_turn(budgets, seed) if rotate else budgets, inner)), flush=True)
+        rows = rows_of(seed, in_turn(budgets, seed) if rotate else budgets, inner)
+        if dist.is_initialized():
+            of_all: list[Any] = [None] * dist.get_world_size()
+            dist.all_gather_object(of_all, rows)
+            rows = [row for some in of_all for row in some]
+        print(json.dumps(rows), flush=True)
+
+
+@contextmanager
+def joined(rank: int, ranks: int) -> Iterator[None]:
+    """A group of this process and `ranks` - 1 others, which the first one starts with its own command."""
+    if ranks == 1:
+        yield
+        return
+    others: list[subprocess.Popen[str]] = []
+    if rank == 0:
+        os.environ["RANDOM_PROGRAMS_STORE"] = str(Path(tempfile.mkdtemp(prefix="random-programs-")) / "store")
+        for other in range(1, ranks):
+            command = [sys.executable, *sys.argv, "--rank", str(other)]
+            others.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, text=True))
+    store = f"file://{os.environ['RANDOM_PROGRAMS_STORE']}"
+    dist.init_process_group("gloo", store, timedelta(seconds=SECONDS), rank=rank, world_size=ranks)
+    try:
+        yield
+    finally:
+        for process in others:
+            process.wait(SECONDS)
+        dist.destroy_process_group()
 
 
 class Worker:
@@ -70,8 +103,14 @@ class Worker:
     def __init__(self, first: int, last: int, options: Sequence[str]) -> None:
         command = [sys.executable, __file__, "--worker", str(first), str(last), *options]
         environment = {**os.environ, "KINETO_LOG_LEVEL": "99", "OMP_NUM_THREADS": "1"}
+        # A session of its own, so that it ends with the ranks that it started.
         self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env=environment,
+            start_new_session=True,
         )
         self.lines: queue.Queue[str | None] = queue.Queue()
         threading.Thread(target=self._read, daemon=True).start()
@@ -91,12 +130,17 @@ class Worker:
             except queue.Empty:
                 line = None
             if line is None:
-                self.process.kill()
-                self.process.wait()
+                self.end()
                 return None
             if line.startswith("[{"):  # anything else is chatter of the libraries
                 found: list[Row] = json.loads(line)
                 return found
+
+    def end(self) -> None:
+        """End it and the ranks that it started."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
 
 
 def judged(first: int, last: int, options: Sequence[str], chunk: int = 50) -> Iterator[list[Row]]:
@@ -115,7 +159,7 @@ def judged(first: int, last: int, options: Sequence[str], chunk: int = 50) -> It
             seed += 1
             if worker.process.poll() is not None and worker.lines.empty():
                 break
-        worker.process.kill()
+        worker.end()
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -205,10 +249,13 @@ def main() -> None:
     parser.add_argument("--only", type=int, help="one program, in this process")
     parser.add_argument("--shrink", action="store_true", help="with --only: make it smaller while it fails alike")
     parser.add_argument("--json", type=Path, help="write each trial as a line of JSON")
+    parser.add_argument("--ranks", type=int, default=1, help="each program on so many ranks of gloo at once")
+    parser.add_argument("--rank", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--worker", nargs=2, type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker:
-        work(*arguments.worker, arguments.budgets, arguments.inner, arguments.rotate)
+        with joined(arguments.rank, arguments.ranks):
+            work(*arguments.worker, arguments.budgets, arguments.inner, arguments.rotate)
         return
     if arguments.only is not None:
         show(arguments.only, arguments.budgets, arguments.inner, arguments.shrink)
@@ -217,7 +264,7 @@ def main() -> None:
     rows: list[Row] = []
     started = time.monotonic()
     last = arguments.seed + arguments.programs
-    options = ["--inner", arguments.inner, "--budgets", *map(str, arguments.budgets)]
+    options = ["--ranks", str(arguments.ranks), "--inner", arguments.inner, "--budgets", *map(str, arguments.budgets)]
     options += ["--rotate"] if arguments.rotate else []
     for done, found in enumerate(judged(arguments.seed, last, options), 1):
         rows += found

@@ -1,12 +1,17 @@
-"""Operators of a library that random programs call: pure, with an effect, and one that reads lengths from values."""
+"""Operators of a library that random programs call: pure, with an effect, reading lengths from values, communicating.
+
+If a process group was made, the last one and `gathered` wait for the other ranks, which run the same program.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
+from torch.distributed._functional_collectives import all_gather_tensor_autograd
 
 EFFECTS: list[str] = []
 """What operators with an effect left behind, in order."""
@@ -32,9 +37,27 @@ def told(x: Tensor) -> Tensor:
     return x.clone()
 
 
+@torch.library.custom_op("random_programs::exchanged", mutates_args=())
+def exchanged(x: Tensor) -> Tensor:
+    """The mean over the ranks."""
+    mean = x.clone(memory_format=torch.contiguous_format)
+    if dist.is_initialized():
+        dist.all_reduce(mean)
+        mean /= dist.get_world_size()
+    return mean
+
+
+def gathered(x: Tensor) -> Tensor:
+    """The rows of all ranks, by a collective that Dynamo traces and that has a gradient."""
+    if dist.is_initialized():
+        return all_gather_tensor_autograd(x.contiguous(), 0, dist.group.WORLD)
+    return torch.cat((x, x))
+
+
 scaled.register_fake(torch.empty_like)
 summed.register_fake(lambda x, ends: x.new_empty((len(ends) - 1, *x.shape[1:])))
 told.register_fake(torch.empty_like)
+exchanged.register_fake(lambda x: torch.empty_like(x, memory_format=torch.contiguous_format))
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -54,5 +77,6 @@ def _summed_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
 
 scaled.register_autograd(_scaled_backward, setup_context=_keep)
 summed.register_autograd(_summed_backward, setup_context=_keep)
+exchanged.register_autograd(lambda ctx, gradient: exchanged(gradient))
 told.register_autograd(lambda ctx, gradient: gradient)
 _register_effectful_op(torch.ops.random_programs.told.default, _EffectType.ORDERED)

@@ -149,6 +149,8 @@ LINES: dict[str, Lines] = {
                                  "KeepsResult.apply({any})[0]", "sum(KeepsResult.apply({any}))")),
     "custom operator": Lines(3, ("scaled({any})", "summed({wide}, torch.tensor([0, 1, {wide}.shape[0]]))", "told({any})",
                                  "scaled(scaled({any}))")),
+    "communication": Lines(2, ("exchanged({any})", "gathered({matrix})", "gathered(exchanged({matrix}))",
+                               "{any} + exchanged({any}.detach())")),
     "a number that changes": Lines(1, ("{any} * self.rate", "torch.where({any} > self.rate, {any}, 0.1)")),
     "branches": Lines(1, ("torch.cond({any}.sum() > 0, lambda x: x.sin() * 2, lambda x: x.cos() + 1, ({any},))",
                           "scan(lambda h, u: (torch.tanh(h + u), h * u), torch.zeros(W, dtype=D), {wide})[1]")),
@@ -271,6 +273,9 @@ USES: dict[str, Use] = {
     "buffers updated late": Use(2, ("out = call(*inputs)", "module = getattr(call, '_orig_mod', call)",
                                     "for buffer in module.buffers(): buffer.mul_(0.5) if buffer.is_floating_point() else 0",
                                     "out[0].backward()", "return out"), 4096),
+    "two modules in turns": Use(2, ("module = getattr(call, '_orig_mod', call)", "out = call(*inputs)",
+                                    "out[0].backward()", "module.beside[0].zero_grad()", "again = module.beside[0](*inputs)", "again[0].backward()",
+                                    "return [*out, *again, *(p.grad for p in module.beside[0].parameters())]"), 4096),
     "no backward": Use(1, ("with torch.no_grad():", "    return call(*inputs)")),
 }  # fmt: skip
 """How a step uses the module."""

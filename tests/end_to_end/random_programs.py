@@ -10,6 +10,7 @@ or whose numbers overflow, is drawn again.
 
 from __future__ import annotations
 
+import copy
 import linecache
 import math
 import re
@@ -31,7 +32,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 from torch._higher_order_ops.scan import scan
-from end_to_end.custom_operators import scaled, summed, told
+from end_to_end.custom_operators import exchanged, gathered, scaled, summed, told
 from end_to_end.custom_functions import ChangesSaved, CountsBackwards, Curved, KeepsResult, WithMask
 
 keep_products = partial(create_selective_checkpoint_contexts, [torch.ops.aten.mm.default])
@@ -161,6 +162,12 @@ class Loaded:
     inputs: Callable[[], tuple[list[Tensor], list[Tensor]]]
     step: Callable[..., Sequence[Any]]
 
+    def made(self, compiled: Callable[[nn.Module], Any]) -> tuple[nn.Module, Any]:
+        """A module and what is called in its place; its ``beside[0]`` is the same of a copy, for steps that use two."""
+        model = self.model()
+        model.beside = [compiled(copy.deepcopy(model))]  # type: ignore[assignment] - in a list, so that it is no part
+        return model, compiled(model)
+
 
 def _indented(lines: Sequence[str], by: int) -> list[str]:
     return [" " * by + line for line in lines]
@@ -179,7 +186,7 @@ def trains(program: Program) -> bool:
     """Whether eager trains it and every number stays finite."""
     loaded = program.load()
     torch.manual_seed(program.seed)
-    model = loaded.model()
+    model, _ = loaded.made(lambda module: module)
     try:
         for _ in range(STEPS):
             leaves, inputs = loaded.inputs()
