@@ -5,6 +5,7 @@ They are not executed on made-up values (see `any_values`).  Most hold nothing b
     indices of 32 bits, as 64        those of gather, scatter and their kind
     an index for each element and dimension of a mask
     arguments as one piece           where they are not, those that `_AS_ONE_PIECE` names
+    sums in float32                  those of 16 bits, of gather, scatter and index_add
 
 by torch's own sources (`aten/src/ATen/native`), and as measured over all samples of torch's own tests.
 """
@@ -22,6 +23,10 @@ from torch._ops import OpOverload
 from remat_compiler.costs.op_call import OpCall, TensorSpec, operator_name, tensor_specs
 
 INDEX_BYTES = 8
+_SUM_BYTES = 4
+_FEW_DIGITS = (torch.bfloat16, torch.float16)
+_SHORT_SLICE = 16
+"""Elements below which ``index_add`` adds all slices at once."""
 
 
 def formed_cpu_bytes(call: OpCall) -> int | None:
@@ -32,7 +37,7 @@ def formed_cpu_bytes(call: OpCall) -> int | None:
     if name in _FORMS:
         return _FORMS[name](call)
     if name in _INDEXED:
-        return sum(map(_index_bytes, specs[1:]))
+        return _indexed(name, call)
     return _copied(specs, _AS_ONE_PIECE[name]) if name in _AS_ONE_PIECE else None
 
 
@@ -67,6 +72,34 @@ def _index_bytes(spec: TensorSpec) -> int:
 
 def _number(call: OpCall, position: int, name: str, default: Any) -> Any:
     return call.args[position] if position < len(call.args) else call.kwargs.get(name, default)
+
+
+def _indexed(name: str, call: OpCall) -> int:
+    values, *indices = tensor_specs((call.args, call.kwargs))
+    sums = _SUMS.get(name.removesuffix("_")) if values.dtype in _FEW_DIGITS else None
+    return sum(map(_index_bytes, indices)) + (0 if sums is None else sums(call))
+
+
+def _sums_of_all(call: OpCall) -> int:
+    return math.prod(call.args[0].shape) * _SUM_BYTES
+
+
+def _gathered(call: OpCall) -> int:
+    """Whole rows at once, by an index that is the same for all columns, are copied as they are."""
+    index: TensorSpec = call.args[2]
+    same = all(size == 1 or stride == 0 for size, stride in zip(index.shape[1:], index.stride[1:]))
+    rows = call.args[1] % max(len(index.shape), 1) == 0 and same
+    return 0 if rows else math.prod(index.shape) * _SUM_BYTES
+
+
+def _sums_of_slices(call: OpCall) -> int:
+    """At most: of all at once, if slices are short or not in one piece, else of two slices at a time."""
+    shape, dim = call.args[0].shape, call.args[1]
+    if len(shape) < 2:
+        return 0
+    dim, count = dim % len(shape), math.prod(shape)
+    part = count // max(shape[dim], 1)
+    return count * _SUM_BYTES if dim == len(shape) - 1 or part < _SHORT_SLICE else 2 * part * _SUM_BYTES
 
 
 def _put(call: OpCall) -> int:
@@ -149,6 +182,13 @@ _INDEXED = frozenset(
         "index_copy_", "index_fill_", "put_",
     }
 )  # fmt: skip
+_SUMS: dict[str, Callable[[OpCall], int]] = {
+    "scatter": _sums_of_all,
+    "scatter_add": _sums_of_all,
+    "scatter_reduce": _sums_of_all,
+    "gather": _gathered,
+    "index_add": _sums_of_slices,
+}
 _AS_ONE_PIECE: dict[str, tuple[int, ...]] = {
     "embedding": (1,),
     "embedding_dense_backward": (0, 1),
@@ -180,7 +220,7 @@ _FORMS: dict[str, Callable[[OpCall], int | None]] = {
     "masked_scatter_": lambda _: 0,
     "masked_scatter_backward": _masked_select,
     "masked_select": _masked_select,
-    "scatter_reduce": lambda call: None if "mean" in call.args else _index_bytes(call.args[2]),
+    "scatter_reduce": lambda call: None if "mean" in call.args else _indexed("scatter_reduce", call),
     "repeat_interleave": lambda call: sum(spec.num_bytes for spec in tensor_specs(call.args)),
     "_ctc_loss_backward": _ctc_backward,
     "linalg_lu_solve": _lu_solve,

@@ -123,6 +123,41 @@ READERS: list[tuple[OpOverload, Callable[[Callable[[Tensor], Tensor]], tuple[Any
 ]
 
 
+def _halves(*shape: int) -> Tensor:
+    return torch.randn(shape).bfloat16()
+
+
+def _places(count: int, *shape: int) -> Tensor:
+    return torch.randint(0, count, shape)
+
+
+OF_FEW_DIGITS: list[tuple[OpOverload, tuple[Any, ...]]] = [
+    (aten.scatter.src, (_halves(48, 32), 1, _places(32, 48, 1), _halves(48, 1))),
+    (aten.scatter.value, (_halves(7), 0, _places(7, 3), 0.5)),
+    (aten.scatter_add.default, (_halves(48, 32), 0, _places(48, 20, 32), _halves(20, 32))),
+    (aten.scatter_reduce.two, (_halves(48, 32), 1, _places(32, 48, 2), _halves(48, 2), "amax")),
+    (aten.gather.default, (_halves(48, 32), 1, _places(32, 48, 3))),
+    (aten.gather.default, (_halves(50), 0, _places(50, 20))),
+    (aten.gather.default, (_halves(20, 8), 0, _places(20, 20, 1).expand(20, 8))),
+    (aten.index_add.default, (_halves(20, 15), 0, _places(20, 3), _halves(3, 15))),
+    (aten.index_add.default, (_halves(20, 16), 0, _places(20, 3), _halves(3, 16))),
+    (aten.index_add.default, (_halves(3, 20, 40), 2, _places(40, 2), _halves(3, 20, 2))),
+    (aten.index_put.default, (_halves(20, 16), [_places(20, 3)], _halves(3, 16), True)),
+    (aten.index_select.default, (_halves(20, 16), 0, _places(20, 3))),
+]
+
+
+@pytest.mark.parametrize("case", range(len(OF_FEW_DIGITS)))
+def test_sums_of_few_digits_are_taken_in_float32(case: int) -> None:
+    func, arguments = OF_FEW_DIGITS[case]
+    results: list[Tensor] = []
+    peak = peak_of(lambda: results.append(func(*arguments)))
+    formed, measured = formed_cpu_bytes(call_of(func, *arguments)), peak - results[0].untyped_storage().nbytes()
+    assert formed is not None
+    # Two slices at a time are the most: it depends on the rows.
+    assert measured <= formed <= (2 * measured if func is aten.index_add.default else measured)
+
+
 @pytest.mark.parametrize("layout", range(3))
 @pytest.mark.parametrize("case", range(len(READERS)))
 def test_closed_forms_are_what_the_allocator_sees(case: int, layout: int) -> None:
