@@ -62,7 +62,12 @@ def _with_memory(report: PlanReport, check: DryRun) -> PlanReport:
     if check.trace is None:
         return report
     figures, arenas = reserved_figures(check.trace), check.arenas
-    report = replace(report, reserved_bytes=figures.reserved_bytes, expandable_bytes=figures.expandable_bytes)
+    report = replace(
+        report,
+        requested_bytes=check.requested_bytes,
+        reserved_bytes=figures.reserved_bytes,
+        expandable_bytes=figures.expandable_bytes,
+    )
     if arenas is None:
         return report
     return replace(

@@ -12,9 +12,9 @@ constants) are not counted, gradients are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -29,9 +29,9 @@ from remat_compiler.dry_run.emitted_wrapper import DryRunUnsupported, EmittedGra
 from remat_compiler.dry_run.fake_inputs import counted_device_type, make_fake_inputs
 from remat_compiler.dry_run.placeable import PlaceableStep, placeable
 from remat_compiler.dry_run.storage_tracker import Moment, StorageLife, StorageTracker
+from remat_compiler.dry_run.traced_step import TracedStep
 from remat_compiler.ir.arenas import ArenaFigures
 from remat_compiler.log import logger_of
-from remat_compiler.simulate.lives import Life
 from remat_compiler.simulate.reserved import AllocationTrace
 from remat_compiler.simulate.step_peak import GraphMemory
 
@@ -78,7 +78,7 @@ class DryRun:
     """Result of a dry run.
 
     Attributes:
-        peak_bytes: The peak of the step, workspaces included.
+        peak_bytes: The peak of the step, workspaces included, as the device's allocator counts: on CUDA by blocks.
         timeline: Memory over the step; empty when `unknown` is set.
         peak_index: Index in `timeline` of the peak.
         alive_at_peak: Storages alive there, largest first.
@@ -92,6 +92,7 @@ class DryRun:
         between_bytes: Bytes that other graphs take between forward and backward, see `PartitionRequest`.
         reserved_bytes: What the caching allocator reserves for the step, if the budget covers that; else 0.
         trace: What the step allocates, for the model of that allocator; `None` where nothing is known.
+        requested_bytes: The peak by what is asked of the allocator; 0 where that is not known.
         notes: What the user should know of the emitted code.
         arenas: The arenas that hold some of it, if there are any.
         allocations: What may be placed in arenas; `None` where that is not known, or there is not one graph each way.
@@ -114,6 +115,12 @@ class DryRun:
     allocations: PlaceableStep | None = field(default=None, repr=False)
     arenas: ArenaFigures | None = None
     notes: tuple[str, ...] = ()
+    requested_bytes: int = 0
+
+    @property
+    def slack_bytes(self) -> int:
+        """What blocks add to the peak."""
+        return self.peak_bytes - self.requested_bytes if self.requested_bytes else 0
 
     @property
     def needed_bytes(self) -> int:
@@ -228,9 +235,9 @@ class FakeStep:
         # Before the first operator: a storage counts as soon as an operator returns it, be it a view of an input.
         for tensor in self.inputs.held:
             self.tracker.hold_resident(tensor)
-        self.boundary_bytes = self.saved_bytes = self.final_bytes = self.released_bytes = 0
         self.outputs: tuple[StorageLife | None, ...] = ()
         self.held: list[StorageLife] = []
+        self.released: list[StorageLife] = []
         self.left: list[StorageLife] = []
 
     def run(self, compiled: Callable[..., Any]) -> None:
@@ -250,14 +257,12 @@ class FakeStep:
             outputs = compiled(*self.inputs.values)
             torch.set_grad_enabled(trains)  # the step may leave gradients off for its caller
             # Between forward and backward the outputs are held by the caller, all else by the autograd graph.
-            self.boundary_bytes = self.tracker.live_bytes
             self.held = [life for life in self.tracker.lives if life.freed is None]
             returned = [part for one in tensors_in(outputs) for part in torch_compat.wrapped_tensors(one)]
             self.outputs = self.tracker.lives_of(returned)
-            self.saved_bytes = self.boundary_bytes - self.tracker.counted_bytes(returned)
             saved = torch_compat.storages_saved_by(outputs)
             only_held = [t for t in returned if saved.isdisjoint(torch_compat.storages_of([t]))]
-            self.released_bytes = self.tracker.counted_bytes(only_held)
+            self.released = _distinct(self.tracker.lives_of(only_held))
             del returned, only_held
             self.tracker.phase = "backward"
             roots = self._seeded(outputs)
@@ -265,7 +270,6 @@ class FakeStep:
                 torch.autograd.backward(roots)
             # A real caller holds the outputs beyond the step, but no seeds.
             del roots
-            self.final_bytes = self.tracker.live_bytes
             self.left = [life for life in self.tracker.lives if life.freed is None]
             moments, lives = tuple(self.tracker.moments), tuple(self.tracker.lives)
         self.moments: tuple[Moment, ...] = moments
@@ -314,6 +318,10 @@ def _same(size: Any) -> Any:
     return size
 
 
+def _distinct(lives: Iterable[StorageLife | None]) -> list[StorageLife]:
+    return list({id(life): life for life in lives if life is not None}.values())
+
+
 def _summary(step: FakeStep, workspace: WorkspaceTable) -> DryRun:
     calls = step.tracker.calls
     known = workspace.resolve(calls.values())
@@ -323,47 +331,38 @@ def _summary(step: FakeStep, workspace: WorkspaceTable) -> DryRun:
         lines = sources.get(file, [])
         return lines[line - 1].strip() if 0 < line <= len(lines) else ""
 
-    timeline = tuple(
+    requested = tuple(
         MemorySample(m.phase, m.label, m.line, text(m.file, m.line), m.live_bytes, known.get(m.workspace_key, 0))
         for m in step.moments
+    )
+    traced = TracedStep.of(step.alive, requested, step.inputs.resident_sizes, step.inputs.trained_sizes)
+    # The allocator hands out blocks, which may be larger than what is asked for; the budget is one of blocks.
+    blocks = traced.blocks() if step.tracker.device_type == "cuda" else traced.as_asked()
+    timeline = tuple(
+        replace(sample, live_bytes=sample.live_bytes + more, workspace_bytes=sample.workspace_bytes + inside)
+        for sample, (more, inside) in zip(requested, blocks.more_at(len(requested)))
     )
     heights = [sample.live_bytes + sample.workspace_bytes for sample in timeline]
     peak_bytes = max(heights, default=0)
     peak_index = heights.index(peak_bytes) if heights else 0
     at_peak = [life for life, freed in step.alive if life.made <= peak_index and (freed is None or peak_index < freed)]
-    alive = [_live(life, text) for life in at_peak]
-    trace, positions = _trace(step, timeline)
+    alive = [
+        LiveStorage(blocks.bytes_of([life]), life.label, life.line, text(life.file, life.line)) for life in at_peak
+    ]
+    boundary_bytes = blocks.bytes_of(step.held)
     return DryRun(
         peak_bytes=peak_bytes,
+        requested_bytes=max((sample.live_bytes + sample.workspace_bytes for sample in requested), default=0),
         timeline=timeline,
         peak_index=peak_index,
         # Ties by line, so that the same step gives the same report.
         alive_at_peak=tuple(sorted(alive, key=lambda storage: (-storage.size_bytes, storage.line))),
-        boundary_bytes=step.boundary_bytes,
-        saved_bytes=step.saved_bytes,
-        final_bytes=step.final_bytes,
-        released_bytes=step.released_bytes,
+        boundary_bytes=boundary_bytes,
+        saved_bytes=boundary_bytes - blocks.bytes_of(_distinct(step.outputs)),
+        final_bytes=blocks.bytes_of(step.left),
+        released_bytes=blocks.bytes_of(step.released),
         resident_bytes=step.inputs.resident_bytes,
         unmeasured=tuple(sorted({str(call.func) for key, call in calls.items() if key not in known})),
-        trace=trace,
-        allocations=placeable(step.tracker.wrapper_calls, step.outputs, step.alive, timeline, positions),
+        trace=traced.trace,
+        allocations=placeable(step.tracker.wrapper_calls, step.outputs, step.alive, requested, traced.positions),
     )
-
-
-_STATES = 2
-"""Values of an optimizer's state for each parameter: those of Adam."""
-
-
-def _trace(step: FakeStep, timeline: Sequence[MemorySample]) -> tuple[AllocationTrace, dict[int, int]]:
-    """What the step allocates in order, and the position of each life by its identity."""
-    own = [(id(life), Life(life.size_bytes, life.made, freed)) for life, freed in step.alive if life.size_bytes]
-    inside = [(0, Life(one.workspace_bytes, i, i + 1)) for i, one in enumerate(timeline) if one.workspace_bytes]
-    # Stable, so that what is made at one moment stays in its order, and what an operator takes inside comes last.
-    rows = sorted(own + inside, key=lambda row: row[1].made)
-    trained = step.inputs.trained_sizes * _STATES
-    trace = AllocationTrace(step.inputs.resident_sizes, trained, tuple(life for _, life in rows))
-    return trace, {key: position for position, (key, _) in enumerate(rows) if key}
-
-
-def _live(life: StorageLife, text: Callable[[str, int], str]) -> LiveStorage:
-    return LiveStorage(life.size_bytes, life.label, life.line, text(life.file, life.line))

@@ -108,7 +108,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.calls: dict[str, OpCall] = {}
         self.wrapper_calls: list[WrapperCall] = []
         self._fake_mode = fake_mode
-        self._device_type = device_type
+        self.device_type = device_type
         self._alignment = torch_compat.allocation_alignment(device_type)
         self._files = frozenset(name for name in wrapper_files if name)
         # By address of the C++ storage; an entry goes with its storage, since the address may be used again.
@@ -138,12 +138,6 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             fake: torch.Tensor = self._fake_mode.from_tensor(tensor)
         self.hold_resident(fake)
         return fake
-
-    def counted_bytes(self, tensors: Iterable[torch.Tensor]) -> int:
-        """Bytes of the distinct counted storages of `tensors`."""
-        addresses = {tensor.untyped_storage()._cdata for tensor in tensors}
-        # A storage without a size is resident, or lies on another device.
-        return sum(self._lives[address].size_bytes for address in addresses if address in self._lives)
 
     def lives_of(self, values: Iterable[object]) -> tuple[StorageLife | None, ...]:
         """The life of the storage of each value; `None` for what is no tensor, and for storages that do not count."""
@@ -273,7 +267,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _see(self, tensor: torch.Tensor, label: str) -> StorageLife | None:
         """Start to count the storage of a result, unless it is known already or lies on another device."""
-        if tensor.device.type != self._device_type:
+        if tensor.device.type != self.device_type:
             return None
         storage = tensor.untyped_storage()
         address = storage._cdata

@@ -32,11 +32,16 @@ class PeakGuard:
         sizes: The first sizes, in the order of the formula's symbols.  An operator without workspace at these and at
             doubled sizes counts as without workspace at all sizes.  (At doubled sizes it is measured only if the
             formula holds there, and its operands are no larger than the live bytes of the step at the first sizes.)
+        slack_bytes: What the blocks of a step at these sizes take above what is asked for, see `DryRun`.  It grows
+            with the number of large blocks, which is the same at all sizes.
     """
 
-    def __init__(self, formula: PeakFormula, workspace: WorkspaceTable, sizes: Sequence[int]) -> None:
+    def __init__(
+        self, formula: PeakFormula, workspace: WorkspaceTable, sizes: Sequence[int], slack_bytes: int = 0
+    ) -> None:
         self.formula = formula
         self._workspace = workspace
+        self._slack_bytes = slack_bytes
         self._first = tuple(sizes)
         self._settled = False
         self._taken: dict[tuple[int, ...], tuple[int, ...]] = {}
@@ -44,12 +49,13 @@ class PeakGuard:
     def with_formula(self, formula: PeakFormula) -> PeakGuard:
         """The same for other code of the step, under the conditions of both."""
         conditions = tuple(dict.fromkeys((*formula.conditions, *self.formula.conditions)))
-        return PeakGuard(replace(formula, conditions=conditions), self._workspace, self._first)
+        return PeakGuard(replace(formula, conditions=conditions), self._workspace, self._first, self._slack_bytes)
 
     def peak_bytes(self, sizes: Sequence[int], limit_bytes: int) -> int | None:
         """The peak at these sizes (in the order of the formula's symbols); `None` if the formula does not hold there.
 
-        It is exact at any sizes, however near to `limit_bytes`.
+        What is asked for is exact at any sizes, however near to `limit_bytes`; blocks may be larger or smaller than at
+        the first sizes.
         """
         return self._peak_bytes(sizes)
 
@@ -60,8 +66,8 @@ class PeakGuard:
         if not self._settled and not torch_compat.profiler_is_running():
             self._settle()
         if not self.formula.calls:
-            return self.formula.live_bytes(sizes)
-        return self.formula.peak_bytes(sizes, self._taken_at(tuple(sizes)).__getitem__)
+            return self.formula.live_bytes(sizes) + self._slack_bytes
+        return self.formula.peak_bytes(sizes, self._taken_at(tuple(sizes)).__getitem__) + self._slack_bytes
 
     def memory(self, sizes: Sequence[int]) -> GraphMemory | None:
         """The peak, and the bytes alive between and after the passes; `None` if the formula does not hold there."""

@@ -138,7 +138,7 @@ class VariantMaker:
         if attempt.formula is not None and self.options.estimator == "symbolic":
             # The dry run found its own conditions; those of the compilers come on top.
             formula = replace(attempt.formula, conditions=(*attempt.formula.conditions, *conditions))
-            guard = PeakGuard(formula, self.context.session.workspace, sizes)
+            guard = PeakGuard(formula, self.context.session.workspace, sizes, attempt.check.slack_bytes)
             return guard if attempt.arenas is None else ArenaGuard(guard, attempt.arenas)
         if attempt.arenas is not None:
             attempt.arenas.drop()

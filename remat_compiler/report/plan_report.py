@@ -156,6 +156,8 @@ class PlanReport:
         covered_percent: Part of all bytes that the step allocates which lies in them.
         plain_reserved_bytes: What would be reserved without them, by the same model as `reserved_bytes` or, where the
             environment sets segments that expand, as `expandable_bytes`.
+        requested_bytes: Of the checked peak, what is asked of the allocator; on CUDA the blocks that serve it may be
+            larger; 0 where that is not known.
         overwriting_ops: Interpreted operators that write their result into the memory of an argument, in both graphs.
         overwritten_bytes: Bytes of their results.
         asked_bytes: The user's budget for a whole step, of which this graph may have a part; `None` if it is no number
@@ -194,6 +196,7 @@ class PlanReport:
     arena_bytes: tuple[int, ...] = field(default=(), metadata=OPTIONAL)
     covered_percent: float = field(default=0.0, metadata=OPTIONAL)
     plain_reserved_bytes: int = field(default=0, metadata=OPTIONAL)
+    requested_bytes: int = field(default=0, metadata=OPTIONAL)
     overwriting_ops: int = field(default=0, metadata=OPTIONAL)
     overwritten_bytes: int = field(default=0, metadata=OPTIONAL)
     asked_bytes: int | None = field(default=None, metadata=OPTIONAL)

@@ -107,9 +107,10 @@ def _size(num_bytes: int | None) -> str:
 
 
 def _use_of_budget(report: PlanReport) -> str:
-    if not report.budget_bytes:
-        return ""
-    return f"{100.0 * report.peak_bytes / report.budget_bytes:.1f} % of the budget"
+    parts = [f"{100.0 * report.peak_bytes / report.budget_bytes:.1f} % of the budget"] if report.budget_bytes else []
+    if report.checked_peak_bytes is not None and 0 < report.requested_bytes < report.checked_peak_bytes:
+        parts.append(f"whole blocks, as max_memory_allocated counts; asked for are {_size(report.requested_bytes)}")
+    return "; ".join(parts)
 
 
 def _shared(step: StepFigures) -> str:

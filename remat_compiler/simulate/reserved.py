@@ -6,11 +6,12 @@ what the allocator would see.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol
 
+from remat_compiler.devices.blocks import Block
 from remat_compiler.devices.caching_allocator import CachingAllocator, OutOfMemory
 from remat_compiler.devices.expandable_segments import ExpandableAllocator
 from remat_compiler.simulate.lives import Life
@@ -55,7 +56,7 @@ class ReservedFigures:
     """What the allocator takes for a step, on top of what is resident and of the optimizer's state.
 
     Attributes:
-        allocated_bytes: Most in use at once, as the allocator rounds.
+        allocated_bytes: Most in use at once during a step above what is in use as it begins, in blocks.
         reserved_bytes: Most that it reserves, with plain segments.
         expandable_bytes: The same with segments that expand.
     """
@@ -90,6 +91,24 @@ def figures_of_steps(
     return ReservedFigures(allocated, reserved, expandable)
 
 
+@lru_cache(maxsize=4)
+def block_sizes(trace: AllocationTrace, expandable: bool) -> tuple[tuple[int, ...], ...]:
+    """For each of some steps in a row, the bytes of the block that serves each life.
+
+    Args:
+        trace: The step.
+        expandable: Whether segments expand.
+    """
+    sizes = [[0] * len(trace.lives) for _ in range(_STEPS)]
+
+    def served(step: int, position: int, block: Block) -> None:
+        sizes[step][position] = block.size_bytes
+
+    allocator = (ExpandableAllocator if expandable else CachingAllocator)(_UNLIMITED_BYTES)
+    run_steps(trace.resident, trace.state, [trace.lives] * _STEPS, allocator, served)
+    return tuple(map(tuple, sizes))
+
+
 def taken_bytes(traces: Sequence[AllocationTrace], expandable: bool) -> int:
     """What the allocator reserves, with one kind of segments, for steps of other sizes in a row; see `ReservedFigures`.
 
@@ -107,11 +126,10 @@ def _taken(
     """Most bytes in use and most reserved, less what is there anyway."""
     kind = ExpandableAllocator if expandable else CachingAllocator
     allocator, alone = kind(_UNLIMITED_BYTES), kind(_UNLIMITED_BYTES)
-    run_steps(resident, state, steps, allocator)
+    in_use = max(run_steps(resident, state, steps, allocator), default=0)
     # What is there anyway counts as this allocator rounds it.
     for size in (*resident, *state):
         alone.allocate(size)
-    in_use = max(allocator.peak_allocated_bytes - alone.allocated_bytes, 0)
     return in_use, allocator.peak_reserved_bytes - alone.allocated_bytes
 
 
@@ -153,19 +171,34 @@ def run_steps(
     state: Sequence[int],
     steps: Sequence[Sequence[Allocation]],
     allocator: CachingAllocator,
-) -> None:
+    served: Callable[[int, int, Block], None] = lambda step, position, block: None,
+) -> list[int]:
     """Run steps in a row over `allocator`; what a step leaves, such as gradients, is freed once it is over.
+
+    Args:
+        resident: Sizes of what is there before the first step.
+        state: Sizes of the optimizer's state.
+        steps: What each step allocates.
+        allocator: What serves it.
+        served: Told of each block, with the number of the step and the position of what it is for.
+
+    Returns:
+        For each step, the most bytes of blocks in use above those in use as it begins.
 
     Raises:
         OutOfMemory: The device is too small.
     """
     for size in resident:
         allocator.allocate(size)
+    peaks = []
     for number, known in enumerate(steps):
-        blocks = {}
+        blocks: dict[int, Block] = {}
+        before = most = allocator.allocated_bytes
         for is_made, n in _events(known):
             if is_made:
                 blocks[n] = allocator.allocate(known[n].size_bytes)
+                served(number, n, blocks[n])
+                most = max(most, allocator.allocated_bytes)
             else:
                 allocator.free(blocks.pop(n))
         # The optimizer makes its state while the gradients are there.
@@ -174,6 +207,8 @@ def run_steps(
                 allocator.allocate(size)
         for block in blocks.values():
             allocator.free(block)
+        peaks.append(most - before)
+    return peaks
 
 
 def _events(known: Sequence[Allocation]) -> list[tuple[int, int]]:
