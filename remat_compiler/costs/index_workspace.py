@@ -81,7 +81,8 @@ def _indexed(name: str, call: OpCall) -> int:
 
 
 def _sums_of_all(call: OpCall) -> int:
-    return math.prod(call.args[0].shape) * _SUM_BYTES
+    values: TensorSpec = call.args[0]
+    return math.prod(values.shape) * _SUM_BYTES
 
 
 def _gathered(call: OpCall) -> int:
@@ -94,7 +95,8 @@ def _gathered(call: OpCall) -> int:
 
 def _sums_of_slices(call: OpCall) -> int:
     """At most: of all at once, if slices are short or not in one piece, else of two slices at a time."""
-    shape, dim = call.args[0].shape, call.args[1]
+    values: TensorSpec = call.args[0]
+    shape, dim = values.shape, int(call.args[1])
     if len(shape) < 2:
         return 0
     dim, count = dim % len(shape), math.prod(shape)
