@@ -21,6 +21,7 @@ from remat_compiler import torch_compat
 from remat_compiler.arena.placed_graph import PlacedGraph, with_globals
 from remat_compiler.arena.placed_interpreter import PlacedInterpreter
 from remat_compiler.arena.placing import Placement
+from remat_compiler.dry_run.kernel_numbers import numbers_for_kernels
 from remat_compiler.dry_run.placed_observer import PlacedObserver, StepObserver
 
 # Emitted modules define each kernel at top level: ``cpp_fused_add_0 = async_compile.cpp_pybinding(...)``.
@@ -180,10 +181,13 @@ def make_twin(
     else:
         call = _without_kernels(graph, observer, placed)
 
+    numbers = numbers_for_kernels(graph.filename, graph.source)
+
     def observed(arguments: list[Any]) -> Any:
         observer.entered(graph.is_backward, arguments)
         placed.begin(placement, arguments)
-        results = call(arguments)
+        with numbers:
+            results = call(arguments)
         observer.left(results)
         return results
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+import remat_compiler
 from fitting.paper_models import MAKERS, language
 from remat_compiler.costs.rates import Rates, rates_of
 from remat_compiler.devices.gpus import Gpu
@@ -236,6 +237,31 @@ def warnings_of(make: Callable[[], Any], budget: float) -> list[str]:
     logging.getLogger("remat_compiler").addHandler(handler)
     fit_on_paper(FitRequest(make, "h100", budget, (), None, None, {"inner": "eager", "max_slowdown": None}))
     return told
+
+
+def checked_with_numbers(numbers: Sequence[Any]) -> list[bool]:
+    """Whether the peak of each graph is known that is compiled as numbers come, which kernels are given."""
+    remat_compiler.clear_reports()
+    with fit_here("h100"):
+        with torch.device("cuda"):
+            model, inputs = Tempered(), torch.zeros(64, 32)
+        step = torch.compile(model, backend="remat", options={"memory_budget": 0.7, "max_slowdown": None})
+        for number in numbers:
+            step(inputs, number).backward()
+    return [report.checked_peak_bytes is not None for report in remat_compiler.reports()]
+
+
+class Tempered(nn.Module):
+    """Layers whose results are multiplied by a number that is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(32, 32) for _ in range(2))
+
+    def forward(self, x: torch.Tensor, number: Any) -> torch.Tensor:
+        for layer in self.layers:
+            x = torch.nn.functional.gelu(layer(x)) * number
+        return x.square().mean()
 
 
 def traced(request: FitRequest) -> StepTrace:

@@ -15,6 +15,7 @@ import remat_compiler
 from fitting.paper_answers import (
     answers,
     changing,
+    checked_with_numbers,
     copied,
     kernels,
     learned_mask,
@@ -186,6 +187,12 @@ def test_memory_of_tensors_is_told_apart() -> None:
 def test_memory_outside_the_plan_is_told_of_on_paper() -> None:
     told = call_in_process(warnings_of, untrained, 0.8)
     assert any("graphs without gradients make 2.4 MiB in front of the planned graphs" in line for line in told)
+
+
+@pytest.mark.parametrize("numbers", [(0.5, 0.25), (torch.tensor(0.5),)], ids=["a number that changes", "on the CPU"])
+def test_numbers_that_kernels_are_given_leave_the_peak_known(numbers: tuple[Any, ...]) -> None:
+    pytest.importorskip("triton")
+    assert call_in_process(checked_with_numbers, numbers) == [True] * len(numbers)
 
 
 def test_modules_are_moved_and_cast_as_on_a_gpu() -> None:
