@@ -24,6 +24,8 @@ _DECIDED: Mapping[str, str] = {
 """Settings under which remat cannot keep a budget, and why."""
 _SWITCHES = ("cpp_wrapper", "triton.cudagraphs")
 """Those that users make for all compilations."""
+_TIMED_PADDING, _FORCED_PADDING = "shape_padding", "force_shape_pad"
+"""Whether Inductor pads products of odd sizes if they were faster so as it timed them, and whether it pads them all."""
 _PLAIN = (type(None), bool, int, float, str)
 
 
@@ -76,9 +78,16 @@ def with_settings(settings: Sequence[tuple[str, Any]]) -> AbstractContextManager
     """Within the block Inductor has these settings, and none of those that are refused as options.
 
     Those may have been made for all compilations, by `torch._inductor.config` or by an environment variable.
+
+    Products are not padded by what a clock says, if these settings do not ask for it: padded operands would be values
+    that no plan knows beforehand (half of the peak, with an odd vocabulary), timing them takes as much again while
+    compiling, and ranks, or a process and the next, would plan different graphs.
     """
     named = {name.replace("-", "_"): value for name, value in settings}
-    made = [name for name in _SWITCHES if config.get_config_copy().get(name)]
+    before = config.get_config_copy()
+    if not named.get(_FORCED_PADDING, before.get(_FORCED_PADDING)):
+        named.setdefault(_TIMED_PADDING, False)
+    made = [name for name in _SWITCHES if before.get(name)]
     for name in made:
         _tell_off(name)
     return inductor_settings_of_user({**named, **dict.fromkeys(made, False)})

@@ -9,6 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._inductor import config
+from torch._inductor.fx_passes import pad_mm
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from remat_compiler.torch_compat import inductor_settings
 
@@ -17,6 +19,8 @@ from remat_compiler.torch_compat import inductor_settings
 def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REMAT_CACHE_DIR", str(tmp_path))
     inductor_settings._tell_off.cache_clear()
+    # It asks for a driver.
+    monkeypatch.setattr(pad_mm, "has_triton", lambda: True)
 
 
 def _gradient(**options: Any) -> Tensor:
@@ -46,6 +50,28 @@ def test_a_setting_of_the_process_is_off_within_a_compilation(name: str) -> None
         assert config.get_config_copy()[name]
     with config.patch({name: False}), inductor_settings.with_settings((("max_autotune", True),)):
         assert config.max_autotune
+
+
+@pytest.mark.parametrize(
+    ("everywhere", "asked", "pads"),
+    [
+        ({}, (), False),
+        ({"shape_padding": True}, (), False),
+        ({"force_shape_pad": True}, (), True),
+        ({}, (("force_shape_pad", True),), True),
+        ({}, (("shape-padding", True),), True),
+    ],
+)
+def test_products_are_padded_only_if_that_is_asked_for(
+    everywhere: dict[str, Any], asked: tuple[tuple[str, Any], ...], pads: bool
+) -> None:
+    """Of sizes that a GPU would time: otherwise planned graphs would hang on a clock."""
+    with FakeTensorMode():
+        left, right = torch.empty(512, 256, device="cuda"), torch.empty(256, 1023, device="cuda")
+        with config.patch({"shape_padding": True, **everywhere}):
+            assert pad_mm.can_pad(left, right, torch.ops.aten.mm)
+            with inductor_settings.with_settings(asked):
+                assert pad_mm.can_pad(left, right, torch.ops.aten.mm) == pads
 
 
 def test_the_interpreter_does_not_ask_for_settings(caplog: pytest.LogCaptureFixture) -> None:
