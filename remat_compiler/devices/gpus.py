@@ -288,12 +288,12 @@ def gpu_of_product(product: str) -> Gpu | None:
 
 
 def gpu_named(name: str) -> Gpu:
-    """The GPU of that name; case, blanks, hyphens and a maker's prefix do not matter.
+    """The GPU of that name, its short one or its driver's; case, blanks, hyphens and a maker's prefix do not matter.
 
     Raises:
         UnknownName: The table has none of that name.
     """
-    known = {_plain(key): gpu for key, gpu in GPUS.items()}
+    known = {_plain(key): gpu for short, gpu in GPUS.items() for key in (gpu.product, short)}
     found = known.get(_plain(name))
     if found is None:
         raise UnknownName("device", name, GPUS)

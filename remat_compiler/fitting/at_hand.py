@@ -94,4 +94,5 @@ def gpu_from(properties: Any, index: int, free_bytes: int, figures: dict[str, in
         ),
         free_bytes=free_bytes,
         figures=figures,
+        peer_bytes_per_s=sheet.peer_bytes_per_s if sheet else 0.0,
     )

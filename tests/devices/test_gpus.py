@@ -42,6 +42,11 @@ def test_names_are_found_as_people_write_them(asked: str, name: str) -> None:
     assert gpu_named(asked).name == name
 
 
+@pytest.mark.parametrize("gpu", GPUS.values(), ids=lambda gpu: gpu.name)
+def test_a_gpu_is_found_by_its_drivers_name(gpu: Gpu) -> None:
+    assert gpu_named(gpu.product) is gpu_named(gpu.product.removeprefix("NVIDIA ")) is gpu
+
+
 def test_short_names_are_unique() -> None:
     assert {gpu_named(name).name for name in GPUS} == set(GPUS)
     assert len({gpu.product for gpu in GPUS.values()}) == len(GPUS)

@@ -57,6 +57,15 @@ def test_what_others_use_of_the_card_is_not_left_to_torch() -> None:
     assert idle.usable_bytes == 32 * 2**30 - CONTEXT_BYTES
 
 
+@pytest.mark.parametrize("name", ["h100", "a100", "a100-40", "v100"])
+def test_a_card_is_known_by_its_drivers_name(name: str) -> None:
+    """Its links are those of the data sheet, whether it was timed or not."""
+    sheet = GPUS[name]
+    for figures in (MEASURED, {}):
+        gpu = gpu_from(properties(sheet.product), 0, 2**34, figures)
+        assert (gpu.link_bytes_per_s, gpu.peer_bytes_per_s) == (sheet.link_bytes_per_s, sheet.peer_bytes_per_s)
+
+
 def test_a_card_of_which_nothing_is_known_says_so() -> None:
     with pytest.raises(OptionError, match="RTX 5090 cannot be timed"):
         gpu_from(properties("NVIDIA GeForce RTX 5090"), 0, 2**34, {})
