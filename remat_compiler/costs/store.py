@@ -131,11 +131,13 @@ def environment() -> tuple[str, ...]:
     """Everything besides the operator itself that decides its time and its allocations."""
     return (
         f"torch {torch.__version__}",
-        f"device {device_name('cuda') if torch.cuda.is_available() else 'cpu'}",
+        # A process that uses no GPU is not to make a context there, which takes memory to the end.
+        f"device {device_name('cuda') if torch.cuda.is_initialized() else 'cpu'}",
         f"cpu {torch.backends.cpu.get_cpu_capability()} {device_name('cpu')}",
         f"threads {torch.get_num_threads()}",
         f"onednn {torch._C._get_mkldnn_enabled()}",
-        f"matmul {torch.get_float32_matmul_precision()}",
+        f"matmul {torch.backends.mkldnn.matmul.fp32_precision}",
+        f"tf32 {torch_compat.allows_tf32()}",
         f"deterministic {torch.are_deterministic_algorithms_enabled()}",
         f"cudnn {torch.backends.cudnn.enabled} {torch.backends.cudnn.benchmark}",
     )

@@ -19,7 +19,7 @@ Sources, by column:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from remat_compiler.errors import UnknownName
 
@@ -285,6 +285,25 @@ GPUS: Mapping[str, Gpu] = {
 def gpu_of_product(product: str) -> Gpu | None:
     """The GPU that its driver names so; `None` if the table has none."""
     return next((gpu for gpu in GPUS.values() if gpu.product == product), None)
+
+
+def gpu_like(product: str, capability: tuple[int, int], sms: int) -> Gpu:
+    """The GPU that its driver names so, or one that stands for it: of its generation or the last one before it, with
+    rates for as many multiprocessors.
+    """
+    known = gpu_of_product(product)
+    if known is not None:
+        return known
+    older = [gpu for gpu in GPUS.values() if gpu.capability <= capability]
+    # The oldest one stands for those before it.
+    near = max(older or [GPUS["v100"]], key=lambda gpu: gpu.capability)
+    part = sms / near.sms
+    return replace(
+        near,
+        bytes_per_s=part * near.bytes_per_s,
+        flops_per_s={name: part * rate for name, rate in near.flops_per_s.items()},
+        peer_bytes_per_s=0.0,
+    )
 
 
 def gpu_named(name: str) -> Gpu:

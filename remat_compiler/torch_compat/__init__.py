@@ -38,7 +38,14 @@ from remat_compiler.torch_compat.convolutions import (
     propagate_channels_last,
     takes_channels_last,
 )
-from remat_compiler.torch_compat.devices import DEVICE_RESERVE, free_device_bytes, total_device_bytes
+from remat_compiler.torch_compat.devices import (
+    DEVICE_RESERVE,
+    allows_tf32,
+    free_device_bytes,
+    gpu_at_hand,
+    keep_device_busy,
+    total_device_bytes,
+)
 from remat_compiler.torch_compat.dynamo_context import (
     compile_lock,
     compiling,

@@ -1,4 +1,4 @@
-"""Total and free memory of devices."""
+"""Memory, rates and settings of the devices that are there."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from remat_compiler.devices.gpus import Gpu, gpu_like
 from remat_compiler.torch_compat.sharded_modules import sharded_now
 
 
@@ -39,6 +40,28 @@ def total_device_bytes(example_inputs: Any) -> int | None:
     # Not every system has both numbers.
     names = ("SC_PAGE_SIZE", "SC_PHYS_PAGES")
     return math.prod(map(os.sysconf, names)) if all(name in os.sysconf_names for name in names) else None
+
+
+def gpu_at_hand() -> Gpu:
+    """The data sheet of the current GPU, or of one that stands for it."""
+    found = torch.cuda.get_device_properties()
+    return gpu_like(found.name, (found.major, found.minor), found.multi_processor_count)
+
+
+def allows_tf32() -> tuple[bool, bool]:
+    """Whether products, and convolutions, of float32 may be computed in TensorFloat-32 on a GPU."""
+    # Not by the older names: those raise an error once the program has set one of these.
+    cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
+    return cuda.matmul.fp32_precision == "tf32", cudnn.conv.fp32_precision == "tf32"
+
+
+def keep_device_busy() -> None:
+    """Have the current GPU do nothing for about a millisecond, in the order of its stream; returns at once."""
+    torch.cuda._sleep(_CYCLES)
+
+
+_CYCLES = 1_500_000
+"""A GPU has 1 to 2 of them in a nanosecond."""
 
 
 def _rounded_down(count: int) -> int:

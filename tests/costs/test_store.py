@@ -6,8 +6,10 @@ import json
 import logging
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from remat_compiler.costs import store
 from remat_compiler.costs.store import FigureStore, shared_store
@@ -99,6 +101,25 @@ def test_another_environment_is_another_file(tmp_path: Path, monkeypatch: pytest
 def test_there_is_one_store_of_a_kind_and_folder(tmp_path: Path) -> None:
     assert shared_store("rates", tmp_path) is shared_store("rates", tmp_path)
     assert shared_store("rates", tmp_path) is not shared_store("time_ns", tmp_path)
+
+
+def test_a_process_without_a_gpu_makes_no_context_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: pytest.fail("made a context"))
+    assert "device cpu" in store.environment()
+
+
+@pytest.mark.parametrize("owner", [torch.backends.cudnn.conv, torch.backends.cuda.matmul], ids=["cudnn", "cublas"])
+def test_tensor_float_is_part_of_the_environment(owner: Any) -> None:
+    """By the newer settings, too, after which the older ones raise an error."""
+    before, as_it_is = owner.fp32_precision, store.environment()
+    try:
+        owner.fp32_precision = "ieee" if before == "tf32" else "tf32"
+        assert store.environment() != as_it_is
+    finally:
+        owner.fp32_precision = before
+    assert store.environment() == as_it_is
 
 
 def test_the_environment_names_device_versions_and_threads() -> None:

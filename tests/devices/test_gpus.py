@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from remat_compiler.devices.gpus import GPUS, Gpu, gpu_named
+from remat_compiler.devices.gpus import GPUS, Gpu, gpu_like, gpu_named
 from remat_compiler.errors import UnknownName
 
 
@@ -45,6 +45,14 @@ def test_names_are_found_as_people_write_them(asked: str, name: str) -> None:
 @pytest.mark.parametrize("gpu", GPUS.values(), ids=lambda gpu: gpu.name)
 def test_a_gpu_is_found_by_its_drivers_name(gpu: Gpu) -> None:
     assert gpu_named(gpu.product) is gpu_named(gpu.product.removeprefix("NVIDIA ")) is gpu
+
+
+def test_an_unknown_gpu_has_the_rates_of_its_generation_by_its_size() -> None:
+    half = gpu_like("NVIDIA H100 PCIe", (9, 0), GPUS["h100"].sms // 2)
+    assert half.flops_per_s["bfloat16"] == GPUS["h100"].flops_per_s["bfloat16"] / 2
+    assert gpu_like("NVIDIA GeForce RTX 5090", (12, 0), 170).capability == (10, 0)
+    assert gpu_like("Tesla P100-PCIE-16GB", (6, 0), 56).capability == (7, 0)
+    assert gpu_like("NVIDIA L40S", (8, 9), 1) is GPUS["l40s"]
 
 
 def test_short_names_are_unique() -> None:
