@@ -20,6 +20,7 @@ import torch
 from remat_compiler import torch_compat
 from remat_compiler.costs.clock import best_computing_ns
 from remat_compiler.costs.families import FAMILIES, family_rate
+from remat_compiler.devices.gpus import Gpu
 
 PRODUCT_TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 """Types whose matrix products are timed; others count as float32."""
@@ -37,8 +38,11 @@ _LARGEST_PRODUCT = {"cpu": 2048, "cuda": 8192}
 _LONG_ENOUGH_NS = 1_000_000
 _COPY_BYTES = {"cpu": 16 * 2**20, "cuda": 256 * 2**20}
 """Larger than the caches: between forward and backward, activations do not stay in them either."""
-_SPECIAL_BYTES = {"cpu": 2**18, "cuda": 2**26}
-"""On a CPU small enough for the second-level cache, so that the function is timed rather than the memory."""
+_SPECIAL_BYTES = 2**18
+"""Small enough for a CPU's second-level cache, so that the function is timed rather than the memory."""
+SPECIAL_FLOPS = 40
+"""Float32 operations in whose time a GPU evaluates a special function, such as erf: 20 instructions (a polynomial, an
+exponential and a selection), each in the place of a multiplication with an addition."""
 _LAUNCHES = 100
 
 Figure = TypeVar("Figure", int, float)
@@ -161,8 +165,16 @@ def _copy_rate(device_type: str) -> float:
     return 2 * source.nbytes / best * 1e9
 
 
+def special_rate(gpu: Gpu) -> float:
+    """Evaluations of a special function per second on a GPU, by its data sheet."""
+    return gpu.flops_per_s["float32"] / SPECIAL_FLOPS
+
+
 def _special_rate(device_type: str) -> float:
-    values = torch.full((_SPECIAL_BYTES[device_type] // 4,), 0.5, device=device_type)
+    # Any kernel of torch's own for such a function on a GPU takes as long as its memory, and would time that.
+    if device_type == "cuda":
+        return special_rate(torch_compat.gpu_at_hand())
+    values = torch.full((_SPECIAL_BYTES // 4,), 0.5, device=device_type)
     out = torch.empty_like(values)
     erf = partial(torch.erf, values, out=out)
     return values.numel() / best_computing_ns(erf, device_type, most=10, seconds=0.003) * 1e9

@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from remat_compiler import torch_compat
-from remat_compiler.costs.calibration import FIGURES, PRODUCT_TYPES, calibrate, type_name
+from remat_compiler.costs.calibration import FIGURES, PRODUCT_TYPES, calibrate, special_rate, type_name
 from remat_compiler.costs.clock import DEVICE_TYPES
 from remat_compiler.costs.families import FAMILIES
 from remat_compiler.costs.peers import CPU_PEERS, NOMINAL_PEERS, Peers, peers_of
 from remat_compiler.costs.plausible import better, implausible
 from remat_compiler.costs.store import FigureStore, device_name, shared_store
-from remat_compiler.devices.gpus import Gpu, gpu_of_product
+from remat_compiler.devices.gpus import Gpu
 from remat_compiler.log import logger_of
 
 log = logger_of(__name__)
@@ -40,6 +40,7 @@ class Rates:
         overhead_ns: Time to start one operator.
         name: Where the rates come from.
         peers: The link to the other ranks of a job.
+        on_gpu: Whether arithmetic on elements runs beside their transfers, with the weights that it has on a GPU.
     """
 
     flops_per_s: Mapping[str, float]
@@ -49,6 +50,7 @@ class Rates:
     overhead_ns: int
     name: str
     peers: Peers = NOMINAL_PEERS
+    on_gpu: bool = False
 
     def kernel_rate(self, family: str, dtype: torch.dtype) -> float:
         """FLOP rate of kernels of the family (see `families.family_of`) on the type."""
@@ -61,7 +63,7 @@ NOMINAL = Rates({"float32": 50e9}, {}, bytes_per_s=10e9, special_per_s=math.inf,
 
 
 _busy: set[str] = set()
-"""Types of devices that were too busy or cannot be timed: nominal rates from then on, so that plans agree."""
+"""Types of devices that were too busy or cannot be timed: not tried again, so that plans agree."""
 _repeated: set[str] = set()
 """Types of devices that were calibrated in this process."""
 REPEATED = "calibrations"
@@ -77,17 +79,18 @@ def rates_of(device_type: str, directory: Path | None) -> Rates:
     """Rates of the current device of the type: from the store, else calibrated now.
 
     Args:
-        device_type: Type of the device; the nominal rates stand for one that cannot be timed.
+        device_type: Type of the device; for one that cannot be timed, the data sheet stands if it is a GPU, else the
+            nominal rates.
         directory: Where figures are kept between processes; `None` keeps them for this process only.
     """
     gpu = torch_compat.paper_gpu()
     if gpu is not None and device_type == "cuda":
         return paper_rates(gpu)
     figures = figures_of(device_type, directory)
-    if figures is None:
-        return NOMINAL
-    name = device_name(device_type)
-    return _rates_by(figures, name, CPU_PEERS if device_type == "cpu" else peers_of(gpu_of_product(name)))
+    if device_type == "cuda":
+        sheet = torch_compat.gpu_at_hand()
+        return paper_rates(sheet if figures is None else replace(sheet, product=device_name("cuda"), figures=figures))
+    return NOMINAL if figures is None else _rates_by(figures, device_name(device_type), CPU_PEERS)
 
 
 def figures_of(device_type: str, directory: Path | None) -> dict[str, int] | None:
@@ -109,18 +112,26 @@ def figures_of(device_type: str, directory: Path | None) -> dict[str, int] | Non
         try:
             found = calibrate(device_type)
         except RuntimeError as error:
-            log.warning("the %s cannot be calibrated (%s); nominal rates stand for it", device_type, error)
+            log.warning(
+                "the %s cannot be calibrated (%s); %s stands for it", device_type, error, _stand_in(device_type)
+            )
             _busy.add(device_type)
             return None
         _repeated.add(device_type)
         _keep(store, device_type, better(found.figures, figures) if is_known else found.figures, found.unconfirmed)
         # Kept figures would mislead every later process, so a busy moment must not get that far.
         if _is_too_slow(device_type, figures):
-            log.warning("the %s is too busy to be calibrated; nominal rates stand for it in this process", device_type)
+            stand_in = _stand_in(device_type)
+            log.warning("the %s is too busy to be calibrated; %s stands for it in this process", device_type, stand_in)
             _busy.add(device_type)
             return None
     # `figures` is a live view of the store, and has the new figures, too.
     return {name: figures[f"{device_type} {name}"] for name in FIGURES}
+
+
+def _stand_in(device_type: str) -> str:
+    """What stands for a device that is not timed."""
+    return "its data sheet, or that of a like one," if device_type == "cuda" else "a device of nominal rates"
 
 
 def _is_to_be_repeated(device_type: str, figures: Mapping[str, int]) -> bool:
@@ -149,17 +160,22 @@ def _keep(store: FigureStore, device_type: str, figures: dict[str, int], unconfi
     store.add({**figures, repeated: before + 1}, replaces=before > 0)
 
 
-def _rates_by(figures: Mapping[str, int], name: str, peers: Peers) -> Rates:
+def _rates_by(figures: Mapping[str, int], name: str, peers: Peers, *, on_gpu: bool = False) -> Rates:
     """Rates of the device of that name."""
+    # Relative, so that it carries over to types that were not timed.
+    efficiency = {f: figures[f"flops_per_s {f}"] / figures["flops_per_s float32"] for f in FAMILIES}
+    if on_gpu:
+        # In float32 kernels of some families use tensor cores (TensorFloat-32), and products do not.
+        efficiency = {family: min(share, FAMILY_SHARES[family]) for family, share in efficiency.items()}
     return Rates(
         flops_per_s={type_name(t): figures[f"flops_per_s {type_name(t)}"] for t in PRODUCT_TYPES},
-        # Relative, so that it carries over to types that were not timed.
-        efficiency={f: figures[f"flops_per_s {f}"] / figures["flops_per_s float32"] for f in FAMILIES},
+        efficiency=efficiency,
         bytes_per_s=figures["bytes_per_s"],
         special_per_s=figures["special_per_s"],
         overhead_ns=figures["overhead_ns"],
         name=name,
         peers=peers,
+        on_gpu=on_gpu,
     )
 
 
@@ -168,9 +184,7 @@ PRODUCT_SHARE = 0.7
 BANDWIDTH_SHARE = 0.85
 """Part of the memory bandwidth that large copies reach."""
 FAMILY_SHARES = {"convolution": 0.8, "convolution_backward": 0.6, "attention": 0.8, "attention_backward": 0.6}
-"""FLOP rate of other families of kernels relative to the product's, see `families`."""
-SPECIAL_FLOPS = 20
-"""Float32 operations for one evaluation of a special function, such as erf: a polynomial and its selection."""
+"""FLOP rate of other families of kernels relative to the product's, see `families`; no more is believed of a GPU."""
 OVERHEAD_NS = 2_000
 """Least time of one kernel."""
 
@@ -180,8 +194,8 @@ def paper_rates(gpu: Gpu) -> Rates:
     the user allows it.
     """
     if gpu.figures:
-        return _rates_by(gpu.figures, gpu.product, peers_of(gpu))
-    allows_tf32 = torch.get_float32_matmul_precision() != "highest"
+        return _rates_by(gpu.figures, gpu.product, peers_of(gpu), on_gpu=True)
+    allows_tf32, _ = torch_compat.allows_tf32()
     sheet = gpu.flops_per_s
     single = sheet["tf32" if allows_tf32 else "float32"]
     products = {**{name: sheet[name] for name in ("float64", "float16", "bfloat16")}, "float32": single}
@@ -189,8 +203,9 @@ def paper_rates(gpu: Gpu) -> Rates:
         flops_per_s={name: PRODUCT_SHARE * rate for name, rate in products.items()},
         efficiency=FAMILY_SHARES,
         bytes_per_s=BANDWIDTH_SHARE * gpu.bytes_per_s,
-        special_per_s=sheet["float32"] / SPECIAL_FLOPS,
+        special_per_s=special_rate(gpu),
         overhead_ns=OVERHEAD_NS,
         name=f"data sheet of {gpu.product}",
         peers=peers_of(gpu),
+        on_gpu=True,
     )

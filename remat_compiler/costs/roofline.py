@@ -2,6 +2,8 @@
 
     time_ns = overhead_ns + FLOPs / flops_per_s + bytes / bytes_per_s + evaluations / special_per_s
 
+On a GPU, evaluations take their time beside the bytes: the longer of both counts.
+
 A gather from other ranks takes the time of the link on top (`peers`).
 
 FLOPs (of products, convolutions and attention) come from torch's own FLOP counter, bytes and evaluations from
@@ -54,7 +56,8 @@ class Roofline:
             seconds += flops / rates.kernel_rate(family_of(node.target), _result(node).dtype)
         # Infinite among nominal rates, where elements cost nothing.
         elif rates.special_per_s < math.inf:
-            seconds += self.traffic.evaluations(op_id) / rates.special_per_s
+            arithmetic = self.traffic.evaluations(op_id, on_gpu=rates.on_gpu) / rates.special_per_s
+            seconds = max(seconds, arithmetic) if rates.on_gpu else seconds + arithmetic
         received = received_bytes(node)
         if received is not None:
             seconds += received / rates.peers.bytes_per_s + rates.peers.latency_ns / 1e9

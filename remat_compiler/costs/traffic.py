@@ -72,6 +72,20 @@ LOOP_EVALUATIONS: Mapping[str, float] = {**SPECIAL_EVALUATIONS, "tanh": 3.0}
 """The same in a fused loop; Inductor's generated code for tanh is slower than torch's own kernel."""
 PLAIN_EVALUATIONS = 0.1
 """The same for any other pointwise operator (a multiplication takes 0.1 ns, a selection 0.3)."""
+GPU_EVALUATIONS: Mapping[str, float] = {
+    **SPECIAL_EVALUATIONS,
+    **dict.fromkeys(("exp", "exp2", "log", "log2", "sin", "cos"), 0.5),
+    **dict.fromkeys(
+        ("inductor_random", "rand", "rand_like", "randn", "randn_like", "bernoulli", "native_dropout"), 5.0
+    ),
+}
+"""The same on a GPU, counted in instructions, of which erf takes 20 (`calibration.SPECIAL_FLOPS`).
+
+The unit for special functions has an eighth of the lanes, so what it computes by itself counts 8, and two instructions
+around it. Ten rounds of Philox, with four multiplications of integers at half the rate each, count 100.
+"""
+GPU_PLAIN_EVALUATIONS = 1 / 20
+"""The same for any other pointwise operator there: one instruction."""
 _GATHERS = frozenset(
     {"embedding", "index", "index_select", "gather", "_unsafe_index", "select_scatter", "slice_scatter"}
 )
@@ -95,10 +109,13 @@ class Traffic:
             return read_bytes
         return read_bytes + sum(size[storage].size_bytes for storage in op.writes)
 
-    def evaluations(self, op_id: int) -> float:
+    def evaluations(self, op_id: int, *, on_gpu: bool = False) -> float:
         """Arithmetic on elements within the operator, in evaluations of a special function."""
         table = LOOP_EVALUATIONS if self.captured.loops[op_id] else SPECIAL_EVALUATIONS
-        return sum(self._evaluations(node, table) for node in self.captured.nodes[op_id] if self._computes(node))
+        plain = PLAIN_EVALUATIONS
+        if on_gpu:
+            table, plain = GPU_EVALUATIONS, GPU_PLAIN_EVALUATIONS
+        return sum(self._evaluations(node, table, plain) for node in self.captured.nodes[op_id] if self._computes(node))
 
     def _read_bytes(self, op_id: int) -> int:
         """Bytes that the operator touches of each storage, at most all of it."""
@@ -126,13 +143,13 @@ class Traffic:
         """Whether the node is more than a view or an item of another's result."""
         return node.target is not operator.getitem and self.captured.roots.get(node, node) is node
 
-    def _evaluations(self, node: fx.Node, table: Mapping[str, float]) -> float:
+    def _evaluations(self, node: fx.Node, table: Mapping[str, float], plain: float) -> float:
         name = _name(node)
         elements = self._of(node)[0]
         # A reduction works on its arguments, which are larger than its result; a gather does not touch the whole table.
         if name not in _GATHERS:
             elements = max([elements, *(self._of(argument)[0] for argument in node.all_input_nodes)])
-        return elements * table.get(name, PLAIN_EVALUATIONS)
+        return elements * table.get(name, plain)
 
     def _of(self, node: fx.Node) -> tuple[int, int]:
         """Elements of the node's largest tensor, and the bytes in memory that reading it touches."""

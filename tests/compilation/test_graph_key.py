@@ -229,6 +229,7 @@ RATES = [
     replace(NOMINAL, special_per_s=1e9),
     replace(NOMINAL, overhead_ns=1001),
     replace(NOMINAL, name="another processor"),
+    replace(NOMINAL, on_gpu=True),
     replace(NOMINAL, peers=Peers(2e9, 10_000)),
 ]
 

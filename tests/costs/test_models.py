@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,17 @@ def test_a_fused_loop_costs_its_reads_and_its_arithmetic() -> None:
     assert 32 * 256 < roofline.traffic.evaluations(gelu) < 2 * 32 * 256
     product = op_named(graph, "aten.mm")
     assert roofline.time_ns(gelu) < roofline.time_ns(product) / 10
+
+
+def test_on_a_gpu_arithmetic_runs_beside_the_bytes() -> None:
+    graph = mlp(fused=True)
+    (gelu,) = (op.id for op in graph.graph.ops if graph.loops[op.id] and op.phase.value == "forward")
+    bytes_ns, erf_per_s = 4 * 32 * 256, 32 * 256 * 1e9
+    for rate in (erf_per_s, erf_per_s / 10**6):
+        roofline = Roofline(graph, None, replace(FLAT, special_per_s=rate, on_gpu=True))
+        arithmetic_ns = roofline.traffic.evaluations(gelu, on_gpu=True) / rate * 1e9
+        assert 32 * 256 < arithmetic_ns * rate / 1e9 < 1.5 * 32 * 256
+        assert roofline.time_ns(gelu) == round(max(bytes_ns, arithmetic_ns))
 
 
 def test_bytes_are_those_touched_not_those_of_the_storage() -> None:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from remat_compiler.costs.families import FAMILIES, family_of
 from remat_compiler.costs.plausible import implausible
 from remat_compiler.costs.rates import NOMINAL, rates_of
 from remat_compiler.costs.store import shared_store
+from remat_compiler.devices.gpus import GPUS, Gpu
 
 
 @given(st.floats(1e3, 1e15))
@@ -195,6 +197,37 @@ def test_nominal_rates_stand_for_what_cannot_be_calibrated(
     with caplog.at_level(logging.WARNING):
         assert [rates_of("cpu", tmp_path) is NOMINAL for _ in range(2)] == [True, True]
     assert caplog.text.count("out of memory") == 1, "one answer for the whole process, told once"
+
+
+@pytest.fixture
+def a_card(monkeypatch: pytest.MonkeyPatch) -> Gpu:
+    """torch says that an H100 is there."""
+    sheet = GPUS["h100"]
+    said = SimpleNamespace(name=sheet.product, major=9, minor=0, multi_processor_count=sheet.sms)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda *_: said)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: sheet.product)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(rates, "_busy", set())
+    return sheet
+
+
+def test_the_data_sheet_stands_for_a_gpu_without_memory(a_card: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(device_type: str) -> Calibration:
+        raise torch.cuda.OutOfMemoryError("out of memory")
+
+    monkeypatch.setattr(rates, "calibrate", fails)
+    assert rates_of("cuda", None) == rates.paper_rates(a_card)
+
+
+def test_families_are_no_faster_than_a_data_sheet_would_say(a_card: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Convolutions of float32 are timed in TensorFloat-32, and products are not."""
+    figures = dict.fromkeys((f"cuda {name}" for name in calibration.FIGURES), 2**45)
+    figures |= {"cuda flops_per_s convolution": 2**47, "cuda flops_per_s attention": 2**44}
+    monkeypatch.setattr(rates, "calibrate", lambda _: Calibration(figures))
+    found = rates_of("cuda", None)
+    assert found.efficiency["convolution"] == rates.FAMILY_SHARES["convolution"]
+    assert found.efficiency["attention"] == 0.5
+    assert found.name == a_card.product
 
 
 def test_families_of_kernels() -> None:

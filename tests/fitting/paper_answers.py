@@ -5,15 +5,22 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
 
 import remat_compiler
 from fitting.paper_models import MAKERS, language
+from remat_compiler.costs import calibration, families
+from remat_compiler.costs.calibration import rounded
+from remat_compiler.costs.families import family_of
 from remat_compiler.costs.rates import Rates, rates_of
-from remat_compiler.devices.gpus import Gpu
+from remat_compiler.devices.gpus import GPUS, Gpu
 from remat_compiler.errors import RematError
 from remat_compiler.fitting.counted_step import BACKWARD, FORWARD, count, settle
 from remat_compiler.fitting.fit_report import FitPoint
@@ -282,6 +289,46 @@ def rates(device: Gpu) -> Rates:
     """How fast the device is taken to be."""
     with paper_device(device):
         return rates_of("cuda", None)
+
+
+def rates_by_a_made_up_clock(device: str) -> tuple[Rates, Rates]:
+    """How fast a GPU is taken to be by its data sheet, and by what calibration finds of one that is just so fast."""
+    with on_paper(device), pytest.MonkeyPatch.context() as patch:
+        gpu = GPUS[device]
+        sheet = rates_of("cuda", None)
+
+        def best(run: Callable[[], object], device_type: str, **_: object) -> int:
+            with MadeUpClock(sheet) as clock:
+                run()
+            return round(clock.seconds * 1e9)
+
+        for module in (calibration, families):
+            patch.setattr(module, "best_computing_ns", best)
+        figures = {name: rounded(probe()) for name, probe in calibration._probes("cuda").items()}
+    with paper_device(replace(gpu, figures=figures)):
+        return sheet, rates_of("cuda", None)
+
+
+class MadeUpClock(torch.utils._python_dispatch.TorchDispatchMode):
+    """Seconds that operators take on a GPU of the given rates; those of float32 with TensorFloat-32 in convolutions."""
+
+    def __init__(self, rates: Rates) -> None:
+        super().__init__()
+        self.rates, self.seconds = rates, 0.0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        result = func(*args, **kwargs or {})
+        formula = flop_registry.get(func.overloadpacket)
+        first = next(part for part in tree_leaves(args) if isinstance(part, torch.Tensor))
+        if formula is not None:
+            family = family_of(func)
+            faster = 4 if family.startswith("convolution") else 1
+            rate = faster * self.rates.kernel_rate(family, first.dtype)
+            self.seconds += formula(*args, **kwargs or {}, out_val=result) / rate
+        elif func in (torch.ops.aten.copy_.default, torch.ops.aten.add.Tensor):
+            taken = 2 * first.nbytes / self.rates.bytes_per_s
+            self.seconds += max(taken, self.rates.overhead_ns / 1e9)
+        return result
 
 
 @contextmanager

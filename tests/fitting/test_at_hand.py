@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import remat_compiler
-from fitting.paper_answers import rates
+from fitting.paper_answers import rates, rates_by_a_made_up_clock
 from fitting.paper_models import language
 from remat_compiler.cli.main import main
 from remat_compiler.costs.calibration import FIGURES
@@ -46,6 +46,20 @@ def test_a_card_without_a_data_sheet_is_known_by_its_driver_and_by_calibration()
     assert found.flops_per_s["bfloat16"] == MEASURED["flops_per_s bfloat16"]
     assert (found.bytes_per_s, found.overhead_ns) == (MEASURED["bytes_per_s"], MEASURED["overhead_ns"])
     assert found.name == gpu.product
+
+
+@pytest.mark.parametrize("name", ["h100", "a100", "rtx4090"])
+def test_calibration_of_a_card_finds_the_rates_of_its_data_sheet(name: str) -> None:
+    """Plans are then the same; figures are rounded to a fourth of an octave."""
+    sheet, found = call_in_process(rates_by_a_made_up_clock, name)
+    near = pytest.approx
+    assert found.flops_per_s == {kind: near(rate, rel=0.1) for kind, rate in sheet.flops_per_s.items()}
+    assert found.efficiency == {family: near(share, rel=0.2) for family, share in sheet.efficiency.items()}
+    assert found.bytes_per_s == near(sheet.bytes_per_s, rel=0.1)
+    assert found.special_per_s == near(sheet.special_per_s, rel=0.1)
+    assert found.overhead_ns == near(sheet.overhead_ns, rel=0.1)
+    assert found.on_gpu
+    assert sheet.on_gpu
 
 
 def test_what_others_use_of_the_card_is_not_left_to_torch() -> None:
