@@ -31,7 +31,7 @@ def order_of(joint: fx.GraphModule) -> list[fx.Node]:
 
 def set_order(joint: fx.GraphModule, order: list[fx.Node]) -> None:
     """Put the nodes into this order, in which arguments must precede their readers."""
-    output = next(node for node in reversed(joint.graph.nodes) if node.op == "output")
+    output = joint.graph.output_node()
     for node in order:
         output.prepend(node)
 

@@ -24,7 +24,7 @@ def graph_text(gm: fx.GraphModule, title: str, origins: Mapping[str, str] | None
 
 
 def _outputs(gm: fx.GraphModule) -> set[fx.Node]:
-    output = next(n for n in reversed(gm.graph.nodes) if n.op == "output")
+    output = gm.graph.output_node()
     # Inputs that are handed through are no decision of the plan.
     return {a for a in output.all_input_nodes if a.op == "call_function"}
 

@@ -84,7 +84,7 @@ def propagate_channels_last(graph: fx.Graph, copies: Collection[fx.Node]) -> Non
         copies: Inputs of convolutions in channels-last order.
     """
     moved = set(copies)
-    outputs = frozenset(next(reversed(graph.nodes)).all_input_nodes)
+    outputs = frozenset(graph.output_node().all_input_nodes)
     for node in graph.nodes:
         if node.target is CONVOLUTION:
             for argument in node.args[:2]:

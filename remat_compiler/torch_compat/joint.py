@@ -125,7 +125,7 @@ def mutated_inputs(joint_graph: fx.Graph) -> set[fx.Node]:
     AOTAutograd describes every input and output of the joint graph; pieces of a tensor subclass count as changed
     together.
     """
-    output = next(n for n in reversed(joint_graph.nodes) if n.op == "output")
+    output = joint_graph.output_node()
     # By description, since neither names nor positions link an output to the input that it replaces.
     described = (_of_whole_tensor(d) for d in output.meta.get("desc", ()))
     changed = {d.mutated_input for d in described if isinstance(d, InputMutationAOTOutput)}

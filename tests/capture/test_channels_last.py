@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch._functorch import config as functorch_config
 from torch._inductor import config
 
@@ -47,7 +47,7 @@ class Copied:
 
     def __init__(self, graph: CapturedGraph) -> None:
         joint, self.number = graph.joint, graph.num_fwd_outputs
-        output = next(reversed(joint.graph.nodes))
+        output = joint.graph.output_node()
         before = [node.meta["val"].stride() for node in output.all_input_nodes]
         self.made = copy_inputs_of_convolutions(joint, self.number)
         self.nodes = {node.name: node for node in joint.graph.nodes}
@@ -95,6 +95,22 @@ def test_the_gradient_is_returned_as_the_program_lays_it_out() -> None:
     assert [user.op for user in gradient.users] == ["output"]
     (expected,) = torch.autograd.grad(F.conv2d(*inputs).sum(), inputs[1:])
     torch.testing.assert_close(inputs[1].grad, expected)
+
+
+class Backwards:
+    """The nodes of a graph in reverse, as they are before torch 2.13: to be gone through, yet no iterator."""
+
+    def __init__(self, nodes: Iterable[fx.Node]) -> None:
+        self.nodes = tuple(nodes)[::-1]
+
+    def __iter__(self) -> Iterator[fx.Node]:
+        return iter(self.nodes)
+
+
+def test_copies_are_made_where_reversed_nodes_are_no_iterator(monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs = torch.randn(2, 3, 8, 8), weights(8, 3, 3, 3)
+    monkeypatch.setattr(type(fx.Graph().nodes), "__reversed__", lambda nodes: Backwards(nodes))
+    assert copied(F.conv2d, *inputs).names == {IMAGE, WEIGHT, GRADIENT}
 
 
 _OTHER: dict[str, tuple[Callable[..., Tensor], Sequence[Tensor], set[str]]] = {
