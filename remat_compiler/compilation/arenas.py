@@ -89,6 +89,9 @@ def planned_arenas(
         for text, why in _HOLDING_ON.items():
             if text in graph.source:
                 return f"the graph has {why}"
+    # Emitted code switches between devices, and asks each for memory by the same function.
+    if step.devices > 1:
+        return "its values lie on several devices, and an arena lies on one"
     expandable = segments_expand()
     asked = _phases_as_they_are(step.allocations, others_run_between)
     arenas = choose_arenas(asked, [check.trace, *smaller], expandable)

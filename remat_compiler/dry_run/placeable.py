@@ -38,12 +38,14 @@ class PlaceableStep:
         made: For each graph (`True`: the backward), the block of each allocation in order; `None` for one that may not.
         saved: The block that each argument of the backward lies in; `None` for others.
         all_bytes: Sum of the bytes of all that the step allocates.
+        devices: How many devices the allocations lie on.
     """
 
     allocations: Allocations
     made: tuple[tuple[bool, tuple[int | None, ...]], ...]
     saved: tuple[int | None, ...]
     all_bytes: int
+    devices: int = 1
 
     def placements(self, arenas: Arenas) -> dict[bool, Placement]:
         """The places of each graph's allocations."""
@@ -113,4 +115,5 @@ def placeable(
     allocations = Allocations(tuple(blocks), tuple(other), boundary, ALIGNMENT_BYTES, tuple(in_trace))
     made = tuple((call.is_backward, tuple(number.get(id(life)) for life in call.made)) for call in calls)
     saved = tuple(None if life is None else number.get(id(life)) for life in backward.arguments)
-    return PlaceableStep(allocations, made, saved, sum(life.size_bytes for life, _ in lives))
+    devices = {device for call in calls for device in call.devices}
+    return PlaceableStep(allocations, made, saved, sum(life.size_bytes for life, _ in lives), len(devices))

@@ -74,6 +74,7 @@ class WrapperCall:
         arguments: Storage of each argument; `None` for what does not count.
         symbols: By the name of each symbol among the arguments, the first position where it is one.
         made: What its allocator returned, in order; of an interpreted graph, what operators made that may be placed.
+        devices: The devices on which that lies.
         returned: Storage of each result.
     """
 
@@ -81,6 +82,7 @@ class WrapperCall:
     arguments: tuple[StorageLife | None, ...]
     symbols: Mapping[str, int] = field(default_factory=dict)
     made: list[StorageLife] = field(default_factory=list)
+    devices: set[torch.device] = field(default_factory=set)
     returned: tuple[StorageLife | None, ...] = ()
 
 
@@ -181,7 +183,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if life is not None:
             self._note("empty_strided", [life], None)
             if self.wrapper_calls:
-                self.wrapper_calls[-1].made.append(life)
+                self._made(life, tensor)
         return tensor
 
     def allocated(self, tensor: torch.Tensor) -> None:
@@ -189,7 +191,11 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         life = self._lives.get(tensor.untyped_storage()._cdata)
         if life is None:
             raise DryRunUnsupported("an operator that allocates its result gave memory that was there before")
+        self._made(life, tensor)
+
+    def _made(self, life: StorageLife, tensor: torch.Tensor) -> None:
         self.wrapper_calls[-1].made.append(life)
+        self.wrapper_calls[-1].devices.add(tensor.device)
 
     def resized(self, storage: Any, label: str) -> StorageLife:
         """Record that a storage which was empty has memory now; `release` is to be called once it has none."""
