@@ -19,11 +19,12 @@ from remat_compiler import torch_compat
 from remat_compiler.compilation.attempt import Attempt
 from remat_compiler.compilation.compiler import Compiler
 from remat_compiler.compilation.gathers import GatheringSearch
-from remat_compiler.compilation.graph_key import device_types, parameter_shapes, plan_key
+from remat_compiler.compilation.graph_key import devices_of, parameter_shapes, plan_key
 from remat_compiler.compilation.offloading import place_of, usable_bytes, with_room
 from remat_compiler.compilation.outcome import PART_ONLY, Outcome, StoredOutcome
 from remat_compiler.compilation.refusal import warn_of_smallest
 from remat_compiler.compilation.search import BudgetSearch, SearchGoal
+from remat_compiler.compilation.unusual_devices import tell_of_devices
 from remat_compiler.costs.table import cost_identity
 from remat_compiler.costs.workspace import WorkspaceTable
 from remat_compiler.distributed.agreement import Agreement, Alone, Point, current_agreement
@@ -87,7 +88,9 @@ def compile_graph(
         asked = plan_key(gm, example_inputs, options, None, "")
         first = replace(first, budget_bytes=agreement.smallest(first.budget_bytes, lambda: asked.digest))
     symbols = changing_sizes(options, first, example_inputs)
-    kinds = device_types(gm, example_inputs)
+    devices = devices_of(gm, example_inputs)
+    tell_of_devices(devices)
+    kinds = {device.type for device in devices}
     place = place_of(options, kinds)
     costs = cost_identity(options.cost_model, kinds, directory, place)
     if place is not None and not symbols:

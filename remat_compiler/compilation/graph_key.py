@@ -80,11 +80,11 @@ def parameter_shapes(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> str:
     return hashlib.sha256(repr(described).encode()).hexdigest()
 
 
-def device_types(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> set[str]:
-    """Types of the devices that the graph computes on, as far as Dynamo knows them."""
+def devices_of(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> set[torch.device]:
+    """The devices that the graph computes on, as far as Dynamo knows them."""
     # The nodes, too: a graph without tensor inputs may make its tensors on a device.
     values = [*example_inputs, *(node.meta.get("example_value") for node in gm.graph.nodes)]
-    return {tensor.device.type for tensor in tensors_in(values)} or {"cpu"}
+    return {tensor.device for tensor in tensors_in(values)} or {torch.device("cpu")}
 
 
 def _digest(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> str:

@@ -35,7 +35,11 @@ def place_of(options: RematOptions, device_types: Collection[str]) -> Place | No
     """
     if not options.offload_budget:
         return None
-    from_gpu = any(kind != "cpu" for kind in device_types)
+    other = sorted(set(device_types) - {"cpu", "cuda"})
+    if other:
+        logger.warning("offload_budget has no effect on %s: values are moved from CPUs and CUDA devices", other[0])
+        return None
+    from_gpu = "cuda" in device_types
     if from_gpu and options.offload_tier == "disk" and not moves_from_gpus():
         raise OptionError(
             'offload_tier="disk" from a GPU needs kvikio, which is not installed: pip install '

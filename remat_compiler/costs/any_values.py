@@ -13,6 +13,7 @@ import torch
 from torch._ops import OpOverload
 
 from remat_compiler import torch_compat
+from remat_compiler.costs.clock import DEVICE_TYPES
 from remat_compiler.costs.op_call import RANDOM_STATE_OPS, OpCall, operator_name
 
 NAMESPACES = frozenset({"aten", "prims"})
@@ -100,10 +101,12 @@ OPERATORS = frozenset({*_PADS, *_UPSAMPLES, *" ".join(_LISTS).split()})
 
 
 def is_measurable(call: OpCall) -> bool:
-    """Whether a call may be executed on made-up values.
+    """Whether a call may be executed on made-up values, on a device whose times and allocations can be read.
 
     An operator that runs another one with a random state saved or set is as safe as that one.
     """
+    if call.device_type not in DEVICE_TYPES:
+        return False
     if str(call.func) in RANDOM_STATE_OPS:
         return all(_is_safe(func) for func in call.args if isinstance(func, OpOverload))
     return _is_safe(call.func)

@@ -14,7 +14,7 @@ _QUEUED = 10
 _SHORT_NS = 100_000
 
 DEVICE_TYPES = ("cpu", "cuda")
-"""Devices that can be timed."""
+"""Devices that can be timed, and whose allocator tells of its work."""
 
 Clock = Callable[[], int]
 """Nanoseconds from some moment on."""

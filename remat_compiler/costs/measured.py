@@ -15,7 +15,7 @@ import torch
 
 from remat_compiler import torch_compat
 from remat_compiler.costs.any_values import is_measurable
-from remat_compiler.costs.clock import DEVICE_TYPES, best_ns
+from remat_compiler.costs.clock import best_ns
 from remat_compiler.costs.op_call import OpCall
 from remat_compiler.costs.roofline import Roofline
 from remat_compiler.costs.store import device_name, shared_store
@@ -69,7 +69,7 @@ def _call(captured: CapturedOps, op_id: int) -> OpCall | None:
         # Inductor's own operators stand for code that it generates; called directly they are many times slower.
         return None
     call = OpCall.any(func, args, kwargs)
-    return call if call is not None and is_measurable(call) and call.device_type in DEVICE_TYPES else None
+    return call if call is not None and is_measurable(call) else None
 
 
 def _resolve(calls: Mapping[int, OpCall], estimates: list[int], directory: Path | None) -> Mapping[str, int]:

@@ -21,6 +21,7 @@ from torch._ops import OpOverload
 
 from remat_compiler import torch_compat
 from remat_compiler.costs.any_values import is_measurable
+from remat_compiler.costs.clock import DEVICE_TYPES
 from remat_compiler.costs.cuda_workspace import modelled_bytes
 from remat_compiler.costs.index_workspace import formed_cpu_bytes
 from remat_compiler.costs.op_call import OpCall
@@ -74,7 +75,10 @@ class WorkspaceTable:
             self.lacks_figures = True
             measured = {}
         fresh = {key: size for key, size in formed.items() if size is not None}
-        self._tell_unknown(wanted[key] for key, size in formed.items() if size is None)
+        # Of other devices nothing is known, which a warning of its own says.
+        self._tell_unknown(
+            wanted[key] for key, size in formed.items() if size is None and wanted[key].device_type in DEVICE_TYPES
+        )
         for call in measured.values():
             # Tried again each time, since memory may have been short; told of once.
             size = measure_workspace(call, logging.DEBUG if call.key in self._told else logging.WARNING)
@@ -128,6 +132,8 @@ def formed_bytes(call: OpCall) -> int | None:
     """Workspace of a call that is not to be measured, by a closed form; `None` if no form is known."""
     if call.copied_bytes is not None:
         return call.copied_bytes
+    if call.device_type not in DEVICE_TYPES:
+        return None
     return modelled_bytes(call) if call.device_type == "cuda" else formed_cpu_bytes(call)
 
 

@@ -14,7 +14,7 @@ from remat_compiler.units import rounded_up
 
 CPU_ALIGNMENT_BYTES = 1
 CUDA_ALIGNMENT_BYTES = 512
-"""Granularity of the caching allocator on CUDA devices; the CPU allocator counts the bytes as requested."""
+"""Granularity of the caching allocators of CUDA and other accelerators; the CPU's counts the bytes as requested."""
 UNBACKED_FALLBACK = 4096
 """Number that torch's partitioner assumes for a data-dependent size."""
 
@@ -27,8 +27,7 @@ def allocated_bytes(value: torch.Tensor) -> int:
     except NotImplementedError:
         nbytes = value.numel() * value.element_size()
     size = size_hint(nbytes)
-    alignment = CUDA_ALIGNMENT_BYTES if value.device.type == "cuda" else CPU_ALIGNMENT_BYTES
-    return rounded_up(size, alignment)
+    return rounded_up(size, allocation_alignment(value.device.type))
 
 
 _sizes: ContextVar[tuple[tuple[str, int], ...]] = ContextVar("remat_sizes", default=())
@@ -100,7 +99,7 @@ def _within_bounds(environment: Any, symbol: Any) -> int:
 
 def allocation_alignment(device_type: str) -> int:
     """Bytes to a multiple of which the device's allocator rounds each request up."""
-    return CUDA_ALIGNMENT_BYTES if device_type == "cuda" else CPU_ALIGNMENT_BYTES
+    return CPU_ALIGNMENT_BYTES if device_type in ("cpu", "meta") else CUDA_ALIGNMENT_BYTES
 
 
 def symbol_hint(value: torch.SymInt | torch.SymFloat | torch.SymBool) -> int | float | bool | None:

@@ -15,7 +15,7 @@ from torch import fx, nn
 
 from remat_compiler import torch_compat
 from remat_compiler.compilation import graph_key
-from remat_compiler.compilation.graph_key import PlanKey, device_types, parameter_shapes, plan_key
+from remat_compiler.compilation.graph_key import PlanKey, devices_of, parameter_shapes, plan_key
 from remat_compiler.costs import rates
 from remat_compiler.costs.peers import Peers
 from remat_compiler.costs.rates import NOMINAL
@@ -25,6 +25,7 @@ from remat_compiler.partition import partitioner
 from remat_compiler.partition.partitioner import RematPartitioner
 from remat_compiler.partition.request import PartitionRequest
 
+CPU, META = torch.device("cpu"), torch.device("meta")
 OTHER_OPTIONS: dict[str, object] = {
     "memory_budget": MemoryBudget(BudgetKind.BYTES, limit_bytes=7),
     "planner": "chen_sqrt",
@@ -250,10 +251,10 @@ def test_nominal_costs_are_the_same_everywhere(monkeypatch: pytest.MonkeyPatch) 
 
 def test_devices_are_those_of_inputs_and_of_what_the_graph_makes() -> None:
     gm = fx.symbolic_trace(Doubled())
-    assert device_types(gm, (3,)) == {"cpu"}
-    assert device_types(gm, (torch.zeros(2, device="meta"), 3)) == {"meta"}
+    assert devices_of(gm, (3,)) == {CPU}
+    assert devices_of(gm, (torch.zeros(2, device="meta"), 3)) == {META}
     next(iter(gm.graph.nodes)).meta["example_value"] = (torch.zeros(2), 3)
-    assert device_types(gm, (torch.zeros(2, device="meta"),)) == {"cpu", "meta"}
+    assert devices_of(gm, (torch.zeros(2, device="meta"),)) == {CPU, META}
 
 
 def test_parameters_are_told_by_shape_and_type_wherever_they_stand() -> None:

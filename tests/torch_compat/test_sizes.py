@@ -36,3 +36,10 @@ def test_bounds_of_a_symbol_are_respected(least: int, most: int, assumed: int, s
     # A number that is given for it goes before.
     with torch_compat.sizes_at({str(size.node.expr): 3}):
         assert torch_compat.size_hint(256 * size) == 768
+
+
+@pytest.mark.parametrize(("device", "taken"), [("cpu", 4), ("cuda", 512), ("xpu", 512), ("mtia", 512)])
+def test_accelerators_allocate_in_multiples_of_512_bytes(device: str, taken: int) -> None:
+    with torch_compat.FakeTensorMode():
+        assert torch_compat.allocated_bytes(torch.empty(1, device=device)) == taken
+    assert torch_compat.allocation_alignment(device) == max(taken // 512 * 512, 1)
