@@ -1,11 +1,12 @@
 """Common subexpressions of a joint graph, merged as torch's partitioner merges them, but in place.
 
 `torch._functorch.compile_utils.fx_graph_cse` copies the whole graph for the few nodes that it merges.  The rules are
-the same: two nodes of one operator with equal arguments are merged, unless
+the same but for the fourth: two nodes of one operator with equal arguments are merged, unless
 
 - they draw random numbers or have effects,
 - an argument may have been changed between them,
 - a custom operator is handed their memory to write to,
+- one is a custom operator that the program calls in its backward, as where it unpacks weights again lest it keeps them,
 - or an output shares their memory: the caller must not find two outputs in one memory.
 
 Since 2.14 torch keeps apart nodes that only the forward needs from those that the backward needs as well.  Some of its
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from inspect import signature
+from itertools import dropwhile
 from typing import Any
 
 import torch
@@ -27,8 +29,12 @@ from torch._inductor.pattern_matcher import compute_mutation_region_ids, same_mu
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import _pytree as pytree
 
+from remat_compiler.torch_compat.operators import COLLECTIVE_NAMESPACES
+
 # They compute nothing.
 _ASIDE = ("placeholder", "get_attr", "output")
+_TORCHS = frozenset({"aten", "prims", *COLLECTIVE_NAMESPACES})
+"""Namespaces of operators that plans may compute anew, or that communicate."""
 _KEEPS_HALVES_APART = "extra_node_key" in signature(compile_utils.fx_graph_cse).parameters
 """Whether torch's partitioner keeps apart nodes that the backward needs (2.14 and later)."""
 
@@ -42,7 +48,7 @@ def merge_duplicates(graph: fx.Graph, backward_outputs: Iterable[Any] = ()) -> N
     """
     # Numbers the stretches between in-place changes, which `same_mutation_regions` compares.
     compute_mutation_region_ids(graph)
-    apart, written = _never_merged(graph), _handed_over_to_write(graph)
+    apart, written, again = _never_merged(graph), _handed_over_to_write(graph), _called_again(graph)
     of_outputs = {_storage(n) for n in graph.output_node().all_input_nodes} - {None}
     of_backward = leading_to(backward_outputs) if _KEEPS_HALVES_APART else frozenset()
     seen: dict[tuple[Any, bool, int], tuple[Any, fx.Node]] = {}
@@ -52,7 +58,7 @@ def merge_duplicates(graph: fx.Graph, backward_outputs: Iterable[Any] = ()) -> N
         # Arguments that were merged are replaced already, so equal chains of operators merge as a whole.
         token = _token(node)
         # As in torch the hash leaves out the nesting, and has the types in it: 1, 1.0 and True are equal in Python.
-        key = (node.target, node in of_backward, hash((token[0], token[1])))
+        key = (node.target, node in of_backward or node in again, hash((token[0], token[1])))
         known = seen.get(key)
         if known is None:
             seen[key] = (token, node)
@@ -101,6 +107,15 @@ def _handed_over_to_write(graph: fx.Graph) -> frozenset[fx.Node]:
         names = node.kwargs.get("tensors_to_clone", ())
         handed += [arguments.get(name) for name in names]
     return frozenset(leaf for leaf in pytree.tree_leaves(handed) if isinstance(leaf, fx.Node))
+
+
+def _called_again(graph: fx.Graph) -> frozenset[fx.Node]:
+    """Calls of custom operators, whose results no plan may compute anew by itself, in the program's backward."""
+    # What the program's own functions compute there is not marked, so it is told by what stands before it.
+    calls = (node for node in graph.nodes if node.op == "call_function")
+    backward = dropwhile(lambda node: node.meta.get("partitioner_tag") != "is_backward", calls)
+    overload = torch._ops.OpOverload
+    return frozenset(n for n in backward if isinstance(n.target, overload) and n.target.namespace not in _TORCHS)
 
 
 def _packet(target: Any) -> Any:

@@ -147,3 +147,29 @@ def test_random_operators_stay_apart() -> None:
     graph.output(tuple(graph.call_function(aten.sin.default, (n,)) for n in both))
     merge_duplicates(graph)
     assert len([n for n in graph.nodes if n.target is aten.randn_like.default]) == 2
+
+
+@torch.library.custom_op("remat_duplicates::unpacked", mutates_args=())
+def unpacked(weight: Tensor) -> Tensor:
+    """Makes a weight of a packed one."""
+    return weight.float()
+
+
+@pytest.mark.parametrize(("target", "left"), [(torch.ops.remat_duplicates.unpacked.default, 2), (aten.sin.default, 1)])
+def test_a_custom_operator_that_the_backward_calls_again_is_no_duplicate(target: Any, left: int) -> None:
+    """No plan may compute its result again, so merged it would be kept for the backward: all weights in full."""
+    graph = fx.Graph()
+    weight, tangent = graph.placeholder("primals_1"), graph.placeholder("tangents_1")
+    first, inside = graph.call_function(target, (weight,)), graph.call_function(target, (weight,))
+    gradient = graph.call_function(aten.neg.default, (tangent,))
+    gradient.meta["partitioner_tag"] = "is_backward"
+    again = graph.call_function(target, (weight,))
+    product = graph.call_function(aten.mul.Tensor, (first, inside))
+    graph.output((product, graph.call_function(aten.mul.Tensor, (gradient, again))))
+    with FakeTensorMode():
+        for node in graph.nodes:
+            if node.op != "output":
+                node.meta["val"] = torch.empty(4)
+    merge_duplicates(graph)
+    assert len(graph.find_nodes(op="call_function", target=target)) == left
+    assert product.args == (first, first)
