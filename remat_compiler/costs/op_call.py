@@ -26,7 +26,7 @@ _NO_WORKSPACE = frozenset(
         "full", "full_like", "new_full", "zeros", "zeros_like", "new_zeros", "ones", "ones_like", "new_ones",
         "zero", "zero_", "fill_", "scalar_tensor", "lift_fresh_copy", "clone", "arange", "detach", "detach_",
         "_unsafe_view", "alias", "_to_copy", "eye", "device", "wait_tensor", "set_", "resize_", "resize_as_",
-        "squeeze_", "unsqueeze_", "transpose_", "t_", "_local_scalar_dense", "_assert_async",
+        "device_put", "squeeze_", "unsqueeze_", "transpose_", "t_", "_local_scalar_dense", "_assert_async",
         "_functional_assert_async", "_assert_tensor_metadata", "nonzero", "nonzero_static",
     }
 )  # fmt: skip

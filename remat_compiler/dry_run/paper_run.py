@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from remat_compiler import torch_compat
 from remat_compiler.dry_run.emitted_wrapper import EmittedGraph, make_twin
-from remat_compiler.dry_run.storage_tracker import active_tracker
+from remat_compiler.dry_run.storage_tracker import active_tracker, result_in_arguments
 
 
 @contextmanager
@@ -32,7 +33,21 @@ def _run_its_twin(owner: Any) -> Callable[[], None]:
     graph = EmittedGraph.of(owner)
     # Where it is called the user's fake mode is entered, to which constants of the module are to belong.
     twin = cache(lambda: make_twin(graph, _Unobserved()))
-    return lambda: torch_compat.run_instead(owner, lambda inputs: twin()(inputs))
+
+    def run(inputs: list[Any]) -> Any:
+        # Who counts the step leaves out the same operators.
+        with nullcontext() if active_tracker() is not None else _WithoutWriting():  # type: ignore[no-untyped-call]
+            return twin()(inputs)
+
+    return lambda: torch_compat.run_instead(owner, run)
+
+
+class _WithoutWriting(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Leaves out operators that only write a given tensor: some, such as ``_scaled_mm.out``, have no fake form."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        written = result_in_arguments(func, args, kwargs or {})
+        return func(*args, **(kwargs or {})) if written is None else written
 
 
 class _Unobserved:

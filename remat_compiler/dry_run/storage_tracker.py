@@ -229,7 +229,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 args, kwargs = _map_real(self.adopt_constant, (args, kwargs))
                 break
         # In-place operators allocate nothing, and their result is known: skipping them saves their shape functions.
-        result = _result_in_arguments(func, args, kwargs)
+        result = result_in_arguments(func, args, kwargs)
         if result is None:
             result = self._run(func, args, kwargs)
         # Ignored rather than skipped: a later view of such a result must not start to count it.
@@ -244,6 +244,9 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         before = self.live_bytes
         made = [life for tensor in tensors_in(result) if (life := self._see(tensor, label)) is not None]
         call = OpCall.of(func, args, kwargs, result, symbolic=self._symbolic)
+        # What an operator takes on another device is not counted, as its results are not.
+        if call is not None and call.device_type != self._device_type:
+            call = None
         # A view changes nothing, so it is no moment; an operator with a workspace is one without any result, too.
         if made or call is not None or before != self.live_bytes:
             self._note(label, made, call)
@@ -343,7 +346,7 @@ def _written_argument(func: OpOverload) -> tuple[int, str] | None:
     return position, argument.name
 
 
-def _result_in_arguments(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.Tensor | None:
+def result_in_arguments(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.Tensor | None:
     """The tensor that an in-place or ``out=`` operator returns, known without running it."""
     if not isinstance(func, OpOverload):
         return None

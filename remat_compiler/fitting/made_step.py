@@ -13,7 +13,7 @@ from remat_compiler import torch_compat
 from remat_compiler.costs.op_call import tensors_in
 from remat_compiler.errors import OptionError, UnknownName
 from remat_compiler.fitting.request import PRECISIONS, FitRequest
-from remat_compiler.fitting.step_checks import DEVICE, check_on_device, check_on_paper
+from remat_compiler.fitting.step_checks import DEVICE, PARAMETERS, check_on_device, check_on_paper
 from remat_compiler.report.store import clear_reports
 
 
@@ -39,7 +39,7 @@ def made_step(request: FitRequest, batch: Any, *, real: bool = False) -> MadeSte
         raise OptionError(f"got {_described(made)}; return the model, its inputs, and perhaps the loss, as a tuple")
     model, inputs, loss = made if len(made) == 3 else (*made, None)
     named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    for part, tensors in (("parameters and buffers", named), ("the inputs", dict(enumerate(tensors_in(inputs))))):
+    for part, tensors in ((PARAMETERS, named), ("the inputs", dict(enumerate(tensors_in(inputs))))):
         if not real:
             check_on_paper(part, tensors)
         check_on_device(part, tensors)

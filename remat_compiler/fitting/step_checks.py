@@ -12,6 +12,8 @@ from remat_compiler.errors import OptionError
 
 DEVICE = torch.device("cuda", 0)
 """Where steps are made."""
+PARAMETERS = "parameters and buffers"
+"""The part of a step that the model holds."""
 
 
 def check_on_paper(part: str, tensors: Mapping[Any, torch.Tensor]) -> None:
@@ -26,10 +28,11 @@ def check_on_paper(part: str, tensors: Mapping[Any, torch.Tensor]) -> None:
 
 
 def check_on_device(part: str, tensors: Mapping[Any, torch.Tensor]) -> None:
-    """Raises `OptionError` for a tensor on another device."""
-    for name, tensor in tensors.items():
-        if tensor.device != DEVICE:
+    """Raises `OptionError` for a tensor on another device; some may lie on the CPU, but not all parameters."""
+    elsewhere = {name: tensor.device for name, tensor in tensors.items() if tensor.device != DEVICE}
+    for name, device in elsewhere.items():
+        if device.type != "cpu" or (part == PARAMETERS and len(elsewhere) == len(tensors)):
             raise OptionError(
-                f"{part} have the tensor {name!r} on {tensor.device}, and the step is to fit {DEVICE}; leave the "
+                f"{part} have the tensor {name!r} on {device}, and the step is to fit {DEVICE}; leave the "
                 "device open, or name cuda"
             )

@@ -35,6 +35,7 @@ from remat_compiler.torch_compat.paper_rows import (
     FUNCTIONAL_DEVICE,
     FUNCTIONAL_MODE,
     FUNCTIONAL_TENSOR,
+    PROXY_MODE,
     WRAPPERS,
 )
 from remat_compiler.torch_compat.patches import BACKWARD_STARTS
@@ -66,7 +67,7 @@ def enter_autograd(stack: ExitStack, device: torch.device) -> None:
     stack.enter_context(replaced(BACKWARD_STARTS, _marked))
     stack.enter_context(replaced(FUNCTION_BACKWARD, _unmarked))
     stack.enter_context(replaced(ENGINE_CALLBACKS, _Engine))
-    for row in (FAKE_MODE, FUNCTIONAL_TENSOR, FUNCTIONAL_MODE):
+    for row in (FAKE_MODE, FUNCTIONAL_TENSOR, FUNCTIONAL_MODE, PROXY_MODE):
         stack.enter_context(replaced(row, lambda original: _method(_shown_meta(original, device))))
     # A class method, which comes bound.
     stack.enter_context(replaced(FAKE_TENSOR, lambda original: _function(_shown_meta(original, device))))

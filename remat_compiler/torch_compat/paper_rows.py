@@ -62,6 +62,12 @@ FUNCTIONAL_MODE = _row(
     "shows the engine a device without streams",
     (("self", *_DISPATCH),),
 )
+PROXY_MODE = _row(
+    "dispatch of tracing",
+    "torch.fx.experimental.proxy_tensor:ProxyTorchDispatchMode.__torch_dispatch__",
+    "records the real device where the engine runs within a trace, as in the joint graph of attention's scores",
+    (("self", *_DISPATCH),),
+)
 FUNCTIONAL_DEVICE = _row(
     "device of functional tensors",
     f"{_FUNCTIONAL}:FunctionalTensor.device",
@@ -167,9 +173,9 @@ PADDING = _row(
 )
 
 PAPER_PATCHES = (
-    *(ENGINE, FAKE_TENSOR, FAKE_MODE, FUNCTIONAL_TENSOR, FUNCTIONAL_MODE, FUNCTIONAL_DEVICE, WRAPPERS),
+    *(ENGINE, FAKE_TENSOR, FAKE_MODE, FUNCTIONAL_TENSOR, FUNCTIONAL_MODE, PROXY_MODE, FUNCTIONAL_DEVICE),
     *(AVOID_DEVICE, GPU_CONTEXT, *CUDA.values(), *INTERFACE.values(), GENERATORS, RAW_STREAM, ACCELERATOR_INDEX),
-    *(AUTOCAST, FUNCTION_BACKWARD, ENGINE_CALLBACKS, MESH, MESH_TENSOR, MESH_GROUPS, MESH_PARTS),
+    *(WRAPPERS, AUTOCAST, FUNCTION_BACKWARD, ENGINE_CALLBACKS, MESH, MESH_TENSOR, MESH_GROUPS, MESH_PARTS),
     *(CONSTANTS, CONSTANT_FOLDING, GENERATION, PADDING, SWAP, TRUNCATED_NORMAL),
 )
 """Every row."""

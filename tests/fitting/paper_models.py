@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import flex_attention
 from torch.utils.checkpoint import checkpoint
 
 WORDS, WIDTH, LENGTH = 512, 64, 128
@@ -123,6 +124,85 @@ class Defaulted(nn.Module):
             return loss
 
 
+class _Float8Product(torch.autograd.Function):
+    """A product of operands in eight bits, as libraries of such training emit it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return scaled(x, weight.t())
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        x, weight = ctx.saved_tensors
+        return scaled(gradients[0], column_major(weight)), scaled(gradients[0].t().contiguous(), column_major(x))
+
+
+def scaled(a: Tensor, b: Tensor) -> Tensor:
+    """``a @ b``, of which the first has its rows, and the second its columns, one after the other."""
+    one = torch.ones((), device=a.device)
+    eight = torch.float8_e4m3fn
+    return torch._scaled_mm(a.to(eight), b.to(eight), one, one, out_dtype=torch.bfloat16)
+
+
+def column_major(matrix: Tensor) -> Tensor:
+    return matrix.t().contiguous().t()
+
+
+class Float8(nn.Module):
+    """Layers whose products have operands in eight bits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList(nn.Parameter(torch.zeros(128, 128, dtype=torch.bfloat16)) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for weight in self.weights:
+            x = x + F.gelu(_Float8Product.apply(x, weight))  # type: ignore[no-untyped-call]
+        return x.float().square().mean()
+
+
+class Flexible(nn.Module):
+    """Attention whose scores the program changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = self.qkv(x).view(len(x), LENGTH, 3, 1, WIDTH).permute(2, 0, 3, 1, 4).unbind(0)
+        heads: Tensor = flex_attention(query, key, value, score_mod=lambda score, b, h, q, k: score + (q - k))  # type: ignore[assignment]
+        return F.gelu(heads).square().mean()
+
+
+class Mixed(nn.Module):
+    """A table on the CPU, whose rows are brought to the GPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(WORDS, WIDTH, device="cpu")
+        self.layer = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.words(tokens).to("cuda")
+        return self.layer(x).tanh().square().mean()
+
+
+def float8(batch: int) -> tuple[Any, ...]:
+    """Layers in eight bits."""
+    return Float8(), torch.zeros(16 * batch, 128, dtype=torch.bfloat16)
+
+
+def flexible(batch: int) -> tuple[Any, ...]:
+    """Attention whose scores the program changes."""
+    return Flexible(), torch.zeros(batch, LENGTH, WIDTH)
+
+
+def mixed(batch: int) -> tuple[Any, ...]:
+    """A step of which a part is on the CPU."""
+    return Mixed(), torch.zeros(batch * LENGTH, dtype=torch.long, device="cpu")
+
+
 def language(batch: int) -> tuple[Any, ...]:
     """The language model and its inputs."""
     tokens = torch.zeros(batch, LENGTH, dtype=torch.long)
@@ -166,6 +246,9 @@ MAKERS = {
     "wordy": wordy,
     "defaulted": defaulted,
     "checkpointed": checkpointed,
+    "float8": float8,
+    "flexible": flexible,
+    "mixed": mixed,
 }
 
 

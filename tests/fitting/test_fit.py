@@ -93,6 +93,18 @@ def test_a_step_takes_what_was_predicted(kind: str, model: str, request: pytest.
     assert taken[-1] < taken[0]
 
 
+def test_operators_without_a_fake_form_are_counted_and_so_is_a_step_of_which_a_part_is_on_the_cpu() -> None:
+    pytest.importorskip("triton")
+    points: Points = call_in_process(answers, "inductor", "h100", ("float8", "flexible", "mixed"), (None,), None)
+    for (point,) in points.values():
+        assert not point.problem
+        assert point.planned_bytes == max(point.forward_bytes, point.backward_bytes) > 0
+    (mixed,) = points["mixed"]
+    layer = 64 * 64 * 4 + 64 * 4
+    assert mixed.parameter_bytes == layer, "the table does not lie on the GPU"
+    assert "aten._foreach_add_.Tensor" not in mixed.unmodelled, "the optimizer's counts lie on the CPU"
+
+
 def test_code_is_generated_while_the_gpu_is_the_default_device(wordy: Points) -> None:
     for point in wordy["defaulted"]:
         assert not point.problem
