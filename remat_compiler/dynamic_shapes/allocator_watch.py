@@ -35,11 +35,11 @@ class Allocator(Protocol):
     """The figures of a device's allocator."""
 
     def allocated_bytes(self) -> int:
-        """Bytes in use now."""
+        """Bytes that were asked for and are in use now."""
         ...
 
     def peak_bytes(self) -> int:
-        """Most bytes in use at once since the user last reset this maximum."""
+        """Most of them at once since the user last reset this maximum."""
         ...
 
 
@@ -94,7 +94,7 @@ class AllocatorWatch:
             if last.open:
                 # Two calls are open at once: neither peak is of one step, so neither is learnt from.
                 return
-            # Not in the hook, on autograd's thread: learning takes the lock of the dispatch.
+            # Not as the backward ends, on autograd's thread: learning takes the lock of the dispatch.
             self._learn(last)
         self._last = Reading(use, use.variant, self.allocator.allocated_bytes(), self.allocator.peak_bytes())
 
@@ -112,11 +112,11 @@ class AllocatorWatch:
             return
         reading.node = weakref.ref(node)
 
-        def ended(*_: object) -> None:
+        def ended() -> None:
             # This runs on autograd's own thread, so it only reads.
             reading.after_bytes = self.allocator.peak_bytes()
 
-        node.register_hook(ended)
+        torch_compat.after_backward(node, ended)
 
     def _learn(self, reading: Reading) -> None:
         """Grow the margins if the step set a new maximum above its prediction."""

@@ -7,6 +7,7 @@ torch breaks one package.  One table, `patches`, lists every change of torch.
 from remat_compiler.torch_compat.allocators import device_allocator, recorded_requests
 from remat_compiler.torch_compat.backward_nodes import (
     BackwardBegins,
+    after_backward,
     backwards_begun,
     compiled_backward,
     follow_backward,

@@ -82,7 +82,25 @@ def follow_backward(
         of_this: Called before the backward of this node runs, in any case; what it returns gets the backward's results.
         fails: Gets the entry and the error of a backward that fails, before the error goes on to the caller.
     """
-    # The class is one for all calls of a compiled graph, so its backward is wrapped once.
+    function = _with_wrapped_backward(node)
+    if not hasattr(function, _LISTENERS):
+        setattr(function, _LISTENERS, (told, begins, fails))
+    setattr(node, _CALLS, calls)
+    if of_this is not None:
+        setattr(node, _BEGINS, of_this)
+
+
+def after_backward(node: Any, read: Callable[[], None]) -> None:
+    """Have `read` called once the backward of a compiled graph has run, by autograd's node of it.
+
+    As `follow_backward`, it keeps no incoming gradient alive.
+    """
+    _with_wrapped_backward(node)
+    setattr(node, _ENDS, read)
+
+
+def _with_wrapped_backward(node: Any) -> Any:
+    """The function behind a node, which is one for all calls of a compiled graph; its backward is wrapped once."""
     function = type(node)._forward_cls
     if _FOLLOWED not in vars(function):
         original = function.backward
@@ -94,34 +112,35 @@ def follow_backward(
             found = getattr(ctx, _CALLS, None)
             entry = None if found is None else found.get(id(ctx))
             if entry is not None and entry[3] is not None:
-                begins(entry)
+                getattr(function, _LISTENERS)[1](entry)
             own = getattr(ctx, _BEGINS, None)
             made = None if own is None else own()
             try:
                 result = original(ctx, *gradients)
             except RuntimeError as error:
                 if found is not None and id(ctx) in found:
-                    fails(found[id(ctx)], error)
+                    getattr(function, _LISTENERS)[2](found[id(ctx)], error)
                 # Eager would have kept what the operator needs; the recomputation reads the input itself.
                 if _CHANGED in str(error):
                     raise RuntimeError(f"{error} {_CHANGED_INPUT}") from error
                 raise
             # The listener may compile or measure: what came in is not needed any more.
             del gradients
+            ends = getattr(ctx, _ENDS, None)
+            if ends is not None:
+                ends()
             if made is not None:
                 made(result)
             if found is not None:
                 kept = torch._C._autograd._get_current_graph_task_keep_graph()
                 entry = found.get(id(ctx)) if kept else found.pop(id(ctx), None)
                 if entry is not None and (kept or entry[3] is not None):
-                    told(entry, kept, result)
+                    getattr(function, _LISTENERS)[0](entry, kept, result)
             return result
 
         function.backward = staticmethod(backward)
         setattr(function, _FOLLOWED, True)
-    setattr(node, _CALLS, calls)
-    if of_this is not None:
-        setattr(node, _BEGINS, of_this)
+    return function
 
 
 def _listed(outputs: Any) -> Sequence[Any]:
@@ -138,6 +157,10 @@ _CHANGED_INPUT = (
 _CALLS = "_remat_calls"
 
 _BEGINS = "_remat_backward_begins"
+
+_LISTENERS = "_remat_listeners"
+
+_ENDS = "_remat_backward_ends"
 
 _OUTPUTS = "_remat_outputs"
 

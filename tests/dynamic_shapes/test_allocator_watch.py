@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
+from torch._functorch.aot_autograd import aot_function, make_boxed_func
 
 from dynamic_shapes.made_up_variants import LIMIT, WHOLE, Prepared, Proportional
 from remat_compiler import torch_compat
@@ -19,6 +21,7 @@ from remat_compiler.dynamic_shapes.dispatch import Dispatch
 from remat_compiler.dynamic_shapes.margin import Margin
 from remat_compiler.dynamic_shapes.variant import Variant
 from remat_compiler.errors import InfeasibleBudget
+from remat_compiler.torch_compat.allocators import CudaAllocator
 
 
 @dataclass
@@ -210,6 +213,47 @@ def test_cpu_tensors_have_no_allocator_to_ask() -> None:
     assert torch_compat.device_allocator([torch.zeros(1), 3, None]) is None
 
 
+@pytest.mark.parametrize(
+    ("asked", "expected"), [((7 << 20, 9 << 20), (7 << 20, 9 << 20)), ((0, 0), (8 << 20, 10 << 20))]
+)
+def test_what_was_asked_for_counts_not_the_blocks_that_serve_it(
+    asked: tuple[int, int], expected: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks may be larger by 1 MiB each, which is no error of a prediction; a backend that counts no requests."""
+    stats = {
+        name: {"all": {"current": current, "peak": peak}}
+        for name, (current, peak) in {"allocated_bytes": (8 << 20, 10 << 20), "requested_bytes": asked}.items()
+    }
+    monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", lambda device: stats)
+    allocator = CudaAllocator(0)
+    assert (allocator.allocated_bytes(), allocator.peak_bytes()) == expected
+
+
+def test_incoming_gradients_are_freed_within_a_backward_that_is_watched() -> None:
+    """As without the watch: a hook of autograd's would keep them until the backward has ended."""
+    freed: list[bool] = []
+
+    def compile_backward(gm: Any, _: Any) -> Any:
+        def run(arguments: list[Any]) -> Any:
+            gradient, results = weakref.ref(arguments[-1]), gm(*arguments)
+            arguments.clear()
+            freed.append(gradient() is None)
+            return results
+
+        run._boxed_call = True  # type: ignore[attr-defined]
+        return run
+
+    model = aot_function(torch.sin, lambda gm, _: make_boxed_func(gm), compile_backward)
+    allocator = FakeAllocator()
+    unwatched = Variant(lambda size, x: model(x), Proportional(10), 0.0, (1,), "native")
+    dispatch = Dispatch([0], WHOLE, unwatched, Prepared(), 6)
+    for watchers in ((), (AllocatorWatch(dispatch, allocator, Margin()),)):
+        dispatch.watchers = watchers
+        for _ in range(2):  # the first call of a variant is not watched
+            (dispatch(5, torch.randn(5, requires_grad=True)) * 2).sum().backward()
+    assert freed == [True] * 4
+
+
 @pytest.mark.gpu
 def test_cuda_counts() -> None:
     if not torch.cuda.is_available():
@@ -220,4 +264,4 @@ def test_cuda_counts() -> None:
     kept = torch.empty(10 << 20, dtype=torch.uint8, device="cuda")
     assert allocator.allocated_bytes() - before >= kept.numel()
     assert allocator.peak_bytes() >= allocator.allocated_bytes()
-    assert allocator.peak_bytes() == torch.cuda.max_memory_allocated()
+    assert allocator.peak_bytes() <= torch.cuda.max_memory_allocated()
