@@ -20,7 +20,7 @@ from remat_compiler.capture.storages import storage_bytes
 from remat_compiler.capture.view_scatters import mark_view_scatters
 from remat_compiler.costs.table import cost_table
 from remat_compiler.distributed.agreement import Point
-from remat_compiler.errors import PlanRejected, RanksDiffer
+from remat_compiler.errors import PlanRejected, RanksDiffer, Unplannable
 from remat_compiler.ir.codec import encode
 from remat_compiler.ir.invariants import check_graph
 from remat_compiler.ir.plan import FITTING, PlanResult, PlanStatus
@@ -83,7 +83,14 @@ class JointStages:
         self.stages = tuple({**times, name: times.get(name, 0.0) + seconds}.items())
 
     def prepare(self) -> int:
-        """Bring the joint graph to the form in which it is captured; returns how many nodes torch has in it."""
+        """Bring the joint graph to the form in which it is captured; returns how many nodes torch has in it.
+
+        Raises:
+            Unplannable: Parts of it run on different streams.
+        """
+        # A value that is computed again on another stream would have to wait for what it reads.
+        if torch_compat.uses_streams(self.joint.graph):
+            raise Unplannable("the graph runs on several streams")
         with self.stage("prepare"):
             torch_compat.prepare_joint(self.joint, self.num_fwd_outputs, self.static_input_indices)
             joint_nodes = len(self.joint.graph.nodes)

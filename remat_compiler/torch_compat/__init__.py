@@ -177,6 +177,7 @@ from remat_compiler.torch_compat.sizes import (
     sizes_at,
     symbol_hint,
 )
+from remat_compiler.torch_compat.streams import uses_streams
 from remat_compiler.torch_compat.structured_trace import (
     Compilation,
     compile_id,
