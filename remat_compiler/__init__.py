@@ -7,6 +7,7 @@ Importing this package imports no torch; `remat_compiler.backend` is the entry p
 
 from remat_compiler.capture.declared import allow_recompute, forbid_recompute
 from remat_compiler.compiled_module import compile  # noqa: A004 - as torch.compile
+from remat_compiler.costs.declared_workspace import declare_workspace
 from remat_compiler.errors import (
     CacheError,
     CaptureError,
@@ -45,6 +46,7 @@ __all__ = [
     "allow_recompute",
     "clear_reports",
     "compile",
+    "declare_workspace",
     "explain_oom",
     "fit",
     "forbid_recompute",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TypeVar
 
+from remat_compiler.costs.declared_workspace import registered_names
 from remat_compiler.errors import OptionError
 
 T = TypeVar("T")
@@ -54,7 +55,7 @@ def forbid_recompute(op: object) -> None:
     Raises:
         OptionError: There is no such operator.
     """
-    _declared.difference_update(_names(op))
+    _declared.difference_update(registered_names(op))
 
 
 def is_declared(name: str) -> bool:
@@ -67,22 +68,9 @@ def declared_names() -> tuple[str, ...]:
     return tuple(sorted(_declared))
 
 
-def _names(op: object) -> list[str]:
-    """Names of the overloads that `op` refers to."""
-    from remat_compiler import torch_compat  # `import remat_compiler` imports no torch
-
-    overloads = torch_compat.overloads_of(op)
-    if not overloads:
-        raise OptionError(
-            f"expected an operator that is registered: what torch.library.custom_op returns, torch.ops.ns.name, or "
-            f'a name such as "ns::name"; got {op!r}'
-        )
-    return [torch_compat.overload_name(overload) for overload in overloads]
-
-
 def _checked_names(op: object) -> list[str]:
     """Names of the overloads that `op` refers to, if all of them may be declared."""
-    from remat_compiler import torch_compat
+    from remat_compiler import torch_compat  # `import remat_compiler` imports no torch
 
     # All overloads are checked before any is declared.
     for overload in torch_compat.overloads_of(op):
@@ -90,4 +78,4 @@ def _checked_names(op: object) -> list[str]:
         if why:
             name = torch_compat.overload_name(overload)
             raise OptionError(f"{name} {why}, so that executing it again would change what is computed")
-    return _names(op)
+    return registered_names(op)

@@ -13,6 +13,7 @@ from torch import fx
 
 from remat_compiler import torch_compat
 from remat_compiler.capture.declared import declared_names
+from remat_compiler.costs.declared_workspace import declared_workspaces
 from remat_compiler.costs.op_call import tensors_in
 from remat_compiler.costs.store import environment
 from remat_compiler.options import RematOptions
@@ -29,7 +30,7 @@ class PlanKey:
         budget: The options' budget in bytes on this device at this time, if it is known before planning.
         costs: Identity of the operators' times, see `costs.table.cost_identity`.
         inner_settings: Everything else that changes the plan or the emitted code, such as the thread count, settings
-            of the inner compiler, and operators that the user allows to be executed again.
+            of the inner compiler, and what the user declares of operators.
         versions: Versions of this project and of torch.
     """
 
@@ -65,7 +66,9 @@ def plan_key(
         options=repr(settings),
         budget=repr(budget_bytes),
         costs=costs,
-        inner_settings=repr((environment(), _modes(), torch_compat.inductor_fingerprint(), declared_names())),
+        inner_settings=repr(
+            (environment(), _modes(), torch_compat.inductor_fingerprint(), declared_names(), declared_workspaces())
+        ),
         versions=repr((__version__, torch.__version__)),
     )
 

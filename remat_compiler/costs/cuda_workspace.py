@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from remat_compiler.costs.op_call import RANDOM_STATE_OPS, OpCall, TensorSpec
+from remat_compiler.costs.op_call import OpCall, TensorSpec
 from remat_compiler.units import rounded_up
 
 Arguments = tuple[Any, ...]
@@ -33,11 +33,7 @@ _ROWS = 128
 
 def modelled_bytes(call: OpCall) -> int | None:
     """Workspace of `call` on a CUDA device in bytes; `None` if no form is known."""
-    func, args = call.func, call.args
-    # Those that save or set a random state run another operator.
-    if str(func) in RANDOM_STATE_OPS:
-        start = next(i for i, arg in enumerate(args) if isinstance(arg, OpOverload))
-        func, args = args[start], args[start + 1 :]
+    func, args = call.executed.func, call.executed.args
     if not isinstance(func, OpOverload):
         return None
     name = func._schema.name.partition("::")[2]

@@ -47,19 +47,15 @@ def _copied(specs: list[TensorSpec], positions: Iterable[int]) -> int:
 
 
 def _is_contiguous(spec: TensorSpec) -> bool:
-    return _meta(spec).is_contiguous()
+    return spec.without_data().is_contiguous()
 
 
 def _is_channels_last(spec: TensorSpec) -> bool:
     if len(spec.shape) != 4:
         return False
     # As torch suggests a layout: one that is both counts as row after row.
-    made = _meta(spec)
+    made = spec.without_data()
     return made.is_contiguous(memory_format=torch.channels_last) and not made.is_contiguous()
-
-
-def _meta(spec: TensorSpec) -> torch.Tensor:
-    return torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype, device="meta")
 
 
 def _index_bytes(spec: TensorSpec) -> int:

@@ -71,7 +71,13 @@ class TensorSpec:
             flat.fill_(0.5)
         elif self.dtype is torch.bool:
             flat.fill_(True)
-        made = flat.as_strided(self.shape, self.stride)
+        return self._as_lazily(flat.as_strided(self.shape, self.stride))
+
+    def without_data(self) -> torch.Tensor:
+        """A tensor like this one on the device ``meta``."""
+        return self._as_lazily(torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="meta"))
+
+    def _as_lazily(self, made: torch.Tensor) -> torch.Tensor:
         return made.conj() if self.lazily == "conj" else torch._neg_view(made) if self.lazily == "neg" else made
 
 
@@ -162,9 +168,20 @@ class OpCall:
         """Bytes of its tensors."""
         return sum(spec.num_bytes for spec in _leaves((self.args, self.kwargs), TensorSpec))
 
+    @property
+    def executed(self) -> OpCall:
+        """The call of the operator that it runs with a random state, or in the order of effects; else itself."""
+        runs_other = str(self.func) in (*RANDOM_STATE_OPS, "with_effects")
+        start = next((i for i, arg in enumerate(self.args) if runs_other and isinstance(arg, OpOverload)), None)
+        return self if start is None else OpCall(self.args[start], self.args[start + 1 :], self.kwargs, self.key)
+
+    def arguments_without_data(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Arguments with tensors on the device ``meta``."""
+        return _thaw(self.args, TensorSpec.without_data), _thaw(self.kwargs, TensorSpec.without_data)
+
     def real_arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Fresh real arguments to repeat the call with."""
-        args, kwargs = _thaw(self.args), _thaw(self.kwargs)
+        args, kwargs = _thaw(self.args, TensorSpec.make), _thaw(self.kwargs, TensorSpec.make)
         if operator_name(self.func) == "run_with_rng_state":
             # Any other bytes are refused.
             state = torch.cuda.get_rng_state() if self.device_type == "cuda" else torch.get_rng_state()
@@ -261,13 +278,13 @@ def _same(size: Any) -> Any:
     return size
 
 
-def _thaw(value: Any) -> Any:
+def _thaw(value: Any, make: Callable[[TensorSpec], torch.Tensor]) -> Any:
     if isinstance(value, TensorSpec):
-        return value.make()
+        return make(value)
     if isinstance(value, (list, tuple)):
-        return _rebuilt(value, [_thaw(item) for item in value])
+        return _rebuilt(value, [_thaw(item, make) for item in value])
     if isinstance(value, dict):
-        return {name: _thaw(item) for name, item in value.items()}
+        return {name: _thaw(item, make) for name, item in value.items()}
     return value
 
 

@@ -23,6 +23,7 @@ from remat_compiler import torch_compat
 from remat_compiler.costs.any_values import is_measurable
 from remat_compiler.costs.clock import DEVICE_TYPES
 from remat_compiler.costs.cuda_workspace import modelled_bytes
+from remat_compiler.costs.declared_workspace import declared_bytes
 from remat_compiler.costs.index_workspace import formed_cpu_bytes
 from remat_compiler.costs.op_call import OpCall
 from remat_compiler.costs.store import FigureStore
@@ -65,7 +66,8 @@ class WorkspaceTable:
         """
         known = self.known
         wanted = {call.key: call for call in calls}
-        unknown = {key: call for key, call in wanted.items() if key not in known}
+        declared = {key: size for key, call in wanted.items() if (size := _declared_bytes(call)) is not None}
+        unknown = {key: call for key, call in wanted.items() if key not in known and key not in declared}
         # Equal calls were merged by key, so each is measured once.
         measured = {key: call for key, call in unknown.items() if is_measurable(call)}
         formed = {key: formed_bytes(call) for key, call in unknown.items() if key not in measured}
@@ -89,7 +91,7 @@ class WorkspaceTable:
         if fresh:
             (self._store.add if keep else self._store.note)(fresh)
         # `known` is a live view of the store, and has the fresh figures, too.
-        return {key: known[key] for key in wanted if key in known}
+        return {**{key: known[key] for key in wanted if key in known}, **declared}
 
     def _tell_unknown(self, calls: Iterable[OpCall]) -> None:
         """Tell once of each operator that it may take memory inside which no budget counts."""
@@ -126,6 +128,14 @@ class WorkspaceTable:
         """
         call = OpCall.of(func, args, kwargs, result)
         return 0 if call is None else self.resolve([call]).get(call.key, 0)
+
+
+def _declared_bytes(call: OpCall) -> int | None:
+    """What the user declared of the operator; `None` if nothing was."""
+    one = call.executed
+    if not isinstance(one.func, OpOverload):
+        return None
+    return declared_bytes(torch_compat.overload_name(one.func), one.arguments_without_data)
 
 
 def formed_bytes(call: OpCall) -> int | None:

@@ -17,6 +17,7 @@ from torch import fx
 from remat_compiler import torch_compat
 from remat_compiler.capture.declared import declared_names
 from remat_compiler.capture.source import name_inputs
+from remat_compiler.costs.declared_workspace import declared_workspaces
 from remat_compiler.observer import observers
 from remat_compiler.partition.partition import partition
 from remat_compiler.partition.request import PartitionRequest
@@ -48,7 +49,7 @@ class RematPartitioner(torch_compat.CustomPartitionerFn):
         # A variant for sizes of its own is compiled because the plans of other sizes are too large or too slow.
         self.similar = may_take_similar() and not request.sizes
         # Part of `uuid`, since they change plans and compiled code.
-        self.declared = declared_names()
+        self.declared = (declared_names(), declared_workspaces())
 
     def __call__(
         self, gm: fx.GraphModule, joint_inputs: Sequence[object], **keywords: Any
