@@ -186,7 +186,7 @@ class Compiler:
             stack.enter_context(torch_compat.graphs_may_be_retained())
             partitions = stack.enter_context(self.session.compiling())
             placed_on = counted_device_type(self.example_inputs) if places and real else ""
-            recorder = stack.enter_context(GraphRecorder(placed_on))
+            recorder = stack.enter_context(GraphRecorder(placed_on, self.session.workspace if real else None))
             # A copy, since the inner compiler changes the graph, and further tries start from Dynamo's.
             module = torch_compat.copy_module(self.gm)
             if on_inductor:

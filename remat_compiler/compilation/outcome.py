@@ -91,7 +91,9 @@ class Outcome:
         self.limit_bytes: int | None = None
         self.reports: list[PlanReport] = []
         self._native_peak_bytes: int | None = None
-        self._told = False
+        self._told = self._told_of_seen = False
+        if workspace is not None:
+            workspace.learnt = self._tell_seen
         # What is told after Dynamo is done with the graph still belongs to this compilation.
         self.compilation = torch_compat.current_compilation()
         buckets = torch_compat.bucket_bytes()
@@ -181,14 +183,18 @@ class Outcome:
             stored = StoredOutcome(self.key, attempt.request, limit_bytes, tuple(reports), attempt.native)
             self.kept.write(self.key.digest, stored)
 
+    @property
+    def _is_limited(self) -> bool:
+        """Whether the budget is less than all, of which there is nothing to tell."""
+        budget = self.options.memory_budget
+        # All of the peak without a budget is what torch's own partition takes, too.
+        return budget.is_part if budget.kind is BudgetKind.FRACTION else budget.kind is not BudgetKind.MIN
+
     def _tell_unknown(self, attempt: Attempt) -> None:
         """Warn, once, of a budget that is kept by the plan alone, since the peak of what was compiled is not known."""
         # Of changing sizes, and of graphs that could not be planned, something else is told.
         other = bool(attempt.request.sizes) or attempt.failure is not None
-        budget = self.options.memory_budget
-        # All of the peak without a budget is what torch's own partition takes, too.
-        limited = budget.is_part if budget.kind is BudgetKind.FRACTION else budget.kind is not BudgetKind.MIN
-        if self._told or not attempt.check.unknown or other or not limited:
+        if self._told or not attempt.check.unknown or other or not self._is_limited:
             return
         self._told = True
         logger.warning(
@@ -197,3 +203,23 @@ class Outcome:
             self.options.memory_budget,
             attempt.check.unknown,
         )
+
+    def _tell_seen(self, operator: str) -> None:
+        """Warn, once, that the step exceeds the budget by what an operator took inside as the program ran it."""
+        if self.attempt is None or self.workspace is None or self.limit_bytes is None:
+            return
+        if self._told_of_seen or not self._is_limited:
+            return
+        known = self.workspace.known
+        beside = self.attempt.check.beside_unmeasured.items()
+        peak = max((live + known.get(key, 0) for key, live in beside), default=0)
+        if peak > self.limit_bytes:
+            self._told_of_seen = True
+            logger.warning(
+                "the step takes %s, over memory_budget=%s (%s): how much %s takes inside was not known when it was "
+                "compiled; what is compiled from now on is planned for it, as in the next process",
+                format_bytes(peak),
+                self.options.memory_budget,
+                format_bytes(self.limit_bytes),
+                operator,
+            )

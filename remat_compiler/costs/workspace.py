@@ -5,13 +5,14 @@ inputs. No formula gives these bytes, they depend on shapes, strides, library, t
 the operator runs once on real tensors of the same shapes while the allocator's events are recorded.
 
 Only operators that are safe on any values run so (`any_values`).  For those that read indices or seeds there are closed
-forms; what others take inside is not known, and told of once.
+forms.  What others take inside, users declare (`declared_workspace`), or it is seen as the program runs them
+(`seen_workspace`); until then it is not known, and told of once.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,9 @@ from remat_compiler.log import logger_of
 
 log = logger_of(__name__)
 
+_told: set[str] = set()
+"""Operators that this process was told of, and calls that could not be measured."""
+
 
 @dataclass(slots=True)
 class WorkspaceTable:
@@ -38,14 +42,18 @@ class WorkspaceTable:
 
     Attributes:
         directory: Where the table is kept between processes; None keeps it in memory only.
-        lacks_figures: Whether some that were asked for could not be measured so far, since a profiler ran: 0 was taken.
+        lacks_figures: Whether some that were asked for are not known so far, since a profiler ran, or the operator has
+            not run: 0 was taken.
+        awaited: Operators that were asked for and are not known, by name: the program's own runs of them tell.
+        learnt: Called with the operator's name whenever such a run took more than was known.
     """
 
     directory: Path | None = None
     lacks_figures: bool = field(default=False, init=False)
+    awaited: set[str] = field(default_factory=set, init=False)
+    learnt: Callable[[str], None] = field(default=lambda name: None, init=False)
     _store: FigureStore = field(init=False)
     _warned: bool = field(default=False, init=False)
-    _told: set[str] = field(default_factory=set, init=False)
 
     def __post_init__(self) -> None:
         self._store = FigureStore("most_workspace_bytes", self.directory)
@@ -78,14 +86,14 @@ class WorkspaceTable:
             measured = {}
         fresh = {key: size for key, size in formed.items() if size is not None}
         # Of other devices nothing is known, which a warning of its own says.
-        self._tell_unknown(
-            wanted[key] for key, size in formed.items() if size is None and wanted[key].device_type in DEVICE_TYPES
+        self._await(
+            [wanted[key] for key, size in formed.items() if size is None and wanted[key].device_type in DEVICE_TYPES]
         )
         for call in measured.values():
             # Tried again each time, since memory may have been short; told of once.
-            size = measure_workspace(call, logging.DEBUG if call.key in self._told else logging.WARNING)
+            size = measure_workspace(call, logging.DEBUG if call.key in _told else logging.WARNING)
             if size is None:
-                self._told.add(call.key)
+                _told.add(call.key)
             else:
                 fresh[call.key] = size
         if fresh:
@@ -93,18 +101,27 @@ class WorkspaceTable:
         # `known` is a live view of the store, and has the fresh figures, too.
         return {**{key: known[key] for key in wanted if key in known}, **declared}
 
-    def _tell_unknown(self, calls: Iterable[OpCall]) -> None:
-        """Tell once of each operator that it may take memory inside which no budget counts."""
+    def _await(self, calls: Sequence[OpCall]) -> None:
+        """Wait for the program to run operators that are not known; tell once of each in this process."""
+        self.awaited.update(str(call.func) for call in calls)
+        self.lacks_figures = self.lacks_figures or bool(calls)
         # One that orders the effects of another is named by that.
         inner = (next((one for one in call.args if isinstance(one, OpOverload)), call.func) for call in calls)
-        names = {str(func) for func in inner} - self._told
-        self._told |= names
+        names = {str(func) for func in inner} - _told
+        _told.update(names)
         for name in sorted(names):
             log.warning(
                 "the memory that %s takes inside, beside its results, is not known, and counts as none: it is not run "
-                "while compiling, and a step with it may take so much more than predicted",
+                "while compiling, and a step with it may take so much more than predicted; what its first runs take "
+                "counts in what is compiled afterwards, or declare it: remat_compiler.declare_workspace",
                 name,
             )
+
+    def saw(self, call: OpCall, size_bytes: int) -> None:
+        """Learn that an operator which was awaited took so many bytes inside, as the program ran it."""
+        if size_bytes > self.known.get(call.key, -1):
+            self._store.add({call.key: size_bytes}, replaces=True)
+            self.learnt(str(call.func))
 
     def _warn_of_profiler(self) -> None:
         if not self._warned:
@@ -176,6 +193,11 @@ def measure_workspace(call: OpCall, level: int = logging.WARNING) -> int | None:
 def cpu_workspace(run: Callable[[], object]) -> int:
     """Peak of what `run` allocates on the CPU less what its result keeps, in bytes."""
     deltas, _ = torch_compat.memory_deltas(run)
+    return peak_beyond(deltas)
+
+
+def peak_beyond(deltas: Iterable[int]) -> int:
+    """The highest sum of the first `deltas` less the sum of all: what was taken at once, and is given back."""
     live = peak = 0
     for delta in deltas:
         live += delta

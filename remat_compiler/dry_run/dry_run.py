@@ -88,6 +88,7 @@ class DryRun:
         released_bytes: Bytes of outputs that the backward does not need: gone once the caller lets go of them.
         resident_bytes: Bytes of the inputs, including parameters.
         unmeasured: Operators whose workspace could not be measured (counted as 0).
+        beside_unmeasured: For each call of such an operator, by its key, most bytes alive as it runs.
         unknown: Why nothing is known about the step; empty when the figures are valid.
         between_bytes: Bytes that other graphs take between forward and backward, see `PartitionRequest`.
         reserved_bytes: What the caching allocator reserves for the step, if the budget covers that; else 0.
@@ -108,6 +109,7 @@ class DryRun:
     released_bytes: int = 0
     resident_bytes: int = 0
     unmeasured: tuple[str, ...] = ()
+    beside_unmeasured: Mapping[str, int] = field(default_factory=dict)
     unknown: str = ""
     between_bytes: int = 0
     reserved_bytes: int = 0
@@ -350,6 +352,10 @@ def _summary(step: FakeStep, workspace: WorkspaceTable) -> DryRun:
         LiveStorage(blocks.bytes_of([life]), life.label, life.line, text(life.file, life.line)) for life in at_peak
     ]
     boundary_bytes = blocks.bytes_of(step.held)
+    beside: dict[str, int] = {}
+    for moment in step.moments:
+        if moment.workspace_key and moment.workspace_key not in known:
+            beside[moment.workspace_key] = max(moment.live_bytes, beside.get(moment.workspace_key, 0))
     return DryRun(
         peak_bytes=peak_bytes,
         requested_bytes=max((sample.live_bytes + sample.workspace_bytes for sample in requested), default=0),
@@ -362,7 +368,8 @@ def _summary(step: FakeStep, workspace: WorkspaceTable) -> DryRun:
         final_bytes=blocks.bytes_of(step.left),
         released_bytes=blocks.bytes_of(step.released),
         resident_bytes=step.inputs.resident_bytes,
-        unmeasured=tuple(sorted({str(call.func) for key, call in calls.items() if key not in known})),
+        unmeasured=tuple(sorted({str(calls[key].func) for key in beside})),
+        beside_unmeasured=beside,
         trace=traced.trace,
         allocations=placeable(step.tracker.wrapper_calls, step.outputs, step.alive, requested, traced.positions),
     )

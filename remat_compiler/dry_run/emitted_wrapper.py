@@ -21,6 +21,8 @@ from remat_compiler import torch_compat
 from remat_compiler.arena.placed_graph import PlacedGraph, with_globals
 from remat_compiler.arena.placed_interpreter import PlacedInterpreter
 from remat_compiler.arena.placing import Placement
+from remat_compiler.costs.seen_workspace import watched
+from remat_compiler.costs.workspace import WorkspaceTable
 from remat_compiler.dry_run.kernel_numbers import numbers_for_kernels
 from remat_compiler.dry_run.placed_observer import PlacedObserver, StepObserver
 
@@ -92,11 +94,13 @@ class GraphRecorder:
 
     Args:
         placed_on: Device type on which allocations of the graphs may be placed; empty for none.
+        workspace: Its table is told what operators take inside that it awaits, as the graphs run them.
     """
 
-    def __init__(self, placed_on: str = "") -> None:
+    def __init__(self, placed_on: str = "", workspace: WorkspaceTable | None = None) -> None:
         self.graphs: list[EmittedGraph] = []
         self._placed_on = placed_on
+        self._workspace = workspace
         self._thread = 0
         self._config = torch_compat.compile_backward_at_once()
 
@@ -128,6 +132,8 @@ class GraphRecorder:
             placed = PlacedInterpreter(graph.module, graph.is_backward, self._placed_on)
             graph.current_call = placed
             self.graphs.append(EmittedGraph(graph, placed, (), graph.is_backward, graph.module.code, placed))
+        if self._workspace is not None:
+            graph.current_call = watched(graph.current_call, self._workspace)
 
     def _hear(self, owner: Any) -> None:
         # Listeners are process-wide, and another thread may compile a backward at the same time.
@@ -139,6 +145,9 @@ class GraphRecorder:
             # Before torch wraps the callable: its wrappers then call this.
             torch_compat.run_instead(owner, placed)
             graph = replace(graph, placed=placed)
+        # Awaited since the joint graph was partitioned, which was before any of its graphs is emitted.
+        if self._workspace is not None and self._workspace.awaited and graph.filename:
+            torch_compat.run_instead(owner, watched(owner.current_callable, self._workspace))
         self.graphs.append(graph)
 
 
