@@ -54,6 +54,7 @@ class WorkspaceTable:
     learnt: Callable[[str], None] = field(default=lambda name: None, init=False)
     _store: FigureStore = field(init=False)
     _warned: bool = field(default=False, init=False)
+    _forms: dict[str, int | None] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         self._store = FigureStore("most_workspace_bytes", self.directory)
@@ -74,21 +75,19 @@ class WorkspaceTable:
         """
         known = self.known
         wanted = {call.key: call for call in calls}
-        declared = {key: size for key, call in wanted.items() if (size := _declared_bytes(call)) is not None}
-        unknown = {key: call for key, call in wanted.items() if key not in known and key not in declared}
+        # Never kept: a form that is mended holds for figures of before, too.
+        forms = {key: self._given(call) for key, call in wanted.items()}
+        given = {key: size for key, size in forms.items() if size is not None}
+        unknown = {key: call for key, call in wanted.items() if key not in known and key not in given}
         # Equal calls were merged by key, so each is measured once.
         measured = {key: call for key, call in unknown.items() if is_measurable(call)}
-        formed = {key: formed_bytes(call) for key, call in unknown.items() if key not in measured}
+        self._await([call for key, call in unknown.items() if key not in measured])
         # Measuring starts a profiler of its own, and torch allows one at a time.
         if measured and torch_compat.profiler_is_running():
             self._warn_of_profiler()
             self.lacks_figures = True
             measured = {}
-        fresh = {key: size for key, size in formed.items() if size is not None}
-        # Of other devices nothing is known, which a warning of its own says.
-        self._await(
-            [wanted[key] for key, size in formed.items() if size is None and wanted[key].device_type in DEVICE_TYPES]
-        )
+        fresh: dict[str, int] = {}
         for call in measured.values():
             # Tried again each time, since memory may have been short; told of once.
             size = measure_workspace(call, logging.DEBUG if call.key in _told else logging.WARNING)
@@ -99,10 +98,21 @@ class WorkspaceTable:
         if fresh:
             (self._store.add if keep else self._store.note)(fresh)
         # `known` is a live view of the store, and has the fresh figures, too.
-        return {**{key: known[key] for key in wanted if key in known}, **declared}
+        return {**{key: known[key] for key in wanted if key in known}, **given}
 
-    def _await(self, calls: Sequence[OpCall]) -> None:
+    def _given(self, call: OpCall) -> int | None:
+        """What is declared, or else the closed form of what is not to be measured; `None` if there is neither."""
+        declared = _declared_bytes(call)
+        if declared is not None:
+            return declared
+        if call.key not in self._forms:
+            self._forms[call.key] = None if is_measurable(call) else formed_bytes(call)
+        return self._forms[call.key]
+
+    def _await(self, unknown: Sequence[OpCall]) -> None:
         """Wait for the program to run operators that are not known; tell once of each in this process."""
+        # Of other devices nothing is known, which a warning of its own says.
+        calls = [call for call in unknown if call.device_type in DEVICE_TYPES]
         self.awaited.update(str(call.func) for call in calls)
         self.lacks_figures = self.lacks_figures or bool(calls)
         # One that orders the effects of another is named by that.

@@ -245,7 +245,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         made = [life for tensor in tensors_in(result) if (life := self._see(tensor, label)) is not None]
         call = OpCall.of(func, args, kwargs, result, symbolic=self._symbolic)
         # What an operator takes on another device is not counted, as its results are not.
-        if call is not None and call.device_type != self._device_type:
+        if call is not None and call.device_type != self.device_type:
             call = None
         # A view changes nothing, so it is no moment; an operator with a workspace is one without any result, too.
         if made or call is not None or before != self.live_bytes:
