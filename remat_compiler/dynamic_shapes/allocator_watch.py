@@ -35,7 +35,7 @@ class Allocator(Protocol):
     """The figures of a device's allocator."""
 
     def allocated_bytes(self) -> int:
-        """Bytes that were asked for and are in use now."""
+        """Bytes in use now, in blocks."""
         ...
 
     def peak_bytes(self) -> int:

@@ -11,8 +11,7 @@ import torch
 class CudaAllocator:
     """The caching allocator of one CUDA device.
 
-    Bytes are those that were asked for, as predictions are: a block that is larger than its request, by up to 1 MiB
-    where the allocator does not cut it, is no error of a prediction.
+    Bytes are those of whole blocks, as predictions are.
 
     Args:
         index: The device.
@@ -22,21 +21,17 @@ class CudaAllocator:
         self.index = index
 
     def allocated_bytes(self) -> int:
-        """Bytes that were asked for and are in use now."""
+        """Bytes in use now."""
         return self._stat("current")
 
     def peak_bytes(self) -> int:
-        """Most of them at once, since the statistics were reset."""
+        """Most bytes in use at once, since the statistics were reset."""
         return self._stat("peak")
 
     def _stat(self, name: str) -> int:
         # The flat form of the same takes ten times as long; either is empty before the first use of the device.
         stats = torch.cuda.memory_stats_as_nested_dict(self.index)
-        if not stats:
-            return 0
-        asked = stats["requested_bytes"]["all"]
-        # CUDA's own pools (backend:cudaMallocAsync) do not count requests.
-        return int((asked if asked["peak"] else stats["allocated_bytes"]["all"])[name])
+        return int(stats["allocated_bytes"]["all"][name]) if stats else 0
 
 
 def recorded_requests(run: Callable[[], None]) -> list[int]:
