@@ -42,6 +42,8 @@ def _row(device: str, name: str, inner: str, budget: Any) -> Found:
     if point.problem:
         return f"refused: {point.problem}"
     report = remat_compiler.reports()[-1]
+    if report.budget_bytes is not None and budget != "min" and point.in_use_bytes > report.budget_bytes:
+        return f"over in blocks: {point.in_use_bytes} of {report.budget_bytes}"
     return Row(
         model=name,
         inner=device,
@@ -49,7 +51,8 @@ def _row(device: str, name: str, inner: str, budget: Any) -> Found:
         budget_bytes=int((report.checked_peak_bytes if budget == "min" else report.budget_bytes) or 0),
         before_bytes=report.peak_before_bytes,
         estimated_bytes=report.estimated_peak_bytes,
-        checked_bytes=report.checked_peak_bytes or 0,
+        # What is asked for is exact; which blocks serve it depends on the whole step, the optimizer's included.
+        checked_bytes=report.requested_bytes,
         measured_bytes=point.budgeted_bytes,
         added_percent=report.added_percent,
         planner=report.planner,

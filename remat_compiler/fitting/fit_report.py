@@ -30,6 +30,7 @@ class FitPoint:
         forward_bytes: Most that the forward has on top of all these but the gradients; so are the other two.
         backward_bytes: Most that the backward has.
         update_bytes: Most that the optimizer's step has.
+        in_use_bytes: Most that the three have in whole blocks of torch's caching allocator, by its model.
         library_bytes: Workspace that cuBLAS keeps.
         reserved_bytes: Most that torch's caching allocator reserves, by its model.
         expandable_bytes: The same with expandable segments, whether or not the user has set them.
@@ -37,7 +38,7 @@ class FitPoint:
         added_ns: Modelled time of recomputation.
         bound_ns: What no plan of that peak can go below in that.
         native_bytes: Peak of the step without a budget as `backward_bytes` counts, if it is one graph.
-        planned_bytes: Peak of the step as the backend reports it, if it is one graph.
+        planned_bytes: Peak of what the step asks for as the backend reports it, if it is one graph.
         floor_bytes: Peak that no plan can go below, if it is one graph.
         floor_forced_by: The operator that forces it.
         smallest_bytes: Smallest reachable peak, if that is the `problem`.
@@ -54,6 +55,7 @@ class FitPoint:
     forward_bytes: int = 0
     backward_bytes: int = 0
     update_bytes: int = 0
+    in_use_bytes: int = 0
     library_bytes: int = 0
     reserved_bytes: int = 0
     expandable_bytes: int = 0
@@ -85,8 +87,8 @@ class FitPoint:
 
     @property
     def peak_bytes(self) -> int:
-        """Most that is allocated, as `torch.cuda.max_memory_allocated` says but for rounding."""
-        return self.resident_bytes + self.step_bytes
+        """Most that is allocated, as `torch.cuda.max_memory_allocated` says."""
+        return self.resident_bytes + max(self.step_bytes, self.in_use_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +173,8 @@ def _details(report: FitReport) -> str:
         ("forward", point.forward_bytes, "exact but for workspaces: on top of the above"),
         ("backward", point.backward_bytes, f"likewise, with {gib(point.gradient_bytes)} of gradients"),
         ("optimizer's step", point.update_bytes, "likewise"),
-        ("allocated", point.peak_bytes, "peak: the first four and the largest of the three"),
+        ("in blocks", point.in_use_bytes, "modelled: the largest of the three in whole blocks of torch's allocator"),
+        ("allocated", point.peak_bytes, "peak: the first four and that in blocks, as max_memory_allocated says"),
         ("reserved", point.reserved_bytes, "modelled: torch's caching allocator"),
         ("left", report.left_bytes(point), f"of {gib(report.gpu.usable_bytes)}"),
     ]

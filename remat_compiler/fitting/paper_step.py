@@ -36,7 +36,7 @@ from remat_compiler.fitting.fit_report import FitPoint, FitReport
 from remat_compiler.fitting.made_step import MadeStep, made_step
 from remat_compiler.fitting.request import FitRequest
 from remat_compiler.report.store import reports
-from remat_compiler.simulate.reserved import reserved_bytes
+from remat_compiler.simulate.reserved import in_use_bytes, reserved_bytes
 
 
 @contextmanager
@@ -124,6 +124,9 @@ def _figures(gpu: Gpu, batch: Any, step: MadeStep, counted: Counted, start: floa
         return reserved_bytes(before, state, counted.lives, gpu.usable_bytes, expandable=expandable)
 
     expandable = reserved(True)
+    in_use = in_use_bytes(
+        resident_sizes(step, gpu), storage_sizes(step.state), counted.lives, expandable=segments_expand()
+    )
     made = reports()
     alone = made[0] if len(made) == 1 else None
     return FitPoint(
@@ -135,6 +138,7 @@ def _figures(gpu: Gpu, batch: Any, step: MadeStep, counted: Counted, start: floa
         forward_bytes=counted.peaks[FORWARD],
         backward_bytes=counted.peaks[BACKWARD],
         update_bytes=counted.peaks[UPDATE],
+        in_use_bytes=in_use,
         library_bytes=library_bytes(gpu),
         reserved_bytes=expandable if segments_expand() else reserved(False),
         expandable_bytes=expandable,
@@ -142,7 +146,7 @@ def _figures(gpu: Gpu, batch: Any, step: MadeStep, counted: Counted, start: floa
         added_ns=sum(report.runs * report.added_ns for report in made),
         bound_ns=sum(report.runs * report.lower_bound_ns for report in made),
         native_bytes=alone.peak_before_bytes if alone else None,
-        planned_bytes=alone.peak_bytes if alone else None,
+        planned_bytes=(alone.requested_bytes or alone.peak_bytes) if alone else None,
         floor_bytes=alone.floor.peak_bytes if alone else None,
         floor_forced_by=str(alone.floor.origin) if alone else "",
         unmodelled=tuple(

@@ -127,12 +127,12 @@ def _whole(step: MadeStep) -> None:
 
 
 def _peaks(step: MadeStep) -> dict[str, int]:
-    """Most that each phase of the step has on top of what is there before it."""
-    before = torch.cuda.memory_allocated()
+    """Most that each phase of the step asks for on top of what is there before it: blocks may be larger."""
+    before = torch.cuda.memory_stats()["requested_bytes.all.current"]
     peaks: dict[str, int] = {}
 
     def ends(phase: str) -> None:
-        peaks[phase] = torch.cuda.max_memory_allocated() - before
+        peaks[phase] = torch.cuda.memory_stats()["requested_bytes.all.peak"] - before
         torch.cuda.reset_peak_memory_stats()
 
     torch.cuda.reset_peak_memory_stats()

@@ -166,6 +166,21 @@ def reserved_bytes(
         return max(endless.peak_reserved_bytes, capacity_bytes + 1)
 
 
+def in_use_bytes(
+    resident: Iterable[int], state: Iterable[int], lives: Iterable[Allocation], *, expandable: bool
+) -> int:
+    """Most bytes of blocks in use during a step above what is in use as it begins, on a device without end.
+
+    Args:
+        resident: Sizes of what is there before the first step.
+        state: Sizes of the optimizer's state.
+        lives: What one step allocates.
+        expandable: Whether segments expand.
+    """
+    allocator = (ExpandableAllocator if expandable else CachingAllocator)(_UNLIMITED_BYTES)
+    return max(run_steps(list(resident), list(state), [list(lives)] * _STEPS, allocator))
+
+
 def run_steps(
     resident: Sequence[int],
     state: Sequence[int],
