@@ -14,7 +14,9 @@ from torch.utils._pytree import tree_map_only
 
 from remat_compiler import torch_compat
 
-RANDOM_STATE_OPS = ("run_and_save_rng_state", "run_with_rng_state")
+GRAPHSAFE = "graphsafe_run_with_rng_state"
+"""What torch's checkpoints use on a GPU: it is given a generator rather than the bytes of its state."""
+RANDOM_STATE_OPS = ("run_and_save_rng_state", "run_with_rng_state", GRAPHSAFE)
 """Higher-order operators that can be repeated: they run one operator with a random state saved or set."""
 
 COLLECTIVE_NAMESPACES = torch_compat.COLLECTIVE_NAMESPACES
@@ -186,6 +188,9 @@ class OpCall:
             # Any other bytes are refused.
             state = torch.cuda.get_rng_state() if self.device_type == "cuda" else torch.get_rng_state()
             args = (state, *args[1:])
+        elif operator_name(self.func) == GRAPHSAFE:
+            # A state by itself, so that the generator of the program is left as it is.
+            kwargs["rng_state"] = torch.cuda.default_generators[torch.cuda.current_device()].clone_state()
         return args, kwargs
 
 
