@@ -27,7 +27,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from remat_compiler import torch_compat
 from remat_compiler.costs.op_call import OpCall
-from remat_compiler.costs.workspace import cpu_workspace, measure_workspace
+from remat_compiler.costs.workspace import measure_workspace, workspace_of
 
 SECONDS, MOST_SAMPLES, MOST_CALLS = 8, 14, 16
 """For each operator and type, the longest time and most samples; for each operator that is dispatched, most calls."""
@@ -98,7 +98,7 @@ class Watch(TorchDispatchMode):
 
     def _compared(self, func: Any, args: Any, kwargs: Any, key: str, given: set[int]) -> Any:
         results: list[Any] = []
-        taken = cpu_workspace(lambda: results.append(func(*args, **kwargs)))
+        taken = workspace_of(lambda: results.append(func(*args, **kwargs)), "cpu")
         call = OpCall.of(func, args, kwargs, results[0])
         self.found.compare(func, "workspace", 0 if call is None else measure_workspace(call), taken, key)
         for foreseen, real in zip(_foreseen(func, args, kwargs), tree_leaves(results[0])):

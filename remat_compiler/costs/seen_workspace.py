@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from remat_compiler import torch_compat
@@ -64,29 +63,7 @@ class _WorkspaceWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         call = OpCall.any(func, args, kwargs) if str(func) in self._table.awaited else None
         if call is None:
             return func(*args, **kwargs)
-        seen = _on_cuda if call.device_type == "cuda" else _on_cpu
-        result, size_bytes = seen(lambda: func(*args, **kwargs))
-        self._table.saw(call, size_bytes)
+        # On a GPU the first run may take what libraries keep, too: at most so much.
+        deltas, result = torch_compat.memory_deltas(lambda: func(*args, **kwargs), call.device_type)
+        self._table.saw(call, peak_beyond(deltas))
         return result
-
-
-def _on_cpu(run: Callable[[], Any]) -> tuple[Any, int]:
-    """The result of `run`, and the most bytes that it took at once beside that."""
-    deltas, result = torch_compat.memory_deltas(run)
-    return result, peak_beyond(deltas)
-
-
-def _on_cuda(run: Callable[[], Any]) -> tuple[Any, int]:
-    """The same on a GPU; at most, unless this is the highest peak so far.
-
-    The allocator's highest peak is the user's to reset.  All that it gave out meanwhile, less what is kept, is no less.
-    """
-    before, highest = torch.cuda.memory_stats(), torch.cuda.max_memory_allocated()
-    result = run()
-    after, now = torch.cuda.memory_stats(), torch.cuda.max_memory_allocated()
-    left = after.get(_LIVE, 0)
-    given_out = after.get(_GIVEN_OUT, 0) - before.get(_GIVEN_OUT, 0) - (left - before.get(_LIVE, 0))
-    return result, max(0, min(given_out, now - left) if now > highest else given_out)
-
-
-_LIVE, _GIVEN_OUT = "allocated_bytes.all.current", "allocated_bytes.all.allocated"

@@ -193,16 +193,17 @@ def measure_workspace(call: OpCall, level: int = logging.WARNING) -> int | None:
     try:
         with torch_compat.outside_tracing(), torch.random.fork_rng(devices), torch.no_grad():
             args, kwargs = call.real_arguments()
-            run = _cuda_run if call.device_type == "cuda" else cpu_workspace
-            return run(lambda: call.func(*args, **kwargs))
+            return workspace_of(lambda: call.func(*args, **kwargs), call.device_type)
     except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError) as error:
         log.log(level, "the workspace of %s is unknown: %s", call.key, error)
         return None
 
 
-def cpu_workspace(run: Callable[[], object]) -> int:
-    """Peak of what `run` allocates on the CPU less what its result keeps, in bytes."""
-    deltas, _ = torch_compat.memory_deltas(run)
+def workspace_of(run: Callable[[], object], device_type: str) -> int:
+    """Peak of what `run` allocates on the device less what its result keeps, in bytes."""
+    if device_type == "cuda":
+        run()  # the first call keeps library workspaces that later ones find
+    deltas, _ = torch_compat.memory_deltas(run, device_type)
     return peak_beyond(deltas)
 
 
@@ -214,14 +215,3 @@ def peak_beyond(deltas: Iterable[int]) -> int:
         peak = max(peak, live)
     # The results are still held, so they are part of both sums.
     return max(0, peak - live)
-
-
-def _cuda_run(run: Callable[[], object]) -> int:
-    run()  # the first call keeps library workspaces that later ones find
-    # Arguments are allocated before, so they cancel out.
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    result = run()
-    held = torch.cuda.memory_allocated() - before
-    del result
-    return max(0, torch.cuda.max_memory_allocated() - before - held)

@@ -8,8 +8,9 @@ import torch
 from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfig
 
 
-def memory_deltas(run: Callable[[], object]) -> tuple[list[int], object]:
-    """Bytes that `run` takes from (positive) and gives back to (negative) the CPU allocator, and its result.
+def memory_deltas(run: Callable[[], object], device_type: str = "cpu") -> tuple[list[int], object]:
+    """Bytes that `run` takes from (positive) and gives back to (negative) the allocator of a CPU or of CUDA devices (in
+    whole blocks), and its result.  The allocator's statistics are left alone.
 
     By the older of torch's two profilers: it starts in 0.1 ms, while the newer one takes a second the first time
     and prints to the terminal. The result is held until the record ends, so that it counts as taken.
@@ -26,7 +27,10 @@ def memory_deltas(run: Callable[[], object]) -> tuple[list[int], object]:
         # After an error, too: a profiler that still ran would refuse the user's.
         records = torch._C._autograd._disable_profiler_legacy()
     events = [event for thread in records for event in thread if str(event.kind()) == "memory_alloc"]
-    return [event.cpu_memory_usage() for event in events], result
+    on_gpu = device_type == "cuda"
+    deltas = [event.cuda_memory_usage() if on_gpu else event.cpu_memory_usage() for event in events]
+    # Each event is of one device, and has 0 for the other.
+    return [delta for delta in deltas if delta], result
 
 
 def profiler_is_running() -> bool:

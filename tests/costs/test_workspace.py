@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,11 @@ import pytest
 import torch
 
 from dry_run.steps import peak_of
+from remat_compiler import torch_compat
 from remat_compiler.costs import store, workspace
+from remat_compiler.costs.any_values import is_measurable
 from remat_compiler.costs.op_call import OpCall
-from remat_compiler.costs.workspace import WorkspaceTable, measure_workspace
+from remat_compiler.costs.workspace import WorkspaceTable, measure_workspace, workspace_of
 from remat_compiler.torch_compat import FakeTensorMode
 
 aten = torch.ops.aten
@@ -140,6 +143,40 @@ def test_another_thread_count_is_another_table(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(store, "environment", lambda: ("another",))
     WorkspaceTable(tmp_path).probe(aten.convolution.default, convolution_arguments(), {})
     assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_blocks_of_a_gpu_are_counted_without_a_look_at_its_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The maximum is the user's, and there is no measuring by it without a reset."""
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda *_: pytest.fail("the user's maximum is lost"))
+    calls: list[None] = []
+
+    def deltas(run: Callable[[], object], device_type: str) -> tuple[list[int], object]:
+        assert device_type == "cuda"
+        # Two blocks inside, one after the other, beside the result.
+        return [4096, 1024, -1024, 2048, -2048], run()
+
+    monkeypatch.setattr(torch_compat, "memory_deltas", deltas)
+    assert workspace_of(lambda: calls.append(None), "cuda") == 2048
+    # The first call is that of libraries that set themselves up.
+    assert len(calls) == 2
+
+
+def test_memory_of_a_cpu_is_none_of_a_gpu() -> None:
+    found, _ = torch_compat.memory_deltas(lambda: torch.empty(100), "cuda")
+    assert found == []
+
+
+def test_random_operators_of_checkpoints_on_a_gpu_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    func = torch._prims.rng_prims.graphsafe_run_with_rng_state
+    own = torch.Generator()
+    call = OpCall.any(func, (aten.native_dropout.default, torch.empty(8, 8), 0.5, True), {"rng_state": own})
+    assert call is not None
+    assert is_measurable(call)
+    monkeypatch.setattr(torch.cuda, "default_generators", (own,))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    _, kwargs = call.real_arguments()
+    assert isinstance(kwargs["rng_state"], torch.Generator)
+    assert kwargs["rng_state"] is not own
 
 
 def test_a_running_profiler_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
