@@ -154,6 +154,7 @@ def _answers(gpu: Gpu) -> dict[str, Any]:
         "is_bf16_supported": lambda *_, **__: gpu.capability >= _LEAST_BFLOAT16,
         "is_tf32_supported": lambda: gpu.capability >= _LEAST_BFLOAT16,
         "mem_get_info": lambda *_: (gpu.total_bytes, gpu.total_bytes),
+        "get_per_process_memory_fraction": lambda *_: 1.0,
         "memory_stats_as_nested_dict": lambda *_: {},
         "get_rng_state": lambda *_: torch.zeros(_STATE_BYTES, dtype=torch.uint8, device="cpu"),
         "current_stream": lambda *_: stream,

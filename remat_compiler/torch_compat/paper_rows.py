@@ -120,7 +120,16 @@ CUDA = {
         *("get_device_properties", "get_device_capability", "get_device_name", "get_arch_list", "mem_get_info"),
         *("is_bf16_supported", "is_tf32_supported", "is_initialized", "_lazy_init", "current_stream", "empty_cache"),
         *("is_current_stream_capturing", "_exchange_device", "_maybe_exchange_device", "memory_stats_as_nested_dict"),
-        *("memory_allocated", "memory_reserved", "get_rng_state", "set_rng_state", "Stream", "Event", "stream"),
+        *(
+            "memory_allocated",
+            "memory_reserved",
+            "get_per_process_memory_fraction",
+            "get_rng_state",
+            "set_rng_state",
+            "Stream",
+            "Event",
+            "stream",
+        ),
     )
 }
 INTERFACE = {
