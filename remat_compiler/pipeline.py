@@ -68,6 +68,7 @@ def steps_are_known() -> bool:
     return not COORDINATOR.unsettled_graphs()
 
 
+@torch_compat.reserving_no_more()
 def compile_graph(
     gm: fx.GraphModule, example_inputs: Sequence[Any], options: RematOptions, environment: Environment
 ) -> Callable[..., Any]:

@@ -4,7 +4,7 @@ Every function here behaves the same for torch 2.11 to 2.15; differences between
 torch breaks one package.  One table, `patches`, lists every change of torch.
 """
 
-from remat_compiler.torch_compat.allocators import device_allocator, recorded_requests
+from remat_compiler.torch_compat.allocators import device_allocator, recorded_requests, reserving_no_more
 from remat_compiler.torch_compat.backward_nodes import (
     BackwardBegins,
     after_backward,

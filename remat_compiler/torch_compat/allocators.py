@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -32,6 +33,30 @@ class CudaAllocator:
         # The flat form of the same takes ten times as long; either is empty before the first use of the device.
         stats = torch.cuda.memory_stats_as_nested_dict(self.index)
         return int(stats["allocated_bytes"]["all"][name]) if stats else 0
+
+
+@contextmanager
+def reserving_no_more() -> Iterator[None]:
+    """Give back what the block reserved on the current CUDA device and no longer uses.
+
+    torch's allocator gives back all that lies idle or nothing.  So nothing is given back if more lay idle before the
+    block: that is the program's, which will ask for it again.
+    """
+    before, idle = _reserved_and_idle()
+    try:
+        yield
+    finally:
+        after, _ = _reserved_and_idle()
+        if after - before > idle and not torch.cuda.is_current_stream_capturing():
+            torch.cuda.empty_cache()
+
+
+def _reserved_and_idle() -> tuple[int, int]:
+    """Bytes that the allocator has of the current device, and those of them that nobody uses."""
+    if not torch.cuda.is_initialized():
+        return 0, 0
+    reserved = torch.cuda.memory_reserved()
+    return reserved, reserved - torch.cuda.memory_allocated()
 
 
 def recorded_requests(run: Callable[[], None]) -> list[int]:
