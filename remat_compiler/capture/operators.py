@@ -220,6 +220,8 @@ def traits_of(node: fx.Node) -> frozenset[Trait]:
     target = node.target
     # A higher-order operator has no schema to tell what it does.
     if not isinstance(target, torch._ops.OpOverload):
+        if torch_compat.is_functional_hop(node):
+            return frozenset()
         effectful = torch_compat.is_effectful_hop(node)
         return frozenset({Trait.EFFECTFUL} if effectful else {Trait.UNKNOWN})
     traits = set()

@@ -22,10 +22,10 @@ _ATTENTION_EXTENTS = {"cpu": (2, 4, 128, 64), "cuda": (8, 16, 1024, 64)}
 """Batch, heads, length, width of a head."""
 
 
-def family_of(target: OpOverload) -> str:
+def family_of(target: object) -> str:
     """The family of a kernel; empty for matrix products and all kernels outside the families."""
     # By name, so that kernels of all libraries and devices are found.
-    name = target._schema.name
+    name = target._schema.name if isinstance(target, OpOverload) else str(target)
     backward = "_backward" if "backward" in name else ""
     if "convolution" in name:
         return f"convolution{backward}"

@@ -52,7 +52,7 @@ class Roofline:
         flops = self._flops_of(node)
         seconds = self.traffic.moved_bytes(op_id) / rates.bytes_per_s
         # A kernel's arithmetic is in its FLOPs; all others are charged by element.
-        if flops and isinstance(node.target, torch._ops.OpOverload):
+        if flops:
             seconds += flops / rates.kernel_rate(family_of(node.target), _result(node).dtype)
         # Infinite among nominal rates, where elements cost nothing.
         elif rates.special_per_s < math.inf:
@@ -110,7 +110,7 @@ def flops_of(node: fx.Node) -> int:
 
 def _formula(node: fx.Node) -> Callable[..., Any] | None:
     target = node.target
-    return _FORMULAS.get(target.overloadpacket) if isinstance(target, torch._ops.OpOverload) else None
+    return _FORMULAS.get(target.overloadpacket if isinstance(target, torch._ops.OpOverload) else target)
 
 
 def _sizes(value: Any) -> Hashable:

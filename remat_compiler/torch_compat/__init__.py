@@ -117,6 +117,7 @@ from remat_compiler.torch_compat.operators import (
     has_fixed_sizes,
     has_unbacked_shape,
     is_effectful_hop,
+    is_functional_hop,
     is_of_gloo,
     never_repeatable,
     overload_name,

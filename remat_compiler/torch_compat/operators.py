@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -32,6 +33,31 @@ SCATTERS: frozenset[Any] = (
 def is_effectful_hop(node: fx.Node) -> bool:
     """Whether the node is a higher-order operator that carries an effect token."""
     return isinstance(node.target, HigherOrderOperator) and str(node.target) == "with_effects"
+
+
+_FUNCTIONAL_HOPS = frozenset({"triton_kernel_wrapper_functional", "flex_attention", "flex_attention_backward"})
+"""Higher-order operators that write results of their own and nothing else: torch makes them so."""
+
+
+def is_functional_hop(node: fx.Node) -> bool:
+    """Whether the node is a higher-order operator that makes the same results again, and does nothing else.
+
+    Torch gives a user's Triton kernel clones of what it writes.  Attention with scores of the program's own is as its
+    functions of scores are, which are graphs.
+    """
+    if not isinstance(node.target, HigherOrderOperator) or str(node.target) not in _FUNCTIONAL_HOPS:
+        return False
+    held = [one for one in node.all_input_nodes if one.op == "get_attr"]
+    modules = [attrgetter(str(one.target))(node.graph.owning_module) for one in held]
+    graphs = [module.graph for module in modules if isinstance(module, fx.GraphModule)]
+    return all(_is_pure(inner.target) for graph in graphs for inner in graph.nodes if inner.op == "call_function")
+
+
+def _is_pure(target: object) -> bool:
+    """Whether an operator on scores draws no random numbers, and writes nothing but its result."""
+    if isinstance(target, OpOverload):
+        return not target._schema.is_mutable and torch.Tag.nondeterministic_seeded not in target.tags
+    return not isinstance(target, HigherOrderOperator)
 
 
 def overloads_of(op: object) -> tuple[OpOverload, ...]:

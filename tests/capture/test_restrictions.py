@@ -10,11 +10,17 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
+from torch._higher_order_ops.flex_attention import flex_attention as flex_hop
+from torch._higher_order_ops.triton_kernel_wrap import triton_kernel_wrapper_functional
+from torch.nn.attention import flex_attention
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from torch.utils.flop_counter import sdpa_flop_count
 
 from remat_compiler.capture.graph import capture
+from remat_compiler.capture.operators import traits_of
+from remat_compiler.costs.roofline import flops_of
 from remat_compiler.ir.graph import Op, Phase, SavePolicy, Trait
 from remat_compiler.ir.problem import RematProblem
 from remat_compiler.simulate.rules import Rule
@@ -61,6 +67,54 @@ def test_a_custom_operator_is_not_repeated_and_says_why() -> None:
     module, step, inputs = traced(lambda x: triple(x).sin())
     assert "not known to be free of side effects" in found(step, "triple").no_recompute
     _check_random_plans(module, step, inputs)
+
+
+def test_attention_with_scores_of_the_program_may_be_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    # It trains on GPUs only, and is the same operator on a CPU.
+    monkeypatch.setattr(flex_attention, "_validate_device", lambda *_: None)
+
+    def attended(x: Tensor) -> Tensor:
+        query = x.view(1, 1, 4, 8)
+        key, value = query * 2, query + 1
+        result: Any = flex_attention.flex_attention(query, key, value, score_mod=lambda s, b, h, i, j: s + (i - j))
+        return result.view(4, 8)  # type: ignore[no-any-return]
+
+    module, step, inputs = traced(attended)
+    operator = found(step, "flex_attention")
+    assert operator.may_recompute
+    assert not operator.traits
+    nodes = {node.name: node for nodes in step.captured.nodes for node in nodes}
+    shape = torch.Size((1, 1, 4, 8))
+    assert flops_of(nodes[operator.name]) == sdpa_flop_count(shape, shape, shape)  # type: ignore[no-untyped-call]
+    _check_random_plans(module, step, inputs)
+
+
+@pytest.mark.parametrize(
+    ("hop", "inner", "is_known"),
+    [
+        (triton_kernel_wrapper_functional, None, True),
+        (flex_hop, torch.ops.aten.add.Tensor, True),
+        # Scores that are dropped are others each time.
+        (flex_hop, torch.ops.aten.bernoulli.default, False),
+        (flex_hop, torch.ops.aten.add_.Tensor, False),
+        (torch.ops.higher_order.cond, torch.ops.aten.add.Tensor, False),
+    ],
+)
+def test_higher_order_operators_are_known_that_torch_makes_functional(hop: Any, inner: Any, is_known: bool) -> None:
+    """The functions within them decide, too."""
+    root, graph = nn.Module(), fx.Graph()
+    x = graph.placeholder("primals_1")
+    args: tuple[Any, ...] = (x,)
+    if inner is not None:
+        scores = fx.Graph()
+        score = scores.placeholder("score")
+        scores.output(scores.call_function(inner, (score, 1)))
+        root.scores = fx.GraphModule({}, scores)
+        args = (x, graph.get_attr("scores"))
+    node = graph.call_function(hop, args)
+    graph.output(node)
+    fx.GraphModule(root, graph)
+    assert traits_of(node) == (frozenset() if is_known else frozenset({Trait.UNKNOWN}))
 
 
 def test_a_custom_operator_in_a_checkpoint_region_is_saved() -> None:
