@@ -6,6 +6,9 @@ in the plan's order, in the forward graph up to the boundary and in the backward
 Inlined nodes (views, and pointwise producers under Inductor) are emitted with their reader, never saved
 on their own: a view of the forward is recomputed in the backward from the saved root, and a pointwise
 producer is cloned for each fused loop of the backward, so that Inductor has no reason to keep it.
+
+What waits for a collective stands before the first reader of its result, so that what the plan runs in between goes on
+meanwhile.  Emitted code keeps the collective's argument until then, which the check counts.
 """
 
 from __future__ import annotations
@@ -59,6 +62,7 @@ class _Lowering:
         self.plan = plan
         self.out = Emission()
         self.current: dict[fx.Node, fx.Node] = {}
+        self.waiting: dict[fx.Node, dict[fx.Node, fx.Node]] = {}
         self.inlined: dict[tuple[fx.Node, tuple[fx.Node, ...]], fx.Node] = {}
         self.emitted: dict[fx.Node, int] = {}
         self.fractions: dict[fx.Node, fx.Node] = {}
@@ -79,6 +83,7 @@ class _Lowering:
         fwd_outputs, bwd_outputs = torch_compat.joint_outputs(joint, self.captured.num_fwd_outputs)
         for step in range(self.plan.boundary):
             self._emit_step(step)
+        self._emit_waits()
         self.transfers.end_forward()
         new_fwd = [self._emit_output(o) for o in fwd_outputs]
         self.out.enter_backward()
@@ -88,6 +93,7 @@ class _Lowering:
         self.transfers.begin_backward()
         for step in range(self.plan.boundary, len(self.plan.steps)):
             self._emit_step(step)
+        self._emit_waits()
         new_bwd = [self._emit_output(o) for o in bwd_outputs]
         # AOTAutograd saves sizes apart from tensors.
         symbols = frozenset(n for n in self.out.forward.nodes if not has_tensor(n))
@@ -125,6 +131,9 @@ class _Lowering:
                 execution = self.emitted.get(node, 0)
                 local[node] = self.random.emit(op_id, node, self._lookup(local), execution, self._name(node))
                 self.emitted[node] = execution + 1
+            elif self._waits_later(node):
+                self.waiting[node] = local
+                self.current.pop(node, None)
             elif node in owned:
                 local[node] = self._copy(node, local)
                 if op_id in self.stored and isinstance(node.meta.get("val"), torch.Tensor):
@@ -137,7 +146,8 @@ class _Lowering:
                 local[node] = self._emit_inlined(node, local)
         for node in owned:
             # A read of a kept storage means its first instance, so a repetition does not replace it.
-            if storage.get(self.captured.roots.get(node, node)) not in self.kept or node not in self.current:
+            is_first = storage.get(self.captured.roots.get(node, node)) not in self.kept or node not in self.current
+            if is_first and node not in self.waiting:
                 self.current[node] = local[node]
         if self.symbols:  # none in graphs of fixed sizes
             for node in nodes:
@@ -145,6 +155,20 @@ class _Lowering:
         # No fused loop spans a kernel, so the next loop needs clones of its own.
         if self.out.in_backward and self.captured.fused and node_class(main) is NodeClass.KERNEL:
             self.inlined.clear()
+
+    def _waits_later(self, node: fx.Node) -> bool:
+        """Whether a wait for a collective is emitted with its first reader."""
+        # An interpreter would let go of the collective's argument while it is still read; values that are moved off the
+        # device leave right after their operator; and a repetition replaces no value that the caller gets.
+        if not self.captured.fused or node_class(node) is not NodeClass.WAIT:
+            return False
+        storage = self.captured.storage.get(self.captured.roots[node])
+        return storage not in self.transfers.storages and (storage not in self.kept or node not in self.current)
+
+    def _emit_waits(self) -> None:
+        """Emit the waits that nothing read so far."""
+        for node in list(self.waiting):
+            self._value_of(node)
 
     def _stored(self, node: fx.Node) -> fx.Node:
         """`node` as a value that Inductor writes to memory where it stands."""
@@ -178,7 +202,8 @@ class _Lowering:
         stack = [output]
         while stack:
             node = stack.pop()
-            if node in self.captured.storage or node in self.current or node in chain or node in self.symbols:
+            standing = node in self.captured.storage or node in self.current or node in self.waiting
+            if standing or node in chain or node in self.symbols:
                 continue
             chain.add(node)
             stack.extend(node.all_input_nodes)
@@ -231,6 +256,8 @@ class _Lowering:
 
         Inductor's cache rejects a graph that has such a number among its inputs.
         """
+        if node in self.waiting:
+            self.current[node] = self._copy(node, self.waiting.pop(node))
         if not self.out.in_backward or not isinstance(node.meta.get("val"), torch.SymFloat):
             return self.out.here(self.current[node])
         # One copy in the backward serves all of its readers.

@@ -18,11 +18,14 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 from torch.utils.flop_counter import sdpa_flop_count
 
-from remat_compiler.capture.graph import capture
+from costs.captured import captured
+from remat_compiler.capture.graph import CapturedGraph, capture
 from remat_compiler.capture.operators import traits_of
 from remat_compiler.costs.roofline import flops_of
 from remat_compiler.ir.graph import Op, Phase, SavePolicy, Trait
+from remat_compiler.ir.plan import Plan
 from remat_compiler.ir.problem import RematProblem
+from remat_compiler.rewrite.lower import lower
 from remat_compiler.simulate.rules import Rule
 from remat_compiler.simulate.verify import verify
 from rewrite.planned_step import UNLIMITED, PlannedStep, joint_order, run_step
@@ -209,6 +212,34 @@ def test_a_gather_of_an_input_may_be_repeated_where_ranks_agree() -> None:
     computed = gather_of(lambda part: gather(part.exp()))
     assert computed.traits == {Trait.COLLECTIVE}
     assert not computed.may_recompute
+
+
+@pytest.mark.usefixtures("ranks")
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_wait_stands_before_the_first_reader_of_what_is_communicated(fused: bool) -> None:
+    """The product between them runs while ranks communicate; an interpreter waits at once, and frees the argument."""
+    import torch.distributed._functional_collectives as collectives
+
+    weight = torch.randn(8, 8, requires_grad=True)
+
+    def overlapped(x: Tensor) -> Tensor:
+        reduced = collectives.all_reduce(x.detach().exp(), "sum", [0, 1])
+        return (x @ weight) @ weight + reduced
+
+    found: list[list[str]] = []
+
+    def look(graph: CapturedGraph) -> None:
+        lowered = lower(graph, Plan.saving_all(graph.graph))
+        found.extend([node.name for node in module.graph.nodes] for module in (lowered.forward, lowered.backward))
+
+    captured(overlapped, (torch.randn(4, 8),), fused=fused, look=look)
+    forward = found[0]
+    order = [name for name in forward if name.startswith(("all_reduce", "wait", "mm", "add"))]
+    assert (
+        order == ["all_reduce", "mm", "mm_1", "wait_tensor", "add"]
+        if fused
+        else order[:2] == ["all_reduce", "wait_tensor"]
+    )
 
 
 @pytest.mark.usefixtures("ranks")
