@@ -20,6 +20,7 @@ from remat_compiler.compilation.attempt import Attempt
 from remat_compiler.compilation.compiler import Compiler
 from remat_compiler.compilation.gathers import GatheringSearch
 from remat_compiler.compilation.graph_key import devices_of, parameter_shapes, plan_key
+from remat_compiler.compilation.lateness import told_if_late
 from remat_compiler.compilation.offloading import place_of, usable_bytes, with_room
 from remat_compiler.compilation.outcome import PART_ONLY, Outcome, StoredOutcome
 from remat_compiler.compilation.refusal import warn_of_smallest
@@ -58,7 +59,7 @@ from remat_compiler.step_budget.replan import decide
 
 logger = logger_of(__name__)
 
-COORDINATOR: StepCoordinator[CompiledGraph] = StepCoordinator(decide)
+COORDINATOR: StepCoordinator[CompiledGraph] = StepCoordinator(told_if_late()(decide))
 """Follows the training steps of this process."""
 _BEHIND = BehindThePlan(lambda: COORDINATOR.watch.here.open)
 
@@ -69,6 +70,7 @@ def steps_are_known() -> bool:
 
 
 @torch_compat.reserving_no_more()
+@told_if_late()
 def compile_graph(
     gm: fx.GraphModule, example_inputs: Sequence[Any], options: RematOptions, environment: Environment
 ) -> Callable[..., Any]:

@@ -152,7 +152,7 @@ from remat_compiler.torch_compat.patch import Patch, Purpose, untested
 from remat_compiler.torch_compat.patches import PATCHES
 from remat_compiler.torch_compat.pipelines import Pipeline, pipeline_now
 from remat_compiler.torch_compat.profiler import memory_deltas, profiler_is_running
-from remat_compiler.torch_compat.ranks import Ranks, ranks
+from remat_compiler.torch_compat.ranks import Ranks, default_timeout_s, ranks
 from remat_compiler.torch_compat.recompilations import forget_dynamic, frame_compilation, input_shapes, make_dynamic
 from remat_compiler.torch_compat.retained import graphs_may_be_retained, keeps_graph
 from remat_compiler.torch_compat.saved_by_eager import (

@@ -40,3 +40,14 @@ def ranks() -> Ranks | None:
 def _ranks(store: Any, rank: int, size: int) -> Ranks:
     """One object for as long as the job's ranks are the same."""
     return Ranks(dist.distributed_c10d.PrefixStore("remat", store), rank, size)
+
+
+def default_timeout_s() -> float | None:
+    """Seconds after which communication of the default group fails; `None` if one process trains, or none is known."""
+    if ranks() is None:
+        return None
+    group: Any = dist.distributed_c10d._get_default_group()
+    # Some backends have no options.
+    options = (getattr(group._get_backend(device), "options", None) for device in group._device_types)
+    limits = [one._timeout.total_seconds() for one in options if hasattr(one, "_timeout")]
+    return min(limits, default=None)
