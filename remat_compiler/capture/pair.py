@@ -76,5 +76,5 @@ def _attributes(module: fx.GraphModule) -> dict[str, Any]:
 
 
 def _mapped_outputs(module: fx.GraphModule, copies: dict[str, fx.Node]) -> list[Any]:
-    output = module.graph.output_node()
-    return [copies[o.name] if isinstance(o, fx.Node) else o for o in output.args[0]]
+    outputs: Any = module.graph.output_node().args[0]
+    return [copies[o.name] if isinstance(o, fx.Node) else o for o in outputs]

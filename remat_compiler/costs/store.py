@@ -132,11 +132,11 @@ def environment() -> tuple[str, ...]:
     return (
         f"torch {torch.__version__}",
         # A process that uses no GPU is not to make a context there, which takes memory to the end.
-        f"device {device_name('cuda') if torch.cuda.is_initialized() else 'cpu'}",
+        f"device {device_name('cuda') if torch_compat.uses_cuda() else 'cpu'}",
         f"cpu {torch.backends.cpu.get_cpu_capability()} {device_name('cpu')}",
         f"threads {torch.get_num_threads()}",
         f"onednn {torch._C._get_mkldnn_enabled()}",
-        f"matmul {torch.backends.mkldnn.matmul.fp32_precision}",
+        f"matmul {torch_compat.cpu_product_precision()}",
         f"tf32 {torch_compat.allows_tf32()}",
         f"deterministic {torch.are_deterministic_algorithms_enabled()}",
         f"cudnn {torch.backends.cudnn.enabled} {torch.backends.cudnn.benchmark}",

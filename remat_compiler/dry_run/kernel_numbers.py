@@ -32,7 +32,7 @@ def numbers_for_kernels(filename: str, source: str) -> AbstractContextManager[An
     """
     lines = {number for number, line in enumerate(source.splitlines(), 1) if _GIVES_NUMBER.search(line)}
     # Most wrappers give none, and a mode is asked at each operator.
-    return _Numbers(filename, frozenset(lines)) if lines else nullcontext()  # type: ignore[no-untyped-call]
+    return _Numbers(filename, frozenset(lines)) if lines else nullcontext()
 
 
 class _Numbers(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -42,10 +42,12 @@ from remat_compiler.torch_compat.convolutions import (
 from remat_compiler.torch_compat.devices import (
     DEVICE_RESERVE,
     allows_tf32,
+    cpu_product_precision,
     free_device_bytes,
     gpu_at_hand,
     keep_device_busy,
     total_device_bytes,
+    uses_cuda,
 )
 from remat_compiler.torch_compat.dynamo_context import (
     compile_lock,

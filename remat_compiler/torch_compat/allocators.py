@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from remat_compiler.torch_compat.devices import uses_cuda
+
 
 class CudaAllocator:
     """The caching allocator of one CUDA device.
@@ -53,7 +55,7 @@ def reserving_no_more() -> Iterator[None]:
 
 def _reserved_and_idle() -> tuple[int, int]:
     """Bytes that the allocator has of the current device, and those of them that nobody uses."""
-    if not torch.cuda.is_initialized():
+    if not uses_cuda():
         return 0, 0
     reserved = torch.cuda.memory_reserved()
     return reserved, reserved - torch.cuda.memory_allocated()

@@ -72,13 +72,25 @@ def gpu_at_hand() -> Gpu:
 def allows_tf32() -> tuple[bool, bool]:
     """Whether products, and convolutions, of float32 may be computed in TensorFloat-32 on a GPU."""
     # Not by the older names: those raise an error once the program has set one of these.
-    cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
+    cuda: Any = torch.backends.cuda
+    cudnn: Any = torch.backends.cudnn
     return cuda.matmul.fp32_precision == "tf32", cudnn.conv.fp32_precision == "tf32"
+
+
+def cpu_product_precision() -> str:
+    """How products of float32 may be computed on a CPU."""
+    mkldnn: Any = torch.backends.mkldnn
+    return str(mkldnn.matmul.fp32_precision)
+
+
+def uses_cuda() -> bool:
+    """Whether this process has used a GPU so far."""
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
 
 
 def keep_device_busy() -> None:
     """Have the current GPU do nothing for about a millisecond, in the order of its stream; returns at once."""
-    torch.cuda._sleep(_CYCLES)
+    torch.cuda._sleep(_CYCLES)  # type: ignore[no-untyped-call]
 
 
 _CYCLES = 1_500_000

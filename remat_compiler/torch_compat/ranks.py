@@ -48,6 +48,6 @@ def default_timeout_s() -> float | None:
         return None
     group: Any = dist.distributed_c10d._get_default_group()
     # Some backends have no options.
-    options = (getattr(group._get_backend(device), "options", None) for device in group._device_types)
+    options: list[Any] = [getattr(group._get_backend(device), "options", None) for device in group._device_types]
     limits = [one._timeout.total_seconds() for one in options if hasattr(one, "_timeout")]
     return min(limits, default=None)
