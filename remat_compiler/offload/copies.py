@@ -69,21 +69,28 @@ class StreamCopy:
     """A copy by a stream of the GPU.
 
     Args:
-        work: Starts the copy on the current stream.
+        slot: Where the value is off the device.
+        work: Starts the copy, from or to the slot as a tensor, on the current stream.
         tensor: The value or the target, on the GPU.
         back: Direction, which has a stream of its own.
         after: What must be done before, besides what the current stream was given.
     """
 
-    def __init__(self, work: Callable[[], None], tensor: Tensor, back: bool, after: StreamCopy | None = None) -> None:
+    def __init__(
+        self, slot: Slot, work: Callable[[Tensor], None], tensor: Tensor, back: bool, after: StreamCopy | None = None
+    ) -> None:
+        if not isinstance(slot.memory, HostMemory):
+            raise OffloadError(f"streams of {tensor.device} copy to and from host memory only")
+        pinned = torch.from_numpy(slot.memory.bytes[slot.offset : slot.offset + slot.size_bytes])
         self._stream = _stream(tensor.device, back)
         # The value is computed, and who used the target's memory before has run.
         self._stream.wait_stream(torch.cuda.current_stream(tensor.device))
         if after is not None:
             self._stream.wait_event(after.done)
         with torch.cuda.stream(self._stream):
-            work()
+            work(pinned)
             self.done: torch.cuda.Event = self._stream.record_event()
+        slot.memory.copied_by(self._stream, self.done)
         self._tensor: Tensor | None = tensor
 
     def wait(self) -> None:
@@ -105,16 +112,14 @@ def copy_out(value: Tensor, slot: Slot) -> Copy:
         return ThreadCopy(slot, flat.numpy(), back=False)
     if not isinstance(slot.memory, HostMemory):
         return ThreadCopy(slot, flat, back=False, ready=_computed(value.device))
-    target = _pinned(slot, value.device)
-    return StreamCopy(lambda: _copy_tensor(target, flat), flat, back=False)
+    return StreamCopy(slot, lambda pinned: _copy_tensor(pinned, flat), flat, back=False)
 
 
 def copy_back(slot: Slot, target: Tensor, out: Copy) -> Copy:
     """Begin to fill `target`, which has the layout of the value, from `slot`, once `out` is done."""
     flat = flat_bytes(target)
     if isinstance(out, StreamCopy):
-        source = _pinned(slot, target.device)
-        return StreamCopy(lambda: _copy_tensor(flat, source), flat, back=True, after=out)
+        return StreamCopy(slot, lambda pinned: _copy_tensor(flat, pinned), flat, back=True, after=out)
     out.wait()
     if target.is_cuda:
         return ThreadCopy(slot, flat, back=True, ready=_computed(target.device))
@@ -147,13 +152,6 @@ def _computed(device: torch.device) -> Callable[[], None]:
     """Waits until all is done that the GPU's current stream was given so far."""
     event = torch.cuda.current_stream(device).record_event()
     return cast("Callable[[], None]", event.synchronize)
-
-
-def _pinned(slot: Slot, device: torch.device) -> Tensor:
-    """The slot as a tensor in pinned memory."""
-    if not isinstance(slot.memory, HostMemory):
-        raise OffloadError(f"streams of {device} copy to and from host memory only")
-    return torch.from_numpy(slot.memory.bytes[slot.offset : slot.offset + slot.size_bytes])
 
 
 @cache

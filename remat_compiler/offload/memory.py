@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -56,6 +56,8 @@ class HostMemory:
         except MemoryError as error:
             raise OffloadError(f"the host has no {format_bytes(size_bytes)} of memory left to offload to") from error
         self._pinned = pinned
+        # The last copy of each stream of a GPU, which ends after the earlier ones.
+        self._last: dict[Any, Any] = {}
         if pinned:
             status = torch.cuda.cudart().cudaHostRegister(self.bytes.ctypes.data, size_bytes, 0)  # type: ignore[no-untyped-call]
             if int(status):
@@ -69,8 +71,14 @@ class HostMemory:
         """Fill `target` from `offset`."""
         np.copyto(target, self.bytes[offset : offset + len(target)])
 
+    def copied_by(self, stream: Any, done: Any) -> None:
+        """A stream of a GPU has been given a copy from or to this memory, and an event that comes with its end."""
+        self._last[stream] = done
+
     def close(self) -> None:
-        """Give the memory back."""
+        """Give the memory back, once no copy uses it."""
+        for done in self._last.values():
+            done.synchronize()
         if self._pinned:
             torch.cuda.cudart().cudaHostUnregister(self.bytes.ctypes.data)  # type: ignore[no-untyped-call]
         self.bytes = np.empty(0, np.uint8)

@@ -5,17 +5,20 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from contextlib import nullcontext
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from remat_compiler.compilation.offloading import place_of
 from remat_compiler.errors import OffloadError, OptionError
 from remat_compiler.ir.plan import Tier
+from remat_compiler.offload import copies
 from remat_compiler.offload.copies import PIECE_BYTES, ThreadCopy
 from remat_compiler.offload.direct_file import GpuFile
 from remat_compiler.offload.memory import HostMemory
@@ -162,3 +165,48 @@ def test_a_disk_from_a_gpu_needs_the_library(
     assert place_of(options, ["cpu"]) == Place(Tier.DISK, tmp_path)
     request.getfixturevalue("kvikio")
     assert place_of(options, ["cuda"]) == Place(Tier.DISK, tmp_path)
+
+
+class MadeUpStream:
+    """A stream of a GPU that notes what it is given, and what is waited for."""
+
+    def __init__(self, told: list[str]) -> None:
+        self.told, self.given = told, 0
+
+    def wait_stream(self, _: object) -> None:
+        """It is empty."""
+
+    def wait_event(self, _: object) -> None:
+        """It has come."""
+
+    def record_event(self) -> Any:
+        self.given += 1
+        text = f"copy {self.given} has ended"
+        return SimpleNamespace(synchronize=lambda: self.told.append(text))
+
+
+def test_pinned_memory_is_kept_until_the_last_copy_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    stream = MadeUpStream(told)
+    driver = SimpleNamespace(
+        cudaHostRegister=lambda *_: 0, cudaHostUnregister=lambda *_: told.append("the memory is given back")
+    )
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: driver)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: MadeUpStream(told))
+    monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
+    monkeypatch.setattr(copies, "_stream", lambda *_: stream)
+    memory = HostMemory(8192, pinned=True)
+    value = torch.arange(64, dtype=torch.uint8)
+    # Held, since a copy that nobody waits for tells the allocator of its stream.
+    out = copies.StreamCopy(Slot(memory, 0, 64), lambda pinned: _fill(pinned, value), value, back=False)
+    found = torch.zeros_like(value)
+    back = copies.StreamCopy(Slot(memory, 0, 64), lambda pinned: _fill(found, pinned), found, back=True, after=out)
+    out.wait()
+    back.wait()
+    assert found.equal(value)
+    memory.close()
+    assert told == ["copy 2 has ended", "the memory is given back"]
+
+
+def _fill(target: torch.Tensor, source: torch.Tensor) -> None:
+    target.copy_(source)
