@@ -8,7 +8,7 @@ exist already, so torch splits an *outline* of their joint graph, in which one n
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from inspect import signature
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch._functorch import partitioners
+from torch.utils._ordered_set import OrderedSet
 
 from remat_compiler.torch_compat.mincut import quick_partitioning
 from remat_compiler.torch_compat.modules import erase_dead_code, new_module, without_code
@@ -56,6 +57,7 @@ def finished_modules(halves: Halves) -> tuple[fx.GraphModule, fx.GraphModule]:
     opaque = [outline.of[n] for n in saved if is_opaque(n)]
     # An argument that torch 2.11 does not have, nor any opaque node.
     keywords: dict[str, Any] = {"saved_opaque_nodes": opaque} if opaque else {}
+    static = [n for n in halves.forward.find_nodes(op="placeholder") if n.meta.get("is_static_input")]
     # torch would quantize the saved values of the outline; below, they are quantized in the graphs themselves.
     options = original(QUANTIZATION)
     others = {k: v for k, v in options.items() if k != _QUANTIZATION}
@@ -65,6 +67,7 @@ def finished_modules(halves: Halves) -> tuple[fx.GraphModule, fx.GraphModule]:
             [outline.of[n] for n in tensors],
             saved_sym_nodes=[outline.of[n] for n in saved if n in halves.symbols],
             num_fwd_outputs=len(halves.forward_outputs),
+            **_static_nodes(partitioners._extract_fwd_bwd_modules, [outline.of[n] for n in static]),
             **keywords,
         )
     _adopt(halves.forward, forward.graph)
@@ -79,8 +82,14 @@ def finished_modules(halves: Halves) -> tuple[fx.GraphModule, fx.GraphModule]:
         quantize: Any = partitioners.enable_activation_quantization
         count = {"num_fwd_outputs": len(halves.forward_outputs)}
         known = count if "num_fwd_outputs" in signature(quantize).parameters else {}  # not a parameter in every version
-        quantize(tensors, *modules, **known)
+        quantize(tensors, *modules, **known, **_static_nodes(quantize, static))
     return modules
+
+
+def _static_nodes(function: Callable[..., Any], nodes: Iterable[fx.Node]) -> dict[str, Any]:
+    """The inputs that stay where they are, as an argument of a function of torch; nothing where it takes none."""
+    name = "static_lifetime_input_nodes"
+    return {name: OrderedSet(nodes)} if name in signature(function).parameters else {}
 
 
 def is_opaque(node: fx.Node) -> bool:

@@ -21,6 +21,10 @@ from remat_compiler.capture.operators import has_tensor
 NOTES_BACKWARD = "autograd_backward" in inspect.getsource(partitioners)
 """Whether this version's partitioner notes which nodes are of the backward, rather than tracing alone."""
 
+TAKES_STATIC_NODES = (
+    "static_lifetime_input_nodes" in inspect.signature(partitioners._extract_fwd_bwd_modules).parameters
+)
+
 
 class Stop(BaseException):
     """Ends a compilation once the joint graph is there."""
@@ -131,22 +135,47 @@ def _in(named: dict[str, fx.Node], values: Sequence[Any]) -> list[Any]:
     return [named[v.name] if isinstance(v, fx.Node) else v for v in values]
 
 
-def test_what_nothing_reads_is_not_saved() -> None:
-    joint, keywords = joint_graph(Dense(), [torch.randn(4, 6)], False)
+@pytest.mark.skipif(not TAKES_STATIC_NODES, reason="this torch is not to be told")
+def test_torch_is_told_which_inputs_stay_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of others a backward checks where they lie in memory, and may store them in fewer bits."""
+    told: list[list[str]] = []
+    extract = partitioners._extract_fwd_bwd_modules
+
+    def noted(
+        joint: fx.GraphModule, *args: Any, static_lifetime_input_nodes: Sequence[fx.Node] = (), **keywords: Any
+    ) -> Any:
+        told.append([node.name for node in static_lifetime_input_nodes])
+        return extract(joint, *args, **keywords)
+
+    monkeypatch.setattr(partitioners, "_extract_fwd_bwd_modules", noted)
+    joint, keywords = joint_graph(Sized(), [torch.randn(4, 6)], False)
+    torch_compat.prepare_joint(joint, keywords["num_fwd_outputs"], [0])
+    halves = halves_of(joint, keywords)
+    told.clear()
+    torch_compat.finished_modules(halves)
+    assert told == [["primals_1"]]
+
+
+def halves_of(joint: fx.GraphModule, keywords: dict[str, Any]) -> torch_compat.Halves:
+    """What torch's partitioner makes of a joint graph, taken apart."""
     expected = min_cut_rematerialization_partition(torch_compat.copy_module(joint), None, **keywords)
     (forward, in_forward), (backward, in_backward) = (taken_apart(m.graph, Random(0)) for m in expected)
-    crossing = {in_forward[n.name]: n for n in backward.find_nodes(op="placeholder") if n.name in in_forward}
-    unread = next(n for n in forward.nodes if n.op == "call_function" and n not in crossing)
-    crossing[unread] = backward.placeholder("unread")
     count = keywords["num_fwd_outputs"]
-    halves = torch_compat.Halves(
+    return torch_compat.Halves(
         joint,
         forward,
         backward,
-        crossing,
+        {in_forward[n.name]: n for n in backward.find_nodes(op="placeholder") if n.name in in_forward},
         frozenset(),
         tuple(_in(in_forward, returned(expected[0].graph)[:count])),
         tuple(_in(in_backward, returned(expected[1].graph))),
     )
+
+
+def test_what_nothing_reads_is_not_saved() -> None:
+    joint, keywords = joint_graph(Dense(), [torch.randn(4, 6)], False)
+    halves = halves_of(joint, keywords)
+    unread = next(n for n in halves.forward.nodes if n.op == "call_function" and n not in halves.crossing)
+    halves.crossing[unread] = halves.backward.placeholder("unread")
     _, made = torch_compat.finished_modules(halves)
     assert "unread" not in [n.name for n in made.graph.nodes]
