@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch._ops import OpOverload
 
@@ -96,6 +97,14 @@ def test_an_unknown_operator_is_told_of_once(caplog: pytest.LogCaptureFixture) -
             assert table.resolve(calls) == {}
             assert table.resolve(calls) == {}
     assert len(caplog.records) == 1
+
+
+def test_inductors_own_random_numbers_take_nothing_inside(caplog: pytest.LogCaptureFixture) -> None:
+    torch._dynamo.reset()
+    options = {"memory_budget": 1.0, "cost_model": "nominal"}
+    compiled = torch.compile(lambda x: F.dropout(x.sin(), 0.3).sum(), backend="remat", options=options)
+    compiled(torch.ones(64, requires_grad=True)).backward()
+    assert "not known" not in caplog.text
 
 
 def _rows(count: int, dtype: torch.dtype = torch.int64) -> Tensor:
