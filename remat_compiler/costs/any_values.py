@@ -7,14 +7,16 @@ new operator of torch is not executed until it stands here.
 
 from __future__ import annotations
 
+import operator
 from functools import cache
 
 import torch
-from torch._ops import OpOverload
+from torch import fx, nn
+from torch._ops import HigherOrderOperator, OpOverload
 
 from remat_compiler import torch_compat
 from remat_compiler.costs.clock import DEVICE_TYPES
-from remat_compiler.costs.op_call import RANDOM_STATE_OPS, OpCall, operator_name
+from remat_compiler.costs.op_call import OpCall, allocates_results_only, operator_name
 
 NAMESPACES = frozenset({"aten", "prims"})
 
@@ -100,16 +102,39 @@ OPERATORS = frozenset({*_PADS, *_UPSAMPLES, *" ".join(_LISTS).split()})
 """Names of torch's operators, without overloads, that are safe on any values; pointwise ones besides."""
 
 
+RUNS_BODIES = frozenset({"cond", "scan", "map_impl", "associative_scan", "while_loop"})
+"""Operators that run graphs, each a number of times that no value decides, or that can be run so."""
+
+
 def is_measurable(call: OpCall) -> bool:
     """Whether a call may be executed on made-up values, on a device whose times and allocations can be read.
 
-    An operator that runs another one with a random state saved or set is as safe as that one.
+    An operator that runs another one with a random state saved or set is as safe as that one, and one that runs graphs
+    is as safe as all operators in these.
     """
     if call.device_type not in DEVICE_TYPES:
         return False
-    if str(call.func) in RANDOM_STATE_OPS:
-        return all(_is_safe(func) for func in call.args if isinstance(func, OpOverload))
-    return _is_safe(call.func)
+    if call.bodies:
+        return str(call.func) in RUNS_BODIES and all(_is_safe_body(body.module) for body in call.bodies)
+    return _is_safe(call.executed.func)
+
+
+def _is_safe_body(module: nn.Module) -> bool:
+    graphs = [one.graph for one in module.modules() if isinstance(one, fx.GraphModule)]
+    return bool(graphs) and all(_is_safe_within(node) for graph in graphs for node in graph.nodes)
+
+
+def _is_safe_within(node: fx.Node) -> bool:
+    if node.op != "call_function":
+        return node.op in ("placeholder", "get_attr", "output")
+    func = node.target
+    # Their own graphs are looked at with those of the outermost one.
+    if isinstance(func, HigherOrderOperator):
+        return str(func) in RUNS_BODIES - {"while_loop"}
+    if not isinstance(func, OpOverload):
+        return getattr(func, "__module__", "") == operator.add.__module__
+    reads_values = torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags
+    return _is_safe(func) or (func.namespace in NAMESPACES and allocates_results_only(func) and not reads_values)
 
 
 @cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -83,13 +84,24 @@ class TensorSpec:
         return made.conj() if self.lazily == "conj" else torch._neg_view(made) if self.lazily == "neg" else made
 
 
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Body:
+    """A graph that an operator runs, such as the branch of a condition."""
+
+    module: torch.nn.Module
+
+    def __repr__(self) -> str:
+        code = [str(getattr(one, "code", "")) for one in self.module.modules()]
+        return f"body {hashlib.sha256(repr(code).encode()).hexdigest()[:16]}"
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class OpCall:
     """One call of an operator.
 
     Attributes:
         func: The operator.
-        args: Its arguments, with a `TensorSpec` in place of each tensor.
+        args: Its arguments, with a `TensorSpec` in place of each tensor, and a `Body` in place of each graph.
         kwargs: Its keyword arguments, likewise.
         key: Text that is equal for calls that take equally much time and memory.
     """
@@ -116,7 +128,7 @@ class OpCall:
             if func in torch_compat.GATHERS | torch_compat.SCATTERS and torch_compat.is_of_gloo(args[-1]):
                 return OpCall.any(func, args, kwargs, symbolic=symbolic)
             # Decided by the operator alone, without a look at the arguments.
-            if _allocates_results_only(func):
+            if allocates_results_only(func):
                 return OpCall.any(func, args, kwargs, symbolic=symbolic) if _may_transpose(func, args) else None
             # Without tensors there is nothing to allocate.
             if not any(True for _ in tensors_in((args, kwargs, result))):
@@ -177,6 +189,11 @@ class OpCall:
         start = next((i for i, arg in enumerate(self.args) if runs_other and isinstance(arg, OpOverload)), None)
         return self if start is None else OpCall(self.args[start], self.args[start + 1 :], self.kwargs, self.key)
 
+    @property
+    def bodies(self) -> list[Body]:
+        """Graphs that it runs."""
+        return list(_leaves((self.args, self.kwargs), Body))
+
     def arguments_without_data(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Arguments with tensors on the device ``meta``."""
         return _thaw(self.args, TensorSpec.without_data), _thaw(self.kwargs, TensorSpec.without_data)
@@ -216,7 +233,8 @@ def _leaves(value: Any, kind: type) -> Iterator[Any]:
 
 
 @cache
-def _allocates_results_only(func: OpOverload) -> bool:
+def allocates_results_only(func: OpOverload) -> bool:
+    """Whether an operator takes nothing inside, whatever its arguments."""
     # Operators of this project do, and those that move values cannot run on made-up ones.  FSDP2 only copies; buffers
     # of collectives are not from torch's allocator on a GPU; for gloo's see `OpCall.copied_bytes`.
     own = func.namespace in ("remat", "fsdp", *COLLECTIVE_NAMESPACES)
@@ -265,6 +283,8 @@ def _freeze(value: Any, number: Callable[[Any], Any]) -> Any:
         device_type = value.device_type if isinstance(value, TensorSpec) else value.device.type
         lazily = value.lazily if isinstance(value, TensorSpec) else _lazily(value)
         return TensorSpec(tuple(map(number, shape)), tuple(map(number, stride)), value.dtype, device_type, lazily)
+    if isinstance(value, torch.nn.Module):
+        return Body(value)
     if isinstance(value, torch.SymInt):
         return number(value)
     if isinstance(value, (torch.SymFloat, torch.SymBool)):
@@ -286,6 +306,8 @@ def _same(size: Any) -> Any:
 def _thaw(value: Any, make: Callable[[TensorSpec], torch.Tensor]) -> Any:
     if isinstance(value, TensorSpec):
         return make(value)
+    if isinstance(value, Body):
+        return value.module
     if isinstance(value, (list, tuple)):
         return _rebuilt(value, [_thaw(item, make) for item in value])
     if isinstance(value, dict):

@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -193,10 +194,23 @@ def measure_workspace(call: OpCall, level: int = logging.WARNING) -> int | None:
     try:
         with torch_compat.outside_tracing(), torch.random.fork_rng(devices), torch.no_grad():
             args, kwargs = call.real_arguments()
-            return workspace_of(lambda: call.func(*args, **kwargs), call.device_type)
-    except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError) as error:
+            ways = [partial(call.func, *given, **kwargs) for given in _ways(call, args)]
+            return max(workspace_of(way, call.device_type) for way in ways)
+    except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError, AssertionError) as error:
         log.log(level, "the workspace of %s is unknown: %s", call.key, error)
         return None
+
+
+def _ways(call: OpCall, args: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+    """The arguments by which the call takes all ways: each branch of a condition, two rounds of a loop."""
+    name = str(call.func)
+    if name == "cond":
+        return [(choice, *args[1:]) for choice in (True, False)]
+    if name == "while_loop":
+        # Made-up values might never end it, and the second round runs beside the results of the first, as all others.
+        rounds = iter((True, True, False))
+        return [(lambda *_: torch.tensor(next(rounds)), *args[1:])]
+    return [args]
 
 
 def workspace_of(run: Callable[[], object], device_type: str) -> int:

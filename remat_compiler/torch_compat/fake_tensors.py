@@ -212,6 +212,14 @@ def fake_view(mode: Any, base: torch.Tensor, size: Any, stride: Any, offset: int
 
 
 def fake_call(node: fx.Node) -> tuple[Any, tuple[Any, ...], dict[str, Any], Any]:
-    """The call that `node` makes, with fake tensors for its arguments and its result."""
-    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta.get("val"))
+    """The call that `node` makes, with fake tensors for its arguments and its result, and the graphs that it runs."""
+    args, kwargs = fx.map_arg((node.args, node.kwargs), _fake_argument)
     return node.target, args, kwargs, node.meta.get("val")
+
+
+def _fake_argument(node: fx.Node) -> Any:
+    owner = node.graph.owning_module
+    if node.op == "get_attr" and "val" not in node.meta and owner is not None:
+        # A graph, which stands in the module under this name.
+        return operator.attrgetter(str(node.target))(owner)
+    return node.meta.get("val")

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch._ops import OpOverload
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from dry_run.steps import peak_of
 from remat_compiler.costs.any_values import is_measurable
@@ -87,6 +88,45 @@ def test_an_operator_with_a_random_state_is_as_safe_as_itself() -> None:
     run = torch.ops.higher_order.run_and_save_rng_state
     assert is_measurable(call_of(run, aten.bernoulli.default, torch.empty(4)))
     assert not is_measurable(call_of(run, torch.ops.any_values.pure.default, torch.empty(4), torch.zeros(2).long()))
+
+
+def _body(function: Callable[..., Any], *arguments: Tensor) -> torch.fx.GraphModule:
+    return make_fx(function)(*arguments)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("function", "is_safe"),
+    [
+        (lambda x: x.sin().view(-1) + 1, True),
+        (lambda x: x @ x.t(), True),
+        (lambda x: x[x.long()[0]], False),
+        (lambda x: torch.ops.any_values.pure(x, x.long()[0]), False),
+        (lambda x: x.nonzero(), False),
+    ],
+)
+def test_an_operator_that_runs_graphs_is_as_safe_as_what_is_in_them(function: Any, is_safe: bool) -> None:
+    x = torch.zeros(4, 4)
+    body = _body(function, x)
+    assert is_measurable(call_of(torch.ops.higher_order.map_impl, body, [x[None]], [])) is is_safe
+    both = call_of(torch.ops.higher_order.cond, torch.tensor(True), _body(torch.sin, x), body, [x])
+    assert is_measurable(both) is is_safe
+
+
+def test_a_condition_takes_what_its_larger_branch_takes_and_a_loop_comes_to_an_end() -> None:
+    x, small, large = (
+        torch.zeros(64, 64),
+        _body(torch.sin, torch.zeros(4, 4)),
+        _body(lambda x: x @ x @ x, torch.zeros(64, 64)),
+    )
+    condition, loop = torch.ops.higher_order.cond, torch.ops.higher_order.while_loop
+    calls = [
+        call_of(condition, torch.tensor(True), *both, [x]) for both in ((small, small), (small, large), (large, small))
+    ]
+    found = WorkspaceTable().resolve(calls)
+    assert [found[call.key] for call in calls] == [0, x.nbytes, x.nbytes]
+    # The values of a round stay until the next one is over.
+    for_ever = call_of(loop, _body(lambda x: x.sum() > -1, x), _body(lambda x: (x.sin(),), x), (x,), ())
+    assert WorkspaceTable().resolve([for_ever])[for_ever.key] == x.nbytes + 1
 
 
 def test_an_unknown_operator_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
