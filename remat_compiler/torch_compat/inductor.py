@@ -13,6 +13,7 @@ from torch._functorch import partitioners
 from torch._inductor.compile_fx import compile_fx
 from torch._inductor.custom_graph_pass import CustomPartitionerFn as CustomPartitionerFn
 from torch._inductor.fx_passes import post_grad
+from torch._inductor.graph import SubgraphLowering
 from torch._inductor.virtualized import V
 
 from remat_compiler.torch_compat.convolutions import guard_layout
@@ -21,6 +22,7 @@ from remat_compiler.torch_compat.patch import Patch
 from remat_compiler.torch_compat.patches import (
     BUFFER_REUSE,
     CPU_KERNELS,
+    DONATED_BUFFERS,
     KERNEL_CACHES,
     KERNEL_GROUPS,
     LAYOUT,
@@ -89,6 +91,7 @@ def compile_with_inductor(gm: fx.GraphModule, example_inputs: Any, partitioner: 
     """Compile Dynamo's graph with Inductor, cutting joint graphs with `partitioner`; `gm` may be changed."""
     _guard_product_fusion()
     _guard_kernel_groups()
+    _guard_arguments_of_bodies()
     guard_layout()
     # The partitioner may change settings on the way; leaving the block restores them.
     with settings(
@@ -147,6 +150,22 @@ def _where_memory_is_freed(ready: Callable[[Any], bool]) -> Callable[[Any], bool
         return frees_too_late(self.scheduler) or ready(self)
 
     return ready_to_flush
+
+
+@cache
+def _guard_arguments_of_bodies() -> None:
+    """Keep Inductor from taking arguments of a branch's or a loop's body for saved values that nobody reads any more.
+
+    It asks by their positions, and these are the positions of the saved values among the arguments of the backward.
+    """
+    replace(DONATED_BUFFERS, _none_of_bodies)
+
+
+def _none_of_bodies(donated: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def get_donated_buffers(self: Any) -> Any:
+        return {} if isinstance(V.graph, SubgraphLowering) else donated(self)
+
+    return get_donated_buffers
 
 
 @cache

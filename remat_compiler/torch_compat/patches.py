@@ -72,6 +72,14 @@ LOOP_FUSION = Patch(
     "fused loops would hold memory that the plan frees",
     (("scheduler", "node1", "node2", "shared_data_score"),),
 )
+DONATED_BUFFERS = Patch(
+    "donated buffers",
+    "torch._inductor.scheduler:Scheduler.get_donated_buffers",
+    _CORRECTNESS,
+    "keeps the body of a branch or a loop from writing over its arguments",
+    "gradients through `torch.cond` may be wrong, as without this project",
+    (("self",),),
+)
 # The calls of what the user compiled.
 COMPILED_CALLS = Patch(
     "compiled calls",
@@ -286,6 +294,7 @@ PATCHES: tuple[Patch, ...] = (
     EMITTED_CONTEXT,
     RETAINED_GRAPHS,
     KERNEL_GROUPS,
+    DONATED_BUFFERS,
     PRODUCT_FUSION,
     LOOP_FUSION,
     COMPILED_CALLS,

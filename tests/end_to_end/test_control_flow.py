@@ -83,3 +83,11 @@ def test_what_branches_and_loops_hold_inside_is_counted(
     # The longer branch is counted, though the other one runs.
     assert measured <= report.peak_bytes if inside is branch else measured == report.peak_bytes
     assert "is not known" not in caplog.text
+
+
+@pytest.mark.parametrize("budget", [1.0, "min"])
+@pytest.mark.usefixtures("compiles_anew")
+def test_the_body_of_a_branch_does_not_write_over_what_is_read_after_it(budget: float | str) -> None:
+    measured = compared(branch, inner="inductor", memory_budget=budget)
+    (report,) = remat_compiler.reports()
+    assert measured <= report.peak_bytes
