@@ -22,8 +22,10 @@ FORWARD, BACKWARD, UPDATE = "forward", "backward", "optimizer"
 _UNCOUNTED_STEPS = 2
 _CUBLAS_BYTES = {9: 32 * 2**20, 10: 32 * 2**20}
 _CUBLAS_DEFAULT_BYTES = 2 * 4096 * 1024 + 8 * 16 * 1024
-"""Workspace of cuBLAS on a stream (``getChosenWorkspaceSize`` in ``CUDABlas.cpp``): by major compute capability: 32 MiB
-of Hopper and Blackwell's data center GPUs, else ``:4096:2:16:8``."""
+"""Workspace of cuBLAS for a handle on a stream (``getChosenWorkspaceSize`` in ``CUDABlas.cpp``): by major compute
+capability: 32 MiB of Hopper and Blackwell's data center GPUs, else ``:4096:2:16:8``."""
+_HANDLES = 2
+"""Each thread has a handle of its own (``CublasHandlePool.cpp``): the program's has, and autograd's of the device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +84,12 @@ def count(step: MadeStep, mode: Any) -> Counted:
 
 
 def library_bytes(gpu: Gpu) -> int:
-    """Workspace that cuBLAS keeps on the device."""
-    return _CUBLAS_BYTES.get(gpu.capability[0], _CUBLAS_DEFAULT_BYTES)
+    """Workspaces that cuBLAS keeps on the device."""
+    return sum(_library_sizes(gpu))
+
+
+def _library_sizes(gpu: Gpu) -> list[int]:
+    return [_CUBLAS_BYTES.get(gpu.capability[0], _CUBLAS_DEFAULT_BYTES)] * _HANDLES
 
 
 def distinct_bytes(tensors: Iterable[torch.Tensor]) -> int:
@@ -100,7 +106,7 @@ def storage_sizes(tensors: Iterable[torch.Tensor]) -> list[int]:
 
 def resident_sizes(step: MadeStep, gpu: Gpu) -> list[int]:
     """Bytes of what is there before the first step, in the order in which it is made."""
-    return [*storage_sizes(step.parameters), *storage_sizes(step.input_tensors), library_bytes(gpu)]
+    return [*storage_sizes(step.parameters), *storage_sizes(step.input_tensors), *_library_sizes(gpu)]
 
 
 def update_lives(step: MadeStep, mode: Any) -> list[Life]:

@@ -31,7 +31,7 @@ class FitPoint:
         backward_bytes: Most that the backward has.
         update_bytes: Most that the optimizer's step has.
         in_use_bytes: Most that the three have in whole blocks of torch's caching allocator, by its model.
-        library_bytes: Workspace that cuBLAS keeps.
+        library_bytes: Workspaces that cuBLAS keeps, for the forward's thread and the backward's.
         reserved_bytes: Most that torch's caching allocator reserves, by its model.
         expandable_bytes: The same with expandable segments, whether or not the user has set them.
         step_ns: Modelled time of forward and backward, recomputation included.
@@ -169,7 +169,7 @@ def _details(report: FitReport) -> str:
         ("parameters", point.parameter_bytes, "exact: with buffers"),
         ("optimizer", point.optimizer_bytes, "exact: its state"),
         ("inputs", point.input_bytes, "exact"),
-        ("library", point.library_bytes, "constant: cuBLAS's workspace"),
+        ("library", point.library_bytes, "constant: cuBLAS's workspaces"),
         ("forward", point.forward_bytes, "exact but for workspaces: on top of the above"),
         ("backward", point.backward_bytes, f"likewise, with {gib(point.gradient_bytes)} of gradients"),
         ("optimizer's step", point.update_bytes, "likewise"),
