@@ -251,8 +251,12 @@ def _stand_ins(observer: PlacedObserver) -> dict[str, Callable[..., Any]]:
         # A view, so that the pool counts once, from its own allocation.
         return torch.as_strided(pool.view(torch.uint8)[offset_bytes:].view(dtype), size, stride)
 
+    def symmetric(size: Any, stride: Any, dtype: torch.dtype, device: torch.device, **_: object) -> torch.Tensor:
+        return observer.make_outside(size, stride, dtype, device)
+
     allocators: dict[str, Callable[..., Any]] = {f"empty_strided_{t}": _allocator(observer, t) for t in _DEVICE_TYPES}
     return allocators | {
+        "empty_strided_p2p": symmetric,
         "empty_strided_cpu_pinned": _allocator(observer, "cpu"),
         "reinterpret_tensor": reinterpret,
         "alloc_from_pool": from_pool,

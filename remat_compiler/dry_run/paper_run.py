@@ -86,6 +86,13 @@ class _Unobserved:
             return tracker.allocate(size, stride, dtype, device)
         return torch_compat.new_fake(torch_compat.active_fake_mode(), size, stride, dtype, device)
 
+    def make_outside(self, size: Any, stride: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """An empty fake tensor that does not count."""
+        tracker = active_tracker()
+        if tracker is not None:
+            return tracker.make_outside(size, stride, dtype, device)
+        return torch_compat.new_fake(torch_compat.active_fake_mode(), size, stride, dtype, device)
+
     def allocated(self, tensor: torch.Tensor) -> None:
         """An operator allocated this, which the tracker sees by itself."""
 

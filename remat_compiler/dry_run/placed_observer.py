@@ -28,6 +28,9 @@ class StepObserver(Protocol):
     def allocate(self, size: Any, stride: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """An empty fake tensor, counted."""
 
+    def make_outside(self, size: Any, stride: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """An empty fake tensor in memory that is not the allocator's, which does not count."""
+
     def allocated(self, tensor: torch.Tensor) -> None:
         """An operator allocated this, whose result may be placed."""
 
@@ -40,10 +43,11 @@ class PlacedObserver:
 
     Attributes:
         view: Makes views, as `observer` does.
+        make_outside: Makes tensors outside of the allocator's memory, likewise.
     """
 
     def __init__(self, observer: StepObserver) -> None:
-        self._observer, self.view = observer, observer.view
+        self._observer, self.view, self.make_outside = observer, observer.view, observer.make_outside
         self._placing: Placing | None = None
 
     def begin(self, placement: Placement | None, arguments: Sequence[Any]) -> None:

@@ -186,6 +186,12 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._made(life, tensor)
         return tensor
 
+    def make_outside(self, size: Any, stride: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """An empty fake tensor that does not count: symmetric memory, which ranks share, is not the allocator's."""
+        tensor = torch_compat.new_fake(self._fake_mode, size, stride, dtype, device)
+        self.hold_resident(tensor)
+        return tensor
+
     def allocated(self, tensor: torch.Tensor) -> None:
         """Record that an operator made this, whose result may be placed."""
         life = self._lives.get(tensor.untyped_storage()._cdata)

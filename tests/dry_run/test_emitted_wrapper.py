@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,9 @@ from torch._dynamo.utils import counters
 from torch._inductor.output_code import CompiledFxGraph
 
 from dry_run.steps import DryRunBackend, Mlp, train_step
-from remat_compiler.dry_run.emitted_wrapper import GraphRecorder
+from remat_compiler import torch_compat
+from remat_compiler.dry_run.emitted_wrapper import EmittedGraph, GraphRecorder, make_twin
+from remat_compiler.dry_run.storage_tracker import StorageTracker
 
 
 def compiled_once() -> DryRunBackend:
@@ -65,3 +68,23 @@ def test_a_recorder_that_exits_first_leaves_the_other_listening() -> None:
     assert len(first.graphs) == 2
     assert second.graphs == []
     assert CompiledFxGraph.post_compile is original
+
+
+def empty_strided_p2p(*_: Any, **__: Any) -> torch.Tensor:
+    raise AssertionError("symmetric memory is allocated on all ranks")
+
+
+def communicating(arguments: list[Any]) -> tuple[torch.Tensor]:
+    """As Inductor emits a collective on symmetric memory."""
+    arguments.clear()
+    return (empty_strided_p2p((4, 4), (4, 1), torch.float32, torch.device("cpu"), group_name="0", alloc_id=7),)
+
+
+def test_symmetric_memory_is_not_allocated_and_does_not_count() -> None:
+    mode = torch_compat.FakeTensorMode()
+    with mode, StorageTracker(mode, "cpu", ()) as tracker:
+        (made,) = make_twin(EmittedGraph(None, communicating, (), False, ""), tracker)([])
+        copy = made.clone()
+    assert (made.shape, made.dtype) == ((4, 4), torch.float32)
+    assert isinstance(made, torch_compat.FakeTensor)
+    assert tracker.live_bytes == copy.untyped_storage().nbytes()
