@@ -195,3 +195,14 @@ def test_calls_differ_by_what_decides_their_memory() -> None:
     assert transposed is not None
     assert call.key != transposed.key
     assert measure_workspace(call) is not None
+
+
+def test_what_cudnns_recurrent_layers_keep_is_told_to_be_unknown(caplog: pytest.LogCaptureFixture) -> None:
+    """They return what their backward reads in a reserve, which has no bytes on fake tensors."""
+    size = 16
+    with FakeTensorMode():
+        x, hidden = torch.empty(8, 4, size, device="cuda"), torch.empty(1, 4, size, device="cuda")
+        weights = [torch.empty(4 * size, size, device="cuda") for _ in range(2)]
+        arguments = (x, weights, 2, None, hidden, hidden, 2, size, 0, 1, False, 0.0, True, False, [], None)
+        assert WorkspaceTable().probe(aten._cudnn_rnn.default, arguments, {}) == 0
+    assert "the memory that aten._cudnn_rnn.default takes inside, beside its results, is not known" in caplog.text
