@@ -70,6 +70,7 @@ from remat_compiler.torch_compat.fake_tensors import (
     fake_call,
     fake_view,
     is_laid_out_as_traced,
+    is_seed_on_cpu,
     new_fake,
     value_as_run,
 )

@@ -30,6 +30,11 @@ FAKE_RUN_ERRORS: tuple[type[Exception], ...] = (
 """Errors of operators on fake tensors if the result depends on data, or no shape function is registered."""
 
 
+_SEEDED = frozenset({"aten::_scaled_dot_product_efficient_attention", "aten::_efficient_attention_forward"})
+_SEEDS = (2, 3)
+"""Positions of seed and offset among their results."""
+
+
 def active_fake_mode() -> Any:
     """The innermost fake mode that is entered; `None` if none is."""
     return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
@@ -51,6 +56,10 @@ def corrected_fake_result(func: Any, args: tuple[Any, ...], result: Any) -> Any:
       was.
     - Scatters into a view copy the storage of their argument, and return the view of it that the argument is; the shape
       function copies the argument.
+
+    On a GPU, attention that takes the memory-efficient kernel returns its random seed and offset on the CPU, unless a
+    CUDA graph is captured (``_efficient_attention_forward`` of ATen's ``attention.cu``); the shape function gives both
+    the device of the query.
     """
     if func in WAITS:
         return args[0]
@@ -59,6 +68,11 @@ def corrected_fake_result(func: Any, args: tuple[Any, ...], result: Any) -> Any:
     name = func._schema.name if getattr(func, "_schema", None) else ""
     if name in STORAGE_SCATTERS:
         return _in_copied_storage(args[0], result)
+    if name in _SEEDED:
+        return tuple(
+            torch.empty_like(one, device="cpu") if i in _SEEDS and isinstance(one, torch.Tensor) else one
+            for i, one in enumerate(result)
+        )
     if not name.startswith(_NORMS):
         return result
     # Tensors first: input, weight, bias and running statistics; a backward has the gradient before the input.
@@ -115,6 +129,14 @@ def _type_of_item(node: fx.Node) -> torch.dtype | None:
         return None
     inputs = [one for one in fake_call(made)[1][:5] if isinstance(one, torch.Tensor)]
     return _types_of_norm(name, inputs).get(position) if inputs[0].device.type == "cpu" else None
+
+
+def is_seed_on_cpu(node: fx.Node) -> bool:
+    """Whether the node is a seed or offset of attention, which lies on the CPU whatever the trace says."""
+    if node.target is not operator.getitem or node.args[1] not in _SEEDS:
+        return False
+    made: Any = node.args[0]
+    return isinstance(made.target, torch._ops.OpOverload) and made.target._schema.name in _SEEDED
 
 
 def value_as_run(node: fx.Node) -> Any:
