@@ -66,7 +66,7 @@ def _changes_first(target: torch._ops.OpOverload) -> bool:
 
 
 def storage_bytes(node: fx.Node) -> int:
-    """Allocated bytes of the value that `node` owns; 0 when it holds no tensor (a tuple, say), or a seed off the GPU."""
+    """Allocated bytes of the value that `node` owns; 0 if it holds no tensor (a tuple, say), or a seed off the GPU."""
     if torch_compat.is_seed_on_cpu(node):
         return 0
     value = torch_compat.value_as_run(node)
