@@ -20,7 +20,7 @@ from torch import Tensor, fx, nn
 from remat_compiler import torch_compat
 from remat_compiler.compilation.attempt import Attempt
 from remat_compiler.compilation.compiler import Compiler
-from remat_compiler.compilation.graph_key import device_types
+from remat_compiler.compilation.graph_key import devices_of
 from remat_compiler.compilation.search import BudgetSearch, SearchGoal
 from remat_compiler.costs.table import cost_identity
 from remat_compiler.costs.workspace import WorkspaceTable
@@ -205,7 +205,7 @@ class Emitter:
         """
         asked = {"memory_budget": budget, "max_slowdown": None, "cost_model": "nominal"}
         options = RematOptions.parse(asked, check_planner=planner_class)
-        costs = cost_identity("nominal", device_types(self.gm, self.inputs), None, None)
+        costs = cost_identity("nominal", {device.type for device in devices_of(self.gm, self.inputs)}, None, None)
         symbols = torch_compat.input_symbols(self.inputs)
         traced = torch_compat.symbolic_inputs(self.gm, self.inputs) if symbols else []
         compiler = Compiler(self.gm, self.inputs, traced, Session(workspace=_WORKSPACE), costs, False)

@@ -195,7 +195,7 @@ def paper_rates(gpu: Gpu) -> Rates:
     """
     if gpu.figures:
         return _rates_by(gpu.figures, gpu.product, peers_of(gpu), on_gpu=True)
-    allows_tf32, _ = torch_compat.allows_tf32()
+    allows_tf32 = torch_compat.float32_precisions()[0] == "tf32"
     sheet = gpu.flops_per_s
     single = sheet["tf32" if allows_tf32 else "float32"]
     products = {**{name: sheet[name] for name in ("float64", "float16", "bfloat16")}, "float32": single}

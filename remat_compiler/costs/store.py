@@ -136,8 +136,7 @@ def environment() -> tuple[str, ...]:
         f"cpu {torch.backends.cpu.get_cpu_capability()} {device_name('cpu')}",
         f"threads {torch.get_num_threads()}",
         f"onednn {torch._C._get_mkldnn_enabled()}",
-        f"matmul {torch_compat.cpu_product_precision()}",
-        f"tf32 {torch_compat.allows_tf32()}",
+        f"float32 {torch_compat.float32_precisions()}",
         f"deterministic {torch.are_deterministic_algorithms_enabled()}",
         f"cudnn {torch.backends.cudnn.enabled} {torch.backends.cudnn.benchmark}",
     )

@@ -8,11 +8,12 @@ on their own: a view of the forward is recomputed in the backward from the saved
 producer is cloned for each fused loop of the backward, so that Inductor has no reason to keep it.
 
 What waits for a collective stands before the first reader of its result, so that what the plan runs in between goes on
-meanwhile.  Emitted code keeps the collective's argument until then, which the check counts.
+meanwhile, if the collective's arguments are there in any case: emitted code keeps them until then.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -25,6 +26,7 @@ from remat_compiler import torch_compat
 from remat_compiler.capture.changes import given_other_memory
 from remat_compiler.capture.graph import CapturedGraph
 from remat_compiler.capture.operators import NodeClass, has_tensor, is_pooling, node_class
+from remat_compiler.ir.graph import StorageId, StorageKind
 from remat_compiler.ir.plan import Plan, Tier
 from remat_compiler.offload.place import Place
 from remat_compiler.rewrite.emission import Emission, finished
@@ -70,6 +72,7 @@ class _Lowering:
         self.random = ReplayedRandom(captured, plan, self.out)
         self.transfers = EmittedTransfers(captured, plan, places, self.out, self.current)
         self.stored = _to_be_stored(captured)
+        self.resident, self.saved = self._storages_there()
         nodes = captured.joint.graph.nodes
         self.symbols = {n for n in nodes if n.op == "call_function" and node_class(n) is NodeClass.SYMBOLIC}
         self.sources, self.computed = self._sources_of_symbols()
@@ -131,7 +134,7 @@ class _Lowering:
                 execution = self.emitted.get(node, 0)
                 local[node] = self.random.emit(op_id, node, self._lookup(local), execution, self._name(node))
                 self.emitted[node] = execution + 1
-            elif self._waits_later(node):
+            elif self._waits_later(node, main):
                 self.waiting[node] = local
                 self.current.pop(node, None)
             elif node in owned:
@@ -156,14 +159,33 @@ class _Lowering:
         if self.out.in_backward and self.captured.fused and node_class(main) is NodeClass.KERNEL:
             self.inlined.clear()
 
-    def _waits_later(self, node: fx.Node) -> bool:
-        """Whether a wait for a collective is emitted with its first reader."""
+    def _waits_later(self, node: fx.Node, main: fx.Node) -> bool:
+        """Whether a wait for the collective `main` is emitted with its first reader."""
         # An interpreter would let go of the collective's argument while it is still read; values that are moved off the
         # device leave right after their operator; and a repetition replaces no value that the caller gets.
         if not self.captured.fused or node_class(node) is not NodeClass.WAIT:
             return False
-        storage = self.captured.storage.get(self.captured.roots[node])
-        return storage not in self.transfers.storages and (storage not in self.kept or node not in self.current)
+        roots, storage = self.captured.roots, self.captured.storage
+        result = storage.get(roots[node])
+        if result in self.transfers.storages or (result in self.kept and node in self.current):
+            return False
+        there = self.resident if self.out.in_backward else self.resident | self.saved
+        # What has no storage of its own is made for the collective alone.
+        given = {storage.get(roots[argument]) for argument in main.all_input_nodes if argument in roots}
+        return given <= there
+
+    def _storages_there(self) -> tuple[frozenset[StorageId | None], frozenset[StorageId | None]]:
+        """Storages that no plan frees, and those that are held from the operator that makes them to the backward."""
+        graph, boundary = self.captured.graph, self.plan.boundary
+        resident = {s.id for s in graph.storages if s.kind in (StorageKind.PARAMETER, StorageKind.INPUT)}
+        saved: set[StorageId] = set()
+        written: set[StorageId] = set()
+        for op_id in self.plan.steps[boundary:]:
+            saved.update(set(graph.ops[op_id].reads) - written)
+            written.update(graph.ops[op_id].writes)
+        made = Counter(storage for op_id in self.plan.steps[:boundary] for storage in graph.ops[op_id].writes)
+        held = {one for one in saved if made[one] == 1 and one not in self.transfers.storages}
+        return frozenset(resident), frozenset(held)
 
     def _emit_waits(self) -> None:
         """Emit the waits that nothing read so far."""

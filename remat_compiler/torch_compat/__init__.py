@@ -41,8 +41,7 @@ from remat_compiler.torch_compat.convolutions import (
 )
 from remat_compiler.torch_compat.devices import (
     DEVICE_RESERVE,
-    allows_tf32,
-    cpu_product_precision,
+    float32_precisions,
     free_device_bytes,
     gpu_at_hand,
     keep_device_busy,

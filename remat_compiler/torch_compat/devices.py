@@ -69,18 +69,13 @@ def gpu_at_hand() -> Gpu:
     return gpu_like(found.name, (found.major, found.minor), found.multi_processor_count)
 
 
-def allows_tf32() -> tuple[bool, bool]:
-    """Whether products, and convolutions, of float32 may be computed in TensorFloat-32 on a GPU."""
+def float32_precisions() -> tuple[str, str, str]:
+    """How float32 is computed with: in products and convolutions on a GPU, and in products on a CPU."""
     # Not by the older names: those raise an error once the program has set one of these.
-    cuda: Any = torch.backends.cuda
-    cudnn: Any = torch.backends.cudnn
-    return cuda.matmul.fp32_precision == "tf32", cudnn.conv.fp32_precision == "tf32"
-
-
-def cpu_product_precision() -> str:
-    """How products of float32 may be computed on a CPU."""
-    mkldnn: Any = torch.backends.mkldnn
-    return str(mkldnn.matmul.fp32_precision)
+    backends: Any = torch.backends
+    parts = (backends.cuda.matmul, backends.cudnn.conv, backends.mkldnn.matmul)
+    cuda, cudnn, cpu = (str(part.fp32_precision) for part in parts)
+    return cuda, cudnn, cpu
 
 
 def uses_cuda() -> bool:

@@ -215,31 +215,32 @@ def test_a_gather_of_an_input_may_be_repeated_where_ranks_agree() -> None:
 
 
 @pytest.mark.usefixtures("ranks")
-@pytest.mark.parametrize("fused", [True, False])
-def test_a_wait_stands_before_the_first_reader_of_what_is_communicated(fused: bool) -> None:
-    """The product between them runs while ranks communicate; an interpreter waits at once, and frees the argument."""
+@pytest.mark.parametrize(
+    ("fused", "prepared", "waits_late"),
+    [(True, lambda x: x, True), (False, lambda x: x, False), (True, torch.exp, False), (True, lambda x: x.t(), True)],
+)
+def test_a_wait_stands_before_the_first_reader_of_what_is_communicated(
+    fused: bool, prepared: Callable[[Tensor], Tensor], waits_late: bool
+) -> None:
+    """Products between them run while ranks communicate, unless the argument would be held for it alone."""
     import torch.distributed._functional_collectives as collectives
 
     weight = torch.randn(8, 8, requires_grad=True)
 
     def overlapped(x: Tensor) -> Tensor:
-        reduced = collectives.all_reduce(x.detach().exp(), "sum", [0, 1])
+        reduced = collectives.all_reduce(prepared(x), "sum", [0, 1])
         return (x @ weight) @ weight + reduced
 
-    found: list[list[str]] = []
+    orders: list[list[str]] = []
 
     def look(graph: CapturedGraph) -> None:
-        lowered = lower(graph, Plan.saving_all(graph.graph))
-        found.extend([node.name for node in module.graph.nodes] for module in (lowered.forward, lowered.backward))
+        nodes = lower(graph, Plan.saving_all(graph.graph)).forward.graph.nodes
+        names = [node.name for node in nodes if node.name.startswith(("all_reduce", "wait", "mm", "add"))]
+        orders.append(names)
 
-    captured(overlapped, (torch.randn(4, 8),), fused=fused, look=look)
-    forward = found[0]
-    order = [name for name in forward if name.startswith(("all_reduce", "wait", "mm", "add"))]
-    assert (
-        order == ["all_reduce", "mm", "mm_1", "wait_tensor", "add"]
-        if fused
-        else order[:2] == ["all_reduce", "wait_tensor"]
-    )
+    captured(overlapped, (torch.randn(8, 8),), fused=fused, look=look)
+    late, at_once = ["mm", "mm_1", "wait_tensor", "add"], ["wait_tensor", "mm", "mm_1", "add"]
+    assert orders == [["all_reduce", *(late if waits_late else at_once)]]
 
 
 @pytest.mark.usefixtures("ranks")

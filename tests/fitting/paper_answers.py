@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,7 +19,7 @@ from remat_compiler.costs import calibration, families
 from remat_compiler.costs.calibration import rounded
 from remat_compiler.costs.families import family_of
 from remat_compiler.costs.rates import Rates, rates_of
-from remat_compiler.devices.gpus import GPUS, Gpu
+from remat_compiler.devices.gpus import Gpu
 from remat_compiler.errors import RematError
 from remat_compiler.fitting.counted_step import BACKWARD, FORWARD, count, settle
 from remat_compiler.fitting.fit_report import FitPoint
@@ -291,10 +290,9 @@ def rates(device: Gpu) -> Rates:
         return rates_of("cuda", None)
 
 
-def rates_by_a_made_up_clock(device: str) -> tuple[Rates, Rates]:
-    """How fast a GPU is taken to be by its data sheet, and by what calibration finds of one that is just so fast."""
+def figures_by_a_made_up_clock(device: str) -> tuple[Rates, dict[str, int]]:
+    """How fast a GPU is taken to be by its data sheet, and what calibration finds of one that is just so fast."""
     with on_paper(device), pytest.MonkeyPatch.context() as patch:
-        gpu = GPUS[device]
         sheet = rates_of("cuda", None)
 
         def best(run: Callable[[], object], device_type: str, **_: object) -> int:
@@ -304,9 +302,15 @@ def rates_by_a_made_up_clock(device: str) -> tuple[Rates, Rates]:
 
         for module in (calibration, families):
             patch.setattr(module, "best_computing_ns", best)
-        figures = {name: rounded(probe()) for name, probe in calibration._probes("cuda").items()}
-    with paper_device(replace(gpu, figures=figures)):
-        return sheet, rates_of("cuda", None)
+        return sheet, {name: rounded(probe()) for name, probe in calibration._probes("cuda").items()}
+
+
+def decisions(device: Gpu, budget: float) -> list[tuple[str, str]]:
+    """What becomes of each value under the budget, by its name."""
+    remat_compiler.clear_reports()
+    fit_on_paper(FitRequest(language, device, budget, (8,), "bf16", None, {"inner": "eager"}))
+    (report,) = remat_compiler.reports()
+    return [(one.storage, one.decision.value) for one in report.decisions]
 
 
 class MadeUpClock(torch.utils._python_dispatch.TorchDispatchMode):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 import remat_compiler
-from fitting.paper_answers import rates, rates_by_a_made_up_clock
+from fitting.paper_answers import decisions, figures_by_a_made_up_clock, rates
 from fitting.paper_models import language
 from remat_compiler.cli.main import main
 from remat_compiler.costs.calibration import FIGURES
@@ -50,8 +51,10 @@ def test_a_card_without_a_data_sheet_is_known_by_its_driver_and_by_calibration()
 
 @pytest.mark.parametrize("name", ["h100", "a100", "rtx4090"])
 def test_calibration_of_a_card_finds_the_rates_of_its_data_sheet(name: str) -> None:
-    """Plans are then the same; figures are rounded to a fourth of an octave."""
-    sheet, found = call_in_process(rates_by_a_made_up_clock, name)
+    """Figures are rounded to a fourth of an octave."""
+    sheet, figures = call_in_process(figures_by_a_made_up_clock, name)
+    card = replace(GPUS[name], figures=figures)
+    found = call_in_process(rates, card)
     near = pytest.approx
     assert found.flops_per_s == {kind: near(rate, rel=0.1) for kind, rate in sheet.flops_per_s.items()}
     assert found.efficiency == {family: near(share, rel=0.2) for family, share in sheet.efficiency.items()}
@@ -60,6 +63,15 @@ def test_calibration_of_a_card_finds_the_rates_of_its_data_sheet(name: str) -> N
     assert found.overhead_ns == near(sheet.overhead_ns, rel=0.1)
     assert found.on_gpu
     assert sheet.on_gpu
+
+
+def test_plans_by_calibration_are_those_by_the_data_sheet() -> None:
+    """On this card no two values cost so nearly alike that the rounding of figures decides between them."""
+    _, figures = call_in_process(figures_by_a_made_up_clock, "h100")
+    card = replace(GPUS["h100"], figures=figures)
+    by_sheet, by_figures = (call_in_process(decisions, gpu, 0.5) for gpu in (GPUS["h100"], card))
+    assert by_figures == by_sheet
+    assert any(decision == "recompute" for _, decision in by_sheet)
 
 
 def test_what_others_use_of_the_card_is_not_left_to_torch() -> None:
