@@ -11,6 +11,7 @@ what the outer one has not released.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -88,7 +89,7 @@ class BehindThePlan:
 
     def _held(self, options: RematOptions) -> tuple[int | None, int]:
         """Bytes that the open calls which share a budget hold, `None` if not known, and eager operators before them."""
-        held_bytes, in_front = 0, dict[Beside, int]()
+        held_bytes, calls = 0, Counter[Beside]()
         for node, graph, note, _, _ in tuple(self._open_calls().values()):
             made = node()
             if made is None or not share_budget(graph.options, options):
@@ -99,5 +100,5 @@ class BehindThePlan:
             outputs = torch_compat.outputs_of(made)
             gone = outputs is not None and all(one.expired() for one in outputs)
             held_bytes += memory.held_bytes - (memory.released_bytes if gone else 0)
-            in_front[graph] = graph.outside.eager_bytes
-        return held_bytes, sum(in_front.values())
+            calls[graph] += 1
+        return held_bytes, sum(graph.outside.eager_of(count) for graph, count in calls.items())

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from heapq import nlargest
 from typing import Any
 
 import torch
@@ -56,7 +57,7 @@ class Outside:
     """Memory of a step outside one planned graph, as the calls of the graph show it.
 
     Attributes:
-        eager_bytes: Bytes that operators left to eager hold for their backward.
+        eager_bytes: Bytes that operators left to eager hold for their backward, most in front of one call.
         view_bytes: Bytes of gradients that autograd makes for inputs of which outputs are views.
         made_bytes: Bytes of inputs that graphs without gradients made.
         more_at_end: Bytes that the step takes at its end beyond what the graph leaves; may be below 0.
@@ -66,11 +67,19 @@ class Outside:
     view_bytes: int = 0
     made_bytes: int = 0
     more_at_end: int = 0
+    _eager_of_calls: list[int] = field(default_factory=list)
+
+    def eager_of(self, calls: int) -> int:
+        """`eager_bytes` of so many calls in a step: each has operators of its own in front of it."""
+        return max(self.eager_bytes, sum(nlargest(calls, self._eager_of_calls)))
 
     def see(self, arguments: Sequence[Any], outputs: Any) -> None:
         """Take in one more call, before its backward."""
         # Once the backward has run, autograd's nodes hold nothing any more.
-        self.eager_bytes = max(self.eager_bytes, torch_compat.saved_by_eager(arguments))
+        eager_bytes = torch_compat.saved_by_eager(arguments)
+        self.eager_bytes = max(self.eager_bytes, eager_bytes)
+        if eager_bytes:
+            self._eager_of_calls.append(eager_bytes)
         self.view_bytes = max(self.view_bytes, torch_compat.gradients_of_views(arguments, outputs))
         self.made_bytes = max(self.made_bytes, made_by_untrained(arguments))
         self.more_at_end = torch_compat.gradients_by_eager(arguments)

@@ -190,7 +190,7 @@ class _Replan:
         beside = BesideThePlan(peak, limit, len(self.graphs), told)
         outside = [graph.outside for graph in self.graphs]
         together = Outside(
-            sum(one.eager_bytes for one in outside),
+            sum(graph.outside.eager_of(self._runs(graph)) for graph in self.graphs),
             sum(one.view_bytes for one in outside),
             sum(one.made_bytes for one in outside),
         )
@@ -389,8 +389,12 @@ class _Replan:
 
     def _as_run(self, graph: CompiledGraph, step: StepFigures) -> StepFigures:
         """The figures for the report of one graph."""
+        return replace(step, runs=self._runs(graph))
+
+    def _runs(self, graph: CompiledGraph) -> int:
+        """How often a step calls one graph, at most."""
         position = self.graphs.index(graph)
-        return replace(step, runs=max(runs[position] for runs in self.joint.runs_of_steps))
+        return max(runs[position] for runs in self.joint.runs_of_steps)
 
     def _warn(self, found: str, why: str) -> None:
         """Warn that the budget holds for each graph alone, and give each graph all of it."""

@@ -41,6 +41,64 @@ def test_eager_work_is_told_of_where_it_exceeds_the_budget_or_is_much(
         assert "at its end" in caplog.messages[3]
 
 
+def test_eager_work_counts_in_front_of_each_call_of_a_graph() -> None:
+    weight, outside = torch.ones(64, requires_grad=True), Outside()
+    made = [torch.tanh(weight.expand(rows, 64) * 2).sin().cos() for rows in (8, 8, 16)]
+    for one in made:
+        outside.see([one], one)
+    single = Outside()
+    single.see([made[-1]], made[-1])
+    assert outside.eager_bytes == outside.eager_of(1) == single.eager_bytes
+    assert outside.eager_of(2) == single.eager_bytes * 3 // 2
+    assert outside.eager_of(3) == outside.eager_of(4) == 2 * single.eager_bytes
+
+
+@torch._dynamo.disable
+def eager_loop(x: torch.Tensor) -> torch.Tensor:
+    """Left to eager; holds as much as its argument for its backward."""
+    return torch.cat([torch.tanh(rows) for rows in x.split(16)])
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(32, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x).sin().cos().exp()
+
+
+class Layers(nn.Module):
+    """One graph serves all layers but the first, each with an eager loop in front of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Layer() for _ in range(6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = eager_loop(layer(x))
+        return x.square().mean()
+
+
+@pytest.mark.usefixtures("compiles_anew")
+def test_loops_left_to_eager_between_calls_of_one_graph_are_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    module = Layers()
+    model = torch.compile(
+        module,
+        backend=remat,
+        options={"memory_budget": 180_000, "inner": "eager", "cost_model": "nominal"},
+        dynamic=False,
+    )
+    for _ in range(4):
+        module.zero_grad(set_to_none=True)
+        model(torch.randn(128, 32)).backward()
+    told = [said for said in caplog.messages if "operators that Dynamo left to eager hold" in said]
+    # One fits beside the graphs: each of the five holds the parts of its result, 16 KiB.
+    assert len(told) == 1
+    assert "hold 80.0 KiB" in told[0]
+
+
 def test_what_a_graph_without_gradients_makes_is_counted_while_it_is_held() -> None:
     x, weight = torch.zeros(8, 64), torch.zeros(64, requires_grad=True)
     graph = Untrained(lambda x: (x + 1, x.view(-1), 3))
