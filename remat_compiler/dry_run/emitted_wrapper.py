@@ -260,7 +260,18 @@ def _stand_ins(observer: PlacedObserver) -> dict[str, Callable[..., Any]]:
         "empty_strided_cpu_pinned": _allocator(observer, "cpu"),
         "reinterpret_tensor": reinterpret,
         "alloc_from_pool": from_pool,
+        "copy_if_misaligned": _copied_if_misaligned,
     }
+
+
+_ALIGNMENT_BYTES = 16
+"""Of inputs of graphs on a GPU that were compiled for as aligned."""
+
+
+def _copied_if_misaligned(tensor: torch.Tensor) -> torch.Tensor:
+    """An input as kernels on a GPU read it; memory itself begins at a multiple of more bytes."""
+    begin = torch_compat.size_hint(tensor.storage_offset()) * tensor.dtype.itemsize
+    return tensor.clone() if begin % _ALIGNMENT_BYTES else tensor
 
 
 def _assert_nothing(*_: object, **__: object) -> None:

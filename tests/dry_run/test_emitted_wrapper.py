@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 from torch._inductor.output_code import CompiledFxGraph
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from dry_run.steps import DryRunBackend, Mlp, train_step
 from remat_compiler import torch_compat
@@ -88,3 +89,36 @@ def test_symmetric_memory_is_not_allocated_and_does_not_count() -> None:
     assert (made.shape, made.dtype) == ((4, 4), torch.float32)
     assert isinstance(made, torch_compat.FakeTensor)
     assert tracker.live_bytes == copy.untyped_storage().nbytes()
+
+
+def copy_if_misaligned(tensor: torch.Tensor) -> torch.Tensor:
+    raise AssertionError("torch reads where the tensor lies in memory")
+
+
+def aligning(arguments: list[Any]) -> tuple[torch.Tensor]:
+    """As Inductor emits what reads an input on a GPU (torch 2.13 and later)."""
+    (x,) = arguments
+    arguments.clear()
+    return (copy_if_misaligned(x),)
+
+
+@pytest.mark.parametrize("begin", [0, 1, 4])
+def test_an_input_at_an_odd_place_is_copied_and_counts(begin: int) -> None:
+    mode = torch_compat.FakeTensorMode()
+    with mode, StorageTracker(mode, "cpu", ()) as tracker:
+        held = torch.empty(104)
+        x = held[begin : begin + 100]
+        before = tracker.live_bytes
+        (read,) = make_twin(EmittedGraph(None, aligning, (), False, ""), tracker)([x])
+        assert (read is x) is (begin != 1)
+        assert tracker.live_bytes - before == (400 if begin == 1 else 0)
+
+
+def test_an_input_of_symbolic_size_is_at_its_place() -> None:
+    """Its formula would else be unknown for code of a GPU."""
+    mode = torch_compat.FakeTensorMode(shape_env=ShapeEnv())
+    x = mode.from_tensor(torch.empty(12, 4), symbolic_context=StatelessSymbolicContext([DimDynamic.DYNAMIC] * 2))
+    with mode, StorageTracker(mode, "cpu", (), symbolic=True) as tracker:
+        (read,) = make_twin(EmittedGraph(None, aligning, (), False, ""), tracker)([x])
+    assert isinstance(x.shape[0], torch.SymInt)
+    assert read is x

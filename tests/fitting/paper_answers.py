@@ -20,6 +20,7 @@ from remat_compiler.costs.calibration import rounded
 from remat_compiler.costs.families import family_of
 from remat_compiler.costs.rates import Rates, rates_of
 from remat_compiler.devices.gpus import Gpu
+from remat_compiler.dynamic_shapes.peak_guard import PeakGuard
 from remat_compiler.errors import RematError
 from remat_compiler.fitting.counted_step import BACKWARD, FORWARD, count, settle
 from remat_compiler.fitting.fit_report import FitPoint
@@ -29,6 +30,7 @@ from remat_compiler.fitting.paper_step import on_paper as fit_here
 from remat_compiler.fitting.request import FitRequest, Separate
 from remat_compiler.fitting.step_trace import OperatorCall, StepTrace
 from remat_compiler.fitting.tracing import trace_on_paper, workspaces_of
+from remat_compiler.observer import Observer, observed_by
 from remat_compiler.torch_compat import (
     FakeTensorMode,
     KnownValues,
@@ -109,6 +111,43 @@ def changing(batches: Sequence[int], part: float) -> tuple[int, list[int]]:
             counted = count(step, mode)
             taken.append(max(counted.peaks[FORWARD], counted.peaks[BACKWARD]))
     return limit, taken
+
+
+class Squared(nn.Sequential):
+    """Layers and their loss."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x).square().sum()
+
+
+class Dispatches(Observer):
+    """Notes what runs a graph of changing sizes."""
+
+    def dispatch_made(self, dispatch: Any) -> None:
+        self.dispatch = dispatch
+
+
+def foreseen(batches: Sequence[int]) -> list[tuple[bool, int | None, int]]:
+    """Of each batch after the first, whether its peak has a formula, what that foresees, and what the step takes."""
+
+    def make(batch: int) -> tuple[nn.Module, torch.Tensor]:
+        return Squared(*(layer for _ in range(3) for layer in (nn.Linear(64, 64), nn.Tanh()))), torch.zeros(batch, 64)
+
+    found = []
+    request = FitRequest(make, "h100", None, (batches[0],), None, None, {"cost_model": "nominal"})
+    with fit_here("h100") as (_, mode), observed_by(seen := Dispatches()):
+        step = made_step(request, batches[0])
+        step.compile("1GiB")
+        settle(step)
+        for batch in batches[1:]:
+            with torch.device("cuda"):
+                step.inputs = make(batch)[1]
+            settle(step)
+            peaks = count(step, mode).peaks
+            variant = seen.dispatch.prepare((batch,))
+            predicted = variant.predicted_bytes((batch,), seen.dispatch.allowance)
+            found.append((isinstance(variant.known, PeakGuard), predicted, max(peaks[FORWARD], peaks[BACKWARD])))
+    return found
 
 
 class Chosen(Summed):

@@ -17,6 +17,7 @@ from fitting.paper_answers import (
     changing,
     checked_with_numbers,
     copied,
+    foreseen,
     kernels,
     learned_mask,
     memory,
@@ -103,6 +104,13 @@ def test_operators_without_a_fake_form_are_counted_and_so_is_a_step_of_which_a_p
     layer = 64 * 64 * 4 + 64 * 4
     assert mixed.parameter_bytes == layer, "the table does not lie on the GPU"
     assert "aten._foreach_add_.Tensor" not in mixed.unmodelled, "the optimizer's counts lie on the CPU"
+
+
+def test_code_for_a_gpu_has_a_peak_by_size() -> None:
+    pytest.importorskip("triton")
+    for has_formula, predicted, taken in call_in_process(foreseen, (64, 96, 80)):
+        assert has_formula
+        assert predicted == taken > 0
 
 
 def test_code_is_generated_while_the_gpu_is_the_default_device(wordy: Points) -> None:
