@@ -48,7 +48,7 @@ _IN_PLACE = ("_foreach_", "_fused_")
 _RESULTS_ONLY = frozenset(
     {
         *("mm", "addmm", "bmm", "baddbmm", "_scaled_mm"),
-        *("randint", "inductor_seeds", "native_dropout", "native_dropout_backward", "bernoulli", "bernoulli_"),
+        *("randint", "native_dropout", "native_dropout_backward", "bernoulli", "bernoulli_"),
         *("embedding", "gather", "index_select", "nll_loss_forward", "nll_loss_backward", "cat", "stack", "copy_"),
         *("native_layer_norm", "max_pool2d_with_indices", "_softmax", "_log_softmax"),
         *("_softmax_backward_data", "_log_softmax_backward_data"),

@@ -31,12 +31,7 @@ _SHORT_SLICE = 16
 
 def formed_cpu_bytes(call: OpCall) -> int | None:
     """Workspace of `call` on a CPU in bytes; `None` if no form is known."""
-    if not isinstance(call.func, OpOverload):
-        return None
-    # Inductor's own random numbers come from seeds within its loops.
-    if call.func.namespace == "prims" and operator_name(call.func).startswith("inductor_"):
-        return 0
-    if call.func.namespace != "aten":
+    if not isinstance(call.func, OpOverload) or call.func.namespace != "aten":
         return None
     name, specs = operator_name(call.func), list(tensor_specs((call.args, call.kwargs)))
     if name in _FORMS:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
+import torch
 
 from forked import end, fork_server, take
 from remat_compiler.fitting import paper_process
@@ -26,7 +27,9 @@ def forked_processes() -> Iterator[None]:
     started_with = read_by_imports(os.environ)
 
     def exit_code(question: Path, answer: Path, environment: dict[str, str]) -> int:
-        if read_by_imports(environment) != started_with:
+        # A process that may use a GPU cannot be forked from one that has asked for it.
+        sees_gpus = torch.cuda.is_available() and environment.get("CUDA_VISIBLE_DEVICES") != ""
+        if sees_gpus or read_by_imports(environment) != started_with:
             return NEW_INTERPRETER(question, answer, environment)
         process = context.Process(target=answer_in, args=(environment, str(question), str(answer)))
         process.start()
