@@ -27,9 +27,8 @@ def forked_processes() -> Iterator[None]:
     started_with = read_by_imports(os.environ)
 
     def exit_code(question: Path, answer: Path, environment: dict[str, str]) -> int:
-        # A process that may use a GPU cannot be forked from one that has asked for it.
-        sees_gpus = torch.cuda.is_available() and environment.get("CUDA_VISIBLE_DEVICES") != ""
-        if sees_gpus or read_by_imports(environment) != started_with:
+        # A process that may use a GPU, or is to see none, cannot be forked from one that has looked for it.
+        if torch.cuda.is_available() or read_by_imports(environment) != started_with:
             return NEW_INTERPRETER(question, answer, environment)
         process = context.Process(target=answer_in, args=(environment, str(question), str(answer)))
         process.start()
