@@ -27,7 +27,7 @@ from remat_compiler.costs.clock import DEVICE_TYPES
 from remat_compiler.costs.cuda_workspace import modelled_bytes
 from remat_compiler.costs.declared_workspace import declared_bytes
 from remat_compiler.costs.index_workspace import formed_cpu_bytes
-from remat_compiler.costs.op_call import OpCall, operator_name
+from remat_compiler.costs.op_call import OpCall
 from remat_compiler.costs.store import FigureStore
 from remat_compiler.log import logger_of
 
@@ -173,7 +173,7 @@ def formed_bytes(call: OpCall) -> int | None:
     if call.device_type not in DEVICE_TYPES:
         return None
     # Inductor's own random numbers come from seeds within its loops.
-    if operator_name(call.func).startswith("inductor_"):
+    if str(call.func).startswith("prims.inductor_"):
         return 0
     return modelled_bytes(call) if call.device_type == "cuda" else formed_cpu_bytes(call)
 

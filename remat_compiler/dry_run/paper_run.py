@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from remat_compiler import torch_compat
@@ -45,8 +46,11 @@ def _run_its_twin(owner: Any) -> Callable[[], None]:
 class _WithoutWriting(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Leaves out operators that only write a given tensor: some, such as ``_scaled_mm.out``, have no fake form."""
 
+    # Random operators that run again are such, and are passed on.
+    supports_higher_order_operators = True
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        written = result_in_arguments(func, args, kwargs or {})
+        written = result_in_arguments(func, args, kwargs or {}) if isinstance(func, OpOverload) else None
         return func(*args, **(kwargs or {})) if written is None else written
 
 

@@ -13,7 +13,7 @@ from remat_compiler.fitting.counted_step import library_bytes, resident_sizes
 MIB = 2**20
 
 
-@pytest.mark.parametrize(("name", "each"), [("h100", 32 * MIB), ("a100-40gb", 8 * MIB + 128 * 1024)])
+@pytest.mark.parametrize(("name", "each"), [("h100", 32 * MIB), ("a100-40", 8 * MIB + 128 * 1024)])
 def test_cublas_keeps_a_workspace_for_each_of_two_threads(name: str, each: int) -> None:
     """The backward runs on a thread of autograd's, which has a handle of its own."""
     gpu = gpu_named(name)

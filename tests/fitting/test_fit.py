@@ -89,7 +89,9 @@ def test_a_step_takes_what_was_predicted(kind: str, model: str, request: pytest.
             assert abs(point.planned_bytes - peak) <= (1024 if model == "vision" else 0)
         assert (point.planned_bytes is None) == (model == "broken")
         if isinstance(budget, float):
-            assert peak <= max(budget * taken[0], smallest)
+            # A fraction is one of the peak in blocks; one of them may be larger beside the optimizer's.
+            in_blocks = [point.in_use_bytes for point in points[model]]
+            assert point.in_use_bytes <= max(budget * in_blocks[0], in_blocks[-1] if smallest else 0) + 2**20
     assert taken == sorted(taken, reverse=True)
     assert taken[-1] < taken[0]
 
