@@ -341,12 +341,14 @@ def _summary(step: FakeStep, workspace: WorkspaceTable) -> DryRun:
         for m in step.moments
     )
     traced = TracedStep.of(step.alive, requested, step.inputs.resident_sizes, step.inputs.trained_sizes)
-    # The allocator hands out blocks, which may be larger than what is asked for; the budget is one of blocks.
-    blocks = traced.blocks() if step.tracker.device_type == "cuda" else traced.as_asked()
-    timeline = tuple(
-        replace(sample, live_bytes=sample.live_bytes + more, workspace_bytes=sample.workspace_bytes + inside)
-        for sample, (more, inside) in zip(requested, blocks.more_at(len(requested)))
-    )
+    blocks, timeline = traced.as_asked(), requested
+    if step.tracker.device_type == "cuda":
+        # The allocator hands out blocks, which may be larger than what is asked for; the budget is one of blocks.
+        blocks = traced.blocks()
+        timeline = tuple(
+            replace(sample, live_bytes=sample.live_bytes + more, workspace_bytes=sample.workspace_bytes + inside)
+            for sample, (more, inside) in zip(requested, blocks.more_at(len(requested)))
+        )
     heights = [sample.live_bytes + sample.workspace_bytes for sample in timeline]
     peak_bytes = max(heights, default=0)
     peak_index = heights.index(peak_bytes) if heights else 0

@@ -8,7 +8,6 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from remat_compiler import torch_compat
@@ -50,7 +49,7 @@ class _WithoutWriting(TorchDispatchMode):  # type: ignore[no-untyped-call]
     supports_higher_order_operators = True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        written = result_in_arguments(func, args, kwargs or {}) if isinstance(func, OpOverload) else None
+        written = result_in_arguments(func, args, kwargs or {})
         return func(*args, **(kwargs or {})) if written is None else written
 
 

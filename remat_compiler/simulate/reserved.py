@@ -177,8 +177,8 @@ def in_use_bytes(
         lives: What one step allocates.
         expandable: Whether segments expand.
     """
-    allocator = (ExpandableAllocator if expandable else CachingAllocator)(_UNLIMITED_BYTES)
-    return max(run_steps(list(resident), list(state), [list(lives)] * _STEPS, allocator))
+    in_use, _ = _taken(list(resident), list(state), [list(lives)] * _STEPS, expandable)
+    return in_use
 
 
 def run_steps(

@@ -27,6 +27,13 @@ def convolution_arguments(device: str = "cpu") -> tuple[Any, ...]:
     return (torch.empty(2, 3, 32, 32, device=device), torch.empty(8, 3, 3, 3, device=device), *CONVOLUTION)
 
 
+def test_a_loop_may_be_run_again_with_the_same_rounds() -> None:
+    """As on a GPU, where the first run is not measured."""
+    call = OpCall(torch.ops.higher_order.while_loop, (), {}, "")
+    ((goes_on, *_),) = workspace._ways(call, (None,))
+    assert [bool(goes_on()) for _ in range(6)] == [True, True, False] * 2
+
+
 def test_workspace_is_what_the_allocator_sees_beyond_the_results() -> None:
     x, weight, *rest = convolution_arguments()
     results: list[torch.Tensor] = []
