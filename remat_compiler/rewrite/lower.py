@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
@@ -72,7 +73,6 @@ class _Lowering:
         self.random = ReplayedRandom(captured, plan, self.out)
         self.transfers = EmittedTransfers(captured, plan, places, self.out, self.current)
         self.stored = _to_be_stored(captured)
-        self.resident, self.saved = self._storages_there()
         nodes = captured.joint.graph.nodes
         self.symbols = {n for n in nodes if n.op == "call_function" and node_class(n) is NodeClass.SYMBOLIC}
         self.sources, self.computed = self._sources_of_symbols()
@@ -169,11 +169,13 @@ class _Lowering:
         result = storage.get(roots[node])
         if result in self.transfers.storages or (result in self.kept and node in self.current):
             return False
-        there = self.resident if self.out.in_backward else self.resident | self.saved
+        resident, saved = self._storages_there
+        there = resident if self.out.in_backward else resident | saved
         # What has no storage of its own is made for the collective alone.
         given = {storage.get(roots[argument]) for argument in main.all_input_nodes if argument in roots}
         return given <= there
 
+    @cached_property
     def _storages_there(self) -> tuple[frozenset[StorageId | None], frozenset[StorageId | None]]:
         """Storages that no plan frees, and those that are held from the operator that makes them to the backward."""
         graph, boundary = self.captured.graph, self.plan.boundary
