@@ -299,7 +299,8 @@ def _in_part(search: BudgetSearch, first: PartitionRequest, part: Allowance) -> 
 
 
 def _search(compiler: Compiler, options: RematOptions) -> GatheringSearch:
-    chooses_layout, session = torch_compat.has_convolutions(compiler.gm), compiler.session
+    session = compiler.session
+    chooses_layout = torch_compat.has_convolutions(compiler.gm) or torch_compat.may_pad_products(compiler.gm)
     trains = torch_compat.needs_gradients(compiler.example_inputs)
     return GatheringSearch(compiler.run, options, chooses_layout, trains, session.agreement.gathers, session.program)
 

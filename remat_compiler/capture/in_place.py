@@ -111,12 +111,14 @@ def _read_in_place(root: fx.Node, result: fx.Node, inside: Sequence[fx.Node], ro
     loops = [node for node in inside if roots.get(node) is not root]  # views of `root` compute nothing
     read = [a for node in loops for a in node.all_input_nodes if roots.get(a) is root]
     # A read at another index would see what the loop has overwritten already.
-    return bool(read) and all(_same_layout(a, result) for a in read)
+    # Of a value that is padded as it is written, a view of the first elements may be read.
+    part = torch_compat.is_padded_in_loop(result)
+    return bool(read) and all(_same_layout(a, result, part) for a in read)
 
 
-def _same_layout(a: fx.Node, b: fx.Node) -> bool:
-    """Whether both values have one type, and equal indices lie at equal places in memory."""
+def _same_layout(a: fx.Node, b: fx.Node, part: bool) -> bool:
+    """Whether both values have one type, and equal indices lie at equal places in memory; `a` may be a part of `b`."""
     x, y = a.meta.get("val"), b.meta.get("val")
     if not isinstance(x, torch.Tensor) or not isinstance(y, torch.Tensor):
         return False
-    return torch_compat.have_one_layout(x, y)
+    return torch_compat.have_one_layout(x, y, part=part)

@@ -104,6 +104,9 @@ def is_realised(node: fx.Node, inlined: Inlined, readers: Collection[fx.Node]) -
         inlined: What its loop holds.
         readers: What reads it in the same graph, directly or through views.
     """
+    # What is padded as it is written belongs to that loop.
+    if len(readers) == 1 and all(map(torch_compat.is_padded_in_loop, readers)):
+        return False
     device = _device(node)
     if inlined.operators > _MOST_OPERATORS.get(device, _MOST_OPERATORS_ELSEWHERE):
         return True

@@ -70,6 +70,11 @@ class Attempt:
         return sum(one.step_ns for one in self.partitions)
 
     @property
+    def total_ns(self) -> int:
+        """Modelled time of the step as planned."""
+        return self.step_ns + self.added_ns
+
+    @property
     def aimed_bytes(self) -> int:
         """Largest peak that planners were allowed."""
         return sum(one.budget_bytes for one in self.partitions)

@@ -323,7 +323,7 @@ class _Tries:
         best, other = best_of(tries, self.limit), best_of(others, self.limit)
         if best is None or other is None or other.failure is not None or other.is_over(self.limit):
             return tries
-        return others if best.added_ns - other.added_ns > LAYOUT_GAIN * best.step_ns else tries
+        return others if best.total_ns - other.total_ns > LAYOUT_GAIN * best.step_ns else tries
 
     def _order_costs(self, tries: Sequence[Attempt]) -> bool:
         """Whether the planned order does not fit once Inductor has fused its loops, so that the program's own may."""

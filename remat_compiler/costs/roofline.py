@@ -53,7 +53,9 @@ class Roofline:
         seconds = self.traffic.moved_bytes(op_id) / rates.bytes_per_s
         # A kernel's arithmetic is in its FLOPs; all others are charged by element.
         if flops:
-            seconds += flops / rates.kernel_rate(family_of(node.target), _result(node).dtype)
+            product = torch_compat.Product.of(node)
+            slowdown = 1.0 if product is None else product.slowdown()
+            seconds += slowdown * flops / rates.kernel_rate(family_of(node.target), _result(node).dtype)
         # Infinite among nominal rates, where elements cost nothing.
         elif rates.special_per_s < math.inf:
             arithmetic = self.traffic.evaluations(op_id, on_gpu=rates.on_gpu) / rates.special_per_s

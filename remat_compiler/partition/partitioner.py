@@ -87,6 +87,7 @@ class RematPartitioner(torch_compat.CustomPartitionerFn):
                 session=session,
             )
         if request.inner == "inductor":
+            torch_compat.write_padded(made.graphs.forward, made.graphs.backward)
             if not request.free_layout:
                 torch_compat.keep_layout()
             # Torch's own partition is otherwise compiled exactly as the stock backend would.

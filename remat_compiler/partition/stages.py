@@ -15,6 +15,7 @@ from remat_compiler.capture.early_loops import early_loops, order_of, set_order
 from remat_compiler.capture.graph import CapturedGraph, capture
 from remat_compiler.capture.in_place import bytes_overwritten, bytes_taken_over
 from remat_compiler.capture.mutation import copy_small_buffers, protect_changed_inputs
+from remat_compiler.capture.padding import pad_products
 from remat_compiler.capture.pair import capture_pair
 from remat_compiler.capture.storages import storage_bytes
 from remat_compiler.capture.view_scatters import mark_view_scatters
@@ -99,6 +100,8 @@ class JointStages:
             # And so are those that Inductor makes, which chooses a layout only where it may.
             if self.fused and self.request.free_layout:
                 self.copies = copy_inputs_of_convolutions(self.joint, self.num_fwd_outputs)
+            if self.fused:
+                pad_products(self.joint, copies=self.request.free_layout)
             # Inductor writes no more than the result, in the type that was traced.
             if not self.fused:
                 mark_view_scatters(self.joint)

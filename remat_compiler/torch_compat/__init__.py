@@ -37,6 +37,7 @@ from remat_compiler.torch_compat.convolutions import (
     is_channels_last,
     mark_copy,
     propagate_channels_last,
+    propagate_strides,
     takes_channels_last,
 )
 from remat_compiler.torch_compat.devices import (
@@ -79,15 +80,19 @@ from remat_compiler.torch_compat.graph_ends import ends_at_graph_break, returns_
 from remat_compiler.torch_compat.in_place_calls import traceable_call
 from remat_compiler.torch_compat.inductor import (
     LAY_OUT,
+    PAD,
     STORE,
     CustomPartitionerFn,
     FusionLimit,
     code_generation_only,
     compile_with_inductor,
     has_convolutions,
+    is_padded_in_loop,
     keep_layout,
     keep_planned_memory,
+    mark_padded_in_loop,
     materialise,
+    write_padded,
 )
 from remat_compiler.torch_compat.inductor_settings import is_inductor_setting, settings_of_mode, with_settings
 from remat_compiler.torch_compat.input_names import input_sources, joint_input_source
@@ -153,6 +158,7 @@ from remat_compiler.torch_compat.paper_values import AnyValues, KnownValues
 from remat_compiler.torch_compat.patch import Patch, Purpose, untested
 from remat_compiler.torch_compat.patches import PATCHES
 from remat_compiler.torch_compat.pipelines import Pipeline, pipeline_now
+from remat_compiler.torch_compat.products import ROW_BYTES, Product, computed, may_pad_products, products
 from remat_compiler.torch_compat.profiler import memory_deltas, profiler_is_running
 from remat_compiler.torch_compat.ranks import Ranks, default_timeout_s, ranks
 from remat_compiler.torch_compat.recompilations import forget_dynamic, frame_compilation, input_shapes, make_dynamic

