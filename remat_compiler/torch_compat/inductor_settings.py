@@ -79,9 +79,9 @@ def with_settings(settings: Sequence[tuple[str, Any]]) -> AbstractContextManager
 
     Those may have been made for all compilations, by `torch._inductor.config` or by an environment variable.
 
-    Products are not padded by what a clock says, if these settings do not ask for it: padded operands would be values
-    that no plan knows beforehand (half of the peak, with an odd vocabulary), timing them takes as much again while
-    compiling, and ranks, or a process and the next, would plan different graphs.
+    Products are not padded by what a clock says, if these settings do not ask for it: timing them takes as much memory
+    again while compiling, ranks, or a process and the next, would plan different graphs, and Inductor pads in loops of
+    their own.  `capture.padding` pads by rules.
     """
     named = {name.replace("-", "_"): value for name, value in settings}
     before = config.get_config_copy()
