@@ -100,7 +100,7 @@ def may_pad_products(gm: fx.GraphModule) -> bool:
     values = (node.meta.get("example_value") for node in gm.graph.nodes)
     matrices = (one for one in values if isinstance(one, torch.Tensor) and one.dim() > 1 and one.device.type == "cuda")
     # Under autocast, products compute in a type of half the size.
-    sizes: set[Any] = {size for one in matrices for size in one.shape}
+    sizes: list[Any] = [size for one in matrices for size in one.shape]
     return any(isinstance(size, int) and size >= ROW_BYTES and size % 8 for size in sizes)
 
 

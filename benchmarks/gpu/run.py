@@ -1,0 +1,165 @@
+"""Ask a GPU what holds on it: questions in processes of their own, and a table of their answers; see README.md.
+
+python benchmarks/gpu/run.py --json results.json [--only rivals,masks] [--deadline 480] [--device cuda] [--slots 8]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+EXPANDABLE = dict.fromkeys(("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"), "expandable_segments:True")
+QUIET_AT = 0.7
+"""Part of the deadline after which steps are timed, and nothing else runs."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """A process.
+
+    Attributes:
+        name: Its name.
+        asked: Function of `questions`, and its arguments.
+        gigabytes: Memory of the GPU that it may take.
+        timed: Whether it times steps at its end, for which it waits until nothing else runs.
+        environment: Variables that it needs.
+    """
+
+    name: str
+    asked: tuple[Any, ...]
+    gigabytes: int
+    timed: bool = False
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+QUESTIONS = (
+    Question("card", ("card",), 1),
+    # Those that compile longest first.
+    Question("rivals-gpt2", ("rivals", "gpt2", 0.5), 9, timed=True),
+    Question("budgets-gpt2", ("budgets", "gpt2", 0.6, "min"), 9),
+    Question("budgets-resnet", ("budgets", "resnet", 0.6), 9),
+    Question("masks", ("masks",), 2),
+    Question("moves", ("moves",), 6, timed=True),
+    Question("budgets-bert", ("budgets", "bert", 0.6), 10),
+    Question("lengths", ("lengths",), 6),
+    Question("rivals-vit", ("rivals", "vit", 0.5), 9, timed=True),
+    Question("budgets-unet", ("budgets", "unet", 0.6, "min"), 14),
+    Question("budgets-llama", ("budgets", "llama", 0.9, "min"), 12),
+    Question("reserved", ("reserved",), 6),
+    Question("expandable", ("reserved",), 6, environment=EXPANDABLE),
+    Question("auto", ("auto",), 40),
+    Question("paper", ("paper",), 8),
+    Question("tests", ("tests",), 6),
+)
+
+
+class Running:
+    """The process of a question."""
+
+    def __init__(self, question: Question, folder: Path, options: argparse.Namespace) -> None:
+        self.question, self.ready, self.go = question, folder / f"{question.name}.ready", folder / f"{question.name}.go"
+        self.log = folder / f"{question.name}.log"
+        paths = [ROOT, ROOT / "passes", ROOT / "benchmarks", ROOT / "tests", os.environ.get("PYTHONPATH", "")]
+        variables = {
+            "PYTHONPATH": os.pathsep.join(map(str, paths)),
+            "OMP_NUM_THREADS": "2",
+            "TORCHINDUCTOR_COMPILE_THREADS": "4",
+            **question.environment,
+        }
+        command = [sys.executable, "-m", "gpu.questions", question.name, json.dumps(question.asked)]
+        command += ["--device", options.device, "--folder", str(folder)]
+        with self.log.open("wb") as log:
+            # In a group of its own, to be stopped together with the processes that it starts.
+            self.process = subprocess.Popen(
+                command, stdout=log, stderr=log, cwd=ROOT, env={**os.environ, **variables}, start_new_session=True
+            )
+
+    def signal(self, number: int) -> None:
+        """Send a signal to all of its processes."""
+        try:
+            os.killpg(self.process.pid, number)
+        except ProcessLookupError:
+            return
+
+    @property
+    def waits(self) -> bool:
+        """Whether it is ready to time steps, and may not yet."""
+        return self.ready.exists() and not self.go.exists()
+
+
+def ask(questions: list[Question], folder: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """All answers, as rows."""
+    began, waiting, running = time.monotonic(), list(questions), list[Running]()
+    while (waiting or running) and time.monotonic() - began < options.deadline:
+        running = [one for one in running if one.process.poll() is None]
+        quiet = time.monotonic() - began > QUIET_AT * options.deadline
+        timing = next((one for one in running if one.go.exists()), None)
+        ready = [one for one in running if one.waits]
+        if timing is None and ready and (quiet or (len(ready) == len(running) and not waiting)):
+            for one in running:
+                one.signal(signal.SIGSTOP if one is not ready[0] else signal.SIGCONT)
+            ready[0].go.touch()
+        elif timing is None:
+            for one in running:
+                one.signal(signal.SIGCONT)
+            busy = [one for one in running if not one.waits]
+            used = sum(one.question.gigabytes for one in running)
+            if waiting and len(busy) < options.slots and used + waiting[0].gigabytes <= options.gigabytes:
+                running.append(Running(waiting.pop(0), folder, options))
+                print(f"{time.monotonic() - began:5.0f} s  {running[-1].question.name}", flush=True)
+        time.sleep(0.2)
+    for one in running:
+        one.signal(signal.SIGKILL)
+    rows = [json.loads(line) for path in sorted(folder.glob("*.rows")) for line in path.read_text().splitlines()]
+    cut = [{"question": one.question.name, "case": "", "status": "failed", "why": "time was up"} for one in running]
+    unasked = [{"question": one.name, "case": "", "status": "told", "why": "not asked in time"} for one in waiting]
+    return rows + cut + unasked
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """The answers, those that fall short first."""
+    order = ("failed", "short", "ok", "told")
+    lines = []
+    for row in sorted(rows, key=lambda one: order.index(one["status"])):
+        figures = {k: v for k, v in row.items() if k not in ("question", "case", "status", "why")}
+        text = ", ".join(f"{k} {v:,}" if isinstance(v, int) else f"{k} {v}" for k, v in figures.items())
+        lines.append(f"{row['status']:6}  {row['question']}: {row['case']}  {row.get('why', '')}  {text}"[:300])
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, help="file for all rows")
+    parser.add_argument("--only", default="", help="questions by the beginning of their names, with commas between")
+    parser.add_argument("--deadline", type=float, default=470, help="seconds after which all is ended")
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument("--slots", type=int, default=8, help="processes at once")
+    parser.add_argument("--gigabytes", type=int, default=76, help="memory of the GPU for all of them")
+    options = parser.parse_args()
+    wanted = tuple(filter(None, options.only.split(",")))
+    questions = [one for one in QUESTIONS if not wanted or one.name.startswith(wanted)]
+    with tempfile.TemporaryDirectory() as name:
+        rows = ask(questions, Path(name), options)
+        for row in rows:
+            if row["status"] == "failed":
+                log = Path(name) / f"{row['question']}.log"
+                print(f"--- {row['question']}\n{log.read_text(errors='replace')[-1500:]}" if log.exists() else "")
+    if options.json:
+        options.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    print(table(rows), flush=True)
+
+
+if __name__ == "__main__":
+    main()
