@@ -7,7 +7,7 @@ BIN := .venv/bin
 STAMP := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help install test test-fast test-all demo lint clean
+.PHONY: help install test test-fast test-all demo gpu lint clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -31,6 +31,9 @@ test-all: $(STAMP) ## Run all tests
 
 demo: $(STAMP) ## Train a BERT-like model under byte budgets (ARGS=--short for a quick look)
 	$(BIN)/python examples/demo.py $(ARGS)
+
+gpu: $(STAMP) ## Ask the GPU of this machine what holds on it, in eight minutes (ARGS="--only rivals" chooses)
+	$(BIN)/python benchmarks/gpu/run.py --json gpu.json $(ARGS)
 
 lint: $(STAMP) ## Check style and types
 	$(BIN)/ruff check .
