@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from heapq import nlargest
 from typing import Any
 
 import torch
@@ -71,15 +70,16 @@ class Outside:
 
     def eager_of(self, calls: int) -> int:
         """`eager_bytes` of so many calls in a step: each has operators of its own in front of it."""
-        return max(self.eager_bytes, sum(nlargest(calls, self._eager_of_calls)))
+        seen = self._eager_of_calls
+        # Those of one step follow each other.
+        return max(sum(seen[first : first + calls]) for first in range(max(len(seen) - calls, 0) + 1))
 
     def see(self, arguments: Sequence[Any], outputs: Any) -> None:
         """Take in one more call, before its backward."""
         # Once the backward has run, autograd's nodes hold nothing any more.
         eager_bytes = torch_compat.saved_by_eager(arguments)
         self.eager_bytes = max(self.eager_bytes, eager_bytes)
-        if eager_bytes:
-            self._eager_of_calls.append(eager_bytes)
+        self._eager_of_calls.append(eager_bytes)
         self.view_bytes = max(self.view_bytes, torch_compat.gradients_of_views(arguments, outputs))
         self.made_bytes = max(self.made_bytes, made_by_untrained(arguments))
         self.more_at_end = torch_compat.gradients_by_eager(arguments)
