@@ -147,7 +147,7 @@ class CompiledGraph:
             place = self.places.get(here.known if calls else None)
             if place is None or self._unsettled or len(calls) > place.most_open or self.completed_step is not None:
                 return self._watched(arguments)
-            outputs = self.compiled(*arguments)
+            outputs = self._run(arguments)
             here.known = place
             kind = self._kind
             node: Any = None if kind is None else outputs[self._output].grad_fn
@@ -162,6 +162,14 @@ class CompiledGraph:
         except RuntimeError as error:
             self.explain(error)
             raise
+
+    def _run(self, arguments: Sequence[Any]) -> Any:
+        """Run the compiled code; in a checkpointed region that is computed again, that of the region's forward."""
+        return torch_compat.run_in_region(self, lambda: self.compiled(*arguments), self._latest_code, arguments)
+
+    def _latest_code(self) -> Callable[..., Any]:
+        latest = None if self._dispatch is None else self._dispatch.latest
+        return self.compiled if latest is None else latest.variant.compiled
 
     def explain(self, error: RuntimeError, *, in_backward: bool = False) -> None:
         """Add a note to an error of this graph if memory ran out; see `explain_oom`."""
@@ -240,7 +248,7 @@ class CompiledGraph:
             self._refuse_again()
         if place is not None and not self._unsettled:
             # The decision, or the calls that were dropped, made this a known step after all.
-            outputs = self.compiled(*arguments)
+            outputs = self._run(arguments)
             here.known = place
             return self._found(arguments, outputs, place)
         # An unknown step: it is watched in full from here, calls included that were open before.
@@ -248,7 +256,7 @@ class CompiledGraph:
         self.coordinator.catch_up()
         self._check_room(arguments)
         self._watch.begins_forward()
-        outputs = self.compiled(*arguments)
+        outputs = self._run(arguments)
         # Judged by this graph alone, the least that the step takes: its other graphs may never become known.
         looking = None
         if not self.steps:
