@@ -187,15 +187,48 @@ def allocator_events(step: Step, without: tuple[str, ...] = ()) -> list[Allocato
     """
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         kept_alive = step()
+    events = _events_of(profile, without)
+    del kept_alive
+    return events
+
+
+def _roots(profile: Any) -> Any:
     kineto = profile.profiler
     assert kineto is not None, "a profile that has ended holds its profiler"
+    return kineto.kineto_results.experimental_event_tree()
+
+
+def _events_of(profile: Any, without: tuple[str, ...] = ()) -> list[AllocatorEvent]:
     events = [
         AllocatorEvent(event.start_time_ns, event.extra_fields.ptr, event.extra_fields.alloc_size)
-        for event in _walk(kineto.kineto_results.experimental_event_tree(), without)
+        for event in _walk(_roots(profile), without)
         if event.tag == _EventType.Allocation and event.extra_fields.device.type == "cpu"
     ]
-    del kept_alive
     return sorted(events, key=lambda event: event.time_ns)
+
+
+def peak_of_second(first: Step, second: Step) -> int:
+    """Most that the second of two steps has on top of what is there before it.
+
+    What it lets go of and the first one made is subtracted, such as an older value of a buffer that it replaces.
+    """
+    began = "the second step"
+
+    def both() -> object:
+        first()
+        with torch.profiler.record_function(began):
+            return second()
+
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        kept_alive = both()
+    events, start_ns = _events_of(profile), 0
+    for event in _walk(_roots(profile), ()):
+        if event.name == began:
+            start_ns = event.start_time_ns
+    del kept_alive
+    history = live_bytes(events)
+    before = [live for event, live in zip(events, history) if event.time_ns < start_ns]
+    return max(history[len(before) :], default=0) - (before[-1] if before else 0)
 
 
 def live_bytes(events: Iterable[AllocatorEvent]) -> list[int]:

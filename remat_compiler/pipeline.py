@@ -28,8 +28,10 @@ from remat_compiler.compilation.search import BudgetSearch, SearchGoal
 from remat_compiler.compilation.unusual_devices import tell_of_devices
 from remat_compiler.costs.table import cost_identity
 from remat_compiler.costs.workspace import WorkspaceTable
+from remat_compiler.devices.allocator_setting import segments_expand
 from remat_compiler.distributed.agreement import Agreement, Alone, Point, current_agreement
 from remat_compiler.distributed.by_store import StoreAgreement
+from remat_compiler.dry_run.dry_run import MORE_BLOCKS_BYTES
 from remat_compiler.dry_run.fake_inputs import counted_device_type
 from remat_compiler.dynamic_shapes.dispatched import dispatched
 from remat_compiler.dynamic_shapes.variant_context import VariantContext
@@ -302,7 +304,10 @@ def _search(compiler: Compiler, options: RematOptions) -> GatheringSearch:
     session = compiler.session
     chooses_layout = torch_compat.has_convolutions(compiler.gm) or torch_compat.may_pad_products(compiler.gm)
     trains = torch_compat.needs_gradients(compiler.example_inputs)
-    return GatheringSearch(compiler.run, options, chooses_layout, trains, session.agreement.gathers, session.program)
+    in_blocks = counted_device_type(compiler.example_inputs) == "cuda" and not segments_expand()
+    more_bytes = MORE_BLOCKS_BYTES if in_blocks else 0
+    agreement = session.agreement.gathers
+    return GatheringSearch(compiler.run, options, chooses_layout, trains, more_bytes, agreement, session.program)
 
 
 def _again(compiler: Compiler, earlier: StoredOutcome, options: RematOptions) -> Attempt | None:

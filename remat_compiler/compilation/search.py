@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from remat_compiler.compilation.attempt import Attempt, Compile
-from remat_compiler.compilation.feedback import best_of, limit_bytes, next_request
+from remat_compiler.compilation.feedback import MARGIN, best_of, limit_bytes, next_request
 from remat_compiler.compilation.refusal import (
     refusal_of_attempt,
     refusal_of_planner,
@@ -76,12 +76,14 @@ class BudgetSearch:
         options: The user's options.
         chooses_layout: Whether the inner compiler may give operators another layout than the program does.
         trains: Whether a backward is to be expected.
+        more_bytes: What emitted code is expected to take beside the simulated peak.
     """
 
     compile_: Compile
     options: RematOptions
     chooses_layout: bool
     trains: bool = True
+    more_bytes: int = 0
 
     def run(self, goal: SearchGoal) -> tuple[Attempt, int | None]:
         """The try to keep, and the budget in bytes (`None` for none).
@@ -94,7 +96,13 @@ class BudgetSearch:
         chooses_layout = self.chooses_layout and options.inner == "inductor"
         minimises = options.memory_budget.kind is BudgetKind.MIN
         search = _Tries(
-            _Memory(self.compile_), options, chooses_layout, goal.limit_bytes, minimises, trains=self.trains
+            _Memory(self.compile_),
+            options,
+            chooses_layout,
+            goal.limit_bytes,
+            minimises,
+            trains=self.trains,
+            more_bytes=self.more_bytes,
         )
         try:
             return search.run(goal.request, goal.known), search.limit
@@ -131,6 +139,7 @@ class _Tries:
         limit: The budget in bytes, if it is known already.
         minimises: Whether the smallest peak is asked for.
         trains: Whether a backward is to be expected.
+        more_bytes: What emitted code is expected to take beside the simulated peak.
     """
 
     def __init__(
@@ -142,8 +151,10 @@ class _Tries:
         minimises: bool,
         *,
         trains: bool = True,
+        more_bytes: int = 0,
     ) -> None:
         self.compile = compile_
+        self.more_bytes = more_bytes
         self.trains = trains
         self.options = options
         self.chooses_layout = chooses_layout
@@ -239,14 +250,18 @@ class _Tries:
         """Tries in one layout, at most `MAX_TRIES`, until one fits and uses the budget; a trial compiles no kernels."""
         tries: list[Attempt] = []
         likely = not trial
+        lower = None if known is not None else self._lower_aim(request)
         while len(tries) < MAX_TRIES:
             # An earlier process has searched already: its result is kept if it fits, even if it could be improved.
             settled = known is not None
+            lowered, lower = lower, None
             try:
-                attempt = known or self.compile(request, real=likely and not tries)
+                attempt = known or self.compile(lowered or request, real=likely and not tries)
                 known = None
             except NoPlan as refused:
                 self.refusal, likely = refused, False
+                if lowered is not None:
+                    continue
                 if self.limit is None and not self.minimises:
                     # The next request has a larger budget, which would be taken for the user's.
                     self.limit = refused.problem.budget_bytes
@@ -262,11 +277,22 @@ class _Tries:
             if attempt.is_over(self.limit) and any(one.early_loops for one in attempt.partitions):
                 request = replace(request, early_loops=False)
                 continue
+            # The smallest peak was taken for it: the whole budget may have a faster plan.
+            if lowered is not None and attempt.planned_bytes > (lowered.budget_bytes or 0):
+                continue
             following = next_request(request, attempt, self.limit)
             if following is None or (settled and not attempt.is_over(self.limit)):
                 break
             request = following
         return tries
+
+    def _lower_aim(self, request: PartitionRequest) -> PartitionRequest | None:
+        """The request for so much less that emitted code is likely to fit; `None` if it needs no less."""
+        budget_bytes = request.budget_bytes
+        if not self.more_bytes or budget_bytes is None or self.minimises:
+            return None
+        aim = budget_bytes - self.more_bytes - int(MARGIN * budget_bytes)
+        return replace(request, budget_bytes=aim) if aim > 0 else None
 
     def _lower(self, best: Attempt, request: PartitionRequest) -> Attempt:
         """The lower of `best` and what `request` gives; of equal peaks, the faster."""

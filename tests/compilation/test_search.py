@@ -104,6 +104,29 @@ def searched(compiler: MadeUpCompiler, budget: int, *, convolutions: bool = True
     return kept
 
 
+@pytest.mark.parametrize(
+    ("floor_bytes", "smallest", "aims", "peak_bytes"),
+    [
+        # Foreseen, what blocks take beside the plan costs no second compilation.
+        (0, False, [970], 990),
+        # No plan is so small: what the whole budget takes is over, and refused.
+        (980, False, [970, 1000], None),
+        (975, True, [970, 1000], 995),
+    ],
+)
+def test_the_first_try_leaves_room_for_blocks(
+    floor_bytes: int, smallest: bool, aims: list[int], peak_bytes: int | None
+) -> None:
+    compiler = MadeUpCompiler(layout_bytes=0, other_bytes=20, floor_bytes=floor_bytes)
+    options = options_of(memory_budget=1000, on_infeasible="min" if smallest else "error")
+    search = BudgetSearch(compiler, options, chooses_layout=False, more_bytes=28)
+    goal = SearchGoal(PartitionRequest(1000, take_smallest=smallest))
+    kept, _ = search.run(goal)
+    assert [request.budget_bytes for request, _ in compiler.requests][: len(aims)] == aims
+    assert kept.check.peak_bytes <= 1000
+    assert peak_bytes is None or kept.check.peak_bytes == peak_bytes
+
+
 @pytest.mark.parametrize("copied_bytes", [0, 20])
 def test_copies_that_cost_little_recomputation_keep_the_compilers_layout(copied_bytes: int) -> None:
     compiler = MadeUpCompiler(layout_bytes=0, copied_bytes=copied_bytes)

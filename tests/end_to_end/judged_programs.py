@@ -25,7 +25,7 @@ from torch._inductor import config as inductor_config
 import remat_compiler
 from end_to_end.custom_operators import EFFECTS
 from end_to_end.random_programs import Loaded, Program
-from measure import allocator_events, live_bytes
+from measure import peak_of_second
 from remat_compiler.backend import remat
 from remat_compiler.errors import InfeasibleBudget
 
@@ -57,6 +57,8 @@ class Verdict(Enum):
     UNPLANNED = "nothing to plan"
 
 
+CHANGED_BEHIND = "give it a clone of that input"
+"""Of the error for an input that the program changes behind its graph and before its backward: a limit, and told."""
 BAD = frozenset({Verdict.WRONG, Verdict.CRASH, Verdict.SILENT, Verdict.WHOLE_REFUSED, Verdict.DIED})
 
 
@@ -145,6 +147,8 @@ def _try(
             if refused is not None:
                 whole_refused = budget == 1.0 and refused.budget_bytes != 0
                 return Trial(budget, Verdict.WHOLE_REFUSED if whole_refused else Verdict.REFUSED, _brief(refused))
+            if CHANGED_BEHIND in str(error):
+                return Trial(budget, Verdict.REFUSED, _brief(error))
             return Trial(budget, Verdict.AS_STOCK if stock.steps is None else Verdict.CRASH, _brief(error))
     tolerance = EXACT_TOLERANCE if inner == "eager" else TOLERANCE
     if "autocast" in program.features:
@@ -184,7 +188,13 @@ def _measured(
     alone = len({report.graph_name for report in reports}) == 1 and not _runs_more_than_its_graph(program)
 
     def without_budget() -> int:
-        return observe(program, partial(remat, options={"inner": inner, "cost_model": "nominal"}))[1]
+        try:
+            return observe(program, partial(remat, options={"inner": inner, "cost_model": "nominal"}))[1]
+        except RuntimeError as error:
+            # Without a budget, torch's own partition computes values again from what the program changes.
+            if CHANGED_BEHIND not in str(error):
+                raise
+            return measured
 
     predicted = reports[-1].peak_bytes if alone else 0
     if isinstance(asked, int):
@@ -251,13 +261,19 @@ def _copied(value: Any) -> Any:
 
 
 def _peak(program: Program, loaded: Loaded, model: nn.Module, call: Any) -> int:
-    """Bytes that one more step allocates at once; the inputs are made before."""
+    """Bytes that one more step allocates at once, on top of what is there before; the inputs are made before."""
     torch.manual_seed(program.seed)
     leaves, inputs = loaded.inputs()
+    others = loaded.inputs()
     model.zero_grad(set_to_none=True)
+
+    def before() -> None:
+        loaded.step(call, *others)
+        model.zero_grad(set_to_none=True)
+
     gc.disable()  # so that the moment at which it would run cannot change the peak
     try:
-        return max(live_bytes(allocator_events(lambda: loaded.step(call, leaves, inputs))), default=0)
+        return peak_of_second(before, lambda: loaded.step(call, leaves, inputs))
     finally:
         gc.enable()
 
