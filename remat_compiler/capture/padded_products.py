@@ -70,14 +70,13 @@ def write_bases(extents: Mapping[fx.Node, set[int]], found: Iterable[Padded]) ->
     for base, dims in extents.items():
         step = torch_compat.ROW_BYTES // base.meta["val"].element_size()
         in_place = is_written_in_place(base)
+        # An input comes from nowhere in the program.
+        origin = base if base.op == "call_function" else readers[base]
         with base.graph.inserting_before(base.next if in_place else readers[base]):
             wide = _called(
-                torch_compat.PAD, base, _amounts(base.meta["val"].shape, dims, step), like=base, name="padded"
+                torch_compat.PAD, base, _amounts(base.meta["val"].shape, dims, step), like=origin, name="padded"
             )
             torch_compat.mark_padded_in_loop(wide)
-            for key in _ORIGIN:
-                if key not in wide.meta and key in readers[base].meta and base.op != "call_function":
-                    wide.meta[key] = readers[base].meta[key]
             if in_place:
                 narrow = _narrowed(wide, dims, base.meta["val"].shape)
                 base.replace_all_uses_with(narrow, delete_user_cb=partial(operator.is_not, wide))
@@ -85,8 +84,8 @@ def write_bases(extents: Mapping[fx.Node, set[int]], found: Iterable[Padded]) ->
     return made
 
 
-def replaced(one: Padded, made: Mapping[fx.Node, fx.Node], is_cloned: bool) -> list[fx.Node]:
-    """Put the padded product in the place of the product; the nodes that lie in memory otherwise than before."""
+def replaced(one: Padded, made: Mapping[fx.Node, fx.Node], is_cloned: bool) -> fx.Node:
+    """Put the padded product in the place of the product; what lies in memory otherwise than before."""
     old, sizes = one.product.node, one.product.extents
     with old.graph.inserting_before(old):
         operands = [
@@ -102,7 +101,7 @@ def replaced(one: Padded, made: Mapping[fx.Node, fx.Node], is_cloned: bool) -> l
             result = _called(_aten.clone.default, result, like=old, name="whole", memory_format=torch.contiguous_format)
     old.replace_all_uses_with(result)
     old.graph.erase_node(old)
-    return [result]
+    return result
 
 
 def _padded_bias(value: Any, one: Padded, sizes: Mapping[str, Any]) -> Any:

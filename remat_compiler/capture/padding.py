@@ -13,7 +13,7 @@ counted, and a plan may compute them again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -30,17 +30,15 @@ _FLOPS_PER_BYTE = 100
 """Arithmetic saved above which bytes are copied for it: a GPU computes 100 to 300 in the time of one byte."""
 
 
-def pad_products(
-    joint: fx.GraphModule, *, copies: bool, wanted: Callable[[Product], bool] = lambda one: one.on_tensor_cores
-) -> None:
+def pad_products(joint: fx.GraphModule, *, copies: bool) -> None:
     """Pad the products of a joint graph that are faster so.
 
     Args:
         joint: Joint graph, prepared; changed in place.
         copies: Whether values that lie in memory may be copied for it.
-        wanted: Which products are worth a look.
     """
-    found = [one for one in map(_padded, filter(wanted, torch_compat.products(joint.graph))) if one is not None]
+    computed_so = (one for one in torch_compat.products(joint.graph) if one.on_tensor_cores)
+    found = [one for one in map(_padded, computed_so) if one is not None]
     while True:
         extents = _common(found)
         kept = [one for one in found if _is_worth(one, extents, copies)]
@@ -53,7 +51,7 @@ def pad_products(
     # Asked before anything changes: afterwards the operands have other readers.
     clones = {one.product.node for one in found if _lies_apart(one)}
     made = write_bases(extents, found)
-    moved = {node for one in found for node in replaced(one, made, one.product.node in clones)}
+    moved = {replaced(one, made, one.product.node in clones) for one in found}
     joint.graph.eliminate_dead_code()
     torch_compat.propagate_strides(joint.graph, moved)
     joint.recompile()
