@@ -16,7 +16,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Protocol
 
 from remat_compiler import torch_compat
-from remat_compiler.options import BudgetKind, RematOptions
+from remat_compiler.options import RematOptions
 from remat_compiler.simulate.step_peak import GraphMemory
 from remat_compiler.step_budget.beside_the_plan import BesideThePlan, Outside
 from remat_compiler.step_budget.coordinator import share_budget
@@ -68,7 +68,7 @@ class BehindThePlan:
             return
         node, graph, note, _, _ = calls[-1]
         beside, budget, latest = graph.beside, graph.options.memory_budget, node()
-        if beside is None or latest is None or budget.kind is BudgetKind.MIN:
+        if beside is None or latest is None:
             return
         if graph.gradients is not None and graph.gradients.appear(graph):
             for _, other, *_ in calls:

@@ -25,10 +25,8 @@ LOOKS = 8
 """Calls of a graph without gradients whose results are noted."""
 LOOKS_BEHIND, LOOKS_OF_KIND = 64, 3
 """Backwards whose eager operators are looked at as they begin; the same of those with as many operators."""
-WORTH_TELLING = 0.1
-"""Under a budget that is a fraction: the least part of a step's memory outside the plan that is warned of."""
-WORTH_TELLING_BEHIND = 0.02
-"""The same by which eager operators behind the graphs exceed their peak."""
+WORTH_TELLING = 0.02
+"""Under a fraction or "min": the least part of the planned graphs' peak by which a step that exceeds it is warned of."""
 
 
 _WHERE_CUT = 'TORCH_LOGS="graph_breaks" shows where the step is cut, and what to change'
@@ -179,7 +177,7 @@ class BesideThePlan:
             of_part: See `say`.
         """
         # A part of the graphs' own peak is exceeded where their peak is; by a little, every eager loss does.
-        limit = self.peak_bytes * (1 + WORTH_TELLING_BEHIND) if of_part else self.limit_bytes
+        limit = self.peak_bytes * (1 + WORTH_TELLING) if of_part else self.limit_bytes
         together = held_bytes + eager_bytes
         # If the graphs alone hold too much, as in a step that is not known yet, that is told elsewhere.
         if limit is not None and held_bytes <= limit < together and "behind" not in self.told:
@@ -201,7 +199,7 @@ class BesideThePlan:
         """Whether these bytes exceed the budget, or are much of the step if it is a part.  True once."""
         together, limit = self.peak_bytes + more_bytes, self.limit_bytes
         exceeds = limit is not None and together > limit
-        worth = more_bytes > 0 and (exceeds or (of_part and more_bytes > WORTH_TELLING * together))
+        worth = more_bytes > 0 and (exceeds or (of_part and more_bytes > WORTH_TELLING * self.peak_bytes))
         first = worth and what not in self.told
         if first:
             self.told.add(what)

@@ -165,7 +165,7 @@ def _try(
             or (bool(off) and _only_rounds(program, options))
         )
         return Trial(budget, Verdict.AS_STOCK if like else Verdict.WRONG, "; ".join(differing[:3]), measured)
-    return _measured(program, budget, asked, inner, measured, whole, heard)
+    return _measured(program, budget, asked, inner, measured - _left_by_first(program, found), whole, heard)
 
 
 def _only_rounds(program: Program, options: dict[str, Any]) -> bool:
@@ -216,6 +216,16 @@ def _measured(
     off = f"measured {measured}, allowed {allowed}, predicted {predicted}"
     detail = "; ".join([off, *heard]) if over or exact is False else ""
     return Trial(budget, verdict, detail, measured, allowed, predicted, exact)
+
+
+def _left_by_first(program: Program, found: Observed) -> int:
+    """Bytes that a step of two modules holds of the first one while the second one runs, which has its own budget."""
+    if program.use != "two modules in turns":
+        return 0
+    outputs = [f"output {i}" for i in range(1 + len(program.outputs))]
+    step = found.steps[-1]
+    held = [value for name, value in step.items() if name in outputs or name.startswith("gradient of ")]
+    return sum(value.nbytes for value in held if isinstance(value, Tensor))
 
 
 def _runs_more_than_its_graph(program: Program) -> bool:

@@ -18,7 +18,7 @@ from remat_compiler.step_budget.beside_the_plan import LOOKS, BesideThePlan, Out
         (0, 10, False, False),
         (999, 2_000, False, False),
         (1_001, 2_000, False, True),
-        (100, None, True, False),
+        (20, None, True, False),
         (1_000, None, True, True),
         (1_000, None, False, False),
     ],
