@@ -31,7 +31,7 @@ from remat_compiler.costs.workspace import WorkspaceTable
 from remat_compiler.devices.allocator_setting import segments_expand
 from remat_compiler.distributed.agreement import Agreement, Alone, Point, current_agreement
 from remat_compiler.distributed.by_store import StoreAgreement
-from remat_compiler.dry_run.dry_run import MORE_BLOCKS_BYTES
+from remat_compiler.dry_run.dry_run import MORE_BLOCKS_BYTES, dry_run
 from remat_compiler.dry_run.fake_inputs import counted_device_type
 from remat_compiler.dynamic_shapes.dispatched import dispatched
 from remat_compiler.dynamic_shapes.variant_context import VariantContext
@@ -188,8 +188,7 @@ def _for_these_sizes(
             search.settled(attempt)
             outcome.keep(attempt, part.budget_bytes, PART_ONLY, final=False)
     if not attempt.trains:
-        # Its results are inputs of the next graph only if there is one.
-        return Untrained(attempt.compiled) if torch_compat.ends_at_graph_break(compiler.gm) else attempt.compiled
+        return _untrained(compiler, attempt)
     recompile, on_gpu = None, counted_device_type(inputs) != "cpu"
     if context is not None:
         # Twins without data: the real inputs must not stay alive until the step is known.
@@ -205,6 +204,15 @@ def _for_these_sizes(
         refused_alone=refused,
         reports=lambda: outcome.reports,
     )
+
+
+def _untrained(compiler: Compiler, attempt: Attempt) -> Callable[..., Any]:
+    """The compiled graph without gradients, watched if other graphs follow it in a step."""
+    # Its results are inputs of the next graph only if there is one.
+    if not torch_compat.ends_at_graph_break(compiler.gm):
+        return attempt.compiled
+    check = dry_run(attempt.compiled, compiler.example_inputs, attempt.graphs, compiler.session.workspace)
+    return Untrained(attempt.compiled, check.peak_bytes)
 
 
 def _for_all_sizes(
@@ -234,7 +242,7 @@ def _for_all_sizes(
     seconds = time.perf_counter() - start
     outcome.keep(attempt, limit, "" if part is None else PART_ONLY, final=part is None)
     if not attempt.trains:
-        return Untrained(attempt.compiled) if torch_compat.ends_at_graph_break(compiler.gm) else attempt.compiled
+        return _untrained(compiler, attempt)
     changing, memory = None, attempt.check.memory
     compilation = torch_compat.saved_compilation()
     if compilation is None or attempt.check.unknown or not attempt.partitions:

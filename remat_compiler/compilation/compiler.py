@@ -139,7 +139,8 @@ class Compiler:
         unplanned = isinstance(partitioner, StockPartitioner) and torch_compat.needs_gradients(self.example_inputs)
         trains = bool(partitions or recorder.backward or unplanned)
         if not trains:
-            return Attempt(request, compiled, real, trains, tuple(partitions), DryRun(unknown="no backward"))
+            nothing = DryRun(unknown="no backward")
+            return Attempt(request, compiled, real, trains, tuple(partitions), nothing, graphs=tuple(recorder.graphs))
         fake_outputs = torch_compat.fake_outputs(compiled, self.example_inputs)
         sizes = dict(request.sizes)
         # With symbolic sizes `check_at` outlives the compilation, so it must not hold the user's batch.

@@ -2,7 +2,8 @@
 
 There are three kinds.  Operators that Dynamo left to eager, such as a recurrent layer, hold what their backward needs
 while later graphs run.  For outputs that are views of inputs, autograd itself makes the gradients.  And the results of
-a graph without gradients before a graph break are inputs, so resident, to the graphs after it.
+a graph without gradients before a graph break are inputs, so resident, to the graphs after it; by itself it may peak
+higher than they do.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ LOOKS = 8
 LOOKS_BEHIND, LOOKS_OF_KIND = 64, 3
 """Backwards whose eager operators are looked at as they begin; the same of those with as many operators."""
 WORTH_TELLING = 0.02
-"""Under a fraction or "min": the least part of the planned graphs' peak by which a step that exceeds it is warned of."""
+"""Under a fraction or "min": a step that exceeds the planned graphs' peak by more than this part is warned of."""
 
 
 _WHERE_CUT = 'TORCH_LOGS="graph_breaks" shows where the step is cut, and what to change'
@@ -38,6 +39,8 @@ _TOLD = {
     "views, or detach those that need no gradient",
     "made_bytes": "memory_budget is not kept for all of the step: graphs without gradients make %(more)s in front of "
     "the planned graphs, which take it for inputs, on top of their %(planned)s; " + _WHERE_CUT,
+    "more_before": "memory_budget is not kept for all of the step: a graph without gradients, in front of the planned "
+    "graphs, takes %(together)s, more than their %(planned)s, and nothing of it can be computed again; " + _WHERE_CUT,
     "more_at_end": "memory_budget is not kept for all of the step: at its end, where the backward of operators runs "
     "that Dynamo left to eager, gradients take %(together)s, more than the %(planned)s of the planned graphs",
 }
@@ -57,12 +60,14 @@ class Outside:
         eager_bytes: Bytes that operators left to eager hold for their backward, most in front of one call.
         view_bytes: Bytes of gradients that autograd makes for inputs of which outputs are views.
         made_bytes: Bytes of inputs that graphs without gradients made.
+        before_bytes: Peak of those in front of a call, most of one.
         more_at_end: Bytes that the step takes at its end beyond what the graph leaves; may be below 0.
     """
 
     eager_bytes: int = 0
     view_bytes: int = 0
     made_bytes: int = 0
+    before_bytes: int = 0
     more_at_end: int = 0
     _eager_of_calls: list[int] = field(default_factory=list)
 
@@ -80,6 +85,8 @@ class Outside:
         self._eager_of_calls.append(eager_bytes)
         self.view_bytes = max(self.view_bytes, torch_compat.gradients_of_views(arguments, outputs))
         self.made_bytes = max(self.made_bytes, made_by_untrained(arguments))
+        self.before_bytes = max(self.before_bytes, *_peaks_before)
+        _peaks_before[:] = [0]
         self.more_at_end = torch_compat.gradients_by_eager(arguments)
 
 
@@ -88,10 +95,11 @@ class Untrained:
 
     Args:
         compiled: Its compiled code.
+        peak_bytes: What it takes by itself; 0 if that is not known.
     """
 
-    def __init__(self, compiled: Callable[..., Any]) -> None:
-        self.compiled = compiled
+    def __init__(self, compiled: Callable[..., Any], peak_bytes: int = 0) -> None:
+        self.compiled, self.peak_bytes = compiled, peak_bytes
         self._looks = LOOKS
 
     def __call__(self, *arguments: Any) -> Any:
@@ -99,6 +107,7 @@ class Untrained:
         outputs = self.compiled(*arguments)
         if self._looks:
             self._looks -= 1
+            _peaks_before.append(self.peak_bytes)
             given = torch_compat.storages_of(arguments)
             for output in outputs:
                 # Views of inputs take no memory of their own; outputs that are no tensors have no storage to compare.
@@ -116,6 +125,8 @@ def made_by_untrained(arguments: Sequence[Any]) -> int:
 
 _made: WeakIdKeyDictionary = WeakIdKeyDictionary()
 """Tensors that graphs without gradients made, for as long as they are alive."""
+_peaks_before = [0]
+"""Peak bytes of the graphs without gradients that ran since the latest call of a planned graph was looked at."""
 
 
 @dataclass(slots=True, eq=False)
@@ -147,6 +158,7 @@ class BesideThePlan:
         """
         more = {"eager_bytes": outside.eager_bytes, "view_bytes": outside.view_bytes, "made_bytes": outside.made_bytes}
         # At the end the graphs hold only what they leave: all of it counts as one figure, relative to their peak.
+        more["more_before"] = outside.before_bytes - self.peak_bytes
         if left_bytes is not None:
             more["more_at_end"] = left_bytes + outside.more_at_end - self.peak_bytes
         for what, more_bytes in more.items():

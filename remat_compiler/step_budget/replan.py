@@ -193,6 +193,7 @@ class _Replan:
             sum(graph.outside.eager_of(self._runs(graph)) for graph in self.graphs),
             sum(one.view_bytes for one in outside),
             sum(one.made_bytes for one in outside),
+            max(one.before_bytes for one in outside),
         )
         beside.say(together, None, of_part=self.options.memory_budget.is_part)
         gradients = self._gradients(peak, limit, memories[0].forward_bytes if len(memories) == 1 else 0)

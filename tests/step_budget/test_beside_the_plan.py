@@ -133,3 +133,27 @@ def test_a_frozen_backbone_in_front_of_a_graph_break_is_told_of(
     for _ in range(3):
         model(torch.randn(64, 64)).backward()
     assert sum("graphs without gradients make 128.0 KiB" in said for said in caplog.messages) == told
+
+
+class Features(Backbone):
+    """The first graph makes little for the second one, and takes much for it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        features = self.frozen(x).sin().cos()[:, :64].sum(1, keepdim=True).expand(-1, 512) + 0
+        features = features[:2].clone()
+        torch._dynamo.graph_break()
+        return self.head(features).square().mean()
+
+
+@pytest.mark.parametrize(("budget", "told"), [("min", True), (100_000, True), ("1MiB", False)])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_graph_without_gradients_that_peaks_higher_by_itself_is_told_of(
+    budget: object, told: bool, dynamic: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    module = Features()
+    options = {"memory_budget": budget, "inner": "eager", "cost_model": "nominal"}
+    model = torch.compile(module, backend=remat, options=options, dynamic=dynamic)
+    for _ in range(4):
+        module.zero_grad(set_to_none=True)
+        model(torch.randn(128, 64)).backward()
+    assert len([said for said in caplog.messages if "nothing of it can be computed again" in said]) == told
