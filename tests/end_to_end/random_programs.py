@@ -14,10 +14,12 @@ import copy
 import linecache
 import math
 import re
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from random import Random
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -31,11 +33,21 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+from torch._higher_order_ops.map import map as mapped
 from torch._higher_order_ops.scan import scan
+from torch._higher_order_ops.while_loop import while_loop
 from end_to_end.custom_operators import exchanged, gathered, scaled, summed, told
 from end_to_end.custom_functions import ChangesSaved, CountsBackwards, Curved, KeepsResult, WithMask
 
 keep_products = partial(create_selective_checkpoint_contexts, [torch.ops.aten.mm.default])
+
+
+def repeated(x):
+    start = (torch.zeros((), dtype=torch.int64), x)
+    with torch.no_grad():
+        return while_loop(lambda i, h: i < 3, lambda i, h: (i + 1, torch.tanh(h) * 1.1), start)[1]
+
+
 """
 BLOCK = """
     def block(self, a):
@@ -143,9 +155,11 @@ class Program:
         """What the source defines."""
         name = f"<random program {self.seed}>"
         linecache.cache[name] = (len(self.source), None, self.source.splitlines(keepends=True), name)
-        scope: dict[str, Any] = {"__name__": f"random_program_{self.seed}"}
-        exec(compile(self.source, name, "exec"), scope)
-        return Loaded(scope["Model"], scope["inputs"], scope["step"])
+        # A module that can be imported, since Dynamo imports what functions of branches and loops read from it.
+        module = ModuleType(f"random_program_{self.seed}")
+        sys.modules[module.__name__] = module
+        exec(compile(self.source, name, "exec"), vars(module))
+        return Loaded(module.Model, module.inputs, module.step)
 
 
 @dataclass(frozen=True, slots=True)
