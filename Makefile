@@ -2,20 +2,24 @@
 PYTHON ?= python3
 PIP_FLAGS ?= --quiet --disable-pip-version-check
 ARGS ?=
+# Another torch than that of constraints.txt, such as TORCH=2.11.0, in an environment of its own: .venv-2.11.0.
+TORCH ?=
 
-BIN := .venv/bin
-STAMP := .venv/.ready
+VENV := .venv$(addprefix -,$(TORCH))
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help install test test-fast test-all demo gpu lint clean
+.PHONY: help install test test-fast test-torch test-all demo gpu lint clean
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 $(STAMP): pyproject.toml constraints.txt
-	@echo "making the virtual environment .venv (once, a few minutes)"
-	$(PYTHON) -m venv .venv
-	$(BIN)/pip install $(PIP_FLAGS) -c constraints.txt -e ".[dev]"
+	@echo "making the virtual environment $(VENV) (once, a few minutes)"
+	$(PYTHON) -m venv $(VENV)
+	{ sed '$(if $(TORCH),/^torch==\|^triton==/d)' constraints.txt; $(if $(TORCH),echo torch===$(TORCH);) } > $(VENV)/constraints.txt
+	$(BIN)/pip install $(PIP_FLAGS) -c $(VENV)/constraints.txt -e ".[dev]"
 	@touch $(STAMP)
 
 install: $(STAMP) ## Make the virtual environment .venv with everything that is tested
@@ -25,6 +29,9 @@ test: $(STAMP) ## Run the tests but the slow ones, a process for each core (ARGS
 
 test-fast: $(STAMP) ## Run the tests that need no torch, in about a minute
 	$(BIN)/python -m pytest -n auto --dist worksteal -m "planning and not slow" $(ARGS)
+
+test-torch: $(STAMP) ## Run the tests of what depends on torch's version (TORCH=2.11.0 chooses one)
+	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder -m "torch and not slow" $(ARGS)
 
 test-all: $(STAMP) ## Run all tests
 	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder $(ARGS)
@@ -40,4 +47,4 @@ lint: $(STAMP) ## Check style and types
 	$(BIN)/mypy
 
 clean: ## Remove the virtual environment and what the tools cached
-	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info
+	rm -rf .venv .venv-* .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info
