@@ -58,15 +58,23 @@ def fake_twins(inputs: Iterable[Any]) -> list[Any]:
         twin = value
         # Static: sizes of a graph compiled again for fixed sizes must not become symbols of Dynamo's.
         if isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor):
-            record = context.tensor_to_context.get(value)  # type: ignore[no-untyped-call]
-            if isinstance(getattr(record, "tensor_source", None), FloatTensorSource):
-                # A float, which Dynamo hands over in a tensor: by its source, the graph finds the same symbol for it.
-                twin = mode.from_tensor(value, symbolic_context=record, source=record.tensor_source)
-            else:
-                twin = mode.from_tensor(value, static_shapes=True)
+            of_float = twin_of_float(value)
+            twin = mode.from_tensor(value, static_shapes=True) if of_float is None else of_float
             take_over_mark(twin, value)
         twins.append(twin)
     return twins
+
+
+def twin_of_float(value: Any) -> Any:
+    """The fake tensor of a float that Dynamo hands over in a tensor, with the float's symbol; `None` for others."""
+    context = torch._guards.TracingContext.try_get()
+    if context is None or context.fake_mode is None or not isinstance(value, torch.Tensor):
+        return None
+    record = context.tensor_to_context.get(value)  # type: ignore[no-untyped-call]
+    if not isinstance(getattr(record, "tensor_source", None), FloatTensorSource):
+        return None
+    # By its source, the graph finds the same symbol for it.
+    return context.fake_mode.from_tensor(value, symbolic_context=record, source=record.tensor_source)
 
 
 def take_over_mark(twin: Any, value: Any) -> None:

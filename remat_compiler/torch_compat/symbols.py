@@ -21,7 +21,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 from torch.utils._sympy import functions
 from torch.utils._sympy.printers import PythonPrinter
 
-from remat_compiler.torch_compat.dynamo_context import take_over_mark
+from remat_compiler.torch_compat.dynamo_context import take_over_mark, twin_of_float
 from remat_compiler.torch_compat.sizes import sizes_at, symbol_hint
 
 ONE = "1"
@@ -89,7 +89,9 @@ def symbolic_inputs(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> list[A
     placeholders = gm.graph.find_nodes(op="placeholder")
     inputs = []
     for node, given in zip(placeholders, example_inputs):
-        traced = node.meta.get("example_value", given)
+        # Dynamo's own fake tensor of a float lacks the float.
+        of_float = twin_of_float(given)
+        traced = node.meta.get("example_value", given) if of_float is None else of_float
         take_over_mark(traced, given)
         inputs.append(traced)
     return inputs

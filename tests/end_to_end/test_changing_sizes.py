@@ -234,6 +234,30 @@ def test_numbers_that_are_no_sizes(made: list[Dispatch]) -> None:
         compiled(x, number).backward()
 
 
+@pytest.mark.parametrize("read", [lambda x, r: x * r, lambda x, r: torch.where(x > r, x, 0.1)])
+def test_a_float_that_changes_while_variants_are_compiled(read: Any, made: list[Dispatch]) -> None:
+    """Later variants find the float's symbol, by whichever way the graph reads it."""
+    layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4))
+
+    class Warmed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers, self.rate = layers, 0.5
+
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in self.layers:
+                x = F.gelu(read(layer(x), self.rate))
+            return x.square().mean()
+
+    model = Warmed()
+    budget = int(0.8 * unbudgeted_peak(model, 60))
+    compiled = compile_with(model, None, memory_budget=budget, on_infeasible="min", variants="always")
+    for number, length in enumerate([20, 40, 60, 50, 90, 30]):
+        model.rate = 0.1 + number / 10
+        assert differing(model, compiled, batch(length), number) == []
+    assert any(len(one.variants) > 1 for one in made)
+
+
 def test_lengths_that_fit_cost_nothing(made: list[Dispatch]) -> None:
     """Inductor's own partition, and no other variant."""
     model = Encoder(2)
