@@ -39,7 +39,7 @@ def overwriting_form(op: OpOverload, position: int) -> OverwritingForm | None:
     """
     if torch.Tag.pointwise not in op.tags or torch.Tag.nondeterministic_seeded in op.tags or not allocates_results(op):
         return None
-    if op.overloadpacket in _COMPOSED:
+    if op.overloadpacket in _COMPOSED or op in _ROUNDED_OTHERWISE:
         return None
     # A list of tensors has no one place.
     if not _makes_one_tensor(op) or str(op._schema.arguments[position].type) != "Tensor":
@@ -165,6 +165,9 @@ def _parameters(op: OpOverload) -> list[tuple[str, str, bool]]:
 
 _COMPOSED = frozenset({torch.ops.aten.mvlgamma, torch.ops.aten.ldexp})
 """Operators composed of others, whose memory for what is between these is not saved."""
+
+_ROUNDED_OTHERWISE = frozenset({torch.ops.aten.mul.Scalar, torch.ops.aten.multiply.Scalar})
+"""In place, these round their number to the tensor's type before they use it."""
 
 _COMPARED = frozenset(
     getattr(torch.ops.aten, name)
