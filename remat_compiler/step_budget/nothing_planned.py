@@ -2,7 +2,9 @@
 
 Dynamo may leave all of it to eager, and then calls no backend, or capture only parts without gradients.  So the calls
 are looked at from outside: one that makes nodes of autograd, but opens no call of a planned graph, runs without a plan.
-The first call that tells ends that; for calls that compile, and so make nodes of their own, only the process's end.
+The first call that compiles nothing and tells ends that.  Calls that compile make nodes of their own, so for a module
+that has no other ones only the process's end tells; and what they compile may not serve the calls after them, if
+Dynamo gives up on the function as it traces it again.
 """
 
 from __future__ import annotations
@@ -65,7 +67,8 @@ class NothingPlanned:
             planned = opened or backwards_now != backwards
             if planned:
                 self._in_doubt.pop(id(compiled), None)
-                return True
+                compiled.was_planned = True
+                return tried_now == tried
             if reasons is not None:
                 compiled.reasons += torch_compat.reasons_to_skip() - reasons
             # A call that raised, such as a refused budget, may not have come to its planned graphs.
@@ -73,7 +76,8 @@ class NothingPlanned:
                 return False
             # Tracing makes nodes, too: such a call may have recorded no gradient.
             if tried_now != tried:
-                self._in_doubt[id(compiled)] = compiled
+                if not compiled.was_planned:
+                    self._in_doubt[id(compiled)] = compiled
                 return False
             self._in_doubt.pop(id(compiled), None)
             compiled.say()
@@ -94,12 +98,14 @@ class _Compiled:
         name: The module's class, or the function's name.
         recurrent: Whether it is a module with recurrent layers of torch.
         calls: How often it was called while gradients are recorded.
+        was_planned: Whether a call ran a planned graph.
         reasons: How often Dynamo left a part of it to Python, by reason.
     """
 
     name: str
     recurrent: bool
     calls: int = 0
+    was_planned: bool = False
     reasons: Counter[str] = field(default_factory=Counter)
 
     def say(self) -> None:
@@ -108,9 +114,10 @@ class _Compiled:
         ways = [_RNN] if self.recurrent and not torch_compat.traces_recurrent_layers() else []
         ways.append('TORCH_LOGS="graph_breaks" shows why, and what to change')
         logger.warning(
-            "memory_budget is not kept for %s, on which it has no effect: torch.compile captured nothing of it that is "
+            "memory_budget is not kept for %s, on which it has no effect%s: torch.compile captured nothing of it that is "
             "trained, so it runs without a plan%s; %s",
             self.name,
+            " since it was traced again" if self.was_planned else "",
             f" ({'; '.join(reasons)})" if reasons else "",
             "; ".join(ways),
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -44,7 +45,10 @@ def _is_of(context: Any, backend: Callable[..., Any]) -> bool:
     found: Any = getattr(context, "callback", None)
     while hasattr(found, "_torchdynamo_orig_backend"):
         found = found._torchdynamo_orig_backend
-    return getattr(found, "compiler_fn", found) is backend
+    found = getattr(found, "compiler_fn", found)
+    while isinstance(found, partial):
+        found = found.func
+    return found is backend
 
 
 def _add_hook(context: Any, begins: BeginsCall) -> None:

@@ -198,3 +198,24 @@ def test_calls_without_gradients_are_not_told_of(told: Callable[[], list[str]]) 
         parameter.requires_grad_(True)
     train(step)
     assert told() == ["Recurrent"]
+
+
+class GivenUpLater(Dense):
+    """Its input asks for a gradient from the second step on, and Dynamo leaves a function with a broken loop to eager."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.inner(x)
+        x.requires_grad_()
+        for _ in range(2):
+            torch._dynamo.graph_break()
+        return self.inner(y)
+
+
+def test_a_module_that_is_given_up_as_it_is_traced_again_is_told_of(
+    told: Callable[[], list[str]], caplog: pytest.LogCaptureFixture
+) -> None:
+    step, x = compiled(GivenUpLater()), torch.randn(4, 5, 8)
+    for _ in range(4):
+        step(x).square().mean().backward()
+    assert told() == ["GivenUpLater"]
+    assert "since it was traced again" in caplog.text
