@@ -61,7 +61,7 @@ from remat_compiler.step_budget.replan import decide
 
 logger = logger_of(__name__)
 
-COORDINATOR: StepCoordinator[CompiledGraph] = StepCoordinator(told_if_late()(decide))
+COORDINATOR: StepCoordinator[CompiledGraph] = StepCoordinator(torch_compat.reserving_no_more()(told_if_late()(decide)))
 """Follows the training steps of this process."""
 _BEHIND = BehindThePlan(lambda: COORDINATOR.watch.here.open)
 

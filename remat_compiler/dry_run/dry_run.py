@@ -130,17 +130,20 @@ class DryRun:
         return self.peak_bytes - self.requested_bytes if self.requested_bytes else 0
 
     @property
+    def more_blocks_bytes(self) -> int:
+        """What blocks may add beyond that: which ones serve a step hangs on all that the process did before."""
+        return min(self.slack_bytes, max(MORE_BLOCKS_BYTES, self.slack_bytes // _MORE_BLOCKS_PART))
+
+    @property
     def needed_bytes(self) -> int:
         """What the budget must cover.
 
-        The peak of the graph, or of its held bytes together with the other graphs that run meanwhile, or what is
-        reserved for it, whichever is largest.  If blocks add to the peak, a few more may: which ones serve a step hangs
-        on all that the process did before.
+        The peak of the graph with what blocks may add, or its held bytes together with the other graphs that run
+        meanwhile, or what is reserved for it, whichever is largest.
         """
         # Other graphs run between forward and backward, so they add to the bytes held there, not to the peak.
         beside = self.boundary_bytes + self.between_bytes if self.between_bytes else 0
-        more = min(self.slack_bytes, max(MORE_BLOCKS_BYTES, self.slack_bytes // _MORE_BLOCKS_PART))
-        return max(self.peak_bytes + more, beside, self.reserved_bytes)
+        return max(self.peak_bytes + self.more_blocks_bytes, beside, self.reserved_bytes)
 
     @property
     def memory(self) -> GraphMemory | None:

@@ -32,8 +32,8 @@ class PeakGuard:
         sizes: The first sizes, in the order of the formula's symbols.  An operator without workspace at these and at
             doubled sizes counts as without workspace at all sizes.  (At doubled sizes it is measured only if the
             formula holds there, and its operands are no larger than the live bytes of the step at the first sizes.)
-        slack_bytes: What the blocks of a step at these sizes take above what is asked for, see `DryRun`.  It grows
-            with the number of large blocks, which is the same at all sizes.
+        slack_bytes: What the blocks of a step at these sizes take above what is asked for, or may take, see `DryRun`.
+            It grows with the number of large blocks, which is the same at all sizes.
     """
 
     def __init__(

@@ -26,6 +26,7 @@ from dataclasses import replace
 from remat_compiler import torch_compat
 from remat_compiler.capture.source import input_name
 from remat_compiler.compilation.attempt import Attempt
+from remat_compiler.compilation.lateness import told_if_late
 from remat_compiler.compilation.search import SearchGoal
 from remat_compiler.distributed.agreement import Point
 from remat_compiler.dry_run.peak_formula import condition_on
@@ -138,7 +139,8 @@ class VariantMaker:
         if attempt.formula is not None and self.options.estimator == "symbolic":
             # The dry run found its own conditions; those of the compilers come on top.
             formula = replace(attempt.formula, conditions=(*attempt.formula.conditions, *conditions))
-            guard = PeakGuard(formula, self.context.session.workspace, sizes, attempt.check.slack_bytes)
+            slack_bytes = attempt.check.slack_bytes + attempt.check.more_blocks_bytes
+            guard = PeakGuard(formula, self.context.session.workspace, sizes, slack_bytes)
             return guard if attempt.arenas is None else ArenaGuard(guard, attempt.arenas)
         if attempt.arenas is not None:
             attempt.arenas.drop()
@@ -334,7 +336,8 @@ class VariantMaker:
 
     @contextmanager
     def _compiling(self) -> Iterator[None]:
-        with self.context.dynamo_context(), self.context.assumptions.recorded():
+        dynamo, assumptions = self.context.dynamo_context(), self.context.assumptions.recorded()
+        with torch_compat.reserving_no_more(), told_if_late(), dynamo, assumptions:
             yield
 
 

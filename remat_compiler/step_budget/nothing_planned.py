@@ -114,8 +114,8 @@ class _Compiled:
         ways = [_RNN] if self.recurrent and not torch_compat.traces_recurrent_layers() else []
         ways.append('TORCH_LOGS="graph_breaks" shows why, and what to change')
         logger.warning(
-            "memory_budget is not kept for %s, on which it has no effect%s: torch.compile captured nothing of it that is "
-            "trained, so it runs without a plan%s; %s",
+            "memory_budget is not kept for %s, on which it has no effect%s: torch.compile captured nothing of it that "
+            "is trained, so it runs without a plan%s; %s",
             self.name,
             " since it was traced again" if self.was_planned else "",
             f" ({'; '.join(reasons)})" if reasons else "",

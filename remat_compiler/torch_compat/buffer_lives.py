@@ -89,7 +89,7 @@ class Lives:
         return Lives(
             {node.get_name(): step for step, node in enumerate(nodes)},
             list(map(Loop, reads, map(tuple, made))),
-            [step for step, node in enumerate(nodes) if node.is_extern()],
+            [step for step, node in enumerate(nodes) if node.is_extern() or node.is_template()],
             size_bytes,
             end,
             readers,

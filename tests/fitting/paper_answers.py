@@ -395,3 +395,29 @@ class Named(torch.utils._python_dispatch.TorchDispatchMode):
             if not self.mask_strides and len(args) > 3 and isinstance(args[3], torch.Tensor):
                 self.mask_strides = list(args[3].stride())
         return func(*args, **kwargs or {})
+
+
+class Halves(nn.Module):
+    """Its values of 11.5 MiB take segments of 12 MiB, of which the allocator doesn't cut off the rest."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """A loss."""
+        return (x * self.weight).sin().cos().sum()
+
+
+def in_blocks(expandable: bool) -> list[tuple[int, int]]:
+    """The checked peak, and of it what is asked for: without a budget, and at the smallest peak."""
+    found = []
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("PYTORCH_CUDA_ALLOC_CONF", f"expandable_segments:{expandable}")
+        for budget in (None, "min"):
+            remat_compiler.clear_reports()
+            make = Separate(Halves, lambda: torch.zeros(23 * 2**17), None)
+            fit_on_paper(FitRequest(make, "h100", budget, options={"inner": "eager", "on_infeasible": "min"}))
+            report = remat_compiler.reports()[-1]
+            found.append((report.checked_peak_bytes or 0, report.requested_bytes))
+    return found

@@ -17,6 +17,7 @@ from fitting.paper_answers import (
     changing,
     checked_with_numbers,
     copied,
+    in_blocks,
     foreseen,
     kernels,
     learned_mask,
@@ -204,6 +205,14 @@ def test_a_step_on_paper_moves_values() -> None:
 def test_memory_of_tensors_is_told_apart() -> None:
     """Storages on paper have no data, and no address of it."""
     assert call_in_process(memory) == (48, True, False)
+
+
+def test_the_checked_peak_counts_whole_blocks() -> None:
+    """As `max_memory_allocated` does: each value of 11.5 MiB takes half a MiB more, if segments don't expand."""
+    for peak_bytes, requested_bytes in call_in_process(in_blocks, False):
+        assert peak_bytes - requested_bytes in {2**19, 2 * 2**19, 3 * 2**19}
+    for peak_bytes, requested_bytes in call_in_process(in_blocks, True):
+        assert peak_bytes == requested_bytes > 0
 
 
 def test_memory_outside_the_plan_is_told_of_on_paper() -> None:

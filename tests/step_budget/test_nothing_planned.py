@@ -201,7 +201,7 @@ def test_calls_without_gradients_are_not_told_of(told: Callable[[], list[str]]) 
 
 
 class GivenUpLater(Dense):
-    """Its input asks for a gradient from the second step on, and Dynamo leaves a function with a broken loop to eager."""
+    """Its input asks for a gradient from the second step on, when Dynamo leaves the broken loop to eager."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self.inner(x)

@@ -53,7 +53,8 @@ def arguments(op: OpOverload, dtype: torch.dtype) -> tuple[list[Any], dict[str, 
             value = schema.default_value
         else:
             # Of more digits than a type of 16 bits holds.
-            value = {"number": 1.3013 if dtype.is_floating_point else 2, "float": 0.4, "int": 1, "bool": False}.get(kind)
+            number = 1.3013 if dtype.is_floating_point else 2
+            value = {"number": number, "float": 0.4, "int": 1, "bool": False}.get(kind)
         if schema.kwarg_only:
             kwargs[schema.name] = value
         else:
@@ -111,7 +112,7 @@ def test_each_form_computes_the_same_bits_in_the_memory_of_the_argument() -> Non
     idle = [
         (str(op), position)
         for op, position, form in FORMS
-        if not any([overwrites(op, position, form, d) for d in DTYPES])  # each of them, not up to the first
+        if not sum(overwrites(op, position, form, d) for d in DTYPES)
     ]
     assert idle == []
     assert len(FORMS) > 200

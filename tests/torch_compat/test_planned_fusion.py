@@ -101,7 +101,9 @@ def scheduler_of(lives: Lives, at: int, ended: str, kernels: Sequence[int] = ())
     for step in range(len(lives.loops)):
         one = node(step)
         one.get_name, one.is_template = lambda step=step: str(step), lambda: False
-        one.is_extern = lambda step=step: step in kernels
+        # A template is a kernel of its own, too.
+        one.is_extern = lambda step=step: step in kernels and step % 2 == 0
+        one.is_template = lambda step=step: step in kernels and step % 2 == 1
         nodes.append(one)
     scheduler = SimpleNamespace(nodes=nodes, current_node=nodes[at], buffer_names_to_free=set(ended))
     PlannedGraph.of(scheduler, FusionLimit(1_000, ())).lives = lives
