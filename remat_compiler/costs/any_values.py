@@ -1,8 +1,9 @@
 """The operators that may be executed on made-up values while a program is compiled: they are safe on any.
 
-None reads an index, a length, a seed or a pointer from a value: a made-up one could end the process on a GPU.  None has
-an effect, and none communicates.  All are torch's own: what an operator of another library does, nobody here knows.  A
-new operator of torch is not executed until it stands here.
+None reads an index, a length, a seed or a pointer from a value, as the backward of oneDNN's LSTM does from what its
+forward kept, and fractional pooling from its samples: a made-up one could end the process.  None has an effect, and
+none communicates.  All are torch's own: what an operator of another library does, nobody here knows.  A new operator of
+torch is not executed until it stands here.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ NAMESPACES = frozenset({"aten", "prims"})
 _PRODUCTS = """
     mm addmm bmm baddbmm addbmm mv addmv dot vdot addr _scaled_mm _scaled_mm_v2 _trilinear linear _int_mm
     convolution convolution_backward convolution_overrideable convolution_backward_overrideable mkldnn_rnn_layer
-    mkldnn_rnn_layer_backward _addmm_activation _thnn_fused_lstm_cell _thnn_fused_lstm_cell_backward_impl
+    _addmm_activation _thnn_fused_lstm_cell _thnn_fused_lstm_cell_backward_impl
     _thnn_fused_gru_cell _thnn_fused_gru_cell_backward _slow_conv2d_forward slow_conv3d_forward
 """
 _ATTENTION = """
@@ -70,7 +71,7 @@ _SHAPES = """
 _WINDOWS = """
     avg_pool2d avg_pool2d_backward avg_pool3d avg_pool3d_backward _adaptive_avg_pool2d _adaptive_avg_pool2d_backward
     _adaptive_avg_pool3d _adaptive_avg_pool3d_backward max_pool2d_with_indices max_pool3d_with_indices
-    adaptive_max_pool2d adaptive_max_pool3d fractional_max_pool2d fractional_max_pool3d grid_sampler_2d
+    adaptive_max_pool2d adaptive_max_pool3d grid_sampler_2d
     grid_sampler_2d_backward grid_sampler_3d grid_sampler_3d_backward affine_grid_generator
     affine_grid_generator_backward
 """

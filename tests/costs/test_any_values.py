@@ -78,6 +78,8 @@ def test_operators_of_other_libraries_run_only_as_the_program_runs_them(
         (aten._scaled_dot_product_flash_attention_backward.default, ()),
         (aten._scaled_dot_product_cudnn_attention_backward.default, ()),
         (aten.max_pool2d_with_indices_backward.default, ()),
+        (aten.mkldnn_rnn_layer_backward.default, ()),
+        (aten.fractional_max_pool2d.default, ()),
         (aten.segment_reduce.default, ()),
         (torch.ops.any_values.pure.default, ()),
         (torch.ops._c10d_functional.all_reduce.default, (torch.empty(4), "sum", "0")),

@@ -59,6 +59,26 @@ def test_eager_inner_is_equal_bit_for_bit(budget: float | str, dropout: float) -
     assert differences_from_eager(Net(dropout), (torch.randn(8, 16),), memory_budget=budget) == []
 
 
+class Recurrent(nn.Module):
+    """Layers over several steps."""
+
+    def __init__(self, layer: type[nn.RNNBase]) -> None:
+        super().__init__()
+        self.layer, self.head = layer(16, 16, num_layers=2, batch_first=True), nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.head(self.layer(x)[0])).square().mean()
+
+
+@pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU, nn.RNN])
+@pytest.mark.parametrize("budget", [1.0, "min"])
+def test_recurrent_layers(layer: type[nn.RNNBase], budget: float | str) -> None:
+    # torch compiles no nn.LSTM that is trained with oneDNN's kernel.
+    with torch._dynamo.config.patch(allow_rnn=True), torch.backends.mkldnn.flags(enabled=layer is not nn.LSTM):
+        found = differences_from_eager(Recurrent(layer), (torch.randn(4, 6, 16),), memory_budget=budget)
+    assert found == []
+
+
 @pytest.mark.parametrize("inner", ["eager", "inductor"])
 @pytest.mark.parametrize("budget", [0.5, "min"])
 def test_the_old_value_of_a_changed_buffer(inner: str, budget: float | str) -> None:
