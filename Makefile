@@ -8,9 +8,12 @@ TORCH ?=
 VENV := .venv$(addprefix -,$(TORCH))
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
+DOCS_STAMP := $(VENV)/.docs-ready
+SITE := docs/_build/html
+PORT ?= 8000
 
 .DEFAULT_GOAL := help
-.PHONY: help install test test-fast test-torch test-all demo gpu lint clean
+.PHONY: help install test test-fast test-torch test-all demo gpu docs docs-serve lint clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -21,6 +24,10 @@ $(STAMP): pyproject.toml constraints.txt
 	{ sed '$(if $(TORCH),/^torch==\|^triton==/d)' constraints.txt; $(if $(TORCH),echo torch===$(TORCH);) } > $(VENV)/constraints.txt
 	$(BIN)/pip install $(PIP_FLAGS) -c $(VENV)/constraints.txt -e ".[dev]"
 	@touch $(STAMP)
+
+$(DOCS_STAMP): $(STAMP)
+	$(BIN)/pip install $(PIP_FLAGS) -c $(VENV)/constraints.txt -e ".[docs]"
+	@touch $(DOCS_STAMP)
 
 install: $(STAMP) ## Make the virtual environment .venv with everything that is tested
 
@@ -42,9 +49,16 @@ demo: $(STAMP) ## Train a BERT-like model under byte budgets (ARGS=--short for a
 gpu: $(STAMP) ## Ask the GPU of this machine what holds on it, in eight minutes (ARGS="--only rivals" chooses)
 	$(BIN)/python benchmarks/gpu/run.py --json gpu.json $(ARGS)
 
+docs: $(DOCS_STAMP) ## Build the documentation site in docs/_build/html; a warning is an error
+	$(BIN)/python -m sphinx -b html -W --keep-going -q docs $(SITE)
+	@echo "open $(SITE)/index.html"
+
+docs-serve: docs ## Build the documentation site and serve it at http://localhost:8000 (PORT=8080 chooses)
+	$(BIN)/python -m http.server --bind 127.0.0.1 --directory $(SITE) $(PORT)
+
 lint: $(STAMP) ## Check style and types
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
 clean: ## Remove the virtual environment and what the tools cached
-	rm -rf .venv .venv-* .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info
+	rm -rf .venv .venv-* .mypy_cache .pytest_cache .ruff_cache .hypothesis build docs/_build *.egg-info

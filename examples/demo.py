@@ -6,14 +6,18 @@ the time of a step and the last loss.  Dumps and pictures are left in demo-outpu
 
     python examples/demo.py            a 4-layer model, five runs, all compiled by Inductor
     python examples/demo.py --short    a 2-layer model, four runs, two of them without Inductor
+    python examples/demo.py --json benchmarks/results/demo.json    the rows that README.md shows
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 import time
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 # Read when torch starts: its profiler, which measures the peaks, would announce itself at each start and stop.
@@ -25,7 +29,7 @@ from torch._functorch import config as functorch_config
 from torch._inductor import config as inductor_config
 
 from demo_runs import Runs, Size, Variant, say
-from demo_table import failures, picture, table
+from demo_table import Outcome, failures, picture, rows, table
 
 FULL = Size(layers=4, hidden=256, batch=8, length=128, steps=5, rounds=7)
 SHORT = Size(layers=2, hidden=128, batch=8, length=64, steps=3, rounds=9)
@@ -68,9 +72,9 @@ def prepare(output: Path) -> None:
     output.mkdir(parents=True, exist_ok=True)
 
 
-def show(runs: Runs) -> int:
+def show(runs: Runs, outcomes: Sequence[Outcome]) -> int:
     """Print the table, leave the picture, say where all pictures are; the number of promises that were not kept."""
-    outcomes, output = runs.outcomes(), runs.output
+    output = runs.output
     say(table(outcomes))
     title = f"BERT with {runs.size.layers} layers, torch {torch.__version__}, {torch.get_num_threads()} threads"
     (output / "runs.svg").write_text(picture(outcomes, title), encoding="utf-8")
@@ -85,16 +89,26 @@ def show(runs: Runs) -> int:
     return len(broken)
 
 
+def write_rows(size: Size, outcomes: Sequence[Outcome], path: Path) -> None:
+    """Write the table to `path` for programs, with what it was measured on."""
+    setting = {"torch": torch.__version__, "threads": torch.get_num_threads(), "model": asdict(size)}
+    path.write_text(json.dumps(setting | {"rows": rows(outcomes)}, indent=1) + "\n", encoding="utf-8")
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run the demo; 0 when every promise was kept, else 1."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--short", action="store_true", help="a smaller model and fewer runs")
     parser.add_argument("--output", type=Path, default=Path("demo-output"), help="folder of dumps and pictures")
+    parser.add_argument("--json", type=Path, help="file for the rows of the table")
     parsed = parser.parse_args(arguments)
     start = time.perf_counter()
     prepare(parsed.output)
     runs = run_short(SHORT, parsed.output) if parsed.short else run_full(FULL, parsed.output)
-    broken = show(runs)
+    outcomes = runs.outcomes()
+    broken = show(runs, outcomes)
+    if parsed.json is not None:
+        write_rows(runs.size, outcomes, parsed.json)
     verdict = f"{broken} not kept" if broken else "every budget kept, every peak predicted, every loss the same"
     say(f"{verdict}; {time.perf_counter() - start:.0f} s in all")
     return 1 if broken else 0

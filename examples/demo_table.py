@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from remat_compiler.options import format_bytes
 from remat_compiler.report import svg
@@ -84,14 +84,19 @@ def _prediction_error(one: Outcome) -> float:
     return abs(one.predicted_bytes - one.measured_bytes) / max(one.measured_bytes, 1)
 
 
+def rows(outcomes: Sequence[Outcome]) -> list[dict[str, object]]:
+    """The outcomes for a JSON file, with the checks that the table shows."""
+    return [asdict(one) | {"kept": one.kept, "same_loss": one.same_loss} for one in outcomes]
+
+
 HEADINGS = ("run", "budget", "predicted", "measured", "off by", "kept", "step", "time", "last loss", "same")
 
 
 def table(outcomes: Sequence[Outcome]) -> str:
     """The outcomes, one a row, columns aligned; the first column to the left, numbers to the right."""
-    rows = [HEADINGS, *(_row(one) for one in outcomes)]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(HEADINGS))]
-    lines = ["  ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:]))]) for row in rows]
+    shown = [HEADINGS, *(_row(one) for one in outcomes)]
+    widths = [max(len(row[i]) for row in shown) for i in range(len(HEADINGS))]
+    lines = ["  ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:]))]) for row in shown]
     return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
 
 
