@@ -25,7 +25,7 @@ TESTS = Path(__file__).parent
 WITHOUT_TORCH = {
     *("blocks", "bounds", "chains", "devices", "eviction", "exact", "ir", "layers", "layout", "moves", "orders"),
     *("planning", "report", "search", "sequences", "simulate"),
-    *("test_ahead_of_time", "test_layering", "test_options", "test_progress", "test_stats"),
+    *("test_ahead_of_time", "test_front_page", "test_layering", "test_options", "test_progress", "test_stats"),
 }
 TRAINING = {
     *(
@@ -38,7 +38,7 @@ TRAINING = {
         "test_backend",
         "test_backend_files",
     ),
-    *("test_demo", "test_unusual_input"),
+    *("test_demo", "test_snippets", "test_unusual_input"),
 }
 """Folders and files of these tests; those of neither set use torch and train next to nothing."""
 USES_TORCH = {"test_json_folder"}

@@ -274,9 +274,9 @@ def test_every_option_has_a_variable_over_which_the_code_wins(name: str, caplog:
 
 
 @pytest.mark.parametrize("name", sorted(OF_THE_ENVIRONMENT))
-def test_the_readme_names_every_option_and_its_variable(name: str) -> None:
-    readme = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
-    assert f"| `{name}` | `{variable_of(name)}` |" in readme
+def test_the_documentation_names_every_option_and_its_variable(name: str) -> None:
+    page = (Path(__file__).parents[1] / "docs" / "options.md").read_text(encoding="utf-8")
+    assert f"| `{name}` | `{variable_of(name)}` |" in page
 
 
 @pytest.mark.parametrize(
