@@ -47,11 +47,12 @@ html_theme_options = {
     "secondary_sidebar_items": ["page-toc"],
     "show_prev_next": True,
     "navigation_with_keys": False,
-    "header_links_before_dropdown": 4,
+    "navbar_center": [],  # all pages stand in the sidebar
     "footer_start": ["copyright"],
     "footer_end": ["sphinx-version"],
 }
-html_sidebars = {"**": ["sidebar-nav-bs"], "index": []}
+templates_path = ["_templates"]
+html_sidebars = {"**": ["pages"]}
 
 _SECTION = re.compile(r"\s*(Args|Attributes|Raises|Returns|Yields|Note|Example)s?:$")
 

@@ -42,14 +42,15 @@ class Network(nn.Module):
 
 @pytest.fixture(autouse=True)
 def as_a_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """In a folder of its own, with the interpreter unless a snippet names an inner compiler, and nothing left behind."""
+    """In a folder of its own, by the interpreter unless a snippet names an inner compiler; nothing is left behind."""
     monkeypatch.chdir(tmp_path)
     for name, value in (("INNER", "eager"), ("COST_MODEL", "nominal"), ("CACHE_DIR", str(tmp_path / "cache"))):
         monkeypatch.setenv(f"REMAT_{name}", value)
-    monkeypatch.setattr(torch._dynamo.config, "allow_rnn", False)
     torch.compiler.reset()
     remat_compiler.clear_reports()
-    yield
+    # A snippet may set it.
+    with torch._dynamo.config.patch(allow_rnn=False):
+        yield
     torch.compiler.reset()
     remat_compiler.clear_reports()
 
