@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from itertools import islice
 from xml.etree import ElementTree
@@ -11,7 +12,7 @@ import torch
 
 from demo import mebibytes
 from demo_runs import Variant
-from demo_table import HEADINGS, Outcome, failures, picture, relative_difference, table
+from demo_table import HEADINGS, Outcome, failures, picture, relative_difference, rows, table
 from masked_text import MASK, NOT_ASKED, SPECIAL, TEXT, UNKNOWN, Vocabulary, batches, words_of
 from remat_compiler.options import MemoryBudget
 
@@ -88,6 +89,14 @@ def test_the_table_is_aligned_and_has_every_run() -> None:
     cells = " ".join(lines[4].split()[2:])
     assert cells == "40.0 MiB 39.0 MiB 39.0 MiB 0 B yes 100 ms 1.10x 5.50000 yes"
     assert "-" in lines[3].split()
+
+
+def test_rows_for_programs_have_the_figures_and_the_checks() -> None:
+    written = json.loads(json.dumps(rows([FREE, KNOB, replace(LIMITED, limit_bytes=39 * MIB - 1)])))
+    assert [row["name"] for row in written] == ["no budget", "knob", "budget 0.5"]
+    assert [row["measured_bytes"] for row in written] == [80 * MIB, 60 * MIB, 39 * MIB]
+    assert [row["kept"] for row in written] == [True, True, False]
+    assert all(row["same_loss"] for row in written)
 
 
 def test_nothing_fails_where_all_is_kept() -> None:
