@@ -37,14 +37,15 @@ def demo_table() -> str:
 def fit_answer() -> str:
     """The answer of `remat fit`, as it prints it."""
     record = results("fit_gpt2.json")
+    points = tuple(_point(point) for point in record["points"])
+    return str(FitReport(GPUS[record["device"]], record["budget"], points)).rstrip("\n")
+
+
+def _point(record: dict[str, Any]) -> FitPoint:
+    """A step of the answer, without the figures that follow from others."""
     known = {field.name for field in fields(FitPoint)}
-    points = [
-        FitPoint(
-            **{key: tuple(value) if isinstance(value, list) else value for key, value in point.items() if key in known}
-        )
-        for point in record["points"]
-    ]
-    return str(FitReport(GPUS[record["device"]], record["budget"], tuple(points))).rstrip("\n")
+    given: Any = {name: value for name, value in record.items() if name in known}
+    return FitPoint(**given | {"unmodelled": tuple(record["unmodelled"])})
 
 
 def first_sentence() -> str:
