@@ -24,6 +24,7 @@ from remat_compiler.errors import (
 from remat_compiler.fitting.fit import fit
 from remat_compiler.fitting.max_batch import max_batch
 from remat_compiler.fitting.pareto import pareto
+from remat_compiler.option_types import Options
 from remat_compiler.report.out_of_memory import explain_oom
 from remat_compiler.report.plan_report import PlanReport
 from remat_compiler.report.store import clear_reports, reports
@@ -36,6 +37,7 @@ __all__ = [
     "InfeasibleBudget",
     "InvalidGraph",
     "OptionError",
+    "Options",
     "PaperFailure",
     "PlanRejected",
     "PlanReport",
