@@ -147,10 +147,10 @@ def test_below_the_floor_is_proven_at_once(problem: RematProblem, monkeypatch: p
     monkeypatch.setattr(solver_module, "SOLVERS", {"cbc": solved, "highs": solved})
     floor = peak_floor(problem.graph, problem.costs).peak_bytes
     for budget in (0, 1, floor - 1):
-        found = Ilp().plan(with_budget(problem, budget))
+        found = Ilp(effort=500).plan(with_budget(problem, budget))
         assert found.status is PlanStatus.INFEASIBLE
         assert found.plan is not None
-        assert floor <= found.peak_bytes <= Auto(reorders=False).smallest_peak(problem).peak_bytes
+        assert floor <= found.peak_bytes <= Auto(500, reorders=False).smallest_peak(problem).peak_bytes
         assert dict(found.stats)["proof"] == f"proven: one operator needs {floor} bytes"
 
 
