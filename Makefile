@@ -11,9 +11,11 @@ STAMP := $(VENV)/.ready
 DOCS_STAMP := $(VENV)/.docs-ready
 SITE := docs/_build/html
 PORT ?= 8000
+PLAIN_TESTS := tests/exact/test_ilp.py tests/exact/test_program.py tests/bounds tests/cli tests/test_backend.py \
+  tests/test_compiled_module.py
 
 .DEFAULT_GOAL := help
-.PHONY: help install test test-fast test-torch test-all demo gpu docs docs-serve lint clean
+.PHONY: help install test test-fast test-torch test-plain test-all demo gpu docs docs-serve lint clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,6 +41,11 @@ test-fast: $(STAMP) ## Run the tests that need no torch, in about a minute
 
 test-torch: $(STAMP) ## Run the tests of what depends on torch's version (TORCH=2.11.0 chooses one)
 	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder -m "torch and not slow" $(ARGS)
+
+test-plain: ## Run the tests that solvers and the command line concern where no extra is installed
+	@test -f .venv-plain/.ready || { $(PYTHON) -m venv .venv-plain && \
+	  .venv-plain/bin/pip install $(PIP_FLAGS) -c constraints.txt -e . pytest hypothesis && touch .venv-plain/.ready; }
+	.venv-plain/bin/python -m pytest -m "not slow" $(PLAIN_TESTS) $(ARGS)
 
 test-all: $(STAMP) ## Run all tests
 	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder $(ARGS)
