@@ -34,7 +34,7 @@ from transfers_at_random import with_random_transfers
 
 SEEDS = range(5000, 5060)
 """Seeds that no other test draws."""
-QUICK = (5004, 5006, 5007, 5010)
+QUICK = (5004, 5007, 5008, 5010)
 """Some of them whose plans move something."""
 ROOM = 1 << 30
 ROUNDING, WORSE = 16, 4
@@ -119,6 +119,15 @@ def off_by(before: Any, after: Any) -> float:
     return difference if difference == difference else float("inf")
 
 
+def is_trained_by_stock(program: Program, inner: str) -> bool:
+    """Whether PyTorch's own backend trains the program, such as one whose buffers change late."""
+    try:
+        observe(program, "aot_eager" if inner == "eager" else "inductor")
+    except Exception:
+        return False
+    return True
+
+
 @pytest.mark.parametrize("inner", ["eager", "inductor"])
 @pytest.mark.parametrize(
     "seed",
@@ -127,7 +136,12 @@ def off_by(before: Any, after: Any) -> float:
 def test_moving_changes_nothing(seed: int, inner: str, tmp_path: Path) -> None:
     program = draw(seed)
     place = Place(Tier.DISK, tmp_path) if seed % 2 else Place(Tier.HOST, None)
-    kept, transfers = observed(program, place, False, inner)
+    try:
+        kept, transfers = observed(program, place, False, inner)
+    except Exception:
+        if is_trained_by_stock(program, inner):
+            raise
+        pytest.skip("PyTorch's own backend does not train it")
     moved, again = observed(program, place, True, inner)
     assert again == transfers
     assert transfers or seed not in QUICK
