@@ -12,7 +12,8 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from xml.sax.saxutils import escape
+
+from remat_compiler.report import svg
 
 ROOT = Path(__file__).resolve().parents[1]
 ROWS = ROOT / "benchmarks" / "results" / "pareto.json"
@@ -81,51 +82,40 @@ def picture(curves: dict[str, list[Point]], colors: Colors) -> str:
     def y(ratio: float) -> float:
         return HEIGHT - BOTTOM - (ratio - bottom) / (top - bottom) * (HEIGHT - TOP - BOTTOM)
 
-    def words(at_x: float, at_y: float, text: str, fill: str, anchor: str = "start", size: int = 13) -> str:
-        return (
-            f'<text x="{at_x:.1f}" y="{at_y:.1f}" fill="{fill}" text-anchor="{anchor}" font-size="{size}">'
-            f"{escape(text)}</text>"
-        )
-
-    body = [words(LEFT, 26, f"A training step of a {NAME}, Inductor, CPU", colors.ink, size=16)]
-    body.append(
-        words(
-            LEFT,
-            46,
-            "CPU time over that without a budget: lower is faster; further left takes less memory",
-            colors.faint,
-        )
-    )
+    title = f"A training step of a {NAME}, Inductor, CPU"
+    axes = "CPU time over that without a budget: lower is faster; further left takes less memory"
+    body = [svg.text(LEFT, 26, title, fill=colors.ink, size=16), svg.text(LEFT, 46, axes, fill=colors.faint, size=13)]
     for ratio in (0.95, 1.0, 1.05, 1.1, 1.15, 1.2, 1.25):
-        body.append(
-            f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(ratio):.1f}" y2="{y(ratio):.1f}" stroke="{colors.grid}"/>'
-        )
-        body.append(words(LEFT - 8, y(ratio) + 4, f"{ratio:.2f}×", colors.faint, "end"))
-    body += [words(x(mib), HEIGHT - BOTTOM + 20, str(mib), colors.faint, "middle") for mib in range(30, 59, 4)]
-    body.append(words((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 12, "measured peak of a step, MiB", colors.ink, "middle"))
-    for name in ("knob", "remat"):
-        path = " ".join(f"{x(point.mib):.1f},{y(point.ratio):.1f}" for point in curves[name])
-        body.append(f'<polyline points="{path}" fill="none" stroke="{getattr(colors, name)}" stroke-width="2"/>')
-    for name, curve in curves.items():
-        for point in curve:
-            body.append(
-                f'<circle cx="{x(point.mib):.1f}" cy="{y(point.ratio):.1f}" r="5" fill="{getattr(colors, name)}"/>'
-            )
-            if point.label:
-                body.append(words(x(point.mib) + 9, y(point.ratio) + 5, point.label, colors.knob))
-    knob, remat = curves["knob"][0], curves["remat"][0]
-    checkpoint, none = curves["checkpoint"][0], curves["none"][0]
-    body.append(words(x(knob.mib) + 40, y(knob.ratio) + 5, "PyTorch's activation_memory_budget", colors.knob))
-    body.append(words(x(remat.mib) + 10, y(remat.ratio) - 6, "remat, a budget in bytes", colors.remat))
+        body.append(svg.line(LEFT, y(ratio), WIDTH - RIGHT, y(ratio), colors.grid))
+        body.append(svg.text(LEFT - 8, y(ratio) + 4, f"{ratio:.2f}×", anchor="end", fill=colors.faint, size=13))
+    body += [
+        svg.text(x(mib), HEIGHT - BOTTOM + 20, str(mib), anchor="middle", fill=colors.faint, size=13)
+        for mib in range(30, 59, 4)
+    ]
+    middle = (LEFT + WIDTH - RIGHT) / 2
     body.append(
-        words(x(checkpoint.mib) + 10, y(checkpoint.ratio) + 5, "every block checkpointed by hand", colors.checkpoint)
+        svg.text(middle, HEIGHT - 12, "measured peak of a step, MiB", anchor="middle", fill=colors.ink, size=13)
     )
-    body.append(words(x(none.mib), y(none.ratio) - 12, "no budget", colors.none, "middle"))
-    head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
-        'font-family="Helvetica, Arial, sans-serif" role="img">'
-    )
-    return "\n".join([head, *body, "</svg>", ""])
+    for name in ("knob", "remat"):
+        path = "M" + " L".join(f"{x(point.mib):.1f},{y(point.ratio):.1f}" for point in curves[name])
+        body.append(svg.shape(path, stroke=getattr(colors, name)))
+    for name, curve in curves.items():
+        color = getattr(colors, name)
+        for point in curve:
+            body.append(svg.dot(x(point.mib), y(point.ratio), color, rim=color))
+            if point.label:
+                body.append(svg.text(x(point.mib) + 9, y(point.ratio) + 5, point.label, fill=color, size=13))
+    # Beside the first point of each curve.
+    for name, right, down, anchor, words in (
+        ("knob", 40, 5, "start", "PyTorch's activation_memory_budget"),
+        ("remat", 10, -6, "start", "remat, a budget in bytes"),
+        ("checkpoint", 10, 5, "start", "every block checkpointed by hand"),
+        ("none", 0, -12, "middle", "no budget"),
+    ):
+        at = curves[name][0]
+        place = x(at.mib) + right, y(at.ratio) + down
+        body.append(svg.text(*place, words, anchor=anchor, fill=getattr(colors, name), size=13))
+    return svg.document(WIDTH, HEIGHT, body, background="")
 
 
 def main() -> int:

@@ -8,13 +8,14 @@ INK, FAINT, GRID = "#1f2933", "#6b7785", "#e4e8ec"
 GREY, BLUE, RED, BROWN = "#98a4b1", "#2166c4", "#c62f2f", "#8a5a12"
 
 
-def document(width: int, height: int, body: list[str]) -> str:
-    """A picture of `width` × `height` on white."""
+def document(width: int, height: int, body: list[str], background: str = "#ffffff") -> str:
+    """A picture of `width` × `height`; the page shows through if `background` is empty."""
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
         f'font-family="Helvetica, Arial, sans-serif" fill="{INK}">'
     )
-    return "\n".join([head, rectangle(0, 0, width, height, "#ffffff"), *body, "</svg>", ""])
+    behind = [rectangle(0, 0, width, height, background)] if background else []
+    return "\n".join([head, *behind, *body, "</svg>", ""])
 
 
 def text(
@@ -49,9 +50,9 @@ def rectangle(x: float, y: float, width: float, height: float, fill: str, opacit
     )
 
 
-def dot(x: float, y: float, fill: str) -> str:
-    """A round mark with a white rim."""
-    return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4.5" fill="{fill}" stroke="#ffffff" stroke-width="1.5"/>'
+def dot(x: float, y: float, fill: str, rim: str = "#ffffff") -> str:
+    """A round mark with a rim."""
+    return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4.5" fill="{fill}" stroke="{rim}" stroke-width="1.5"/>'
 
 
 def shape(path: str, *, fill: str = "none", opacity: float = 1.0, stroke: str = "none") -> str:
