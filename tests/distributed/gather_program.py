@@ -5,10 +5,7 @@ python gather_program.py RANK SIZE FOLDER [case ...]
 
 from __future__ import annotations
 
-import logging
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
@@ -20,6 +17,7 @@ import remat_compiler
 from distributed import tensor_models as models
 from distributed.rank_process import OPTIONS, RANK, SIZE, difference, run_all
 from distributed.tensor_program import batch, judged, whole, whole_gradients
+from heard import warnings_heard
 from remat_compiler.compilation import gathers as searched
 from remat_compiler.distributed import gathers
 
@@ -35,23 +33,9 @@ def sharded() -> nn.Module:
     return net
 
 
-@contextmanager
-def said() -> Iterator[list[str]]:
-    """What is warned of within the block."""
-    found: list[str] = []
-    handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: found.append(record.getMessage())  # type: ignore[method-assign]
-    logger = logging.getLogger("remat_compiler")
-    logger.addHandler(handler)
-    try:
-        yield found
-    finally:
-        logger.removeHandler(handler)
-
-
 def trained(**options: Any) -> Any:
     """The judged step, or the refusal, with all warnings."""
-    with patch.dict(OPTIONS, **options), said() as warnings:
+    with patch.dict(OPTIONS, **options), warnings_heard() as warnings:
         try:
             found = judged(sharded(), batch(RANK), whole_gradients(seeds=SIZE), whole)
         except remat_compiler.RematError as error:

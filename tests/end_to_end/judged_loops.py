@@ -8,7 +8,6 @@ steps, and the peak of one more step with the budget, which is a share of the pe
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from torch import Tensor
 import remat_compiler
 from end_to_end.loop_models import STEPS, Backend
 from end_to_end.training_loops import LOOPS, Loop
+from heard import warnings_heard
 from measure import measure_step
 from remat_compiler.backend import remat
 from remat_compiler.errors import InfeasibleBudget
@@ -77,7 +77,7 @@ def outcome_of(name: str, budget: float = 0.8, **options: Any) -> Outcome:
         "max_slowdown": None,
         "time_limit": 0.05,
     }
-    with _warnings() as heard:
+    with warnings_heard() as heard:
         found = _run(loop, partial(remat, options={**given, "on_infeasible": "min", **options}))
     return _judged(loop, expected, stock, found, allowed, heard)
 
@@ -137,20 +137,6 @@ def _close(expected: Tensor | None, found: Tensor | None, tolerance: float) -> b
     if expected is None or found is None:
         return expected is found
     return torch.allclose(found.float(), expected.float(), rtol=tolerance, atol=tolerance)
-
-
-@contextmanager
-def _warnings() -> Iterator[list[str]]:
-    """What the compiler warns of meanwhile."""
-    heard: list[str] = []
-    handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: heard.append(record.getMessage())  # type: ignore[method-assign]
-    logger = logging.getLogger("remat_compiler")
-    logger.addHandler(handler)
-    try:
-        yield heard
-    finally:
-        logger.removeHandler(handler)
 
 
 @contextmanager

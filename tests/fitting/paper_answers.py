@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -15,6 +14,7 @@ from torch.utils.flop_counter import flop_registry
 
 import remat_compiler
 from fitting.paper_models import MAKERS, language
+from heard import warnings_heard
 from remat_compiler.costs import calibration, families
 from remat_compiler.costs.calibration import rounded
 from remat_compiler.costs.families import family_of
@@ -276,11 +276,8 @@ def memory() -> tuple[int, bool, bool]:
 
 def warnings_of(make: Callable[[], Any], budget: float) -> list[str]:
     """What the user is told of the step under the budget."""
-    told: list[str] = []
-    handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("remat_compiler").addHandler(handler)
-    fit_on_paper(FitRequest(make, "h100", budget, (), None, None, {"inner": "eager", "max_slowdown": None}))
+    with warnings_heard() as told:
+        fit_on_paper(FitRequest(make, "h100", budget, (), None, None, {"inner": "eager", "max_slowdown": None}))
     return told
 
 
