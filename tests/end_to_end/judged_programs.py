@@ -7,7 +7,6 @@ for trial in judge(draw(17), budgets=(1.0, 0.6, "min")):
 from __future__ import annotations
 
 import gc
-import logging
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,6 +24,7 @@ from torch._inductor import config as inductor_config
 import remat_compiler
 from end_to_end.custom_operators import EFFECTS
 from end_to_end.random_programs import Loaded, Program
+from heard import warnings_heard
 from measure import peak_of_second
 from remat_compiler.backend import remat
 from remat_compiler.errors import InfeasibleBudget
@@ -92,11 +92,11 @@ class Observed:
     steps: tuple[dict[str, Any], ...]
 
 
-class _Stock:
+class Stock:
     """What PyTorch's own backend makes of a program; it is only asked where something is wrong."""
 
-    def __init__(self, program: Program, backend: str) -> None:
-        self.program, self.backend = program, backend
+    def __init__(self, program: Program, inner: str) -> None:
+        self.program, self.backend = program, "aot_eager" if inner == "eager" else "inductor"
 
     @cached_property
     def steps(self) -> Observed | None:
@@ -115,7 +115,7 @@ def judge(program: Program, budgets: Sequence[float | str], inner: str = "eager"
     with inductor_config.patch(fallback_random=True):
         expected = observe(program, None)[0]
         whole = 0
-        stock = _Stock(program, "aot_eager" if inner == "eager" else "inductor")
+        stock = Stock(program, inner)
         for budget in budgets:
             careful = (program.seed + crc32(str(budget).encode())) % 2 == 0
             given = {**others, "on_infeasible": "error" if careful else "min"}
@@ -125,7 +125,7 @@ def judge(program: Program, budgets: Sequence[float | str], inner: str = "eager"
 
 
 def _try(
-    stock: _Stock, budget: float | str, inner: str, expected: Observed, whole: int, given: Mapping[str, object]
+    stock: Stock, budget: float | str, inner: str, expected: Observed, whole: int, given: Mapping[str, object]
 ) -> Trial:
     asked = int(0.75 * whole) if budget == "bytes" else budget
     if asked == 0:
@@ -334,15 +334,10 @@ def _brief(error: BaseException) -> str:
 @contextmanager
 def _warnings() -> Iterator[list[str]]:
     """What the compiler warns of meanwhile, in its log or as warnings."""
-    heard: list[str] = []
-    handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: heard.append(record.getMessage()[:300])  # type: ignore[method-assign]
-    logger = logging.getLogger("remat_compiler")
-    logger.addHandler(handler)
-    try:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
+    with warnings_heard() as heard, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
             yield heard
-    finally:
-        logger.removeHandler(handler)
-        heard += [str(warning.message)[:300] for warning in caught if "remat" in str(warning.filename)]
+        finally:
+            heard += [str(warning.message) for warning in caught if "remat" in str(warning.filename)]
+            heard[:] = [text[:300] for text in heard]
