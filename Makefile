@@ -9,6 +9,7 @@ VENV := .venv$(addprefix -,$(TORCH))
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 DOCS_STAMP := $(VENV)/.docs-ready
+PLAIN_STAMP := .venv-plain/.ready
 SITE := docs/_build/html
 PORT ?= 8000
 PLAIN_TESTS := tests/exact/test_ilp.py tests/exact/test_program.py tests/bounds tests/cli tests/test_backend.py \
@@ -31,6 +32,11 @@ $(DOCS_STAMP): $(STAMP)
 	$(BIN)/pip install $(PIP_FLAGS) -c $(VENV)/constraints.txt -e ".[docs]"
 	@touch $(DOCS_STAMP)
 
+$(PLAIN_STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-plain
+	.venv-plain/bin/pip install $(PIP_FLAGS) -c constraints.txt -e . pytest hypothesis
+	@touch $(PLAIN_STAMP)
+
 install: $(STAMP) ## Make the virtual environment .venv with everything that is tested
 
 test: $(STAMP) ## Run the tests but the slow ones, a process for each core (ARGS="-k budget" chooses)
@@ -42,9 +48,7 @@ test-fast: $(STAMP) ## Run the tests that need no torch, in about a minute
 test-torch: $(STAMP) ## Run the tests of what depends on torch's version (TORCH=2.11.0 chooses one)
 	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder -m "torch and not slow" $(ARGS)
 
-test-plain: ## Run the tests that solvers and the command line concern where no extra is installed
-	@test -f .venv-plain/.ready || { $(PYTHON) -m venv .venv-plain && \
-	  .venv-plain/bin/pip install $(PIP_FLAGS) -c constraints.txt -e . pytest hypothesis && touch .venv-plain/.ready; }
+test-plain: $(PLAIN_STAMP) ## Run the tests of solvers and the command line where no extra is installed
 	.venv-plain/bin/python -m pytest -m "not slow" $(PLAIN_TESTS) $(ARGS)
 
 test-all: $(STAMP) ## Run all tests

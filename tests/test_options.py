@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import fields
 from pathlib import Path
-from typing import get_args, get_type_hints
 
 import numpy as np
 import pytest
@@ -14,7 +13,6 @@ from hypothesis import strategies as st
 
 from remat_compiler import options as options_module
 from remat_compiler.errors import OptionError, UnknownName
-from remat_compiler.option_types import Options
 from remat_compiler.options import (
     BudgetKind,
     Environment,
@@ -424,13 +422,3 @@ def test_a_misspelt_variable_is_warned_about(name: str, meant: str, caplog: pyte
 )
 def test_bytes_are_printed_for_people(size: int, text: str) -> None:
     assert format_bytes(size) == text
-
-
-def test_the_type_of_the_options_has_their_names_and_allowed_values() -> None:
-    hints = get_type_hints(Options)
-    assert set(hints) == {field.name for field in fields(RematOptions)} - {"inductor"}
-    for name, check in options_module._CHECKS.items():
-        allowed = getattr(check, "keywords", {}).get("allowed")
-        assert allowed is None or get_args(hints[name]) == allowed, name
-    given: Options = {"memory_budget": "6GiB", "inner": "eager"}
-    assert RematOptions.parse(given, check_planner=check_planner, environment=EMPTY).inner == "eager"

@@ -91,8 +91,10 @@ def test_snippets_that_are_not_run_say_why_and_are_python(path: Path) -> None:
 def test_notebooks_run(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("REMAT_COST_MODEL")
     given: dict[str, Any] = {"__name__": path.stem}
+    found = list(cells(path))
+    assert found
     with redirect_stdout(StringIO()):
-        for cell in cells(path):
+        for cell in found:
             exec(compile(cell, str(path), "exec"), given)
 
 

@@ -156,9 +156,13 @@ class BesideThePlan:
             left_bytes: Bytes that the graphs leave after their backward; `None` if not known.
             of_part: Whether the budget is a part of the graphs' peak, and no number of bytes.
         """
-        more = {"eager_bytes": outside.eager_bytes, "view_bytes": outside.view_bytes, "made_bytes": outside.made_bytes}
+        more = {
+            "eager_bytes": outside.eager_bytes,
+            "view_bytes": outside.view_bytes,
+            "made_bytes": outside.made_bytes,
+            "more_before": outside.before_bytes - self.peak_bytes,
+        }
         # At the end the graphs hold only what they leave: all of it counts as one figure, relative to their peak.
-        more["more_before"] = outside.before_bytes - self.peak_bytes
         if left_bytes is not None:
             more["more_at_end"] = left_bytes + outside.more_at_end - self.peak_bytes
         for what, more_bytes in more.items():

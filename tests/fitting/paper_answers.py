@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 import remat_compiler
-from fitting.paper_models import MAKERS, language
+from fitting.paper_models import MAKERS, UncutBlocks, language
 from heard import warnings_heard
 from remat_compiler.costs import calibration, families
 from remat_compiler.costs.calibration import rounded
@@ -394,18 +394,6 @@ class Named(torch.utils._python_dispatch.TorchDispatchMode):
         return func(*args, **kwargs or {})
 
 
-class Halves(nn.Module):
-    """Its values of 11.5 MiB take segments of 12 MiB, of which the allocator doesn't cut off the rest."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(()))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """A loss."""
-        return (x * self.weight).sin().cos().sum()
-
-
 def in_blocks(expandable: bool) -> list[tuple[int, int]]:
     """The checked peak, and of it what is asked for: without a budget, and at the smallest peak."""
     found = []
@@ -413,7 +401,7 @@ def in_blocks(expandable: bool) -> list[tuple[int, int]]:
         patched.setenv("PYTORCH_CUDA_ALLOC_CONF", f"expandable_segments:{expandable}")
         for budget in (None, "min"):
             remat_compiler.clear_reports()
-            make = Separate(Halves, lambda: torch.zeros(23 * 2**17), None)
+            make = Separate(UncutBlocks, lambda: torch.zeros(23 * 2**17), None)
             fit_on_paper(FitRequest(make, "h100", budget, options={"inner": "eager", "on_infeasible": "min"}))
             report = remat_compiler.reports()[-1]
             found.append((report.checked_peak_bytes or 0, report.requested_bytes))

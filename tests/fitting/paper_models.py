@@ -46,6 +46,17 @@ class Language(nn.Module):
         return F.cross_entropy(self.head(x).flatten(0, 1), targets.flatten())
 
 
+class UncutBlocks(nn.Module):
+    """Its values of 11.5 MiB take segments of 12 MiB, of which the allocator doesn't cut off the rest."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x * self.weight).sin().cos().sum()
+
+
 class Vision(nn.Module):
     """Convolutions with batch norm, which returns logits."""
 

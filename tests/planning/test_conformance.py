@@ -41,13 +41,17 @@ def referenced(problem: RematProblem) -> RematProblem:
     )
 
 
+def asked(problem: RematProblem, fraction: float) -> RematProblem:
+    """`problem` with a reference partition, under a part of the peak of saving everything."""
+    problem = referenced(problem)
+    return with_budget(problem, int(fraction * SaveAll().plan(problem).peak_bytes))
+
+
 @pytest.mark.parametrize("fraction", BUDGETS)
 @pytest.mark.parametrize("instance", sorted(LIBRARY))
 @pytest.mark.parametrize("name", planner_names())
 def test_library(name: str, instance: str, fraction: float) -> None:
-    problem = referenced(LIBRARY[instance])
-    budget = int(fraction * SaveAll().plan(problem).peak_bytes)
-    assert check_result(quick(name), with_budget(problem, budget)).plan is not None
+    assert check_result(quick(name), asked(LIBRARY[instance], fraction)).plan is not None
 
 
 @pytest.mark.slow
@@ -55,34 +59,25 @@ def test_library(name: str, instance: str, fraction: float) -> None:
 @pytest.mark.parametrize("instance", sorted(LIBRARY))
 @pytest.mark.parametrize("name", sorted(QUICK))
 def test_library_at_full_effort(name: str, instance: str, fraction: float) -> None:
-    problem = referenced(LIBRARY[instance])
-    budget = int(fraction * SaveAll().plan(problem).peak_bytes)
-    assert check_result(planner_class(name)(), with_budget(problem, budget), again=True).plan is not None
+    assert check_result(planner_class(name)(), asked(LIBRARY[instance], fraction), again=True).plan is not None
 
 
 @pytest.mark.parametrize("name", planner_names())
 def test_planning_twice_gives_the_same(name: str) -> None:
-    drawn = [referenced(moving_problem(Random(seed))) for seed in range(3)]
-    tight = [(problem := referenced(one), int(0.6 * SaveAll().plan(problem).peak_bytes)) for one in LIBRARY.values()]
-    for problem in (*drawn, *(with_budget(problem, budget) for problem, budget in tight)):
-        check_result(quick(name), problem, again=True)
-
-
-def check_random(name: str, problem: RematProblem, fraction: float) -> None:
-    """A problem that was drawn, under a part of its peak."""
-    problem = referenced(problem)
-    budget = int(fraction * SaveAll().plan(problem).peak_bytes)
-    assert check_result(quick(name), with_budget(problem, budget)).plan is not None
+    for seed in range(3):
+        check_result(quick(name), referenced(moving_problem(Random(seed))), again=True)
+    for problem in LIBRARY.values():
+        check_result(quick(name), asked(problem, 0.6), again=True)
 
 
 @pytest.mark.parametrize("name", [name for name in planner_names() if name != "ilp"])
 @settings(max_examples=60)
 @given(problem=problems(), fraction=st.sampled_from(BUDGETS))
 def test_random_problems(name: str, problem: RematProblem, fraction: float) -> None:
-    check_random(name, problem, fraction)
+    assert check_result(quick(name), asked(problem, fraction)).plan is not None
 
 
 @settings(max_examples=20)
 @given(problem=problems(), fraction=st.sampled_from(BUDGETS))
 def test_random_problems_as_integer_programs(problem: RematProblem, fraction: float) -> None:
-    check_random("ilp", problem, fraction)
+    assert check_result(quick("ilp"), asked(problem, fraction)).plan is not None

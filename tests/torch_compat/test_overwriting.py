@@ -112,6 +112,7 @@ def test_each_form_computes_the_same_bits_in_the_memory_of_the_argument() -> Non
     idle = [
         (str(op), position)
         for op, position, form in FORMS
+        # Of every type, not up to the first.
         if not sum(overwrites(op, position, form, d) for d in DTYPES)
     ]
     assert idle == []

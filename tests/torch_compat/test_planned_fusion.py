@@ -100,7 +100,7 @@ def scheduler_of(lives: Lives, at: int, ended: str, kernels: Sequence[int] = ())
     nodes = []
     for step in range(len(lives.loops)):
         one = node(step)
-        one.get_name, one.is_template = lambda step=step: str(step), lambda: False
+        one.get_name = lambda step=step: str(step)
         # A template is a kernel of its own, too.
         one.is_extern = lambda step=step: step in kernels and step % 2 == 0
         one.is_template = lambda step=step: step in kernels and step % 2 == 1
