@@ -102,4 +102,8 @@ def _fits(root: fx.Node, argument: fx.Node, result: fx.Node) -> bool:
     whole, given, made = (torch_compat.plain_tensor(node.meta.get("val")) for node in (root, argument, result))
     if whole is None or given is None or made is None or whole.dtype != given.dtype:
         return False
+    # A number that changes is a node here.
+    number = result.args[1] if len(result.args) > 1 else None
+    if not torch_compat.rounds_alike(result.target, number, given.dtype):  # type: ignore[arg-type]
+        return False
     return torch_compat.is_whole_storage(given) and torch_compat.have_one_layout(given, made)

@@ -152,6 +152,7 @@ from remat_compiler.torch_compat.overwriting import (
     overwriting_form,
     plain_tensor,
     result_form,
+    rounds_alike,
 )
 from remat_compiler.torch_compat.own_frames import skip_own_frames
 from remat_compiler.torch_compat.paper_device import paper_device, paper_gpu

@@ -39,7 +39,7 @@ def overwriting_form(op: OpOverload, position: int) -> OverwritingForm | None:
     """
     if torch.Tag.pointwise not in op.tags or torch.Tag.nondeterministic_seeded in op.tags or not allocates_results(op):
         return None
-    if op.overloadpacket in _COMPOSED or op in _ROUNDED_OTHERWISE:
+    if op.overloadpacket in _COMPOSED:
         return None
     # A list of tensors has no one place.
     if not _makes_one_tensor(op) or str(op._schema.arguments[position].type) != "Tensor":
@@ -49,6 +49,16 @@ def overwriting_form(op: OpOverload, position: int) -> OverwritingForm | None:
         if in_place is not None:
             return OverwritingForm(in_place)
     return _with_result(op)
+
+
+def rounds_alike(op: OpOverload, number: object, dtype: torch.dtype) -> bool:
+    """Whether a number, the second argument of `op`, is the same to the form of `op` that overwrites the first.
+
+    Types of 16 bits are computed with in 32: an operator that rounds its number first uses another one.
+    """
+    if op not in _ROUNDED_OTHERWISE or not dtype.is_floating_point or dtype.itemsize > 2:
+        return True
+    return isinstance(number, int | float) and torch.tensor(number, dtype=dtype).item() == number
 
 
 @cache
@@ -167,7 +177,7 @@ _COMPOSED = frozenset({torch.ops.aten.mvlgamma, torch.ops.aten.ldexp})
 """Operators composed of others, whose memory for what is between these is not saved."""
 
 _ROUNDED_OTHERWISE = frozenset({torch.ops.aten.mul.Scalar, torch.ops.aten.multiply.Scalar})
-"""In place, these round their number to the tensor's type before they use it."""
+"""In place, these round their number to the tensor's type before they use it; else to the type that they compute in."""
 
 _COMPARED = frozenset(
     getattr(torch.ops.aten, name)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 from torch._ops import OpOverload, OpOverloadPacket
 
 from remat_compiler import torch_compat
@@ -78,6 +78,8 @@ def bits(value: Tensor) -> Tensor:
 def overwrites(op: OpOverload, position: int, form: OverwritingForm, dtype: torch.dtype) -> bool:
     """Whether the operator computes with this type, and does the same in the memory of the argument."""
     args, kwargs = arguments(op, dtype)
+    if not torch_compat.rounds_alike(op, args[1] if len(args) > 1 else None, dtype):
+        return False
     results: list[Tensor] = []
     try:
         outside = peak_bytes(lambda: results.append(op(*args, **kwargs)))
@@ -133,7 +135,7 @@ def test_each_form_computes_the_same_bits_in_the_memory_of_the_argument() -> Non
         (torch.ops.aten.add.Tensor, 2, None),
         (torch.ops.aten.rsub.Scalar, 0, None),  # its form with a result is generated, and copies
         (torch.ops.aten.mvlgamma.default, 0, None),
-        (torch.ops.aten.mul.Scalar, 0, None),  # in place, a number is rounded to few digits before it is used
+        (torch.ops.aten.mul.Scalar, 0, OverwritingForm(torch.ops.aten.mul_.Scalar)),
         (torch.ops.aten.mm.default, 0, None),
         (torch.ops.aten._softmax.default, 0, None),
         (torch.ops.aten.native_dropout.default, 0, None),
@@ -145,3 +147,17 @@ def test_each_form_computes_the_same_bits_in_the_memory_of_the_argument() -> Non
 )
 def test_forms_are_found_by_schema(op: OpOverload, position: int, form: OverwritingForm | None) -> None:
     assert overwriting_form(op, position) == form
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.complex64])
+@pytest.mark.parametrize("number", [2, 0.5, 1.3013, float("inf"), 1e5])
+def test_a_number_that_is_rounded_first_is_told(number: float, dtype: torch.dtype) -> None:
+    x = values(dtype, 0)
+    expected, found = torch.ops.aten.mul.Scalar(x, number), torch.ops.aten.mul_.Scalar(x.clone(), number)
+    told = torch_compat.rounds_alike(torch.ops.aten.mul.Scalar, number, dtype)
+    assert told == torch.equal(bits(expected), bits(found))
+
+
+def test_a_number_that_is_known_only_as_it_runs_may_be_rounded() -> None:
+    assert not torch_compat.rounds_alike(torch.ops.aten.mul.Scalar, fx.Graph().placeholder("s"), torch.bfloat16)
+    assert torch_compat.rounds_alike(torch.ops.aten.add.Scalar, 1.3013, torch.bfloat16)
