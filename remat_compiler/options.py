@@ -23,6 +23,7 @@ from remat_compiler.errors import OptionError, UnknownName, suggestion
 from remat_compiler.log import logger_of
 from remat_compiler.option_values import as_float, count, folder, one_of, seconds, shown, slowdown, switch
 from remat_compiler.units import format_bytes as format_bytes
+from remat_compiler.units import part_of
 
 logger = logger_of(__name__)
 
@@ -122,8 +123,7 @@ class MemoryBudget:
         if self.kind is BudgetKind.BYTES:
             return self.limit_bytes
         if self.kind is BudgetKind.FRACTION:
-            # A decimal product: 0.3 of 10 bytes is 3, not the 2 that binary rounding would leave.
-            return int(Decimal(repr(self.fraction)) * reference_peak_bytes)
+            return part_of(self.fraction, reference_peak_bytes)
         return None
 
     @property

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
+
 
 def format_bytes(num_bytes: int) -> str:
     """`num_bytes` as a person reads it, in binary units: ``"18.2 MiB"``."""
@@ -32,3 +34,8 @@ def counted(count: int, noun: str) -> str:
 def rounded_up(count: int, step: int) -> int:
     """The least multiple of `step` that is not below `count`."""
     return -(-count // step) * step
+
+
+def part_of(fraction: float, num_bytes: int) -> int:
+    """A fraction of some bytes, rounded down; by decimals, so that 0.29 of 100 is 29, not the 28 of binary ones."""
+    return int(Decimal(repr(fraction)) * num_bytes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from remat_compiler.units import counted, told_apart
+from remat_compiler.units import counted, part_of, told_apart
 
 
 @pytest.mark.parametrize(
@@ -22,3 +22,8 @@ def test_different_sizes_never_read_the_same(sizes: tuple[int, ...], texts: tupl
 
 def test_one_is_no_plural() -> None:
     assert [counted(n, "call") for n in (0, 1, 2)] == ["0 calls", "1 call", "2 calls"]
+
+
+def test_a_fraction_is_the_decimal_that_was_written() -> None:
+    # In binary, 0.29 * 100 is less than 29.
+    assert [part_of(0.29, 100), part_of(0.3, 10), part_of(1.0, 2**62 + 1), part_of(0.5, 3)] == [29, 3, 2**62 + 1, 1]

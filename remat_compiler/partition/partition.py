@@ -27,6 +27,7 @@ from remat_compiler.rewrite.lower import lower
 from remat_compiler.simulate.timeline import simulate
 from remat_compiler.simulate.verify import verify
 from remat_compiler.stats import timed
+from remat_compiler.units import part_of
 
 EARLY_ABOVE = 0.6
 """Fraction of the peak without a budget from which loops of the backward run early; below, every byte counts."""
@@ -168,7 +169,7 @@ def _budget_bytes(request: PartitionRequest, native: SplitGraphs | None) -> int:
         return request.budget_bytes
     if request.fraction is None or native is None:
         return UNLIMITED_BYTES
-    return int(request.fraction * native.timeline.peak_bytes)
+    return part_of(request.fraction, native.timeline.peak_bytes)
 
 
 def _accepted(
