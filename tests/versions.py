@@ -11,3 +11,5 @@ TRACING_HOLDS_OTHER_THREADS = TORCH < (2, 13)
 """A thread that calls its compiled function while another one traces is told that it traces it, with any backend."""
 ASSUMES_ODD_SIZES = TORCH < (2, 12)
 """A pooling over an odd size makes Dynamo assume that the size is odd, or even, for good."""
+HOLDS_INCOMING_GRADIENTS = TORCH < (2, 12)
+"""AOTAutograd itself keeps a backward's incoming gradients until it ends."""

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._higher_order_ops.flex_attention import flex_attention, flex_attention_backward
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 from remat_compiler import torch_compat
@@ -137,7 +138,16 @@ def _attention_backward_flops(
     return int(sdpa_backward_flop_count(*shapes))  # type: ignore[no-untyped-call]
 
 
+def _flexible_backward_flops(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, out: torch.Tensor, *_: Any, **__: Any
+) -> int:
+    return _attention_backward_flops(out, query, key, value)
+
+
 _FORMULAS: dict[Any, Callable[..., Any]] = {
+    # Where torch has formulas of its own, from 2.12 on, these know how much a mask leaves out.
+    flex_attention: _attention_flops,
+    flex_attention_backward: _flexible_backward_flops,
     **flop_registry,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward_flops,

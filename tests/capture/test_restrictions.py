@@ -16,7 +16,7 @@ from torch._higher_order_ops.triton_kernel_wrap import triton_kernel_wrapper_fun
 from torch.nn.attention import flex_attention
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
-from torch.utils.flop_counter import sdpa_flop_count
+from torch.utils.flop_counter import sdpa_backward_flop_count, sdpa_flop_count
 
 from costs.captured import captured
 from remat_compiler.capture.graph import CapturedGraph, capture
@@ -89,6 +89,8 @@ def test_attention_with_scores_of_the_program_may_be_repeated(monkeypatch: pytes
     nodes = {node.name: node for nodes in step.captured.nodes for node in nodes}
     shape = torch.Size((1, 1, 4, 8))
     assert flops_of(nodes[operator.name]) == sdpa_flop_count(shape, shape, shape)  # type: ignore[no-untyped-call]
+    backward = nodes[found(step, "flex_attention_backward").name]
+    assert flops_of(backward) == sdpa_backward_flop_count(shape, shape, shape, shape)  # type: ignore[no-untyped-call]
     _check_random_plans(module, step, inputs)
 
 
@@ -200,7 +202,7 @@ def test_a_gather_of_an_input_may_be_repeated_where_ranks_agree() -> None:
         return collectives.all_gather_tensor_autograd(part, 0, dist.group.WORLD)
 
     def casting(part: Tensor) -> Tensor:
-        return gather(part.to(torch.float64).view(8, 4).t().reshape(4, 8)).to(torch.float32)
+        return gather(part.to(torch.float64).view(8, 4).t().contiguous()).to(torch.float32)
 
     for of_input in (gather, casting):
         op = gather_of(of_input)
