@@ -15,6 +15,7 @@ from rewrite.planned_step import Outcome, PlannedStep, backward, joint_order, ru
 from rewrite.programs import Program, ProgramModule, inputs_of, programs, returns_an_input
 from rewrite.random_plans import random_plan
 from transfers_at_random import with_random_transfers
+from versions import DENSE_GRADIENTS
 
 PROGRAMS = 110
 PLANS = 5
@@ -90,8 +91,7 @@ def check_peak(
 
     measured = max(live_bytes(allocator_events(train)), default=0)
     expected = timeline.peak_bytes
-    if change_in_graph:
-        assert measured == expected
-    else:
-        # The wrapper copies new values into the buffers and frees them, where the graph cannot know.
-        assert expected - sum(b.nbytes for b in module.buffers()) <= measured <= expected
+    # The wrapper copies new values into the buffers and frees them, where the graph cannot know; gradients, too.
+    fewer = 0 if change_in_graph else sum(b.nbytes for b in module.buffers())
+    copied = sum(out.nbytes for out in step.call(*inputs) if not out.is_contiguous()) if DENSE_GRADIENTS else 0
+    assert expected - fewer <= measured <= expected + copied
