@@ -64,7 +64,7 @@ class Words(nn.Module):
 
 
 class Attention(nn.Module):
-    """Scores of an odd number of tokens, computed by products of batches."""
+    """Capped scores of an odd number of tokens: products of batches, which no pattern makes one kernel of."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = (part.unflatten(-1, (2, -1)).transpose(1, 2) for part in self.mix(x).chunk(3, -1))
-        return (torch.softmax(q @ k.transpose(-1, -2), -1) @ v).square().mean()
+        return (torch.softmax(torch.tanh(q @ k.transpose(-1, -2)), -1) @ v).square().mean()
 
 
 class Odd(nn.Module):
