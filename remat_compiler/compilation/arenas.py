@@ -93,10 +93,10 @@ def planned_arenas(
     if step.devices > 1:
         return "its values lie on several devices, and an arena lies on one"
     expandable = segments_expand()
-    asked = _phases_as_they_are(step.allocations, others_run_between)
+    asked = _with_pause_between_phases(step.allocations, others_run_between)
     arenas = choose_arenas(asked, [check.trace, *smaller], expandable)
     if not arenas.sizes:
-        return "with those that were tried no less would be reserved"
+        return "none of the arenas that were tried lowers what is reserved"
     defects = arena_defects(step.allocations, arenas)
     if defects:
         logger.warning("arenas that were planned have defects: %s; please report this", "; ".join(defects[:3]))
@@ -118,7 +118,7 @@ def planned_arenas(
     return Placed(replace(placed, arenas=figures, between_bytes=check.between_bytes), step, arenas, placements)
 
 
-def _phases_as_they_are(step: Allocations, others_run_between: bool) -> Allocations:
+def _with_pause_between_phases(step: Allocations, others_run_between: bool) -> Allocations:
     """The step as if forward and backward peaked at one height, so that arenas lift neither.
 
     In a step of several graphs other memory is added to each of them, and to what is held between them.

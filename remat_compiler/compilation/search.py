@@ -198,7 +198,7 @@ class _Tries:
         unplanned = self._unplanned(request)
         if best.is_over(self.limit) and self._may_be_lower(unplanned, best):
             best = self._lower(best, unplanned)
-        if self._may_be_lower_unmoved(best):
+        if self._moves_cost_memory(best):
             best = self._lower(best, best.request.without_transfers)
         if self.minimises:
             best = self._lowest_unplanned(best, unplanned)
@@ -306,7 +306,7 @@ class _Tries:
         """The request for the step without a budget beside the same other graphs."""
         return replace(request.without_budget, between_bytes=request.between_bytes)
 
-    def _may_be_lower_unmoved(self, best: Attempt) -> bool:
+    def _moves_cost_memory(self, best: Attempt) -> bool:
         """Whether the smallest peak is asked for, and moving values misses the one that was planned."""
         if not self.minimises or not best.request.offload_bytes:
             return False

@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._higher_order_ops.flex_attention import flex_attention, flex_attention_backward
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 from remat_compiler import torch_compat
@@ -146,8 +145,8 @@ def _flexible_backward_flops(
 
 _FORMULAS: dict[Any, Callable[..., Any]] = {
     # Where torch has formulas of its own, from 2.12 on, these know how much a mask leaves out.
-    flex_attention: _attention_flops,
-    flex_attention_backward: _flexible_backward_flops,
+    torch_compat.FLEX_ATTENTION: _attention_flops,
+    torch_compat.FLEX_ATTENTION_BACKWARD: _flexible_backward_flops,
     **flop_registry,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward_flops,

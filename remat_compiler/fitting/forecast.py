@@ -1,4 +1,8 @@
-"""Which batch is the largest with room, by plans of steps that were not captured."""
+"""The largest batch that fits, found by planning steps that were extrapolated rather than captured.
+
+To capture a step takes seconds to minutes.  Two captured steps tell how each size depends on the batch (`outline`), so
+that steps of other batches are made up and planned in between.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a step needs at least, and what there is for it."""
+"""Whether the device has room for a step: the smallest peak that plans reach, and the bytes that are left for it."""
 
 from __future__ import annotations
 

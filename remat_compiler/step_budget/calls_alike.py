@@ -1,7 +1,8 @@
-"""Calls that hold as much as a graph at the same time, as far as that is known before the first step has run.
+"""How often a graph is likely to be held at the same time, estimated before the first step has run.
 
-They are those of other modules that are sharded alike (FSDP2), and of other micro-batches of a pipeline, whose schedule
-tells of them.
+A layer that FSDP2 shards is one of many: each layer's call holds the same bytes until its backward.  So do the
+micro-batches of a pipeline, whose schedule says how many forwards run before the first backward.  The budget that the
+first graph gets is divided among these calls.
 """
 
 from __future__ import annotations

@@ -181,7 +181,7 @@ class StepCoordinator(Generic[G]):
         if len(calls) == 1:
             # Tells later compilations of the function, for other sizes, that no graphs follow.
             self._whole_steps |= frames
-            if self._needs_no_decision(step):
+            if self._is_learnt_alone(step):
                 return
         else:
             self._whole_steps -= frames
@@ -194,7 +194,7 @@ class StepCoordinator(Generic[G]):
         if graph.completed_step is None and known and not any(map(_keeps_graphs, graph.steps)):
             graph.completed_step = kept(known[-1])
 
-    def _needs_no_decision(self, step: WatchedStep[G]) -> bool:
+    def _is_learnt_alone(self, step: WatchedStep[G]) -> bool:
         """Whether a step of one call leaves nothing to share; if so, it is learnt here."""
         alone = step.graphs[0]
         if alone.awaits_earlier_graphs:

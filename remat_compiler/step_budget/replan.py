@@ -51,7 +51,7 @@ logger = logger_of(__name__)
 
 _LIMITED = (BudgetKind.BYTES, BudgetKind.FRACTION)
 _NO_SMALLER_PLAN = "no plan was found that takes less; training goes on"
-_FOR_ALL_SIZES = "where sizes change they are beside the budget: name one that is smaller by as much"
+_FOR_ALL_SIZES = "the plans for changing sizes leave no room for them; lower memory_budget by their bytes"
 GRAPH_BREAKS = 'TORCH_LOGS="graph_breaks" shows where the step is cut'
 
 

@@ -1,6 +1,8 @@
-"""Plans between the levels at which graphs share a budget, for what the levels leave free.
+"""Plans between two levels of a graph, which use bytes that `share` leaves free.
 
-A level is a step that may be large: a graph that runs for each of many layers takes as many steps at once.
+`share` chooses one of a few planned levels for each graph.  Two neighbouring levels may be far apart in bytes, above
+all for a graph that a step runs once for each of many layers.  Here budgets between the chosen level and the next
+higher one are planned by bisection, as long as the step still fits.
 """
 
 from __future__ import annotations

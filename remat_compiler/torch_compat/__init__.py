@@ -118,6 +118,8 @@ from remat_compiler.torch_compat.modes import dispatch_modes, grad_mode_kept, ou
 from remat_compiler.torch_compat.modules import copy_module, copying_nodes, new_module
 from remat_compiler.torch_compat.operators import (
     COLLECTIVE_NAMESPACES,
+    FLEX_ATTENTION,
+    FLEX_ATTENTION_BACKWARD,
     GATHERS,
     SCATTERS,
     WAITS,

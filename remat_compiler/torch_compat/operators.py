@@ -8,12 +8,15 @@ from typing import Any
 import torch
 import torch._prims.rng_prims
 from torch import fx
+from torch._higher_order_ops import flex_attention, flex_attention_backward
 from torch._library.custom_ops import CustomOpDef
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch.utils.checkpoint import CheckpointPolicy
 
 from remat_compiler.ir.graph import SavePolicy
 
+FLEX_ATTENTION, FLEX_ATTENTION_BACKWARD = flex_attention, flex_attention_backward
+"""Attention with scores of the program's own."""
 COLLECTIVE_NAMESPACES = frozenset({"_c10d_functional", "c10d_functional", "c10d", "_dtensor", "symm_mem"})
 """Namespaces of operators that communicate between ranks."""
 
