@@ -2,6 +2,8 @@
 PYTHON ?= python3
 PIP_FLAGS ?= --quiet --disable-pip-version-check
 ARGS ?=
+# Tests that use torch and have several cases run one of four, and the others with the next commits: TURN=2 chooses.
+TURN ?= $(shell git rev-list --count HEAD 2>/dev/null || echo 0)
 # Another torch than that of constraints.txt, such as TORCH=2.11.0, in an environment of its own: .venv-2.11.0.
 TORCH ?=
 
@@ -39,8 +41,8 @@ $(PLAIN_STAMP): pyproject.toml constraints.txt
 
 install: $(STAMP) ## Make the virtual environment .venv with everything that is tested
 
-test: $(STAMP) ## Run the tests but the slow ones, a process for each core (ARGS="-k budget" chooses)
-	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder -m "not slow" $(ARGS)
+test: $(STAMP) ## Run the tests but the slow ones, of several cases each fourth (TURN=2, ARGS="-k budget" choose)
+	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder -m "not slow" --turn $(TURN) $(ARGS)
 
 test-fast: $(STAMP) ## Run the tests that need no torch, in about a minute
 	$(BIN)/python -m pytest -n auto --dist worksteal -m "planning and not slow" $(ARGS)
@@ -51,7 +53,7 @@ test-torch: $(STAMP) ## Run the tests of what depends on torch's version (TORCH=
 test-plain: $(PLAIN_STAMP) ## Run the tests of solvers and the command line where no extra is installed
 	.venv-plain/bin/python -m pytest -m "not slow" $(PLAIN_TESTS) $(ARGS)
 
-test-all: $(STAMP) ## Run all tests
+test-all: $(STAMP) ## Run all tests, and each case of them
 	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder $(ARGS)
 
 demo: $(STAMP) ## Train a BERT-like model under byte budgets (ARGS=--short for a quick look)

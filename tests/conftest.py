@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from turns import TURNS, waiting
+
 # Before torch is imported.  Vectorized kernels allocate the same and take twice as long to compile; what a test is to
 # see with them runs with TORCHINDUCTOR_VEC_ISA_OK=1.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "0")
@@ -26,7 +28,7 @@ WITHOUT_TORCH = {
     *("blocks", "bounds", "chains", "devices", "eviction", "exact", "ir", "layers", "layout", "moves", "orders"),
     *("planning", "report", "search", "sequences", "simulate"),
     *("test_ahead_of_time", "test_front_page", "test_layering", "test_option_types", "test_options"),
-    *("test_progress", "test_stats"),
+    *("test_progress", "test_stats", "test_turns"),
 }
 TRAINING = {
     *(
@@ -66,11 +68,25 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if inside and wants_no_torch(config) and tier(collection_path) != "planning" else None
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The option by which the cases of tests take turns."""
+    parser.addoption("--turn", type=int, help=f"of tests that use torch, run one case of {TURNS}, and others next turn")
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark each test with its tier."""
+    item.add_marker(tier(item.path))
+
+
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark each test with its tier, and begin with what takes long: at the end, short files fill both cores."""
-    for item in items:
-        item.add_marker(tier(item.path))
+    """Begin with what takes long: at the end, short files fill both cores.  Last, when all else has chosen tests."""
     items.sort(key=lambda item: LONGEST_FIRST.index(tier(item.path)))
+    if config.option.turn is not None:
+        # Those of the tier `planning` take next to no time.
+        later = waiting([item.nodeid for item in items if tier(item.path) != "planning"], config.option.turn)
+        config.hook.pytest_deselected(items=[item for item in items if item.nodeid in later])
+        items[:] = [item for item in items if item.nodeid not in later]
     if wants_no_torch(config) and "torch" in sys.modules:
         raise pytest.UsageError("a file of the tier `planning` imports torch: move it, or name it in USES_TORCH")
 
