@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import math
 import os
 import sys
@@ -78,15 +79,33 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     item.add_marker(tier(item.path))
 
 
+def later_than(items: list[pytest.Item], turn: int) -> set[pytest.Item]:
+    """The tests that wait for another turn: whole ones and files that are marked so, and cases; see `turns`.
+
+    Of the tier `planning`, cases take next to no time: only those of marked tests take turns, and no whole test does.
+    """
+    marked = {item: node.nodeid for item in items for node, _ in item.iter_markers_with_node("in_turn")}
+    whole = {item: name for item, name in marked.items() if tier(item.path) != "planning"}
+    late = waiting((("whole", name) for name in whole.values()), turn)
+    found = {item for item, name in whole.items() if name in late}
+    of_cases = [item for item in items if item not in found and (item in marked or tier(item.path) != "planning")]
+    for own_turn, cases in (
+        (turn, [item for item in of_cases if item not in whole]),
+        (turn // TURNS, [item for item in of_cases if item in whole]),
+    ):
+        late = waiting(((item.nodeid.partition("[")[0], item.nodeid) for item in cases), own_turn)
+        found |= {item for item in cases if item.nodeid in late}
+    return found
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Begin with what takes long: at the end, short files fill both cores.  Last, when all else has chosen tests."""
     items.sort(key=lambda item: LONGEST_FIRST.index(tier(item.path)))
     if config.option.turn is not None:
-        # Those of the tier `planning` take next to no time.
-        later = waiting([item.nodeid for item in items if tier(item.path) != "planning"], config.option.turn)
-        config.hook.pytest_deselected(items=[item for item in items if item.nodeid in later])
-        items[:] = [item for item in items if item.nodeid not in later]
+        later = later_than(items, config.option.turn)
+        config.hook.pytest_deselected(items=[item for item in items if item in later])
+        items[:] = [item for item in items if item not in later]
     if wants_no_torch(config) and "torch" in sys.modules:
         raise pytest.UsageError("a file of the tier `planning` imports torch: move it, or name it in USES_TORCH")
 
@@ -98,7 +117,7 @@ class Collections:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def quick_collections() -> None:
+def little_overhead() -> None:
     """Garbage collections look only at what the tests of the file make, not at torch's million objects each time."""
     # What is alive behind a file may become garbage later, but to look at everything takes a second.
     if time.monotonic() - Collections.whole_s > WHOLE_COLLECTION_EVERY_S:
@@ -106,6 +125,8 @@ def quick_collections() -> None:
         Collections.whole_s = time.monotonic()
     gc.collect()
     gc.freeze()
+    # pytest listens to loggers that pass nothing on, and torch prints each graph into this one once somebody listens.
+    logging.getLogger("torch.__trace").propagate = True
 
 
 @pytest.fixture

@@ -1,26 +1,30 @@
-"""Which cases of a test wait for a later run, where the cases of each test take turns."""
+"""Which tests wait for a later run, where they take turns.
+
+Two kinds do: the cases of one test (models, budgets, inner compilers), and tests or files marked ``in_turn``, which
+take long and are among several that hold the same property on other programs.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 
 TURNS = 4
-"""Each case runs at least once in so many turns in a row."""
+"""What takes turns runs at least once in so many in a row; cases of tests that take turns, in their square."""
 
 
-def waiting(cases: Iterable[str], turn: int) -> set[str]:
-    """The cases that do not run at a turn; each test has a case that does.
+def waiting(grouped: Iterable[tuple[Hashable, str]], turn: int) -> set[str]:
+    """The names that do not run at a turn; of each group, some do.
 
     Args:
-        cases: Names as pytest has them: ``test_a_budget_is_kept[inductor-0.8]``.
+        grouped: Groups with names of what takes turns in them; a name may come several times.
         turn: Number of the turn.
     """
-    of_test: dict[str, list[str]] = {}
-    for case in cases:
-        of_test.setdefault(case.partition("[")[0], []).append(case)
+    groups: dict[Hashable, dict[str, None]] = {}
+    for group, name in grouped:
+        groups.setdefault(group, {})[name] = None
     return {
-        case
-        for together in of_test.values()
-        for position, case in enumerate(together)
-        if (position - turn) % min(TURNS, len(together))
+        name
+        for names in groups.values()
+        for position, name in enumerate(names)
+        if (position - turn) % min(TURNS, len(names))
     }

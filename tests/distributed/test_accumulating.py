@@ -16,7 +16,10 @@ QUICK, OTHERS = ("buckets", "shards"), ("views", "one plans again", "whole", "ha
 CASES = [*QUICK, *(pytest.param(case, marks=pytest.mark.slow) for case in OTHERS)]
 SLACK_BYTES = 1_024
 """Scalars that autograd makes between the graphs, and the loss, of which DDP holds that of each bucket."""
-pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="this torch has no gloo")
+pytestmark = [
+    pytest.mark.in_turn,
+    pytest.mark.skipif(not dist.is_gloo_available(), reason="this torch has no gloo"),
+]
 
 
 @pytest.fixture(scope="module")

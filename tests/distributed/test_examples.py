@@ -11,7 +11,10 @@ import pytest
 import torch.distributed as dist
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="this torch has no gloo")
+pytestmark = [
+    pytest.mark.in_turn,
+    pytest.mark.skipif(not dist.is_gloo_available(), reason="this torch has no gloo"),
+]
 
 
 def losses(name: str, *arguments: str) -> tuple[list[float], str]:

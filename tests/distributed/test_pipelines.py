@@ -21,7 +21,10 @@ RECEIVED = {"gpipe": 4 * ACTIVATION, "1f1b": 4 * ACTIVATION, "interleaved": 12 *
 """Most bytes that a rank receives into: for each micro-batch, what its stages get from each neighbour."""
 QUICK, OTHERS = ("gpipe", "1f1b"), ("interleaved", "zero bubble")
 SCHEDULES = [*QUICK, pytest.param("interleaved", marks=pytest.mark.slow)]
-pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="this torch has no gloo")
+pytestmark = [
+    pytest.mark.in_turn,
+    pytest.mark.skipif(not dist.is_gloo_available(), reason="this torch has no gloo"),
+]
 
 
 @pytest.fixture(scope="module")

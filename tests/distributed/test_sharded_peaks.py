@@ -17,7 +17,10 @@ CASES = ["plain", "kept", "half"]
 HYBRID_CASES = ["plain", "plain limited", "cast", "cast limited"]
 SLACK_BYTES = 64
 """Scalars that autograd makes between the graphs."""
-pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="this torch has no gloo")
+pytestmark = [
+    pytest.mark.in_turn,
+    pytest.mark.skipif(not dist.is_gloo_available(), reason="this torch has no gloo"),
+]
 
 
 @pytest.fixture(scope="module")

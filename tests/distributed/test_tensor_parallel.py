@@ -12,7 +12,10 @@ from distributed.rank_job import trained as trained_by
 
 PROGRAM = "tensor_program.py"
 ONE_GRAPH = ("tensor", "tensor, inductor", "sequence", "heads", "simple fsdp", "unequal")
-pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="this torch has no gloo")
+pytestmark = [
+    pytest.mark.in_turn,
+    pytest.mark.skipif(not dist.is_gloo_available(), reason="this torch has no gloo"),
+]
 
 
 @pytest.fixture(scope="module")

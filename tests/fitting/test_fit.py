@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import pytest
@@ -37,6 +38,12 @@ from remat_compiler.fitting.paper_process import call_in_process
 INTERPRETED = {"inner": "eager"}
 BUDGETS = {"interpreted": (None, 0.7, "min"), "generated": (None, 0.7), "wordy": (None, 0.9)}
 INTERPRETED_MODELS, GENERATED = ("language", "vision", "broken", "checkpointed"), ("language", "vision")
+ASKED: dict[str, tuple[Any, ...]] = {
+    "interpreted": ("eager", "h100", INTERPRETED_MODELS, BUDGETS["interpreted"], None),
+    "generated": ("inductor", "rtx4090", GENERATED, BUDGETS["generated"], "bf16"),
+    "wordy": ("inductor", "rtx4090", ("wordy", "defaulted"), BUDGETS["wordy"], None),
+}
+"""Inner compiler, GPU, models, budgets and precision of each kind."""
 Points = dict[str, list[FitPoint]]
 
 
@@ -48,24 +55,16 @@ def without_a_cache() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="module")
+@cache
+def points_of(kind: str) -> Points:
+    """What each budget comes to, for all models of a kind: to start a process takes as long as a model."""
+    found: Points = call_in_process(answers, *ASKED[kind])
+    return found
+
+
+@pytest.fixture
 def interpreted() -> Points:
-    found: Points = call_in_process(answers, "eager", "h100", INTERPRETED_MODELS, BUDGETS["interpreted"], None)
-    return found
-
-
-@pytest.fixture(scope="module")
-def generated() -> Points:
-    pytest.importorskip("triton")
-    found: Points = call_in_process(answers, "inductor", "rtx4090", GENERATED, BUDGETS["generated"], "bf16")
-    return found
-
-
-@pytest.fixture(scope="module")
-def wordy() -> Points:
-    pytest.importorskip("triton")
-    found: Points = call_in_process(answers, "inductor", "rtx4090", ("wordy", "defaulted"), BUDGETS["wordy"], None)
-    return found
+    return points_of("interpreted")
 
 
 @pytest.mark.parametrize(
@@ -77,9 +76,11 @@ def wordy() -> Points:
         ("wordy", "wordy"),
     ],
 )
-def test_a_step_takes_what_was_predicted(kind: str, model: str, request: pytest.FixtureRequest) -> None:
+def test_a_step_takes_what_was_predicted(kind: str, model: str) -> None:
     """To the byte if it is one graph; the peak falls with the budget, and a fraction of the peak is kept."""
-    points: Points = request.getfixturevalue(kind)
+    if kind != "interpreted":
+        pytest.importorskip("triton")
+    points = points_of(kind)
     taken = [max(point.forward_bytes, point.backward_bytes) for point in points[model]]
     # No plan goes below the smallest peak, where that was asked for.
     smallest = taken[-1] if BUDGETS[kind][-1] == "min" else 0
@@ -97,6 +98,7 @@ def test_a_step_takes_what_was_predicted(kind: str, model: str, request: pytest.
     assert taken[-1] < taken[0]
 
 
+@pytest.mark.in_turn
 def test_operators_without_a_fake_form_are_counted_and_so_is_a_step_of_which_a_part_is_on_the_cpu() -> None:
     pytest.importorskip("triton")
     points: Points = call_in_process(answers, "inductor", "h100", ("float8", "flexible", "mixed"), (None,), None)
@@ -116,8 +118,10 @@ def test_code_for_a_gpu_has_a_peak_by_size() -> None:
         assert predicted == taken > 0
 
 
-def test_code_is_generated_while_the_gpu_is_the_default_device(wordy: Points) -> None:
-    for point in wordy["defaulted"]:
+@pytest.mark.in_turn
+def test_code_is_generated_while_the_gpu_is_the_default_device() -> None:
+    pytest.importorskip("triton")
+    for point in points_of("wordy")["defaulted"]:
         assert not point.problem
         assert point.backward_bytes >= point.gradient_bytes > 0
 
@@ -180,6 +184,7 @@ def test_optimizers_of_every_kind_have_a_step() -> None:
     assert found["by values"][1] > 2 * 512
 
 
+@pytest.mark.in_turn
 def test_a_budget_holds_for_every_batch_on_paper() -> None:
     """The first two are compiled for themselves, later ones by a formula of the peak, or by another variant."""
     batches = (8, 16, 24, 32, 48, 64)
@@ -191,6 +196,7 @@ def test_a_budget_holds_for_every_batch_on_paper() -> None:
     assert max(a_sample[4:]) < 0.7 * min(a_sample[:4])
 
 
+@pytest.mark.in_turn
 def test_a_step_on_paper_moves_values() -> None:
     """There is no memory to pin, and nothing is copied; the plan and its peak are those of a GPU."""
     alone, moved = (

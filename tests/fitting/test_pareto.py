@@ -39,6 +39,7 @@ def curve() -> ParetoReport:
     return remat_compiler.pareto(Language, inputs, device="h100", points=4, batch=16, options=INTERPRETED)
 
 
+@pytest.mark.in_turn
 def test_a_smaller_budget_costs_more_time(curve: ParetoReport) -> None:
     budgets = [one.budget for one in curve.points]
     assert (budgets[0], budgets[-1], len(budgets)) == (None, "min", 4)
@@ -75,6 +76,7 @@ def test_a_curve_has_two_ends(points: Any) -> None:
         remat_compiler.pareto(Language, inputs, device="h100", points=points, options=INTERPRETED)
 
 
+@pytest.mark.in_turn
 def test_the_largest_batch_fits_and_the_next_does_not() -> None:
     found = remat_compiler.max_batch(Language, inputs, device="t4", budget="16MiB", options=INTERPRETED)
     (point,) = found.report.points
@@ -120,6 +122,7 @@ def test_the_smallest_peak_is_no_budget_for_the_largest_batch() -> None:
         remat_compiler.max_batch(Language, inputs, device="t4", budget="min", options=INTERPRETED)
 
 
+@pytest.mark.in_turn
 def test_a_plan_is_printed_and_dumped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "train.py"
     file.write_text(

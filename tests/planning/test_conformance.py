@@ -62,6 +62,7 @@ def test_library_at_full_effort(name: str, instance: str, fraction: float) -> No
     assert check_result(planner_class(name)(), asked(LIBRARY[instance], fraction), again=True).plan is not None
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("name", planner_names())
 def test_planning_twice_gives_the_same(name: str) -> None:
     for seed in range(3):

@@ -75,6 +75,7 @@ def test_every_size_keeps_to_the_budget_beside_them(part: float, caplog: pytest.
     assert_gradients_are_those_of_eager(model)
 
 
+@pytest.mark.in_turn
 def test_sizes_without_such_a_plan_take_the_smallest_peak_and_train_on(caplog: pytest.LogCaptureFixture) -> None:
     smallest, gradients = smallest_peak(), gradient_bytes(Model())
     # Enough for the largest size by itself, and for the others beside the gradients.
@@ -91,6 +92,7 @@ def test_sizes_without_such_a_plan_take_the_smallest_peak_and_train_on(caplog: p
     assert_gradients_are_those_of_eager(model)
 
 
+@pytest.mark.in_turn
 def test_a_size_that_exceeds_the_budget_by_itself_is_refused() -> None:
     with pytest.raises(InfeasibleBudget):
         trained(smallest_peak() + gradient_bytes(Model()) // 2, (256, 256, 256, 900))
