@@ -1,6 +1,6 @@
 """Values at planned offsets beside the allocator's own places: the same numbers, the same peak, and what is reserved.
 
-    python benchmarks/arenas.py [--models gpt2 unet] [--budgets 1.0 0.5 min] [--inner eager] [--rounds 7] [--json OUT]
+    python benchmarks/arenas.py [--models gpt2 unet] [--budgets 1.0 0.5 min] [--rounds 7] [--json OUT]
 
 Each model trains three steps with ``layout="plain"`` and ``layout="planned"``, on one thread, from the same weights:
 losses and gradients are compared bit for bit, peaks measured at the allocator, steps timed in turn.  Reserved bytes are
@@ -36,7 +36,6 @@ class Row:
     Attributes:
         model: Name of the model.
         budget: The budget as asked.
-        inner: What runs the planned graphs.
         equal: Whether losses and gradients of all steps are equal to the bit.
         peaks_bytes: Measured peak without and with arenas.
         foretold_bytes: The same as the reports say.
@@ -49,7 +48,6 @@ class Row:
 
     model: str
     budget: str
-    inner: str
     equal: bool
     peaks_bytes: tuple[int, int]
     foretold_bytes: tuple[int, int]
@@ -70,13 +68,13 @@ class _Trained:
     report: PlanReport
 
 
-def trained(name: str, budget: float | str, inner: str, layout: str) -> _Trained:
+def trained(name: str, budget: float | str, layout: str) -> _Trained:
     """Three steps of a fresh copy of the model; errors as the backend's."""
     gc.collect()
     clear_reports()
     torch.manual_seed(0)
     model = build(name)
-    options = {"memory_budget": budget, "layout": layout, "inner": inner, "max_slowdown": None, "cost_model": "nominal"}
+    options = {"memory_budget": budget, "layout": layout, "max_slowdown": None, "cost_model": "nominal"}
     step = train_step(torch.compile(model.module, backend=backend, options=options, dynamic=False), model.inputs)
     results = []
     for seed in range(STEPS):
@@ -86,15 +84,14 @@ def trained(name: str, budget: float | str, inner: str, layout: str) -> _Trained
     return _Trained(step, results, peak, reports()[-1])
 
 
-def row_of(name: str, budget: float | str, inner: str, rounds: int) -> Row:
+def row_of(name: str, budget: float | str, rounds: int) -> Row:
     """Both layouts of one model under one budget."""
-    plain, planned = (trained(name, budget, inner, layout) for layout in ("plain", "planned"))
+    plain, planned = (trained(name, budget, layout) for layout in ("plain", "planned"))
     times = step_times({"plain": plain.step, "planned": planned.step}, rounds)
     same = len(plain.results) == len(planned.results)
     return Row(
         name,
         str(budget),
-        inner,
         same and all(map(torch.equal, plain.results, planned.results)),
         (plain.peak_bytes, planned.peak_bytes),
         (plain.report.peak_bytes, planned.report.peak_bytes),
@@ -109,8 +106,8 @@ def row_of(name: str, budget: float | str, inner: str, rounds: int) -> Row:
 def table(rows: Sequence[Row]) -> str:
     """The rows as Markdown."""
     lines = [
-        "| model | budget | inner | bits equal | peak, MB | reserved, MB | expandable, MB | arenas | covered | time |",
-        "|---|---|---|---|--:|--:|--:|--:|--:|--:|",
+        "| model | budget | bits equal | peak, MB | reserved, MB | expandable, MB | arenas | covered | time |",
+        "|---|---|---|--:|--:|--:|--:|--:|--:|",
     ]
     for row in rows:
         pairs = [
@@ -120,7 +117,7 @@ def table(rows: Sequence[Row]) -> str:
         foretold = "" if row.peaks_bytes == row.foretold_bytes else " (not as foretold)"
         equal = "yes" if row.equal else "**no**"
         covered = f"{row.covered_percent:.0f} %" if row.arenas else "-"
-        asked = f"{row.model} | {row.budget} | {row.inner}"
+        asked = f"{row.model} | {row.budget}"
         figures = f"{row.arenas or '-'} | {covered} | {row.time_ratio:.3f}"
         lines.append(f"| {asked} | {equal} | {pairs[0]}{foretold} | {pairs[1]} | {pairs[2]} | {figures} |")
     return "\n".join(lines)
@@ -131,7 +128,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="*", default=list(names()), choices=list(names()))
     parser.add_argument("--budgets", nargs="*", default=["1.0", "0.5", "min"])
-    parser.add_argument("--inner", default="inductor", choices=["inductor", "eager"])
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
@@ -142,7 +138,7 @@ def main() -> None:
         for text in options.budgets:
             torch._dynamo.reset()
             try:
-                rows.append(row_of(name, text if text == "min" else float(text), options.inner, options.rounds))
+                rows.append(row_of(name, text if text == "min" else float(text), options.rounds))
             except RematError as refused:
                 print(f"  {name}, {text}: {refused}", flush=True)
                 continue

@@ -52,6 +52,9 @@ def remat(
     try:
         environment = Environment.read()
         checked = checked_options(options, mode, others, environment)
+        if checked.layout == "planned" and checked.inner != "inductor":
+            _warn_of_layout(checked.inner)
+            checked = replace(checked, layout="plain")
         _warn_untested()
         _warn_beyond_device(checked.memory_budget, torch_compat.total_device_bytes(example_inputs))
         watch_recompilations(gm)
@@ -101,6 +104,14 @@ def _warn_untested() -> None:
             "%s: compiling goes on, but compare the first steps with eager; `remat doctor` says what is missing",
             problem,
         )
+
+
+@cache
+def _warn_of_layout(inner: str) -> None:
+    """Warn once that values are not placed."""
+    logger.warning(
+        'layout="planned" has no effect with inner=%r: only memory that Inductor\'s code allocates is placed', inner
+    )
 
 
 @cache

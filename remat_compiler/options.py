@@ -230,7 +230,7 @@ class RematOptions:
         budget_of: What the budget covers: what is ``"allocated"`` at once, or what torch's caching allocator has
             ``"reserved"`` for the step, by a model of it.
         layout: Where values lie in memory: ``"plain"`` for where torch's allocator puts each, or ``"planned"`` for
-            planned offsets of a few tensors where less is reserved so, by its model.
+            planned offsets of a few tensors, if Inductor compiles and less is reserved so, by the allocator's model.
         inplace_buffers: Whether an operator may write its result into the memory of an argument whose life ends there.
             With Inductor it stands for Inductor's own setting of that name, if the code gives it.
         offload_budget: Most bytes that values moved off the device may take where they are moved to; 0 moves nothing.

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from remat_compiler import torch_compat
-from remat_compiler.arena.placing import Placement, Places, Placing
+from remat_compiler.arena.placing import Places, Placing
 
 
 class PlacedGraph:
@@ -55,7 +55,9 @@ class PlacedGraph:
 
     def __call__(self, arguments: list[Any]) -> Any:
         """Run the graph."""
-        placement = placement_now(self.places, arguments, self._is_backward)
+        # The next backward of a graph that is kept reads the saved values again, on which this one would write.
+        kept = self._is_backward and torch_compat.keeps_graph()
+        placement = None if self.places is None or kept else self.places.of(arguments)
         if placement is None:
             return self._call(arguments)
         before = getattr(self._under_way, "placing", None)
@@ -72,14 +74,6 @@ class PlacedGraph:
 
     def _make_arena(self, size_bytes: int) -> Tensor:
         return self._allocate_plainly((size_bytes,), (1,), torch.uint8)
-
-
-def placement_now(places: Places | None, arguments: list[Any], is_backward: bool) -> Placement | None:
-    """Where the allocations of a call that begins lie; `None` for where the allocator puts them."""
-    # The next backward of a graph that is kept reads the saved values again, on which this one would write.
-    if places is None or (is_backward and torch_compat.keeps_graph()):
-        return None
-    return places.of(arguments)
 
 
 def with_globals(function: FunctionType, own: dict[str, Any]) -> FunctionType:

@@ -15,7 +15,7 @@ from torch import fx
 
 from remat_compiler import torch_compat
 from remat_compiler.arena.placing import Placement
-from remat_compiler.compilation.arenas import place_in_arenas, without_arenas
+from remat_compiler.compilation.arenas import place_in_arenas
 from remat_compiler.compilation.arenas_by_size import ArenasBySize
 from remat_compiler.compilation.attempt import Attempt
 from remat_compiler.costs.workspace import WorkspaceTable
@@ -130,8 +130,7 @@ class Compiler:
         on_inductor = request.inner == "inductor"
         on_paper = _is_on_paper(request)
         # On paper the user's step runs code of its own, which nobody placed.
-        # Interpreted graphs have places at fixed sizes only.
-        places = request.layout == "planned" and not on_paper and (on_inductor or not request.sizes)
+        places = request.layout == "planned" and not on_paper
         # An interpreter has no kernels to leave out, and on paper all are left out: the code runs as it is.
         real = real or not on_inductor or on_paper
         compiled, partitions, recorder = self._compiled(request, real, places, partitioner)
@@ -150,8 +149,6 @@ class Compiler:
         check, formula, arenas = check_at(sizes), None, None
         if places and not sizes:
             check = place_in_arenas(check, graphs, partial(check_at, sizes), request.between_bytes > 0)
-        if request.layout == "planned" and sizes and not on_inductor:
-            check = without_arenas(check, "sizes change, at which an interpreted graph runs without")
         # Only code that runs needs a formula; a step that fails on numbers fails on symbols, too.
         if sizes and real and not check.unknown:
             with timed("dry_run_s"):

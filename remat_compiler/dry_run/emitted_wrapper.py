@@ -11,7 +11,6 @@ import re
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from types import FunctionType, MethodType, SimpleNamespace, TracebackType
 from typing import Any
 
@@ -19,7 +18,6 @@ import torch
 
 from remat_compiler import torch_compat
 from remat_compiler.arena.placed_graph import PlacedGraph, with_globals
-from remat_compiler.arena.placed_interpreter import PlacedInterpreter
 from remat_compiler.arena.placing import Placement
 from remat_compiler.costs.seen_workspace import watched
 from remat_compiler.costs.workspace import WorkspaceTable
@@ -38,14 +36,14 @@ class DryRunUnsupported(Exception):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EmittedGraph:
-    """One graph that Inductor compiled or took from a cache, or one whose interpreter may place its results.
+    """One graph that Inductor compiled or took from a cache.
 
     Attributes:
-        owner: Inductor's object, which the compiled step calls.  An interpreted graph is its own.
-        call: The emitted wrapper before torch wraps it for CUDA graphs and realignment, or the interpreter.
+        owner: Inductor's object, which the compiled step calls.
+        call: The emitted wrapper before torch wraps it for CUDA graphs and realignment.
         partitions: Pieces of the wrapper that it calls through its runner, also unwrapped.
         is_backward: Whether it is a backward graph.
-        source: Python text of the emitted module, or of the interpreted graph; empty when there is none.
+        source: Python text of the emitted module; empty when there is none.
         placed: Runs in its place, if its allocations may be placed.
     """
 
@@ -54,7 +52,7 @@ class EmittedGraph:
     partitions: tuple[Callable[..., Any], ...]
     is_backward: bool
     source: str
-    placed: PlacedGraph | PlacedInterpreter | None = None
+    placed: PlacedGraph | None = None
 
     @staticmethod
     def of(owner: Any) -> EmittedGraph:
@@ -127,11 +125,7 @@ class GraphRecorder:
         return tuple(graph for graph in self.graphs if graph.is_backward)
 
     def interpreted(self, graph: torch_compat.InterpretedGraph) -> None:
-        """Record a graph that is interpreted, if its results may be placed; such a one needs no twin otherwise."""
-        if self._placed_on:
-            placed = PlacedInterpreter(graph.module, graph.is_backward, self._placed_on)
-            graph.current_call = placed
-            self.graphs.append(EmittedGraph(graph, placed, (), graph.is_backward, graph.module.code, placed))
+        """Have a graph that is interpreted tell the table of workspaces; it is not recorded, since it needs no twin."""
         if self._workspace is not None:
             graph.current_call = watched(graph.current_call, self._workspace)
 
@@ -171,10 +165,10 @@ class _SkippedKernel:
 def make_twin(
     graph: EmittedGraph, observer: StepObserver, placement: Placement | None = None
 ) -> Callable[[list[Any]], Any]:
-    """The wrapper of `graph` with kernels left out, or its interpreter, to be called under a fake tensor mode.
+    """The wrapper of `graph` with kernels left out, to be called under a fake tensor mode.
 
     Args:
-        graph: A graph that Inductor emitted, or that is interpreted.
+        graph: A graph that Inductor emitted.
         observer: Is told of kernels, and makes the tensors.
         placement: The places of its allocations on the counted device; `None` for the allocator's own.
 
@@ -182,14 +176,7 @@ def make_twin(
         DryRunUnsupported: The wrapper is not Python (C++ wrapper, ahead-of-time Inductor).
     """
     placed = PlacedObserver(observer)
-    call: Callable[[list[Any]], Any]
-    if isinstance(graph.placed, PlacedInterpreter):
-        call = partial(
-            graph.placed.run, allocate=partial(placed.place, graph.placed.device), allocated=observer.allocated
-        )
-    else:
-        call = _without_kernels(graph, observer, placed)
-
+    call = _without_kernels(graph, observer, placed)
     numbers = numbers_for_kernels(graph.filename, graph.source)
 
     def observed(arguments: list[Any]) -> Any:

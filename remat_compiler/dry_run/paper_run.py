@@ -96,9 +96,6 @@ class _Unobserved:
             return tracker.make_outside(size, stride, dtype, device)
         return torch_compat.new_fake(torch_compat.active_fake_mode(), size, stride, dtype, device)
 
-    def allocated(self, tensor: torch.Tensor) -> None:
-        """An operator allocated this, which the tracker sees by itself."""
-
     def view(self, base: torch.Tensor, size: Any, stride: Any, offset: int) -> torch.Tensor:
         """A view of the storage of `base`."""
         return torch_compat.fake_view(torch_compat.active_fake_mode(), base, size, stride, offset)

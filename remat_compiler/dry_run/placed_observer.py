@@ -31,9 +31,6 @@ class StepObserver(Protocol):
     def make_outside(self, size: Any, stride: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """An empty fake tensor in memory that is not the allocator's, which does not count."""
 
-    def allocated(self, tensor: torch.Tensor) -> None:
-        """An operator allocated this, whose result may be placed."""
-
     def view(self, base: torch.Tensor, size: Any, stride: Any, offset: int) -> torch.Tensor:
         """A view of the storage of `base`; `offset` counts elements from the start of the storage."""
 
@@ -56,14 +53,10 @@ class PlacedObserver:
         if placement is not None:
             self._placing = Placing(placement, arguments, self._make_arena, self._observer.view)
 
-    def place(self, device: torch.device, size: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor | None:
-        """The next allocation, in an arena that is counted; `None` if it is to be made by itself."""
-        self._device = device
-        return None if self._placing is None else self._placing.allocate(size, stride, dtype)
-
     def allocate(self, size: Any, stride: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """An empty fake tensor, counted, or in an arena that is."""
-        found = self.place(device, size, stride, dtype)
+        self._device = device
+        found = None if self._placing is None else self._placing.allocate(size, stride, dtype)
         return self._observer.allocate(size, stride, dtype, device) if found is None else found
 
     def _make_arena(self, size_bytes: int) -> torch.Tensor:

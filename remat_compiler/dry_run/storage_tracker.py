@@ -183,7 +183,8 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if life is not None:
             self._note("empty_strided", [life], None)
             if self.wrapper_calls:
-                self._made(life, tensor)
+                self.wrapper_calls[-1].made.append(life)
+                self.wrapper_calls[-1].devices.add(tensor.device)
         return tensor
 
     def make_outside(self, size: Any, stride: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -191,17 +192,6 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         tensor = torch_compat.new_fake(self._fake_mode, size, stride, dtype, device)
         self.hold_resident(tensor)
         return tensor
-
-    def allocated(self, tensor: torch.Tensor) -> None:
-        """Record that an operator made this, whose result may be placed."""
-        life = self._lives.get(tensor.untyped_storage()._cdata)
-        if life is None:
-            raise DryRunUnsupported("an operator that allocates its result gave memory that was there before")
-        self._made(life, tensor)
-
-    def _made(self, life: StorageLife, tensor: torch.Tensor) -> None:
-        self.wrapper_calls[-1].made.append(life)
-        self.wrapper_calls[-1].devices.add(tensor.device)
 
     def resized(self, storage: Any, label: str) -> StorageLife:
         """Record that a storage which was empty has memory now; `release` is to be called once it has none."""

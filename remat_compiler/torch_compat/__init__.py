@@ -153,7 +153,6 @@ from remat_compiler.torch_compat.overwriting import (
     is_whole_storage,
     overwriting_form,
     plain_tensor,
-    result_form,
     rounds_alike,
 )
 from remat_compiler.torch_compat.own_frames import skip_own_frames
@@ -215,7 +214,6 @@ from remat_compiler.torch_compat.tensors import (
     is_wrapper_class,
     needs_gradients,
     num_bytes,
-    placed_in,
     storages_of,
     watched_sizes,
     watched_storages,

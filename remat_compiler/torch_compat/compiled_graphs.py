@@ -12,7 +12,6 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch._inductor.output_code import CompiledFxGraph
 
 from remat_compiler.torch_compat.fake_tensors import FakeTensor
-from remat_compiler.torch_compat.interpreter import InterpretedGraph
 from remat_compiler.torch_compat.patches import BACKWARD_AT_ONCE, EMITTED_CALLABLE, EMITTED_CONTEXT, EMITTED_GRAPHS
 from remat_compiler.torch_compat.patching import replace, replace_in, replaced_in, settings
 
@@ -68,9 +67,7 @@ def compile_backward_at_once() -> AbstractContextManager[None]:
 
 
 @contextmanager
-def callable_replaced(
-    graph: CompiledFxGraph | InterpretedGraph, replacement: Callable[[list[Any]], Any]
-) -> Iterator[None]:
+def callable_replaced(graph: CompiledFxGraph, replacement: Callable[[list[Any]], Any]) -> Iterator[None]:
     """Run `replacement` if `graph` is called with fake tensors; everything that such a call changes is put back.
 
     Other threads may run the graph meanwhile.
@@ -85,14 +82,6 @@ def callable_replaced(
 
         return chosen
 
-    if isinstance(graph, InterpretedGraph):
-        before = graph.current_call
-        graph.current_call = choosing(before)
-        try:
-            yield
-        finally:
-            graph.current_call = before
-        return
     with replaced_in(EMITTED_CALLABLE, graph, choosing), replaced_in(EMITTED_CONTEXT, graph, lambda _: None):
         yield
 

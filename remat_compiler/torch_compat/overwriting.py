@@ -62,18 +62,6 @@ def rounds_alike(op: OpOverload, number: object, dtype: torch.dtype) -> bool:
 
 
 @cache
-def result_form(op: OpOverload) -> OverwritingForm | None:
-    """The form of an operator that computes its one result in a tensor that it is given; `None` without one.
-
-    Of operators that are not pointwise, only those have one here whose results were compared to the bit.
-    """
-    is_known = torch.Tag.pointwise in op.tags or op.overloadpacket in _COMPARED
-    if not is_known or torch.Tag.nondeterministic_seeded in op.tags or not allocates_results(op):
-        return None
-    return None if op.overloadpacket in _COMPOSED or not _makes_one_tensor(op) else _with_result(op)
-
-
-@cache
 def allocates_results(op: OpOverload) -> bool:
     """Whether a result has memory of its own if the schema names no argument that it shares it with.
 
@@ -178,61 +166,3 @@ _COMPOSED = frozenset({torch.ops.aten.mvlgamma, torch.ops.aten.ldexp})
 
 _ROUNDED_OTHERWISE = frozenset({torch.ops.aten.mul.Scalar, torch.ops.aten.multiply.Scalar})
 """In place, these round their number to the tensor's type before they use it; else to the type that they compute in."""
-
-_COMPARED = frozenset(
-    getattr(torch.ops.aten, name)
-    for name in (
-        "_log_softmax",
-        "_log_softmax_backward_data",
-        "_softmax",
-        "_softmax_backward_data",
-        "addbmm",
-        "addmm",
-        "addmv",
-        "amax",
-        "amin",
-        "avg_pool2d",
-        "avg_pool2d_backward",
-        "baddbmm",
-        "bmm",
-        "cat",
-        "cumprod",
-        "cumsum",
-        "elu_backward",
-        "gather",
-        "glu",
-        "glu_backward",
-        "hardsigmoid_backward",
-        "hardswish",
-        "hardtanh_backward",
-        "index",
-        "index_add",
-        "index_select",
-        "leaky_relu_backward",
-        "linalg_vector_norm",
-        "logsumexp",
-        "max_pool2d_with_indices_backward",
-        "mean",
-        "mm",
-        "mse_loss",
-        "mse_loss_backward",
-        "mv",
-        "nll_loss_backward",
-        "scatter",
-        "scatter_add",
-        "smooth_l1_loss",
-        "smooth_l1_loss_backward",
-        "softplus_backward",
-        "stack",
-        "std",
-        "sum",
-        "tril",
-        "triu",
-        "upsample_bilinear2d",
-        "upsample_bilinear2d_backward",
-        "upsample_nearest2d",
-        "upsample_nearest2d_backward",
-        "var",
-    )
-)
-"""Operators that are not pointwise, with a form for the result that was compared to the bit."""

@@ -121,9 +121,3 @@ def num_bytes(tensor: torch.Tensor) -> int:
 def needs_gradients(example_inputs: Any) -> bool:
     """Whether AOTAutograd compiles a backward for these inputs, as far as the inputs show."""
     return torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in example_inputs)
-
-
-def placed_in(base: torch.Tensor, size: Any, stride: Any, offset: int) -> torch.Tensor:
-    """A tensor in the memory of `base`, `offset` elements behind its begin; no view to autograd, as in emitted code."""
-    placed: torch.Tensor = torch._C._dynamo.guards._reinterpret_tensor(base, size, stride, offset)  # type: ignore[attr-defined]
-    return placed

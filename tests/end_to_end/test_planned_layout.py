@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import remat_compiler
 from end_to_end.compiling import compile_with
 from measure import allocator_events, live_bytes
+from remat_compiler import backend
 from remat_compiler.compilation import arenas
 from remat_compiler.dynamic_shapes.dispatch import Dispatch
 from remat_passes.layout.grouping import joined
@@ -36,12 +37,6 @@ class Layers(nn.Module):
         return x.square().mean(), torch.sin(x).sum(-1)
 
 
-@pytest.fixture(params=("inductor", "eager"), scope="module")
-def inner(request: pytest.FixtureRequest) -> str:
-    """The inner compiler; for the whole file, so that each has its tests one after the other."""
-    return str(request.param)
-
-
 @pytest.fixture(autouse=True)
 def _one_thread(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("REMAT_DISABLE_CACHE", "1")
@@ -61,16 +56,16 @@ def _let_go() -> Iterator[None]:
     compiled.cache_clear()
 
 
-def both(inner: str) -> tuple[Any, Any, nn.Module, nn.Module]:
+def both() -> tuple[Any, Any, nn.Module, nn.Module]:
     """The calls and models of `compiled`, without gradients."""
-    call, placed, plain, planned, _ = compiled(inner)
+    call, placed, plain, planned, _ = compiled()
     for model in (plain, planned):
         model.zero_grad()
     return call, placed, plain, planned
 
 
 @cache
-def compiled(inner: str) -> tuple[Any, Any, nn.Module, nn.Module, Any]:
+def compiled() -> tuple[Any, Any, nn.Module, nn.Module, Any]:
     """The same model compiled without and with arenas, once for all tests, and the report; asserts that there are some.
 
     No fixture of the file: it is to be compiled among the steps of one test.
@@ -81,7 +76,7 @@ def compiled(inner: str) -> tuple[Any, Any, nn.Module, nn.Module, Any]:
     x, calls = torch.randn(512, 64), []
     torch._dynamo.reset()
     for model, layout in ((plain, "plain"), (planned, "planned")):
-        given = {**OPTIONS, "inner": inner, "memory_budget": 0.5, "layout": layout}
+        given = {**OPTIONS, "memory_budget": 0.5, "layout": layout}
         call = torch.compile(model, backend="remat", options=given, dynamic=False)
         call(x)[0].backward()
         model.zero_grad()
@@ -98,8 +93,8 @@ def same(plain: nn.Module, planned: nn.Module) -> bool:
 
 
 @pytest.mark.in_turn
-def test_training_is_the_same_to_the_bit_and_the_peak_as_foretold(inner: str) -> None:
-    call, placed, plain, planned = both(inner)
+def test_training_is_the_same_to_the_bit_and_the_peak_as_foretold() -> None:
+    call, placed, plain, planned = both()
     kept = []
     for seed in range(3):
         x = torch.randn(512, 64)
@@ -131,8 +126,8 @@ def test_training_is_the_same_to_the_bit_and_the_peak_as_foretold(inner: str) ->
     assert max(live_bytes(allocator_events(step))) == report.peak_bytes <= (report.budget_bytes or 0)
 
 
-def test_a_graph_that_is_kept_runs_backward_again(inner: str) -> None:
-    call, placed, plain, planned = both(inner)
+def test_a_graph_that_is_kept_runs_backward_again() -> None:
+    call, placed, plain, planned = both()
     x = torch.randn(512, 64)
     for run in (call, placed):
         torch.manual_seed(1)
@@ -144,8 +139,8 @@ def test_a_graph_that_is_kept_runs_backward_again(inner: str) -> None:
 
 
 @pytest.mark.parametrize("order", ["in turn", "in reverse"])
-def test_several_forwards_under_way_have_their_own_arenas(order: str, inner: str) -> None:
-    call, placed, plain, planned = both(inner)
+def test_several_forwards_under_way_have_their_own_arenas(order: str) -> None:
+    call, placed, plain, planned = both()
     batches = [torch.randn(512, 64) for _ in range(3)]
     for run in (call, placed):
         torch.manual_seed(2)
@@ -158,8 +153,8 @@ def test_several_forwards_under_way_have_their_own_arenas(order: str, inner: str
     assert same(plain, planned)
 
 
-def test_hooks_may_replace_what_is_saved(inner: str) -> None:
-    call, placed, plain, planned = both(inner)
+def test_hooks_may_replace_what_is_saved() -> None:
+    call, placed, plain, planned = both()
     x = torch.randn(512, 64)
     for pack in (lambda t: t.clone(), lambda t: t):
         for run in (call, placed):
@@ -239,7 +234,7 @@ class TwoGraphs(nn.Module):
 
 
 @pytest.mark.in_turn
-def test_each_graph_of_a_step_has_arenas_of_its_own(inner: str) -> None:
+def test_each_graph_of_a_step_has_arenas_of_its_own() -> None:
     torch.manual_seed(0)
     plain, planned = TwoGraphs(), TwoGraphs()
     planned.load_state_dict(plain.state_dict())
@@ -247,7 +242,7 @@ def test_each_graph_of_a_step_has_arenas_of_its_own(inner: str) -> None:
     for model, layout in ((plain, "plain"), (planned, "planned")):
         torch._dynamo.reset()
         remat_compiler.clear_reports()
-        given = {**OPTIONS, "inner": inner, "memory_budget": "2MiB"}
+        given = {**OPTIONS, "memory_budget": "2MiB"}
         call = compile_with(model, **given, layout=layout, dynamic=False)
 
         def step(call: Any = call, model: nn.Module = model) -> object:
@@ -276,26 +271,10 @@ def test_a_step_that_arenas_would_not_help_says_so(monkeypatch: pytest.MonkeyPat
     assert any("none of the arenas that were tried" in note for note in report.notes)
 
 
-def test_an_interpreted_graph_whose_sizes_change_has_no_arenas_and_says_so() -> None:
-    given = {**OPTIONS, "inner": "eager", "memory_budget": "2MiB", "layout": "planned"}
-    call = compile_with(Layers(2), **given, dynamic=True)
-    for size in (512, 300):
-        call(torch.randn(size, 64))[0].backward()
-    report = remat_compiler.reports()[-1]
-    assert report.arena_bytes == ()
-    assert any("sizes change" in note for note in report.notes)
-
-
-def test_an_interpreted_graph_of_operators_without_a_form_for_the_result_runs_as_ever(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(arenas, "choose_arenas", choose_arenas)
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3))
-    image = torch.randn(2, 3, 16, 16)
-    call = compile_with(model, **{**OPTIONS, "inner": "eager"}, memory_budget=1.0, layout="planned")
-    expected = model(image)
-    assert torch.equal(call(image), expected)
-    call(image).sum().backward()
-    assert model[0].weight.grad is not None
-    assert remat_compiler.reports()[-1].arena_bytes == ()
+def test_it_has_no_effect_on_interpreted_graphs_which_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    backend._warn_of_layout.cache_clear()
+    given = {**OPTIONS, "inner": "eager", "memory_budget": 1.0, "layout": "planned"}
+    for _ in range(2):
+        compile_with(Layers(2), **given)(torch.randn(512, 64))[0].backward()
+        assert remat_compiler.reports()[-1].arena_bytes == ()
+    assert caplog.text.count("layout=\"planned\" has no effect with inner='eager'") == 1
