@@ -4,12 +4,11 @@
                                         [--limit 20] [--json OUT.json]
 
 Budgets stand at positions between the smallest peak that `auto` finds (0) and the peak of saving everything (1).  *All*
-are the executions that the program of the whole space decides about: `ilp` once refused to try where they were more
-than 2000, and had the plan of `auto`.  *Bounds* and *search* are the largest programs that are solved now, for bounds
-and near the best plan.  The bound is the better one of that of `ilp` (for plans of its space) and that of
-`remat_passes.bounds` for plans in the order of the graph; it is of no plan in another order.  Every plan passes the
-verifier.  Times are modelled, in percent of a step; seconds are CPU time.  With a JSON file, rows that it has are not
-run again.
+are the executions that the program of the whole space decides about, which is never built where they are more than
+`max_executions`.  *Bounds* are those of the largest program that is solved.  The bound is the better one of that of
+`ilp` (for plans of its space) and that of `remat_passes.bounds` for plans in the order of the graph; it is of no plan
+in another order.  Every plan passes the verifier.  Times are modelled, in percent of a step; seconds are CPU time.
+With a JSON file, rows that it has are not run again.
 """
 
 from __future__ import annotations
@@ -47,7 +46,6 @@ class Row:
     budget_bytes: int
     all_executions: int
     bound_executions: int
-    searched: str
     auto_percent: float
     ilp_percent: float
     bound_percent: float
@@ -65,16 +63,15 @@ class Row:
             shown[2] = "optimal"
         # What is proven of plans in one order says nothing of one in another.
         shown[2] += " (kept order)" if self.other_order else ""
-        program, seconds = self.searched.removesuffix(" executions"), (self.auto_seconds, self.ilp_seconds)
         return (
             f"| {self.problem} | {self.ops} | {100 * self.position:.0f} % | {self.all_executions} "
-            f"| {self.bound_executions} | {program or '-'} | {' | '.join(shown)} | {seconds[0]} | {seconds[1]} |"
+            f"| {self.bound_executions} | {' | '.join(shown)} | {self.auto_seconds} | {self.ilp_seconds} |"
         )
 
 
 HEAD = (
-    "| problem | operators | budget | all | bounds | search | `auto` % | `ilp` % | bound % | `auto` s | `ilp` s |\n"
-    "|---|---|---|---|---|---|---|---|---|---|---|"
+    "| problem | operators | budget | all | bounds | `auto` % | `ilp` % | bound % | `auto` s | `ilp` s |\n"
+    "|---|---|---|---|---|---|---|---|---|---|"
 )
 
 
@@ -113,7 +110,6 @@ def measure(name: str, asked: RematProblem, position: float, planner: Ilp) -> Ro
         asked.budget_bytes,
         executions,
         int(stats.get("executions", 0)),
-        stats.get("searched", ""),
         round(100 * auto.added_ns / step_ns, 3) if fits else float("inf"),
         round(100 * found.added_ns / step_ns, 3),
         round(100 * bound_ns / step_ns, 3),

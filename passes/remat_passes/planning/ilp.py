@@ -13,8 +13,7 @@ nothing is claimed of it but the bound: a user of the exact planner never gets l
 
 The program of all executions outgrows any solver at some hundred operators, so it is never the whole one that is built
 there.  Bounds come from programs of merged stages, which grow from one window on for as long as they keep below
-`max_executions` (`remat_passes.exact.refine`).  Plans come from programs in which some executions near the best plan
-are free (`remat_passes.exact.neighbourhood`), where nothing is proven to be optimal.
+`max_executions` (`remat_passes.exact.refine`).
 
 Where values may be moved off the device, programs with a variable more for each value decide which ones are (see
 `remat_passes.exact.moved_values`).  The answer is the best of their plan, of `Auto`'s, and of the exact plan that moves
@@ -33,7 +32,6 @@ from remat_compiler.simulate.verify import verify
 from remat_passes.bounds.instant import OrderClass
 from remat_passes.bounds.lower_bound import Bound, lower_bound_ns
 from remat_passes.exact.backends import SolverOptions
-from remat_passes.exact.neighbourhood import improve_around
 from remat_passes.exact.program import Cuts
 from remat_passes.exact.prove import Effort, Proof, prove
 from remat_passes.exact.refine import least_executions
@@ -45,8 +43,6 @@ from remat_passes.planning.interface import Candidate, choose
 
 BY_AUTO = "by auto, in an order of its own"
 """What the stats say of a plan whose order is not that of the proof."""
-SEARCH_SHARE, SEARCH_NODES = 0.5, 50
-"""Part of the time for the search near the best plan, and nodes of each of its programs."""
 PRICED = 100
 """Operators of the smallest graph whose instants are priced before there is a program."""
 NOTHING = Bound(0, None, "", OrderClass.JOINT)
@@ -97,28 +93,7 @@ class Ilp:
         # An unknown solver is an error even if the problem needs no solver.
         check_solver(self.solver)
         found = self._moving(problem) if problem.moves else self._proven(problem)
-        if self.reorders:
-            found = self._beside_auto(problem, found)
-        return found if problem.moves else self._searched(problem, found)
-
-    def _searched(self, problem: RematProblem, found: PlanResult) -> PlanResult:
-        """`found`, or a cheaper plan near it in the same order."""
-        if found.plan is None or found.status is not PlanStatus.FEASIBLE:
-            return found
-        nodes = SEARCH_NODES if self.node_limit is None else self.node_limit
-        options = SolverOptions(self.solver, SEARCH_SHARE * self.time_limit, nodes, self.gap)
-        near = improve_around(replace(problem, reference=None), found.plan, options, self.max_executions)
-        stats = (*found.stats, ("searched", f"{near.programs} programs of up to {near.choices} executions"))
-        best = choose(problem, self.name, [Candidate(found.plan), Candidate(near.plan)])
-        if best.plan == found.plan:
-            return replace(found, stats=stats)
-        # The bound is of plans in the joint order, below which one in another order may be.
-        bound = min(found.lower_bound_ns, best.added_ns)
-        met = bound == best.added_ns and ("plan", BY_AUTO) not in found.stats
-        if met:
-            stats = (*(pair for pair in stats if pair[0] != "proof"), ("proof", "nothing is cheaper"))
-        status = PlanStatus.OPTIMAL if met else best.status
-        return replace(best, status=status, lower_bound_ns=bound, stats=stats)
+        return self._beside_auto(problem, found) if self.reorders else found
 
     def _beside_auto(self, problem: RematProblem, found: PlanResult) -> PlanResult:
         """`found`, or the default planner's plan if that is better."""
@@ -198,7 +173,7 @@ class Ilp:
 
     def _effort(self) -> Effort:
         return Effort(
-            SolverOptions(self.solver, (1.0 - SEARCH_SHARE) * self.time_limit, self.node_limit, self.gap),
+            SolverOptions(self.solver, self.time_limit, self.node_limit, self.gap),
             self.states,
             Reductions() if self.reductions else NO_REDUCTIONS,
             CUTS if self.cuts else NO_CUTS,
