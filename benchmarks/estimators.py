@@ -40,11 +40,9 @@ from sklearn.tree import DecisionTreeRegressor
 from estimator_tables import Row, groups, plot, table
 from remat_compiler.dynamic_shapes.mimose.polynomial import LayerSample, PolynomialEstimator
 from remat_passes.planning.mimose import choose_layers
-from varying_models import VaryingModel, bert, roberta, swin, swin_of_transformers, xlnet
+from varying_models import VaryingModel, bert, roberta, swin, xlnet
 
 COUNTS = (10, 50)
-PAIRS = 400
-"""Sizes that stand for a range of two dimensions."""
 TIMED = 30
 """Predictions of a trial that are timed, one by one."""
 BUDGET_SHARE = 0.5
@@ -60,28 +58,22 @@ class Task:
         low: Least size.
         high: Largest size.
         power: Whether sizes follow a power law, or else a normal distribution.
-        dimensions: Sizes that vary each for itself; with more than one, `PAIRS` drawn ones stand for the whole range.
     """
 
     build: Callable[[], VaryingModel]
     low: int
     high: int
     power: bool
-    dimensions: int = 1
 
     def everything(self) -> list[tuple[int, ...]]:
         """All sizes that are measured."""
-        if self.dimensions == 1:
-            return [(size,) for size in range(self.low, self.high + 1)]
-        rng = np.random.default_rng(0)
-        return [tuple(self._one(rng) for _ in range(self.dimensions)) for _ in range(PAIRS)]
+        return [(size,) for size in range(self.low, self.high + 1)]
 
     def draw(self, rng: np.random.Generator, count: int) -> list[tuple[int, ...]]:
         """`count` different sizes, in the order in which they come."""
         found: dict[tuple[int, ...], None] = {}
-        pool = self.everything()
         while len(found) < count:
-            found.setdefault((self._one(rng),) if self.dimensions == 1 else pool[rng.integers(len(pool))])
+            found.setdefault((self._one(rng),))
         return list(found)
 
     def _one(self, rng: np.random.Generator) -> int:
@@ -100,9 +92,7 @@ TASKS: dict[str, Task] = {
     "QA-XLNet": Task(xlnet, 153, 512, power=False),
     "QA-Bert": Task(bert, 153, 512, power=False),
     "TC-Bert": Task(bert, 30, 332, power=True),
-    "IM-Swin": Task(swin, 96, 400, power=False),
-    "IM-Swin-hf": Task(swin_of_transformers, 200, 448, power=False),
-    "IM-Swin-2D": Task(swin, 96, 400, power=False, dimensions=2),
+    "IM-Swin": Task(swin, 200, 448, power=False),
 }
 """The paper's four tasks: RoBERTa on SWAG, XLNet and BERT on SQuAD, BERT on GLUE-QQP; and images of varying sides."""
 
@@ -126,8 +116,8 @@ class OfScikit:
 class OfSizes:
     """Our own estimator behind the same calls."""
 
-    def __init__(self, degree: int, pads: bool = False) -> None:
-        self.estimator = PolynomialEstimator(degree, most_samples=max(COUNTS), pads=pads)
+    def __init__(self, degree: int) -> None:
+        self.estimator = PolynomialEstimator(degree, most_samples=max(COUNTS))
 
     def train(self, samples: Sequence[LayerSample]) -> None:
         """Fit all layers, and their times."""
@@ -147,7 +137,6 @@ ESTIMATORS: dict[str, Callable[[], OfSizes | OfScikit]] = {
     "polynomial n=1": lambda: OfSizes(1),
     "polynomial n=2": lambda: OfSizes(2),
     "polynomial n=3": lambda: OfSizes(3),
-    "n=2 with padding": lambda: OfSizes(2, pads=True),
     "SVR, radial": lambda: OfScikit(_svr(SVR(C=100, gamma=0.1, epsilon=0.01))),
     "SVR, quadratic": lambda: OfScikit(_svr(SVR(kernel="poly", degree=2, coef0=1, C=100, epsilon=0.01))),
     "decision tree": lambda: OfScikit(DecisionTreeRegressor(random_state=0)),
@@ -194,7 +183,7 @@ def trial(name: str, kind: str, count: int, seed: int, samples: dict[tuple[int, 
 
 def scheduling_ns(name: str, samples: dict[tuple[int, ...], LayerSample]) -> tuple[int, int]:
     """Median time of a prediction and of Algorithm 1 on it, over all sizes."""
-    estimator = OfSizes(2, pads=True)
+    estimator = OfSizes(2)
     estimator.train([samples[size] for size in TASKS[name].draw(np.random.default_rng(0), COUNTS[0])])
     predicting, choosing = [], []
     for size in sorted(samples):

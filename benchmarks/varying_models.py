@@ -1,8 +1,7 @@
 """Models whose activations are measured at many input sizes, and how: what autograd saves in each layer.
 
 BERT-like, RoBERTa-like and XLNet-like ones from transformers with random weights, six layers like the published ones in
-kind, not in size; and two Swin-like ones, whose windows pad the image: one is written here, so that every padding is in
-sight, and the other is that of transformers, which nobody wrote for this purpose.
+kind, not in size; and a Swin-like one, whose windows pad the image.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import (
     BertConfig,
@@ -94,117 +92,8 @@ class VaryingModel:
         return LayerSample(sizes, tuple(saved), tuple(spent))
 
 
-class WindowAttention(nn.Module):
-    """Attention within windows of a map, shifted or not; the map is padded to whole windows and cropped again."""
-
-    def __init__(self, channels: int, heads: int, window: int, shift: int) -> None:
-        super().__init__()
-        self.heads, self.window, self.shift = heads, window, shift
-        self.qkv, self.out = nn.Linear(channels, 3 * channels), nn.Linear(channels, channels)
-        self.bias = nn.Parameter(torch.zeros((2 * window - 1) ** 2, heads))
-        at = torch.stack(torch.meshgrid(torch.arange(window), torch.arange(window), indexing="ij")).flatten(1)
-        between = at[:, :, None] - at[:, None, :] + window - 1
-        self.register_buffer("where", between[0] * (2 * window - 1) + between[1])
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``[batch, height, width, channels]``, the same shape again."""
-        batch, height, width, channels = x.shape
-        w = self.window
-        x = F.pad(x, (0, 0, 0, -width % w, 0, -height % w))
-        rows, columns = x.shape[1] // w, x.shape[2] // w
-        if self.shift:
-            x = x.roll((-self.shift, -self.shift), (1, 2))
-        x = x.view(batch, rows, w, columns, w, channels).transpose(2, 3).reshape(-1, w * w, channels)
-        q, k, v = self.qkv(x).view(-1, w * w, 3, self.heads, channels // self.heads).permute(2, 0, 3, 1, 4)
-        scores = q @ k.transpose(-1, -2) / (channels // self.heads) ** 0.5
-        scores = scores + self.bias[self.where].permute(2, 0, 1)
-        if self.shift:
-            apart = self._apart(rows, columns).repeat(batch, 1, 1)[:, None]
-            scores = scores.masked_fill(apart, -100.0)
-        x = self.out((scores.softmax(-1) @ v).transpose(1, 2).reshape(-1, w * w, channels))
-        x = x.view(batch, rows, columns, w, w, channels).transpose(2, 3).reshape(batch, rows * w, columns * w, channels)
-        if self.shift:
-            x = x.roll((self.shift, self.shift), (1, 2))
-        return x[:, :height, :width].contiguous()
-
-    def _apart(self, rows: int, columns: int) -> Tensor:
-        """``[window, token, token]``: which tokens of a window come from different sides of the map."""
-        w = self.window
-        side = [torch.arange(count * w) for count in (rows, columns)]
-        part = [(at >= len(at) - w).int() + (at >= len(at) - self.shift).int() for at in side]
-        region = 3 * part[0][:, None] + part[1]
-        region = region.view(rows, w, columns, w).transpose(1, 2).reshape(-1, w * w)
-        return region[:, :, None] != region[:, None, :]
-
-
-class SwinBlock(nn.Module):
-    """Windows and a perceptron, each with a norm before and a skip around."""
-
-    def __init__(self, channels: int, heads: int, window: int, shift: int) -> None:
-        super().__init__()
-        self.before, self.attention = nn.LayerNorm(channels), WindowAttention(channels, heads, window, shift)
-        self.after = nn.LayerNorm(channels)
-        self.wide, self.narrow = nn.Linear(channels, 4 * channels), nn.Linear(4 * channels, channels)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``[batch, height, width, channels]``, the same shape again."""
-        x = x + self.attention(self.before(x))
-        return x + self.narrow(F.gelu(self.wide(self.after(x))))
-
-
-class Merge(nn.Module):
-    """Half the map, twice the channels; an odd map is padded to an even one."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.norm, self.reduce = nn.LayerNorm(4 * channels), nn.Linear(4 * channels, 2 * channels, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``[batch, height, width, channels]`` to half the height and width and twice the channels."""
-        x = F.pad(x, (0, 0, 0, x.shape[2] % 2, 0, x.shape[1] % 2))
-        parts = [x[:, row::2, column::2] for column in range(2) for row in range(2)]
-        return self.reduce(self.norm(torch.cat(parts, -1)))
-
-
-class Patches(nn.Module):
-    """An image, padded to whole patches, to a map of their projections."""
-
-    def __init__(self, channels: int, patch: int) -> None:
-        super().__init__()
-        self.patch, self.project = patch, nn.Conv2d(3, channels, patch, patch)
-
-    def forward(self, image: Tensor) -> Tensor:
-        """``[batch, 3, height, width]`` to ``[batch, height, width, channels]``."""
-        image = F.pad(image, (0, -image.shape[3] % self.patch, 0, -image.shape[2] % self.patch))
-        return self.project(image).permute(0, 2, 3, 1)
-
-
-class SwinLike(nn.Module):
-    """Liu et al., *Swin Transformer* (2021), small: patches, stages of window blocks, merges between, a mean."""
-
-    def __init__(self, channels: int = 16, depths: Sequence[int] = (2, 2, 2, 2), window: int = 7) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList([Patches(channels, 4)])
-        for stage, depth in enumerate(depths):
-            width = channels << stage
-            if stage:
-                self.blocks.append(Merge(width // 2))
-            self.blocks += [SwinBlock(width, 2 << stage, window, (k % 2) * (window // 2)) for k in range(depth)]
-        self.head = nn.Linear(channels << (len(depths) - 1), 10)
-
-    def forward(self, image: Tensor) -> Tensor:
-        """``[batch, 3, height, width]`` to ten numbers."""
-        for block in self.blocks:
-            image = block(image)
-        return self.head(image.mean((1, 2)))
-
-
 def _tokens(batch: tuple[int, ...]) -> Callable[..., dict[str, Tensor]]:
     return lambda length: {"input_ids": torch.randint(5, VOCABULARY, (*batch, length))}
-
-
-def _image(height: int, width: int = 0) -> Tensor:
-    return torch.randn(2, 3, height, width or height)
 
 
 _ENCODER: dict[str, Any] = {
@@ -240,13 +129,7 @@ def xlnet() -> VaryingModel:
 
 
 def swin() -> VaryingModel:
-    """Images, square or of two sizes."""
-    module = SwinLike().train()
-    return VaryingModel(module, list(module.blocks), lambda *sides: {"image": _image(*sides)})
-
-
-def swin_of_transformers() -> VaryingModel:
-    """The same with 193 pixels a side or more: its windows do not shrink with the map."""
+    """IM-Swin: square images of 193 pixels a side or more, so that its windows do not shrink with the map."""
     config = SwinConfig(
         embed_dim=16, depths=[2, 2, 2, 2], num_heads=[2, 4, 8, 16], window_size=7, attn_implementation="eager"
     )
@@ -254,4 +137,4 @@ def swin_of_transformers() -> VaryingModel:
     layers: list[nn.Module] = [module.swin.embeddings]
     for stage in module.swin.encoder.layers:
         layers += [*stage.blocks, *([] if stage.downsample is None else [stage.downsample])]
-    return VaryingModel(module, layers, lambda *sides: {"pixel_values": _image(*sides)})
+    return VaryingModel(module, layers, lambda side: {"pixel_values": torch.randn(2, 3, side, side)})

@@ -7,8 +7,8 @@ the results of operators are at most quadratic in the size of the input, so a po
 fitted to about ten steps, gives the bytes of all blocks; section 6.5 compares the cost of the alternatives.
 
 Extensions: there may be several sizes (all monomials up to the total degree; batch times length squared is of degree
-3); blocks that pad their input, which the paper leaves at an error of up to 5 %, are polynomials of the padded size,
-see `padding`; and each prediction comes with a margin.
+3), and each prediction comes with a margin.  Blocks that pad their input, as those of Swin do, keep an error of some
+percent, as in the paper.
 
 Few samples lower the degree: it is the largest with no more monomials than samples, in the dimensions that were seen to
 vary.  In one dimension, one sample gives a constant, two a line, three a parabola.  If the samples leave coefficients
@@ -24,11 +24,8 @@ from time import perf_counter_ns
 
 import numpy as np
 
-from remat_compiler.dynamic_shapes.mimose.padding import Basis, FloatArray, Rounding, Steps, find_steps, relative_errors
+from remat_compiler.dynamic_shapes.mimose.monomials import Basis, FloatArray
 from remat_compiler.errors import RematError
-
-TOLERANCE = 0.005
-"""Relative error of a sample above which padding is searched for, and which padding may have at most."""
 
 
 class BadSample(RematError, ValueError):
@@ -90,27 +87,21 @@ class Fit:
 
     Attributes:
         degree: Total degree of the polynomials.
-        steps: For each block the multiples to which sizes are rounded up; `None` for no rounding.
         margin_bytes: The largest underestimate of a sample's sum by a fit to the other samples; the whole sum if there
-            are no others.  Roundings are not searched for again.
+            are no others.
         block_margins: The same for each block.
-        basis: Monomials of the sizes as they are.
-        padded_basis: Monomials of rounded sizes.
-        roundings: All roundings that some block needs.
-        coefficients: ``[column, block]`` of the constant, the monomials of the sizes, and those of each rounding.
-        time_coefficients: ``[column, block]`` of the constant and the monomials of the sizes; `None` without times.
+        basis: The monomials.
+        coefficients: ``[column, block]`` of the constant and the monomials.
+        time_coefficients: The same for times; `None` without times.
         left_out_error: Relative error of a sample's sum by a fit to the other samples, the mean over the samples.
         low: Least size of the samples in each dimension.
         high: Largest size of the samples in each dimension.
     """
 
     degree: int
-    steps: tuple[Steps | None, ...]
     margin_bytes: int
     block_margins: tuple[int, ...]
     basis: Basis
-    padded_basis: Basis
-    roundings: tuple[Rounding, ...]
     coefficients: FloatArray
     time_coefficients: FloatArray | None
     left_out_error: float
@@ -119,15 +110,9 @@ class Fit:
 
     def predict(self, sizes: Sequence[int]) -> Estimate:
         """The prediction for all blocks at `sizes`."""
-        # One row for all blocks, in the order of `coefficients`: a block has zeros for the roundings of others.
         point = np.array(sizes, np.float64)
-        row = np.concatenate([np.ones(1), self.basis.monomials(point)])
-        if len(self.roundings):
-            row = np.concatenate([row, self.padded_basis.rounded(point, self.roundings).ravel()])
-        times: list[int] = []
-        if self.time_coefficients is not None:
-            # Times are not fitted to rounded sizes: theirs are the leading columns.
-            times = _counts(row[: len(self.time_coefficients)] @ self.time_coefficients)
+        row = self.basis.design(point)
+        times = [] if self.time_coefficients is None else _counts(row @ self.time_coefficients)
         return Estimate(
             block_bytes=tuple(_counts(row @ self.coefficients)),
             block_ns=tuple(times),
@@ -147,14 +132,12 @@ class PolynomialEstimator:
     Attributes:
         degree: Total degree of the polynomials, if there are enough samples for it.
         most_samples: Largest number of different sizes.
-        pads: Whether to search for padding if polynomials alone do not explain the samples.
         fits: Number of fits so far.
         fit_ns: Nanoseconds that they took.
     """
 
     degree: int = 2
     most_samples: int = 10
-    pads: bool = True
     fits: int = field(default=0, init=False)
     fit_ns: int = field(default=0, init=False)
     _samples: dict[tuple[int, ...], LayerSample] = field(default_factory=dict, init=False)
@@ -199,7 +182,7 @@ class PolynomialEstimator:
             self._samples[sample.sizes] = merged
         if changed:
             start = perf_counter_ns()
-            self._fit = fit(self.samples, self.degree, self.pads)
+            self._fit = fit(self.samples, self.degree)
             self.fit_ns += perf_counter_ns() - start
             self.fits += 1
         return changed
@@ -237,52 +220,27 @@ class PolynomialEstimator:
             return
 
 
-def fit(samples: Sequence[LayerSample], degree: int = 2, pads: bool = True) -> Fit:
+def fit(samples: Sequence[LayerSample], degree: int = 2) -> Fit:
     """Least squares polynomials for all blocks.
 
     Args:
         samples: One or more, of different sizes, with as many blocks each.
         degree: Total degree, if there are enough samples for it.
-        pads: Whether to search for padding if polynomials of the sizes do not explain the samples.
     """
     sizes = np.array([sample.sizes for sample in samples], np.float64)
     values = np.array([sample.block_bytes for sample in samples], np.float64)
     degree = affordable_degree(sizes, degree)
-    basis, padded_basis = Basis.centred(sizes, degree), Basis.from_zero(sizes, degree)
-    # Padding is a matter of sizes that vary; a constant has no steps.
-    steps: list[Steps | None] = [None] * values.shape[1]
-    if pads and degree:
-        steps = _steps(sizes, values, basis, padded_basis)
-    # Columns of the result: a constant, the monomials of the sizes, then those of each rounding that any block needs.
-    roundings = sorted({rounding for own in steps if own for rounding in own.roundings})
-    width = len(basis.exponents)
-    coefficients = np.zeros((1 + width * (1 + len(roundings)), values.shape[1]))
-    left_out = np.zeros_like(values)
-    # Blocks with the same steps have the same design, and are solved together; elsewhere their coefficients stay 0.
-    for own in dict.fromkeys(steps):
-        blocks = np.array([block for block, other in enumerate(steps) if other == own])
-        rows = [np.arange(1 + width)]
-        if own:
-            starts = (1 + width * (1 + roundings.index(rounding)) for rounding in own.roundings)
-            # Row 0 is the constant, which all designs share.
-            rows = [np.zeros(1, np.int64), *(start + padded_basis.columns(own.degrees) for start in starts)]
-        solved = (padded_basis if own else basis).solve(sizes, values[:, blocks], own)
-        coefficients[np.concatenate(rows)[:, None], blocks] = solved
-        left_out[:, blocks] = _left_out(sizes, values[:, blocks], own, degree)
-    short = values - left_out  # above 0 where the prediction was too low
+    basis = Basis.of(sizes, degree)
+    short = values - _left_out(sizes, values, degree)  # above 0 where the prediction was too low
     times: FloatArray | None = None
     if samples[0].block_ns:
-        spent = np.array([sample.block_ns for sample in samples], np.float64)
-        times = basis.solve(sizes, spent, None)
+        times = basis.solve(sizes, np.array([sample.block_ns for sample in samples], np.float64))
     return Fit(
         degree=degree,
-        steps=tuple(steps),
         margin_bytes=_margin(short.sum(axis=1)),
         block_margins=tuple(_margin(short[:, block]) for block in range(values.shape[1])),
         basis=basis,
-        padded_basis=padded_basis,
-        roundings=tuple(roundings),
-        coefficients=coefficients,
+        coefficients=basis.solve(sizes, values),
         time_coefficients=times,
         left_out_error=float(np.mean(np.abs(short.sum(axis=1)) / np.maximum(values.sum(axis=1), 1.0))),
         low=sizes.min(axis=0),
@@ -297,29 +255,15 @@ def affordable_degree(sizes: FloatArray, degree: int) -> int:
     return max(p for p in range(degree + 1 if varying else 1) if p == 0 or comb(varying + p, p) <= len(sizes))
 
 
-def _steps(sizes: FloatArray, values: FloatArray, basis: Basis, padded_basis: Basis) -> list[Steps | None]:
-    """Steps for the blocks that the polynomial of the sizes themselves does not explain; `None` for the others."""
-    rest = values - basis.design(sizes, None) @ basis.solve(sizes, values, None)
-    steps: list[Steps | None] = [None] * values.shape[1]
-    rough = np.flatnonzero(relative_errors(values, rest) > TOLERANCE).tolist()
-    if rough:
-        for block, found in zip(rough, find_steps(sizes, values[:, rough], padded_basis, TOLERANCE)):
-            steps[block] = found
-    return steps
-
-
-def _left_out(sizes: FloatArray, values: FloatArray, steps: Steps | None, degree: int) -> FloatArray:
+def _left_out(sizes: FloatArray, values: FloatArray, degree: int) -> FloatArray:
     """The prediction for each sample from all others; 0 if there are none."""
     count = len(sizes)
     if count == 1:
         return np.zeros_like(values)
     others = np.array([[k for k in range(count) if k != i] for i in range(count)])
-    if steps is None:
-        # One sample fewer may afford only a lower degree; the lowest serves all, so that one design is enough.
-        lower = min(affordable_degree(sizes[rows], degree) for rows in others)
-        design = Basis.centred(sizes, lower).design(sizes, None)
-    else:
-        design = Basis.from_zero(sizes, degree).design(sizes, steps)
+    # One sample fewer may afford only a lower degree; the lowest serves all, so that one design is enough.
+    lower = min(affordable_degree(sizes[rows], degree) for rows in others)
+    design = Basis.of(sizes, lower).design(sizes)
     # All fits at once: the pseudo-inverse of a stack of matrices.
     solved = np.linalg.pinv(design[others]) @ values[others]
     return np.asarray(np.einsum("ic,icb->ib", design, solved))

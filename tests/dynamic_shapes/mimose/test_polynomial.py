@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import combinations_with_replacement, product
-from math import ceil, nan, prod
+from math import nan, prod
 from random import Random
 
 import numpy as np
@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from remat_compiler.dynamic_shapes.mimose.padding import Basis, Steps
+from remat_compiler.dynamic_shapes.mimose.monomials import Basis
 from remat_compiler.dynamic_shapes.mimose.polynomial import BadSample, Estimate, LayerSample, PolynomialEstimator, fit
 
 SEEDS = st.integers(0, 2**32 - 1)
@@ -48,27 +48,12 @@ def lost_bytes(samples: list[LayerSample], degree: int, at: tuple[int, ...]) -> 
     """
     sizes = np.array([sample.sizes for sample in samples], np.float64)
     values = np.array([sample.block_bytes for sample in samples], np.float64)
-    basis = Basis.centred(sizes, degree)
-    design, row = basis.design(sizes, None), basis.design(np.array([at], np.float64), None)
+    basis = Basis.of(sizes, degree)
+    design, row = basis.design(sizes), basis.design(np.array([at], np.float64))
     weight = np.linalg.norm(row @ np.linalg.pinv(design))
-    coefficients = np.linalg.norm(basis.solve(sizes, values, None), axis=0)
+    coefficients = np.linalg.norm(basis.solve(sizes, values), axis=0)
     rounded = np.linalg.norm(design, 2) * coefficients + np.linalg.norm(values, axis=0)
     return list(np.finfo(np.float64).eps * weight * rounded)
-
-
-def swin(size: int, window: int = 7, unit: int = 1) -> tuple[int, ...]:
-    """Bytes of the four stages of a model of windows: tokens as they are, padded tokens, and a table of positions.
-
-    Each tensor takes a multiple of `unit`.
-    """
-    found = []
-    for stage in range(4):
-        tokens = ceil(size / (4 << stage))
-        padded = window * ceil(tokens / window)
-        plain, wide = 64 * tokens**2 << stage, 64 * padded**2 << stage
-        tensors = [*[plain] * 9, *[wide] * 6, *[4 * window**2 * padded**2] * 3, 8 * window**4]
-        found.append(sum(unit * ceil(tensor / unit) for tensor in tensors))
-    return tuple(found)
 
 
 @pytest.mark.parametrize(("dimensions", "degree", "count"), [(1, 1, 2), (1, 2, 3), (1, 3, 4), (2, 2, 10), (3, 2, 16)])
@@ -110,15 +95,14 @@ def test_the_order_of_samples_does_not_matter(seed: int) -> None:
 @given(seed=SEEDS, count=st.integers(1, 10))
 @settings(max_examples=60)
 def test_margins_hold_on_samples_that_the_fit_did_not_see(seed: int, count: int) -> None:
-    """Without padding: leaving a sample out and predicting it is what a margin is."""
     rng = Random(seed)
     samples = [
         LayerSample(at, (rng.randrange(10**6), rng.randrange(10**6) + at[0] ** 2)) for at in distinct(rng, 1, count)
     ]
-    whole = fit(samples, pads=False)
+    whole = fit(samples)
     for left_out in samples:
         others = [sample for sample in samples if sample != left_out]
-        predicted = fit(others, pads=False).predict(left_out.sizes).block_bytes if others else (0, 0)
+        predicted = fit(others).predict(left_out.sizes).block_bytes if others else (0, 0)
         short = [have - got for have, got in zip(left_out.block_bytes, predicted)]
         assert sum(short) <= whole.margin_bytes + 2
         assert all(own <= margin + 1 for own, margin in zip(short, whole.block_margins))
@@ -186,78 +170,6 @@ def test_a_size_that_never_varied_is_left_out() -> None:
 def test_ranges_far_from_zero_are_well_conditioned() -> None:
     estimator = learnt([LayerSample((at,), (9 * at * at,)) for at in range(100_000, 100_010)])
     assert estimator.predict((100_020,)).block_bytes == (9 * 100_020**2,)
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_padding_is_found_and_predicted_exactly(seed: int) -> None:
-    rng = Random(seed)
-    seen = rng.sample(range(64, 449), 10)
-    estimator = learnt([LayerSample((at,), swin(at)) for at in seen])
-    assert estimator.fitted().steps == tuple(Steps(4 << k, 28 << k, (2,)) for k in range(4))
-    for at in range(64, 449, 5):
-        assert estimator.predict((at,)).block_bytes == swin(at)
-    blind = PolynomialEstimator(pads=False)
-    blind.add_all(LayerSample((at,), swin(at)) for at in seen)
-    worst = max(abs(blind.predict((at,)).total_bytes / sum(swin(at)) - 1) for at in range(64, 449, 5))
-    assert worst > 0.05, "a polynomial of the sizes alone is far off"
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_padding_is_found_where_an_allocator_rounds_each_tensor(seed: int) -> None:
-    seen = Random(seed).sample(range(64, 449), 10)
-    estimator = learnt([LayerSample((at,), swin(at, unit=512)) for at in seen])
-    assert [steps and (steps.grain, steps.pad) for steps in estimator.fitted().steps] == [
-        (4 << k, 28 << k) for k in range(4)
-    ]
-    between = [at for at in range(min(seen), max(seen)) if at not in seen]
-    errors = [abs(estimator.predict((at,)).total_bytes / sum(swin(at, unit=512)) - 1) for at in between]
-    assert sum(errors) / len(errors) < 0.001
-
-
-def test_a_copy_where_there_is_something_to_pad() -> None:
-    def patches(side: int) -> int:
-        padded = 4 * ceil(side / 4)
-        return 9 * padded**2 + 100 + (24 * padded**2 if side % 4 else 0)
-
-    seen = Random(1).sample(range(96, 400), 10)
-    estimator = learnt([LayerSample((at,), (patches(at),)) for at in seen])
-    assert estimator.fitted().steps == (Steps(4, 4, (2,), copied=True),)
-    assert [estimator.predict((at,)).block_bytes[0] for at in range(96, 400)] == [patches(at) for at in range(96, 400)]
-
-
-def test_padding_of_which_one_multiple_was_seen_looks_like_a_constant() -> None:
-    seen = Random(2).sample(range(230, 448), 10)
-    estimator = learnt([LayerSample((at,), swin(at)) for at in seen])
-    assert all(estimator.predict((at,)).block_bytes == swin(at) for at in range(min(seen), max(seen)))
-    outside = estimator.predict((100,))
-    assert outside.extrapolated
-    assert outside.block_bytes[:3] == swin(100)[:3]
-    assert outside.block_bytes[3] > swin(100)[3]
-
-
-def test_padding_alone_and_in_two_dimensions() -> None:
-    def padded(height: int, width: int) -> int:
-        return 12 * (16 * ceil(height / 16)) * (16 * ceil(width / 16)) + 500
-
-    rng = Random(3)
-    seen = distinct(rng, 2, 10, 32, 200)
-    estimator = learnt([LayerSample(at, (padded(*at),)) for at in seen])
-    assert estimator.fitted().steps == (Steps(16, 16, (2,)),)
-    for at in distinct(rng, 2, 30, 32, 200):
-        assert estimator.predict(at).block_bytes == (padded(*at),)
-
-
-def test_with_too_few_samples_no_padding_is_made_up() -> None:
-    estimator = learnt([LayerSample((at,), swin(at)) for at in (64, 150, 300)])
-    assert set(estimator.fitted().steps) == {None}
-
-
-@settings(max_examples=15)
-@given(seed=SEEDS)
-def test_noise_is_not_taken_for_padding(seed: int) -> None:
-    rng = Random(seed)
-    samples = [LayerSample(at, (rng.randrange(10**5, 10**6),)) for at in distinct(rng, 1, 10, 30, 332)]
-    assert learnt(samples).fitted().steps == (None,)
 
 
 @pytest.mark.parametrize(
