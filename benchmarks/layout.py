@@ -6,7 +6,7 @@
 - `published`: MiniMalloc's eleven instances, made to be hard; `exact` is given their capacity, as MiniMalloc is.
 - `plans`: the plans of `auto` for the instances of ``benchmarks/instances/`` at positions between the smallest peak (0)
   and that without recomputation (1), beside what torch's allocator reserves for the same allocations over three steps,
-  with plain and with expandable segments.  `two_ended` runs once by lifetimes and once by costs.
+  with plain and with expandable segments.
 - `sizes`: made-up training steps, for the time that it takes.
 
 Beside them stands the default allocator of the library omnimalloc, where that is installed.
@@ -35,14 +35,15 @@ from remat_compiler.ir.problem_file import read_problem
 from remat_compiler.simulate.reserved import reserved_bytes
 from remat_compiler.simulate.verify_layout import layout_defects
 from remat_passes.layout.exact import Exact
+from remat_passes.layout.portfolio import Portfolio
 from remat_passes.layout.units import Units, largest_live
-from remat_passes.registry import layout_planner_names, make_layout_planner
 
 POSITIONS = (1.0, 0.75, 0.5, 0.25, 0.05)
 SIZES = (100, 300, 1_000, 3_000, 10_000, 20_000)
 CHECKED_BLOCKS = 6_000
 """Blocks up to which every pair is compared; beyond, `overlapping` sweeps over the moments."""
 UNLIMITED_BYTES = 2**62
+PLANNERS: dict[str, LayoutPlanner] = {planner.name: planner for planner in (Portfolio(), Exact())}
 
 
 @dataclass(frozen=True)
@@ -137,9 +138,6 @@ def rows_of_step(name: str, step: PlannedStep, planners: Sequence[LayoutPlanner]
     problem = step.layout_problem()
     shared = ("plans", name, step.position, len(problem.blocks), live_bytes(problem))
     rows = [Row(*shared, planner.name, *_placed(planner, problem)) for planner in planners]
-    if any(planner.name == "two_ended" for planner in planners):
-        by_cost = _placed(make_layout_planner("two_ended"), step.layout_problem(with_costs=True))
-        rows.append(Row(*shared, "by cost", *by_cost))
     lives = [one.life for one in step.lives]
     for kind, expandable in (("segments", False), ("expandable", True)):
         rows.append(Row(*shared, kind, reserved_bytes([], [], lives, UNLIMITED_BYTES, expandable=expandable), 0))
@@ -183,16 +181,14 @@ def main() -> None:
     """Run, print, and write where asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", nargs="*", default=["published", "plans", "sizes"])
-    parser.add_argument(
-        "--planners", nargs="*", default=["portfolio", "exact", "two_ended"], choices=layout_planner_names()
-    )
+    parser.add_argument("--planners", nargs="*", default=list(PLANNERS), choices=list(PLANNERS))
     parser.add_argument("--instances", nargs="*", default=["*"], help="globs of instance names")
     parser.add_argument("--positions", nargs="*", type=float, default=list(POSITIONS))
     parser.add_argument("--work", type=int, default=2_000_000_000, help="what `exact` may do for each problem")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    chosen = [make_layout_planner(name) for name in options.planners]
-    planners = [Exact(work=options.work) if isinstance(planner, Exact) else planner for planner in chosen]
+    chosen = [PLANNERS[name] for name in options.planners]
+    planners = [replace(planner, work=options.work) if isinstance(planner, Exact) else planner for planner in chosen]
     if find_spec("omnimalloc"):
         planners.append(Omnimalloc())
     makers = {

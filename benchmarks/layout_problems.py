@@ -57,21 +57,9 @@ class PlannedStep:
     lives: tuple[OwnedLife, ...]
     num_steps: int
 
-    def layout_problem(self, with_costs: bool = False) -> LayoutProblem:
-        """The blocks to place; their costs are those of the operators that make them, for the sizes that they have."""
-        blocks = tuple(_block(one.life, self.num_steps) for one in self.lives)
-        costs = tuple(self._cost_ns(one) for one in self.lives) if with_costs else ()
-        return LayoutProblem(blocks, DEVICE_ALIGNMENT, costs)
-
-    def _cost_ns(self, one: OwnedLife) -> int:
-        """Time to make an allocation's contents again; for all bytes of the operator, its share of them."""
-        graph = self.problem.graph
-        op = None if one.storage is None else graph.producers()[one.storage]
-        if one.storage is None or op is None or not graph.storages[one.storage].size_bytes:
-            return 0
-        # Scaled as the size is, so that the cost for each byte stays what it was.
-        scale = one.life.size_bytes // graph.storages[one.storage].size_bytes
-        return self.problem.costs.time_ns[op] * scale
+    def layout_problem(self) -> LayoutProblem:
+        """The blocks to place."""
+        return LayoutProblem(tuple(_block(one.life, self.num_steps) for one in self.lives), DEVICE_ALIGNMENT)
 
 
 def _block(life: Life, num_steps: int) -> Block:

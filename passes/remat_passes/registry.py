@@ -1,7 +1,7 @@
 """Everything of this package that the compiler uses, found by name.
 
-To add a planner, add a line to `PLANNERS`; to add a layout planner, one to `LAYOUTS`.  Nothing else names them.
-`tables` explains how other packages add theirs; the groups are `ENTRY_POINT_GROUP` and `LAYOUT_GROUP`.
+To add a planner, add a line to `PLANNERS`; nothing else names it.  `tables` explains how other packages add theirs, in
+the group `ENTRY_POINT_GROUP`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from importlib import import_module
 from types import MappingProxyType
 
 from remat_compiler.ir.arenas import Allocations, Arenas
-from remat_compiler.ir.layout import LayoutPlanner
 from remat_compiler.ir.plan import PlanResult
 from remat_compiler.ir.planner import Planner
 from remat_compiler.ir.problem import RematProblem
@@ -20,7 +19,6 @@ from remat_compiler.simulate.reserved import AllocationTrace
 from remat_passes.tables import Table
 
 ENTRY_POINT_GROUP = "remat_compiler.registry"
-LAYOUT_GROUP = "remat_compiler.layouts"
 
 # Strings, imported on demand: importing this module loads no solver and no compiled loop.
 PLANNERS: Mapping[str, str] = MappingProxyType(
@@ -48,18 +46,7 @@ PLANNERS: Mapping[str, str] = MappingProxyType(
 )
 """The planners of this project."""
 
-
-LAYOUTS: Mapping[str, str] = MappingProxyType(
-    {
-        "exact": "remat_passes.layout.exact:Exact",
-        "portfolio": "remat_passes.layout.portfolio:Portfolio",
-        "two_ended": "remat_passes.layout.two_ended:TwoEnded",
-    }
-)
-"""The layout planners of this project; see `ir.layout.LayoutPlanner`."""
-
 _PLANNERS = Table("planner", "plan", ENTRY_POINT_GROUP, PLANNERS)
-_LAYOUTS = Table("layout planner", "place", LAYOUT_GROUP, LAYOUTS)
 
 
 def planner_names() -> tuple[str, ...]:
@@ -70,17 +57,6 @@ def planner_names() -> tuple[str, ...]:
 def planner_class(name: str) -> type[Planner]:
     """The planner registered as `name`; errors as `tables.Table.find`."""
     return _PLANNERS.find(name)
-
-
-def layout_planner_names() -> tuple[str, ...]:
-    """All registered layout planners, sorted."""
-    return _LAYOUTS.names
-
-
-def make_layout_planner(name: str) -> LayoutPlanner:
-    """The layout planner registered as `name`, with its default options; errors as `tables.Table.find`."""
-    planner: LayoutPlanner = _LAYOUTS.find(name)()
-    return planner
 
 
 def make_planner(name: str, **options: object) -> Planner:

@@ -8,10 +8,8 @@ offset │   ┌───────────┐           A block takes its
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar, Protocol, runtime_checkable
-
-from remat_compiler.ir.codec import OPTIONAL
 
 ALIGNMENT_BYTES = 64
 """Offsets are multiples of this unless a device needs more: a cache line."""
@@ -39,12 +37,10 @@ class LayoutProblem:
     Attributes:
         blocks: The blocks to place.
         alignment_bytes: Every offset is a multiple of it; at least 1.
-        costs_ns: Time that it takes to compute each block again; empty where that is not known.
     """
 
     blocks: tuple[Block, ...]
     alignment_bytes: int = ALIGNMENT_BYTES
-    costs_ns: tuple[int, ...] = field(default=(), metadata=OPTIONAL)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Whatever layout planner is registered answers every problem without a defect; so does a made-up one."""
+"""Every layout planner answers every problem without a defect; so does a made-up one."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ from hypothesis import strategies as st
 
 from builders import generators
 from drawn_layouts import MOMENTS, FirstFit, random_layout_problem
-from remat_compiler.errors import UnknownName
 from remat_compiler.ir.layout import Block, Layout, LayoutPlanner, LayoutProblem
 from remat_compiler.simulate.verify_layout import layout_defects
-from remat_passes import registry
-from remat_passes.tables import Table
+from remat_passes.layout.exact import Exact
+from remat_passes.layout.portfolio import Portfolio
 
-PLANNERS: list[LayoutPlanner] = [FirstFit(), *map(registry.make_layout_planner, registry.layout_planner_names())]
+PLANNERS: list[LayoutPlanner] = [FirstFit(), Portfolio(), Exact()]
 
 
 @pytest.mark.parametrize("planner", PLANNERS, ids=lambda planner: planner.name)
@@ -65,11 +64,3 @@ def test_defects_are_named() -> None:
         assert not layout_defects(LayoutProblem(lives), Layout("x", (0, 0), 10)), "the end of a life does not count"
     assert layout_defects(problem, Layout("x", (0, 32), 42)) == ["block 1 stands at 32, which is no multiple of 64"]
     assert layout_defects(problem, Layout("x", (0, 64), 70)) == ["block 1 ends at 74, beyond 70 bytes"]
-
-
-def test_layout_planners_are_found_by_name() -> None:
-    table = Table("layout planner", "place", "no group", {"first_fit": f"{__name__}:FirstFit"})
-    assert table.find("first_fit")() == FirstFit()
-    assert isinstance(FirstFit(), LayoutPlanner)
-    with pytest.raises(UnknownName, match="layout planner"):
-        registry.make_layout_planner("no_such_layout")

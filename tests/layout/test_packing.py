@@ -1,4 +1,4 @@
-"""How close the planners come on published instances and on steps, and that two ends are two ends."""
+"""How close the planners come on published instances and on steps."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from builders import generators
-from drawn_layouts import MOMENTS, FirstFit, random_layout_problem
+from drawn_layouts import FirstFit, random_layout_problem
 from layout_problems import PUBLISHED, made_up_step, overlapping, published, read_published
-from remat_compiler.ir.layout import Block, Layout, LayoutProblem
+from remat_compiler.ir.layout import Layout, LayoutProblem
 from remat_compiler.simulate.verify_layout import layout_defects
 from remat_passes.layout.exact import Exact
 from remat_passes.layout.orders import first_fit, first_fits
 from remat_passes.layout.portfolio import Portfolio
-from remat_passes.layout.two_ended import TwoEnded
 from remat_passes.layout.units import Units, largest_live
 
 
@@ -79,22 +78,3 @@ def test_the_sweep_finds_collisions_where_the_comparison_of_pairs_does(rng: Rand
     # An arena without end below and above: collisions alone are asked for.
     lifted = tuple(at + 200 for at in offsets)
     assert bool(overlapping(problem, offsets)) == bool(layout_defects(problem, Layout("x", lifted, 10**9)))
-
-
-@given(rng=generators(), dear=st.integers(0, 2**10 - 1))
-def test_cheap_and_dear_blocks_take_an_end_each(rng: Random, dear: int) -> None:
-    blocks = random_layout_problem(rng).blocks
-    costs = tuple(10**9 if dear >> i & 1 else 0 for i in range(len(blocks)))
-    problem = LayoutProblem(blocks, 1, costs)
-    layout = TwoEnded().place(problem)
-    assert layout_defects(problem, layout) == []
-    for moment in range(MOMENTS):
-        alive = [i for i, block in enumerate(blocks) if block.start <= moment < block.stop and block.size_bytes]
-        low = [layout.offsets[i] + blocks[i].size_bytes for i in alive if costs[i]]
-        high = [layout.offsets[i] for i in alive if not costs[i]]
-        assert max(low, default=0) <= min(high, default=layout.total_bytes)
-
-
-def test_long_lives_stand_below_short_ones() -> None:
-    layout = TwoEnded().place(LayoutProblem((Block(0, 1, 64), Block(0, 9, 128), Block(1, 2, 64))))
-    assert layout.offsets == (128, 0, 128)
