@@ -19,6 +19,7 @@ import argparse
 import collections
 import gc
 import json
+import math
 import os
 import statistics
 import time
@@ -38,6 +39,7 @@ from lengths import DATASETS
 from measure import measure_step
 from remat_compiler.backend import remat
 from remat_compiler.dynamic_shapes.dispatch import Dispatch
+from remat_compiler.dynamic_shapes.variant_maker import VariantMaker
 from remat_compiler.errors import InfeasibleBudget
 from remat_compiler.observer import Observer, observed_by
 
@@ -45,6 +47,8 @@ REMAT = "remat"
 """What the systems that it is about are called, at the beginning of their names."""
 DRAWN = f"{REMAT}, every better variant"
 """Whose variants are told apart in the picture."""
+AT_ONCE = 1e-6
+"""How many times over a better variant must save its compilation where all are compiled."""
 KNOB = (0.7, 0.5, 0.3, 0.1)
 """Settings of PyTorch's knob that are tried until its measured peak fits at the longest length."""
 WATCHED = 12
@@ -82,6 +86,7 @@ class System:
         name: What it is.
         model: Its own copy of the model.
         compiled: What is called.
+        pays: How many times over a better variant must save its compilation, where it is remat.
         dispatches: What picks its variants, where it is remat.
         compilations: How often Dynamo called the backend.
         compile_s: Seconds of whatever compiled something.
@@ -93,6 +98,7 @@ class System:
     name: str
     model: nn.Module
     compiled: Callable[..., Tensor]
+    pays: float = 1.0
     dispatches: list[Dispatch] = field(default_factory=list)
     compilations: int = 0
     compile_s: float = 0.0
@@ -161,13 +167,15 @@ class Setting:
         system.compiled = torch.compile(model, backend=counted)
         return system
 
-    def remat(self, name: str, budget: object, **options: object) -> System:
+    def remat(self, name: str, budget: object, pays: float = 1.0, **options: object) -> System:
         """The model under a budget."""
-        return self.system(name, partial(remat, options={"memory_budget": budget, **options}))
+        system = self.system(name, partial(remat, options={"memory_budget": budget, **options}))
+        system.pays = pays
+        return system
 
-    def remat_for_all(self, name: str, budget: int, variants: str) -> System:
+    def remat_for_all(self, name: str, budget: int, pays: float = 1.0) -> System:
         """The model under a budget for every length, with what the first batch needs compiled."""
-        system = self.remat(name, budget, variants=variants)
+        system = self.remat(name, budget, pays)
         system.without_compiling(lambda: system.step(*self.batch(self.lengths[0])))
         return system
 
@@ -189,8 +197,12 @@ class _Noted(Observer):
         self.system = system
 
     def dispatch_made(self, dispatch: Dispatch) -> None:
-        """Keep it."""
+        """Keep it, and have it compile what pays."""
         self.system.dispatches.append(dispatch)
+        maker = dispatch.provider
+        assert isinstance(maker, VariantMaker)
+        maker.pays = self.system.pays
+        maker.threshold_s = maker.pays * maker.compile_s
 
 
 def systems_of(setting: Setting) -> tuple[int, list[System]]:
@@ -207,8 +219,8 @@ def systems_of(setting: Setting) -> tuple[int, list[System]]:
         f"longest {longest}: {unbudgeted:,} B without a budget, {lowest:,} B at least; budget {budget:,} B", flush=True
     )
     systems = [
-        setting.remat_for_all(REMAT, budget, "auto"),
-        setting.remat_for_all(DRAWN, budget, "always"),
+        setting.remat_for_all(REMAT, budget),
+        setting.remat_for_all(DRAWN, budget, AT_ONCE),
         *(_static(setting, budget, planner) for planner in setting.arguments.static),
         *(_knob(setting, budget) if setting.arguments.knob else ()),
         free,
@@ -218,7 +230,7 @@ def systems_of(setting: Setting) -> tuple[int, list[System]]:
 
 def _static(setting: Setting, budget: int, planner: str) -> System | None:
     """One plan for the longest length, used for all."""
-    system = setting.remat(f"one plan ({planner})", budget, planner=planner, variants="never", max_slowdown=None)
+    system = setting.remat(f"one plan ({planner})", budget, math.inf, planner=planner, max_slowdown=None)
     try:
         system.step(*setting.batch(setting.dataset.longest))
     except InfeasibleBudget as error:
@@ -243,7 +255,7 @@ def _knob(setting: Setting, budget: int) -> list[System]:
         if peak <= budget:
             break
     least = min(peaks)
-    same = setting.remat_for_all(f"{REMAT} at the peak of {peaks[least].name}", least, "always")
+    same = setting.remat_for_all(f"{REMAT} at the peak of {peaks[least].name}", least, AT_ONCE)
     return [peaks[least], same]
 
 

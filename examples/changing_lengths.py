@@ -29,7 +29,7 @@ from remat_compiler.options import BudgetKind, MemoryBudget, format_bytes
 SHORTEST, LONGEST, BATCH = 24, 160, 8
 
 
-def train(budget: str, steps: int, variants: str) -> bool:
+def train(budget: str, steps: int) -> bool:
     """Train for some steps; whether every one stayed within the budget."""
     words = words_of(TEXT.read_text(encoding="utf-8"))
     vocabulary = Vocabulary.of(words)
@@ -43,7 +43,7 @@ def train(budget: str, steps: int, variants: str) -> bool:
         intermediate_size=512,
     )
     model = BertForMaskedLM(config)
-    model.compile(backend="remat", options={"memory_budget": budget, "variants": variants})
+    model.compile(backend="remat", options={"memory_budget": budget})
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     limit, kept = MemoryBudget.parse(budget).limit_bytes, True
     lengths = random.Random(0)
@@ -75,11 +75,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--budget", default="24MiB", help="the largest peak of a step, in bytes")
     parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--variants", choices=("auto", "always", "never"), default="auto")
     arguments = parser.parse_args()
     if MemoryBudget.parse(arguments.budget).kind is not BudgetKind.BYTES:
         parser.error(f"--budget takes bytes, such as 24MiB, got {arguments.budget!r}")
-    kept = train(arguments.budget, arguments.steps, arguments.variants)
+    kept = train(arguments.budget, arguments.steps)
     for report in remat_compiler.reports():
         added = 100 * report.added_ns / report.step_ns
         print(f"{report.graph_name}: +{added:.1f} % time;  {'; '.join(report.notes)}")

@@ -23,7 +23,6 @@ class Options(TypedDict, total=False):
     on_infeasible: Literal["error", "min"]
     max_slowdown: float | None
     time_limit: float | None
-    variants: Literal["auto", "always", "never"]
     max_variants: int
     estimator: Literal["symbolic", "quadratic"]
     budget_of: Literal["allocated", "reserved"]

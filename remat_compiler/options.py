@@ -30,7 +30,6 @@ logger = logger_of(__name__)
 INNER_COMPILERS: Final = ("inductor", "eager")
 COST_MODELS: Final = ("roofline", "measured", "nominal")
 ON_INFEASIBLE: Final = ("error", "min")
-VARIANTS: Final = ("auto", "always", "never")
 ESTIMATORS: Final = ("symbolic", "quadratic")
 LAYOUTS: Final = ("plain", "planned")
 BUDGETS_OF: Final = ("allocated", "reserved")
@@ -219,10 +218,7 @@ class RematOptions:
         time_limit: Approximate seconds that planning one graph may take beyond a first quick plan, at least 0, or
             `None` for the planner's own default (`auto`: 2).  `auto` turns them into an amount of work, so that every
             run and rank makes the same plan.
-        variants: Whether better variants of a graph are compiled if sizes change from call to call: ``"auto"`` when it
-            pays, ``"always"`` as soon as one would be faster, ``"never"``.  Variants that a size needs to fit are
-            compiled in any case.
-        max_variants: Largest number of variants of one graph, at least 2.
+        max_variants: Largest number of variants of one graph, at least 2, if sizes change from call to call.
         estimator: How the peak of a variant at other sizes is found: ``"symbolic"``, by the exact formula (learnt from
             dry runs if there is none), or ``"quadratic"``, learnt from dry runs at the first sizes.  With the latter,
             the bytes that layers save are also measured in the first steps, which run by the variant of the smallest
@@ -249,7 +245,6 @@ class RematOptions:
     on_infeasible: str = "error"
     max_slowdown: float | None = 2.0
     time_limit: float | None = None
-    variants: str = "auto"
     max_variants: int = 6
     estimator: str = "symbolic"
     budget_of: str = "allocated"
@@ -387,7 +382,6 @@ _CHECKS: Final[dict[str, Callable[[object], object]]] = {
     "on_infeasible": partial(one_of, "on_infeasible", allowed=ON_INFEASIBLE),
     "max_slowdown": partial(slowdown, "max_slowdown"),
     "time_limit": partial(seconds, "time_limit"),
-    "variants": partial(one_of, "variants", allowed=VARIANTS),
     "max_variants": partial(count, "max_variants", least=2),
     "estimator": partial(one_of, "estimator", allowed=ESTIMATORS),
     "budget_of": partial(one_of, "budget_of", allowed=BUDGETS_OF),

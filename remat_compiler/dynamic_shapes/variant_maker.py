@@ -9,10 +9,9 @@
                   evicted, and the saving must also cover what its eviction costs
 
 So a call waits for the compiler only if its sizes go far beyond all earlier ones, and a better variant takes no longer
-to compile than it saves; `RematOptions.variants` forces or forbids better variants.  All variants are compiled from one
-captured graph, under what Dynamo knew of it.  The choice of better variants depends on measured step times, on which
-ranks would have to agree (`distributed.agreement`); the plan of each variant depends only on the sizes and the limit
-that it is planned for.
+to compile than it saves.  All variants are compiled from one captured graph, under what Dynamo knew of it.  The choice
+of better variants depends on measured step times, on which ranks would have to agree (`distributed.agreement`); the
+plan of each variant depends only on the sizes and the limit that it is planned for.
 """
 
 from __future__ import annotations
@@ -50,8 +49,6 @@ from remat_compiler.units import format_bytes, told_apart
 
 logger = logger_of(__name__)
 
-FIRST_LOSS_S = 0.001
-"""Seconds to lose before the next search for a better variant, under ``variants="always"``."""
 LEFT_BEHIND = "what the graph leaves behind for the rest of the step counted"
 """Why a variant is refused whose peak fits."""
 NO_OTHER_FITS = 0.95
@@ -68,7 +65,13 @@ class VariantMaker:
         options: The user's options.
         first: The compilation for the first call.
         seconds: The time that it took.
+
+    Attributes:
+        pays: A better variant is compiled where it saves its compilation so many times over; tests and benchmarks set
+            it, infinity for no better variants.
     """
+
+    pays = 1.0
 
     def __init__(self, context: VariantContext, options: RematOptions, first: Attempt, seconds: float) -> None:
         self.context = context
@@ -271,8 +274,7 @@ class VariantMaker:
         missing = self.context.store.missing(planned) if lost_s is None else []
         earlier = next((one for one in missing if curve.saved_s(uses, one)), None)
         best, saved_s = (earlier, 0.0) if earlier else curve.best(uses, planned)
-        always = self.options.variants == "always" and lost_s is None
-        worth_it = earlier or always or saved_s - (lost_s or 0.0) >= self.compile_s
+        worth_it = earlier or saved_s - (lost_s or 0.0) >= self.pays * self.compile_s
         # Step times, so savings, differ between ranks.
         self._searches += 1
         best = self.context.session.agreement.agree(
@@ -280,7 +282,7 @@ class VariantMaker:
         )
         if best is None:
             # A search plans at several budgets: without the back-off, fruitless ones would come again and again.
-            self.threshold_s = max(self.threshold_s * BACKOFF, FIRST_LOSS_S if always else self.compile_s)
+            self.threshold_s = max(self.threshold_s * BACKOFF, self.pays * self.compile_s)
             return None
         try:
             made = self._fitting(best, "better", allowance)
@@ -294,10 +296,7 @@ class VariantMaker:
 
     def _next_loss_s(self, planned: Sequence[tuple[int, ...]]) -> float:
         """Seconds to lose to recomputation before the next search for a better variant."""
-        if self.options.variants == "never":
-            return float("inf")
-        at_once = self.options.variants == "always" or self.context.store.missing(planned)
-        return 0.0 if at_once else self.compile_s
+        return 0.0 if self.context.store.missing(planned) else self.pays * self.compile_s
 
     def _curve_of_first(self, allowance: Allowance) -> SizeCostModel:
         if self._curve is None:

@@ -35,7 +35,6 @@ OTHER_OPTIONS: dict[str, object] = {
     "on_infeasible": "min",
     "max_slowdown": None,
     "time_limit": 3.0,
-    "variants": "never",
     "max_variants": 3,
     "estimator": "quadratic",
     "budget_of": "reserved",

@@ -185,15 +185,15 @@ def test_what_has_to_give_way_counts_against_what_is_saved() -> None:
     assert maker.better_variant(uses, [first], 0.5, whole(LIMIT)) is not None
 
 
-@pytest.mark.parametrize(("variants", "threshold_s"), [("never", float("inf")), ("always", 0.0), ("auto", 1.0)])
-def test_options_say_when_better_variants_are_looked_for(variants: str, threshold_s: float) -> None:
-    maker, _ = slow_first(MadeUpGraph(), variants=variants)
-    assert maker.threshold_s == threshold_s
-
-
-def test_always_compiles_what_saves_anything() -> None:
-    maker, first = slow_first(MadeUpGraph(), variants="always")
-    assert maker.better_variant([use(80, first, calls=1, step_s=0.01)], [first], None, whole(LIMIT)) is not None
+@pytest.mark.parametrize(("pays", "is_made"), [(0.0, True), (float("inf"), False)])
+def test_what_has_to_pay_nothing_is_compiled_as_soon_as_it_saves_anything(
+    pays: float, is_made: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(VariantMaker, "pays", pays)
+    maker, first = slow_first(MadeUpGraph())
+    assert maker.threshold_s == pays
+    made = maker.better_variant([use(80, first, calls=1, step_s=0.01)], [first], None, whole(LIMIT))
+    assert (made is not None) == is_made
 
 
 def test_sizes_are_not_compiled_for_twice() -> None:

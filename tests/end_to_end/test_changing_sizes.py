@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from functools import partial
 from typing import Any
@@ -16,10 +17,13 @@ from dry_run.steps import peak_of
 from end_to_end.compiling import compile_with
 from remat_compiler import torch_compat
 from remat_compiler.dynamic_shapes.dispatch import Dispatch
+from remat_compiler.dynamic_shapes.variant_maker import VariantMaker
 from remat_compiler.dynamic_shapes.variant_store import LARGER_SIZES
 from remat_compiler.errors import InfeasibleBudget, UnservedSizes
 
 WIDTH = 24
+AT_ONCE = 1e-6
+"""Part of its compilation that a better variant has to save where one is to be compiled as soon as it is faster."""
 
 
 class Encoder(nn.Module):
@@ -73,12 +77,13 @@ def unbudgeted_peak(model: nn.Module, length: int) -> int:
 
 
 @pytest.mark.in_turn
-def test_equal_to_eager_while_variants_switch(made: list[Dispatch]) -> None:
+def test_equal_to_eager_while_variants_switch(made: list[Dispatch], monkeypatch: pytest.MonkeyPatch) -> None:
     """A random sequence of lengths, short ones without recomputation and long ones with much."""
+    monkeypatch.setattr(VariantMaker, "pays", AT_ONCE)
     rng = random.Random(5)
     model = Encoder()
     budget = unbudgeted_peak(model, 60)
-    compiled = compile_with(model, None, memory_budget=budget, on_infeasible="error", variants="always")
+    compiled = compile_with(model, None, memory_budget=budget, on_infeasible="error")
     for seed, length in enumerate([20, *(rng.randint(8, 110) for _ in range(24))]):
         assert differing(model, compiled, batch(length), seed) == []
     (one,) = made
@@ -93,21 +98,22 @@ def test_equal_to_eager_while_variants_switch(made: list[Dispatch]) -> None:
 
 @pytest.mark.in_turn
 @pytest.mark.parametrize(
-    ("variants", "estimator"),
+    ("pays", "estimator"),
     [
-        ("auto", "symbolic"),
-        ("never", "symbolic"),
-        pytest.param("always", "symbolic", marks=pytest.mark.slow),
-        pytest.param("auto", "quadratic", marks=pytest.mark.slow),
+        (1.0, "symbolic"),
+        (math.inf, "symbolic"),
+        pytest.param(AT_ONCE, "symbolic", marks=pytest.mark.slow),
+        pytest.param(1.0, "quadratic", marks=pytest.mark.slow),
     ],
 )
-def test_no_size_ever_exceeds_the_budget(variants: str, estimator: str, made: list[Dispatch]) -> None:
+def test_no_size_ever_exceeds_the_budget(
+    pays: float, estimator: str, made: list[Dispatch], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Measured by the allocator at every length, the first step of each included."""
+    monkeypatch.setattr(VariantMaker, "pays", pays)
     model = Encoder()
     budget = unbudgeted_peak(model, 50)
-    compiled = compile_with(
-        model, None, memory_budget=budget, on_infeasible="error", variants=variants, estimator=estimator
-    )
+    compiled = compile_with(model, None, memory_budget=budget, on_infeasible="error", estimator=estimator)
     compiled(batch(20)).backward()
     compiled(batch(21)).backward()
     (one,) = made
@@ -126,13 +132,14 @@ def test_no_size_ever_exceeds_the_budget(variants: str, estimator: str, made: li
 
 
 @pytest.mark.slow
-def test_two_models_that_train_and_evaluate_in_turn(made: list[Dispatch]) -> None:
+def test_two_models_that_train_and_evaluate_in_turn(made: list[Dispatch], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(VariantMaker, "pays", AT_ONCE)
     models = [Encoder(2), Encoder(2)]
     torch._dynamo.reset()
     budgets = [unbudgeted_peak(models[0], 40), unbudgeted_peak(models[1], 35)]
     calls = []
     for model, budget in zip(models, budgets):
-        options = {"memory_budget": budget, "inner": "eager", "max_slowdown": None, "variants": "always"}
+        options = {"memory_budget": budget, "inner": "eager", "max_slowdown": None}
         calls.append(torch.compile(model, backend=partial(remat_compiler.backend.remat, options=options)))
     rng = random.Random(11)
     for seed in range(16):
@@ -239,8 +246,11 @@ def test_numbers_that_are_no_sizes(made: list[Dispatch]) -> None:
 
 
 @pytest.mark.parametrize("read", [lambda x, r: x * r, lambda x, r: torch.where(x > r, x, 0.1)])
-def test_a_float_that_changes_while_variants_are_compiled(read: Any, made: list[Dispatch]) -> None:
+def test_a_float_that_changes_while_variants_are_compiled(
+    read: Any, made: list[Dispatch], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Later variants find the float's symbol, by whichever way the graph reads it."""
+    monkeypatch.setattr(VariantMaker, "pays", AT_ONCE)
     layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4))
 
     class Warmed(nn.Module):
@@ -255,7 +265,7 @@ def test_a_float_that_changes_while_variants_are_compiled(read: Any, made: list[
 
     model = Warmed()
     budget = int(0.8 * unbudgeted_peak(model, 60))
-    compiled = compile_with(model, None, memory_budget=budget, on_infeasible="min", variants="always")
+    compiled = compile_with(model, None, memory_budget=budget, on_infeasible="min")
     for number, length in enumerate([20, 40, 60, 50, 90, 30]):
         model.rate = 0.1 + number / 10
         assert differing(model, compiled, batch(length), number) == []

@@ -16,14 +16,16 @@ PROGRAM = """
 import json, sys, torch
 from functools import partial
 import remat_compiler
-from end_to_end.test_changing_sizes import Encoder, batch, differing
+from end_to_end.test_changing_sizes import AT_ONCE, Encoder, batch, differing
 from remat_compiler.backend import remat
+from remat_compiler.dynamic_shapes.variant_maker import VariantMaker
 from torch._dynamo.utils import counters
 
 inner, budget, lengths = sys.argv[1], int(sys.argv[2]), list(map(int, sys.argv[3:]))
+VariantMaker.pays = AT_ONCE
 torch.manual_seed(0)
 model = Encoder()
-options = {"memory_budget": budget, "inner": inner, "variants": "always", "cost_model": "nominal", "max_slowdown": None}
+options = {"memory_budget": budget, "inner": inner, "cost_model": "nominal", "max_slowdown": None}
 compiled = torch.compile(model, backend=partial(remat, options=options))
 differing_names = [differing(model, compiled, batch(n), n) for n in lengths]
 found = remat_compiler.stats()

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from dry_run.steps import peak_of
 from end_to_end.compiling import compile_with
-from end_to_end.test_changing_sizes import WIDTH, Encoder, differing, results
+from end_to_end.test_changing_sizes import AT_ONCE, WIDTH, Encoder, differing, results
 from remat_compiler.dynamic_shapes.dispatch import Dispatch
+from remat_compiler.dynamic_shapes.variant_maker import VariantMaker
 from remat_compiler.errors import InfeasibleBudget
 
 
@@ -45,7 +46,10 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[int, int], tuple[int, 
 @pytest.mark.parametrize(
     ("case", "estimator"), [*((case, "symbolic") for case in CASES), ("height and width", "quadratic")]
 )
-def test_what_is_foreseen_is_measured(case: str, estimator: str, made: list[Dispatch]) -> None:
+def test_what_is_foreseen_is_measured(
+    case: str, estimator: str, made: list[Dispatch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(VariantMaker, "pays", AT_ONCE)
     build, shape, dims, (fits, first, second) = CASES[case]
     model, rng = build(), random.Random(1)
 
@@ -64,7 +68,7 @@ def test_what_is_foreseen_is_measured(case: str, estimator: str, made: list[Disp
         "on_infeasible": "error",
         "max_slowdown": None,
     }
-    compiled = compile_with(model, None, variants="always", **options)
+    compiled = compile_with(model, None, **options)
     refused: list[int] = []
     slow = 0
     for seed in range(14):
