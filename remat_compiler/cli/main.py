@@ -1,7 +1,6 @@
 """`remat show DIR` prints the reports of a dump, `remat planners` lists the planners, `remat cache` the cached plans;
 `remat doctor` prints what it found on this machine; `remat fit` says whether a training step fits a GPU, `remat pareto`
-what each budget costs there, and `remat plan` what becomes of each activation; `remat trace` puts plans beside a
-profile.
+what each budget costs there, and `remat plan` what becomes of each activation.
 
 Exit codes: 0 done, 1 the doctor found something missing, 2 wrong use or unreadable input; the message says what to do.
 """
@@ -16,11 +15,9 @@ from pathlib import Path
 from remat_compiler.cli.cache import add_cache_commands
 from remat_compiler.cli.doctor import Findings, add_doctor_command
 from remat_compiler.cli.fit import add_fit_command
-from remat_compiler.cli.graph_choice import of_graph
 from remat_compiler.cli.pareto import add_pareto_command
 from remat_compiler.cli.plan import add_plan_command
-from remat_compiler.cli.trace import add_trace_command
-from remat_compiler.errors import RematError
+from remat_compiler.errors import RematError, UnknownName
 from remat_compiler.ir.text_form import table
 from remat_compiler.report.dump import read_reports
 from remat_compiler.report.summary import one_line, summary_text
@@ -65,13 +62,17 @@ def _parser() -> argparse.ArgumentParser:
     add_fit_command(commands)
     add_pareto_command(commands)
     add_plan_command(commands)
-    add_trace_command(commands)
     return parser
 
 
 def _show(options: argparse.Namespace) -> str:
     """The text of `remat show`."""
-    reports = of_graph(options.graph, read_reports(options.directory), lambda report: report.graph_name)
+    reports = read_reports(options.directory)
+    if options.graph is not None:
+        names = [report.graph_name for report in reports]
+        if options.graph not in names:
+            raise UnknownName("graph", options.graph, names)
+        reports = [report for report in reports if report.graph_name == options.graph]
     if options.short:
         return "".join(f"{one_line(report)}\n" for report in reports)
     return "\n".join(summary_text(report) for report in reports)

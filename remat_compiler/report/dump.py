@@ -4,7 +4,7 @@ DIR/graph0/joint.py  forward.py  backward.py   the graphs as readable Python, as
            problem.json  plan.json             the planner's problem, and its answer
            report.json   summary.txt           the report, for tools and for people
            plan.txt      memory.svg            the plan step by step, and the picture of memory
-           timeline.perfetto.json              the plan over modelled time, for Perfetto and profilers' traces
+           timeline.perfetto.json              the plan over modelled time, for Perfetto
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def read_reports(directory: Path) -> list[PlanReport]:
         FormatError: A report in it cannot be read.
     """
     reports = []
-    for file, text in read_dump(directory, REPORT_FILE):
+    for file, text in _texts_of_reports(directory):
         try:
             reports.append(PlanReport.from_json(text))
         except FormatError as error:
@@ -111,28 +111,20 @@ def read_reports(directory: Path) -> list[PlanReport]:
     return reports
 
 
-def read_dump(directory: Path, name: str) -> list[tuple[Path, bytes]]:
-    """Path and content of the file `name` of each graph of a dump, in the order of the graphs.
-
-    Args:
-        directory: The folder given as `dump`, or the folder of one graph in it.
-        name: Name of the file, which every graph with a plan has.
-
-    Raises:
-        OptionError: There is no such folder, it cannot be read, or it holds no such file.
-    """
-    own = directory / name
+def _texts_of_reports(directory: Path) -> list[tuple[Path, bytes]]:
+    """Path and content of the report of each graph of a dump, in the order of the graphs; errors as `read_reports`."""
+    own = directory / REPORT_FILE
     try:
         if not directory.is_dir():
             raise OptionError(f"{directory} is not a folder; give the folder that the option dump or REMAT_DUMP named")
         # A folder of one graph is shown alone; else each folder below holds one graph.
-        files = [own] if own.is_file() else sorted(directory.glob(f"*/{name}"), key=_natural)
+        files = [own] if own.is_file() else sorted(directory.glob(f"*/{REPORT_FILE}"), key=_natural)
         # Read within the block, so that a file that cannot be read is reported like the folder.
         texts = [(file, read_bounded(file)) for file in files]
     except OSError as error:
         raise OptionError(f"{directory} cannot be read: {error}") from error
     if not texts:
-        raise OptionError(f"{directory} holds no dump: expected {name} in it or in its folders")
+        raise OptionError(f"{directory} holds no dump: expected {REPORT_FILE} in it or in its folders")
     return texts
 
 

@@ -1,14 +1,13 @@
 """The plan as a trace that Perfetto and chrome://tracing show: operators, copies and live bytes over modelled time.
 
-A process of its own for each graph, with these tracks:
+One process with these tracks:
 
     live bytes planned / without a budget / budget    counters; the first one to the byte what the simulator says
     step                                              the forward and the backward as a whole
     forward, backward, recomputed                     operators; arrows lead from their first run to repetitions
     copies out, copies back, waits                    what a plan with transfers moves, and what waits for it
 
-Each event has the part of the step that it belongs to as its category, so that the backward can be moved as a whole
-(`merged_trace`).  The same plan gives the same bytes.
+Each event has the part of the step that it belongs to as its category.  The same plan gives the same bytes.
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ def timeline_trace(
         *sorted(trace.copies(), key=begin),
         *trace.memory(before),
     ]
-    about = {"graph": report.graph_name, "compile_id": compile_id, "boundary_ns": str(trace.boundary_ns)}
+    about = {"graph": report.graph_name, "compile_id": compile_id}
     return document({"displayTimeUnit": "ns", "otherData": about}, events)
 
 
