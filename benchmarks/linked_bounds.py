@@ -32,7 +32,6 @@ from remat_passes.planning.auto import Auto
 from remat_passes.planning.save_all import SaveAll
 
 POSITIONS = (0.05, 0.12, 0.25, 0.5, 0.75)
-SINGLE = replace(QUICK, linked=0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,6 @@ from remat_compiler.compiled_module import compile  # noqa: A004 - as torch.comp
 from remat_compiler.costs.declared_workspace import declare_workspace
 from remat_compiler.errors import (
     CacheError,
-    CaptureError,
     FormatError,
     InfeasibleBudget,
     InvalidGraph,
@@ -32,7 +31,6 @@ from remat_compiler.stats import Stats, reset_stats, stats
 
 __all__ = [
     "CacheError",
-    "CaptureError",
     "FormatError",
     "InfeasibleBudget",
     "InvalidGraph",

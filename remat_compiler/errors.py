@@ -6,7 +6,6 @@ RematError
   InfeasibleBudget  (also RuntimeError) no plan stays within the budget
   RanksDiffer       (also RuntimeError) ranks that would wait for each other without end
   PlanRejected                          the verifier found a plan that must not be executed
-  CaptureError                          the joint graph cannot be described as a TrainingGraph
   Unplannable                           a joint graph that no plan can be applied to
   InvalidGraph                          a TrainingGraph that breaks its invariants
   FormatError       (also ValueError)   a JSON file of this project that cannot be read
@@ -47,10 +46,6 @@ def _restored(kind: type[Exception], args: tuple[object, ...], fields: Mapping[s
 
 class OptionError(RematError, ValueError):
     """An option is unknown or its value malformed."""
-
-
-class CaptureError(RematError):
-    """The joint graph cannot be described as a `TrainingGraph`."""
 
 
 class Unplannable(RematError):

@@ -69,16 +69,6 @@ class MemorySample:
 
 
 @dataclass(frozen=True, slots=True)
-class LiveStorage:
-    """A storage alive at the peak: its bytes, and the operator or kernel that made it (as in `MemorySample`)."""
-
-    size_bytes: int
-    label: str
-    line: int
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
 class DryRun:
     """Result of a dry run.
 
@@ -86,7 +76,6 @@ class DryRun:
         peak_bytes: The peak of the step, workspaces included, as the device's allocator counts: on CUDA by blocks.
         timeline: Memory over the step; empty when `unknown` is set.
         peak_index: Index in `timeline` of the peak.
-        alive_at_peak: Storages alive there, largest first.
         boundary_bytes: Bytes alive between forward and backward.
         saved_bytes: Bytes saved for the backward: `boundary_bytes` less the storages of the outputs.
         final_bytes: Bytes alive after the step: gradients and outputs.
@@ -107,7 +96,6 @@ class DryRun:
     peak_bytes: int = 0
     timeline: tuple[MemorySample, ...] = ()
     peak_index: int = 0
-    alive_at_peak: tuple[LiveStorage, ...] = ()
     boundary_bytes: int = 0
     saved_bytes: int = 0
     final_bytes: int = 0
@@ -359,10 +347,6 @@ def _summary(step: FakeStep, workspace: WorkspaceTable) -> DryRun:
     heights = [sample.live_bytes + sample.workspace_bytes for sample in timeline]
     peak_bytes = max(heights, default=0)
     peak_index = heights.index(peak_bytes) if heights else 0
-    at_peak = [life for life, freed in step.alive if life.made <= peak_index and (freed is None or peak_index < freed)]
-    alive = [
-        LiveStorage(blocks.bytes_of([life]), life.label, life.line, text(life.file, life.line)) for life in at_peak
-    ]
     boundary_bytes = blocks.bytes_of(step.held)
     beside: dict[str, int] = {}
     for moment in step.moments:
@@ -373,8 +357,6 @@ def _summary(step: FakeStep, workspace: WorkspaceTable) -> DryRun:
         requested_bytes=max((sample.live_bytes + sample.workspace_bytes for sample in requested), default=0),
         timeline=timeline,
         peak_index=peak_index,
-        # Ties by line, so that the same step gives the same report.
-        alive_at_peak=tuple(sorted(alive, key=lambda storage: (-storage.size_bytes, storage.line))),
         boundary_bytes=boundary_bytes,
         saved_bytes=boundary_bytes - blocks.bytes_of(_distinct(step.outputs)),
         final_bytes=blocks.bytes_of(step.left),

@@ -58,9 +58,6 @@ class StorageLife:
 
     size_bytes: int
     made: int
-    label: str
-    file: str
-    line: int
     symbolic_bytes: int | torch.SymInt
     freed: int | None = None
 
@@ -73,7 +70,7 @@ class WrapperCall:
         is_backward: Whether it is the backward's.
         arguments: Storage of each argument; `None` for what does not count.
         symbols: By the name of each symbol among the arguments, the first position where it is one.
-        made: What its allocator returned, in order; of an interpreted graph, what operators made that may be placed.
+        made: What its allocator returned, in order.
         devices: The devices on which that lies.
         returned: Storage of each result.
     """
@@ -179,9 +176,9 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def allocate(self, size: Any, stride: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """An empty fake tensor that counts."""
         tensor = torch_compat.new_fake(self._fake_mode, size, stride, dtype, device)
-        life = self._see(tensor, "empty_strided")
+        life = self._see(tensor)
         if life is not None:
-            self._note("empty_strided", [life], None)
+            self._note("empty_strided", None)
             if self.wrapper_calls:
                 self.wrapper_calls[-1].made.append(life)
                 self.wrapper_calls[-1].devices.add(tensor.device)
@@ -196,10 +193,10 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def resized(self, storage: Any, label: str) -> StorageLife:
         """Record that a storage which was empty has memory now; `release` is to be called once it has none."""
         size = self._rounded(storage.nbytes())
-        life = StorageLife(torch_compat.size_hint(size), len(self.moments), label, "", 0, size)
+        life = StorageLife(torch_compat.size_hint(size), len(self.moments), size)
         self.lives.append(life)
         self.live_bytes += life.size_bytes
-        self._note(label, [life], None)
+        self._note(label, None)
         return life
 
     def release(self, life: StorageLife) -> None:
@@ -238,26 +235,23 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for tensor in handles_in(label, result):
             self._ignore(tensor)
         before = self.live_bytes
-        made = [life for tensor in tensors_in(result) if (life := self._see(tensor, label)) is not None]
+        made = [life for tensor in tensors_in(result) if (life := self._see(tensor)) is not None]
         call = OpCall.of(func, args, kwargs, result, symbolic=self._symbolic)
         # What an operator takes on another device is not counted, as its results are not.
         if call is not None and call.device_type != self.device_type:
             call = None
         # A view changes nothing, so it is no moment; an operator with a workspace is one without any result, too.
         if made or call is not None or before != self.live_bytes:
-            self._note(label, made, call)
+            self._note(label, call)
         return result
 
-    def _note(self, label: str, made: list[StorageLife], call: OpCall | None) -> None:
-        file, line = self._place()
-        for life in made:
-            life.file, life.line = file, line
+    def _note(self, label: str, call: OpCall | None) -> None:
         key = ""
         if call is not None:
             key = call.key
             # Equal calls have one workspace, which is measured once.
             self.calls.setdefault(key, call)
-        self.moments.append(Moment(self.phase, label, file, line, self.live_bytes, key))
+        self.moments.append(Moment(self.phase, label, *self._place(), self.live_bytes, key))
 
     def _run(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         if isinstance(func, HigherOrderOperator) and str(func) == _SAVES_RNG_STATE:
@@ -270,7 +264,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         with torch_compat.symbolic_kernels() if self._symbolic else nullcontext():
             return torch_compat.corrected_fake_result(func, args, func(*args, **kwargs))
 
-    def _see(self, tensor: torch.Tensor, label: str) -> StorageLife | None:
+    def _see(self, tensor: torch.Tensor) -> StorageLife | None:
         """Start to count the storage of a result, unless it is known already or lies on another device."""
         if tensor.device.type != self.device_type:
             return None
@@ -281,7 +275,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         symbolic = self._rounded(storage.nbytes())
         size = torch_compat.size_hint(symbolic)
         # Its first moment is the one that `_note` is about to add.
-        life = StorageLife(size, len(self.moments), label, "", 0, symbolic)
+        life = StorageLife(size, len(self.moments), symbolic)
         self._known[address] = weakref.ref(storage, partial(self._free, address, life))
         self._lives[address] = life
         self.lives.append(life)

@@ -1,7 +1,4 @@
-"""Graphs and plans as text for people: one operator or step per line, with its bytes.
-
-    s7   addmm_3      activation   3.0 MiB
-    op3  addmm_3   = aten.addmm.default   forward   reads s0 s4   writes s7   12.3 µs   encoder.layer.0   model.py:12
+"""Plans as text for people: one step per line, with its bytes.
 
     step   17   again   op3 addmm_3   41.2 MiB   encoder.layer.0   model.py:12
     -- s7 addmm_3, 3.0 MiB, goes to the host --
@@ -13,18 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from remat_compiler.ir.graph import Op, SavePolicy, TrainingGraph
+from remat_compiler.ir.graph import TrainingGraph
 from remat_compiler.ir.plan import Plan
-from remat_compiler.ir.problem import CostTable
 from remat_compiler.options import format_bytes
-
-
-def graph_text(graph: TrainingGraph, costs: CostTable | None = None) -> str:
-    """`graph` as text: its storages, then its operators, with their times if `costs` are given."""
-    head = f"{len(graph.ops)} ops, {len(graph.storages)} storages, {format_bytes(graph.resident_bytes)} resident"
-    storages = [(f"s{s.id}", s.name, s.kind.value, format_bytes(s.size_bytes)) for s in graph.storages]
-    ops = [_op_row(op, costs) for op in graph.ops]
-    return "\n".join(("# " + head, *table(storages, right=(3,)), "", *table(ops, right=(5,)), ""))
 
 
 def plan_text(graph: TrainingGraph, plan: Plan, live_bytes: Sequence[int] | None = None) -> str:
@@ -81,29 +69,3 @@ def format_time(time_ns: int) -> str:
             return f"{time_ns / size:.1f} {unit}"
     # Seconds have no larger unit, whatever the time.
     return f"{time_ns / 1_000_000_000:.2f} s"
-
-
-def _op_row(op: Op, costs: CostTable | None) -> tuple[str, ...]:
-    """The columns of one operator."""
-    notes = [trait.value for trait in sorted(op.traits)]
-    if op.save_policy is not SavePolicy.FREE:
-        notes.append(op.save_policy.value.replace("_", " "))
-    if op.replay is not None:
-        notes.append(f"replays s{op.replay}")
-    if op.no_recompute:
-        notes.append(f"no recompute: {op.no_recompute}")
-    return (
-        f"op{op.id} {op.name}",
-        f"= {op.target}",
-        op.phase.value,
-        _named("reads", op.reads),
-        _named("writes", op.writes),
-        "" if costs is None else format_time(costs.time_ns[op.id]),
-        op.module,
-        op.source,
-        f"[{'; '.join(notes)}]" if notes else "",
-    )
-
-
-def _named(word: str, storages: Sequence[int]) -> str:
-    return f"{word} {' '.join(f's{s}' for s in storages)}" if storages else ""

@@ -59,7 +59,7 @@ from remat_compiler.torch_compat.dynamo_context import (
     saved_compilation,
 )
 from remat_compiler.torch_compat.dynamo_errors import DynamoRestart, pass_through_dynamo
-from remat_compiler.torch_compat.eager_backward import EagerBackward, eager_backward
+from remat_compiler.torch_compat.eager_backward import eager_backward
 from remat_compiler.torch_compat.fake_tensors import (
     FAKE_RUN_ERRORS,
     VALUE_ERRORS,
@@ -101,7 +101,6 @@ from remat_compiler.torch_compat.interpreter import InterpretedGraph, StepInterp
 from remat_compiler.torch_compat.joint import (
     MUST_SAVE,
     RECOMPUTE_SUFFIX,
-    callable_builtin,
     fusible_ops,
     is_backward_seed_offset,
     is_tangent,
@@ -180,8 +179,6 @@ from remat_compiler.torch_compat.sharded_modules import (
     sharded_now,
 )
 from remat_compiler.torch_compat.sizes import (
-    CPU_ALIGNMENT_BYTES,
-    CUDA_ALIGNMENT_BYTES,
     UNBACKED_FALLBACK,
     allocated_bytes,
     allocation_alignment,
@@ -209,8 +206,6 @@ from remat_compiler.torch_compat.symbols import (
 from remat_compiler.torch_compat.tensors import (
     WatchedSizes,
     any_fake,
-    dense_parts,
-    is_wrapper,
     is_wrapper_class,
     needs_gradients,
     num_bytes,

@@ -26,7 +26,7 @@ class Moment:
 
 
 def life(size_bytes: int, made: int, freed: int | None) -> tuple[StorageLife, int | None]:
-    return StorageLife(size_bytes, made, "op", "", 0, size_bytes, freed), freed
+    return StorageLife(size_bytes, made, size_bytes, freed), freed
 
 
 def peak_of(

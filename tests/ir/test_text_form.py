@@ -1,4 +1,4 @@
-"""The text of graphs and plans."""
+"""The text of plans."""
 
 from __future__ import annotations
 
@@ -7,31 +7,7 @@ import pytest
 from drawn_graphs import chain, joint_plan
 from remat_compiler.ir.graph import OpId, StorageId
 from remat_compiler.ir.plan import Plan, Transfer
-from remat_compiler.ir.problem import CostTable
-from remat_compiler.ir.text_form import format_time, graph_text, plan_text, table
-
-
-def test_a_graph_as_text() -> None:
-    graph = chain([2048, 16])
-    text = graph_text(graph, CostTable((1500, 20, 3_000_000, 0), (0,) * 4, ("roofline",) * 4))
-    assert (
-        text
-        == """\
-# 4 ops, 7 storages, 2.0 KiB resident
-s0  x        input       2.0 KiB
-s1  tangent  tangent        16 B
-s2  f0       activation  2.0 KiB
-s3  f1       output         16 B
-s4  grad1    gradient        4 B
-s5  flow1    temporary   2.0 KiB
-s6  grad0    gradient        4 B
-
-op0 op_0  = aten.op.default  forward   reads s0     writes s2     1.5 µs  layer.0  model.py:10
-op1 op_1  = aten.op.default  forward   reads s2     writes s3      20 ns  layer.0  model.py:11
-op2 op_2  = aten.op.default  backward  reads s1 s2  writes s4 s5  3.0 ms  layer.1  model.py:12
-op3 op_3  = aten.op.default  backward  reads s0 s5  writes s6       0 ns  layer.1  model.py:13
-"""
-    )
+from remat_compiler.ir.text_form import format_time, plan_text, table
 
 
 def test_a_plan_as_text_marks_repetitions_and_the_boundary() -> None:

@@ -20,7 +20,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import comb, isfinite
-from time import perf_counter_ns
 
 import numpy as np
 
@@ -133,13 +132,11 @@ class PolynomialEstimator:
         degree: Total degree of the polynomials, if there are enough samples for it.
         most_samples: Largest number of different sizes.
         fits: Number of fits so far.
-        fit_ns: Nanoseconds that they took.
     """
 
     degree: int = 2
     most_samples: int = 10
     fits: int = field(default=0, init=False)
-    fit_ns: int = field(default=0, init=False)
     _samples: dict[tuple[int, ...], LayerSample] = field(default_factory=dict, init=False)
     _fit: Fit | None = field(default=None, init=False)
 
@@ -181,9 +178,7 @@ class PolynomialEstimator:
             changed |= merged != known
             self._samples[sample.sizes] = merged
         if changed:
-            start = perf_counter_ns()
             self._fit = fit(self.samples, self.degree)
-            self.fit_ns += perf_counter_ns() - start
             self.fits += 1
         return changed
 
