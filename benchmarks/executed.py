@@ -31,7 +31,7 @@ from end_to_end.random_programs import draw
 from remat_compiler import torch_compat
 from remat_compiler.backend import remat
 from remat_compiler.costs.any_values import is_measurable
-from remat_compiler.costs.op_call import OpCall, _allocates_results_only, tensors_in
+from remat_compiler.costs.op_call import OpCall, allocates_results_only, tensors_in
 from remat_compiler.torch_compat import modes
 
 COST_MODELS = ("nominal", "measured")
@@ -69,7 +69,7 @@ def is_safe(func: Any) -> bool:
     """Whether an operator may run: it is in the table, or makes or copies tensors, of which arguments are made up."""
     call = OpCall.any(func, (), {})
     named = call is not None and is_measurable(call)
-    return named or (isinstance(func, torch._ops.OpOverload) and _allocates_results_only(func))
+    return named or (isinstance(func, torch._ops.OpOverload) and allocates_results_only(func))
 
 
 def main() -> None:
