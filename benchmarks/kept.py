@@ -13,38 +13,17 @@ import argparse
 import gc
 import json
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
 
 import remat_compiler
-from measure import measure_step, train_step
-from pareto import backend
+from instruments.kept_rows import HEADER, Row, line
+from instruments.measure import measure_step, train_step
+from instruments.ways import backend
 from remat_compiler.errors import InfeasibleBudget
 from zoo import build, names
-
-
-@dataclass(frozen=True)
-class Row:
-    """One model under one budget; all sizes in bytes."""
-
-    model: str
-    inner: str
-    asked: str
-    budget_bytes: int
-    before_bytes: int
-    estimated_bytes: int
-    checked_bytes: int
-    measured_bytes: int
-    added_percent: float
-    planner: str
-    seconds: float
-
-    @property
-    def kept(self) -> bool:
-        """Whether the measured peak stays within the budget."""
-        return self.measured_bytes <= self.budget_bytes
 
 
 def train(name: str, inner: str, budget: object, max_slowdown: float | None) -> Row:
@@ -73,21 +52,6 @@ def train(name: str, inner: str, budget: object, max_slowdown: float | None) -> 
         added_percent=report.added_percent,
         planner=report.planner,
         seconds=seconds,
-    )
-
-
-COLUMNS = ("budget", "estimate", "checked", "measured")
-HEADER = f"{'model':15} {'inner':8} {'asked':>6} {' '.join(f'{c:>9}' for c in COLUMNS)}  kept  off B   used  added"
-
-
-def line(row: Row) -> str:
-    """The row as text, sizes in MB."""
-    mb = [f"{b / 1e6:9.3f}" for b in (row.budget_bytes, row.estimated_bytes, row.checked_bytes, row.measured_bytes)]
-    used = row.measured_bytes / row.budget_bytes if row.budget_bytes else 0.0
-    off = row.measured_bytes - row.checked_bytes
-    return (
-        f"{row.model:15} {row.inner:8} {row.asked:>6} {' '.join(mb)}  {'yes ' if row.kept else 'NO  '} "
-        f"{off:6d} {used:6.3f} {row.added_percent:5.1f} %  {row.planner}, {row.seconds:.0f} s"
     )
 
 

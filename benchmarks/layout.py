@@ -28,8 +28,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from layout_problems import PlannedStep, made_up_step, overlapping, planned_steps, published
-from make_instances import instance_name, instance_paths
+from instruments.layout_problems import PlannedStep, made_up_step, overlapping, planned_steps, published
+from instruments.make_instances import instance_name, instance_paths
 from remat_compiler.ir.layout import Layout, LayoutPlanner, LayoutProblem
 from remat_compiler.ir.problem_file import read_problem
 from remat_compiler.simulate.reserved import reserved_bytes

@@ -10,7 +10,6 @@ budget in bytes, so each row of a rival has a row of remat beside it.
 from __future__ import annotations
 
 import argparse
-import functools
 import gc
 import json
 from collections.abc import Callable
@@ -21,16 +20,11 @@ from typing import Any
 import torch
 from torch import nn
 from torch._functorch import config as functorch_config
-from torch._inductor.compile_fx import compile_fx
-from torch.utils.checkpoint import checkpoint
 
-from measure import TrainStep, measure_step, step_times, train_step
-from remat_compiler.backend import remat
+from instruments.measure import TrainStep, measure_step, step_times, train_step
+from instruments.ways import MOST_WAYS, with_checkpoints, with_remat, with_torch
 from remat_compiler.errors import RematError
 from zoo import build, names
-
-MOST_WAYS = 256
-"""How often Dynamo may compile one model."""
 
 
 @dataclass(frozen=True)
@@ -45,11 +39,6 @@ class Row:
     cpu_ratio: float
 
 
-def backend(gm: Any, inputs: Any, **keywords: Any) -> Any:
-    """remat without its entry point, so that this runs without an installation."""
-    return remat(gm, inputs, **keywords)
-
-
 def compiled(name: str, compile_: Callable[[nn.Module], Any]) -> TrainStep:
     """A step of a fresh copy of the model, compiled and run once.
 
@@ -60,25 +49,6 @@ def compiled(name: str, compile_: Callable[[nn.Module], Any]) -> TrainStep:
     step = train_step(compile_(model.module), model.inputs)
     step()
     return step
-
-
-def with_remat(budget: int, inner: str) -> Callable[[nn.Module], Any]:
-    """Compile under a byte budget."""
-    options = {"memory_budget": budget, "inner": inner, "max_slowdown": None}
-    return lambda module: torch.compile(module, backend=backend, options=options, dynamic=False)
-
-
-def with_torch(module: nn.Module) -> Any:
-    """Compile with Inductor as it is, as a backend of its own: Dynamo would share code between equal ones."""
-    return torch.compile(module, backend=lambda gm, inputs: compile_fx(gm, inputs), dynamic=False)
-
-
-def with_checkpoints(module: nn.Module) -> Any:
-    """Checkpoint each block of the longest module list, then compile with Inductor."""
-    lists = [m for m in module.modules() if isinstance(m, (nn.ModuleList, nn.Sequential))]
-    for block in max(lists, key=len) if lists else []:
-        block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)  # type: ignore[method-assign]
-    return with_torch(module)
 
 
 def run(name: str, arguments: argparse.Namespace) -> list[Row]:

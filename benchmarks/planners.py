@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from make_instances import instance_name, instance_paths
-from planner_rows import Row, by_case, cpu_seconds, plot, read_rows, summary, table, violations, write_rows
+from instruments.make_instances import instance_name, instance_paths
+from instruments.planner_rows import Row, by_case, cpu_seconds, plot, read_rows, summary, table, violations, write_rows
 from remat_compiler.ir.plan import PlanResult, PlanStatus
 from remat_compiler.ir.planner import Planner
 from remat_compiler.ir.problem import RematProblem

@@ -24,7 +24,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from make_instances import INSTANCES, instance_name, instance_paths
+from instruments.make_instances import INSTANCES, instance_name, instance_paths
+from instruments.replay_rows import Answer, Change, lines, plot, summary, write_changes
 from remat_compiler.ir.graph import OpId
 from remat_compiler.ir.plan import Plan
 from remat_compiler.ir.problem import RematProblem
@@ -32,11 +33,10 @@ from remat_compiler.ir.problem_file import read_problem
 from remat_compiler.simulate.timeline import simulate
 from remat_compiler.simulate.verify import verify
 from remat_passes.planning.save_all import SaveAll
-from replay_rows import Answer, Change, lines, plot, summary, write_changes
 
 ROOT = Path(__file__).resolve().parents[1]
 POSITIONS = (0.05, 0.12, 0.25, 0.5, 0.75)
-WORKER = Path(__file__).with_name("replay_worker.py")
+WORKER = Path(__file__).parent / "instruments" / "replay_worker.py"
 Question = tuple[Path, Sequence[int]]
 
 

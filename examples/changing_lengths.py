@@ -22,8 +22,8 @@ import torch
 from transformers import BertConfig, BertForMaskedLM
 
 import remat_compiler
+from instruments.measure import measure_step
 from masked_text import TEXT, Vocabulary, batches, words_of
-from measure import measure_step
 from remat_compiler.options import BudgetKind, MemoryBudget, format_bytes
 
 SHORTEST, LONGEST, BATCH = 24, 160, 8

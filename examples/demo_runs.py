@@ -19,8 +19,8 @@ from transformers import BertConfig, BertForMaskedLM
 
 import remat_compiler
 from demo_table import Outcome, relative_difference
+from instruments.measure import StepTimes, TrainStep, measure_step, step_times
 from masked_text import NOT_ASKED, TEXT, Vocabulary, batches, words_of
-from measure import StepTimes, TrainStep, measure_step, step_times
 from remat_compiler.options import INNER_COMPILERS, MemoryBudget, format_bytes
 
 

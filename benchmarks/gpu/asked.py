@@ -19,7 +19,7 @@ from torch._inductor.compile_fx import compile_fx
 
 import remat_compiler
 from gpu.models import Model
-from measure import measure_step
+from instruments.measure import measure_step
 from remat_compiler.backend import remat
 from remat_compiler.errors import InfeasibleBudget
 from remat_compiler.report.figures import latest_step, summarise

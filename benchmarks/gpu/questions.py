@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 import remat_compiler
 from gpu.asked import NEAR, Asked, Step, distance, first_backward, held, planned, predicted, stock
 from gpu.models import Model, build
-from measure import gradients, step_times
+from instruments.measure import gradients, step_times
 from remat_compiler.costs.rates import figures_of
 from remat_compiler.devices.allocator_setting import segments_expand
 from remat_compiler.report.figures import latest_step

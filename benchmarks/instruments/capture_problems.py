@@ -1,6 +1,6 @@
 """Write the planning problems of the zoo, as the backend would put them to a planner, for `planner_frontier.py`.
 
-    python benchmarks/capture_problems.py PROBLEMS [--models unet lstm] [--form decomposed] [--cost-model nominal]
+    python -m instruments.capture_problems PROBLEMS [--models unet lstm] [--form decomposed] [--cost-model nominal]
 
 Each model gives ``PROBLEMS/NAME.json``, a `RematProblem` of `remat_compiler.ir.json_form` with a budget of one byte.
 With nominal costs a problem is the same on every machine, but for workspaces, which are measured where this runs.

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 
-from make_instances import INSTANCES
+from instruments.make_instances import INSTANCES
 from remat_compiler.ir.layout import Block, LayoutProblem
 from remat_compiler.ir.plan import Plan
 from remat_compiler.ir.problem import RematProblem

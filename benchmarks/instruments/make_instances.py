@@ -1,7 +1,7 @@
 """Make the instances that planners are compared on: ``benchmarks/instances/NAME.json.gz``.
 
-    python benchmarks/make_instances.py --generated [chain_uniform ...]
-    python benchmarks/make_instances.py --captured [mlp lstm ...] [--sizes small] [--forms decomposed kernels]
+    python -m instruments.make_instances --generated [chain_uniform ...]
+    python -m instruments.make_instances --captured [mlp lstm ...] [--sizes small] [--forms decomposed kernels]
 
 Captured instances are named ``MODEL_SIZE_FORM``, generated ones ``FAMILY_SIZE``; see `instance_models` and
 `generated_instances`.  Times are nominal, so that they are the same on every machine; workspaces of captured ones are
@@ -15,11 +15,11 @@ import argparse
 from collections.abc import Iterator
 from pathlib import Path
 
-from generated_instances import FAMILIES, generate
+from instruments.generated_instances import FAMILIES, generate
 from remat_compiler.ir.problem import RematProblem
 from remat_compiler.ir.problem_file import read_problem, without_sources, write_problem
 
-INSTANCES = Path(__file__).parent / "instances"
+INSTANCES = Path(__file__).parents[1] / "instances"
 """The folder of all instances."""
 SUFFIX = ".json.gz"
 
@@ -54,8 +54,8 @@ def _generate(options: argparse.Namespace) -> None:
 
 def _capture(options: argparse.Namespace) -> None:
     # torch and transformers are loaded only where models are captured.
-    from capture_problems import capture
-    from instance_models import MODELS, model_of
+    from instruments.capture_problems import capture
+    from instruments.instance_models import MODELS, model_of
     from remat_compiler.costs.workspace import WorkspaceTable
 
     workspace = WorkspaceTable()

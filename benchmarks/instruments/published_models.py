@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from fake_capture import Captured, captured_on_fakes
+from instruments.fake_capture import Captured, captured_on_fakes
 from remat_compiler.costs.rates import Rates
 from zoo.loss import TokenLoss
 

@@ -13,10 +13,10 @@ from typing import Any
 def row_of_process(
     arguments: Sequence[str], environment: Mapping[str, str], seconds: float
 ) -> tuple[dict[str, Any] | None, str]:
-    """The last JSON object that a script prints, and the last line of its errors.
+    """The last JSON object that a program prints, and the last line of its errors.
 
     Args:
-        arguments: The script and its arguments.
+        arguments: What Python is called with: ``-m``, a module and its arguments.
         environment: Variables beside those of this process.
         seconds: Time after which it is ended.
 

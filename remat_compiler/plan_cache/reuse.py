@@ -16,7 +16,8 @@ are cheap to recompute are recomputed first.  So a new plan would save
 
     wasted = added * (1 - (1 - free / spared) ** 4)
 
-and all of it if the step fits without recomputation.  `benchmarks/plan_cache.py` compares this with new plans.
+and all of it if the step fits without recomputation.  `studies/changing_lengths/plan_cache.py`
+of `benchmarks/` compares this with new plans.
 """
 
 from __future__ import annotations

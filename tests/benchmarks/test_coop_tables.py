@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from builders import LIBRARY, TRAINING, random_problem, random_steps
-from coop_arena import arena_bytes
-from coop_models import KERNELS, SPOS_STAGES, BiLSTM, ChoiceBlock, spos
-from coop_tables import Found, Row, misses, smallest_ratio, tables
 from remat_compiler.ir.plan import Plan
 from remat_compiler.simulate.lives import storage_lives
 from remat_compiler.simulate.timeline import simulate
+from studies.coop.coop_arena import arena_bytes
+from studies.coop.coop_models import KERNELS, SPOS_STAGES, BiLSTM, ChoiceBlock, spos
+from studies.coop.coop_tables import Found, Row, misses, smallest_ratio, tables
 
 
 @pytest.mark.parametrize("name", TRAINING)

@@ -9,14 +9,14 @@ from xml.etree import ElementTree
 import torch
 from torch import Tensor, nn
 
-from emitted_steps import INSIDE, PLACEABLE, EmittedStep, Emitter, live, stored, with_emitter
-from fragmentation import step_rows
-from fragmentation_tables import lengths_tables, over_percent, picture, step_tables
-from placed_lengths import Lengths, lengths_rows, shared_resident
-from placed_steps import PlacedStep, alive_bytes, arenas_throughout, chosen_arenas
 from remat_compiler import torch_compat
 from remat_compiler.simulate.lives import Life
 from remat_compiler.simulate.reserved import figures_of_steps
+from studies.fragmentation.emitted_steps import INSIDE, PLACEABLE, EmittedStep, Emitter, live, stored, with_emitter
+from studies.fragmentation.fragmentation import step_rows
+from studies.fragmentation.fragmentation_tables import lengths_tables, over_percent, picture, step_tables
+from studies.fragmentation.placed_lengths import Lengths, lengths_rows, shared_resident
+from studies.fragmentation.placed_steps import PlacedStep, alive_bytes, arenas_throughout, chosen_arenas
 
 MIB = 2**20
 

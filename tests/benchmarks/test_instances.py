@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from generated_instances import FAMILIES, generate
-from make_instances import INSTANCES, instance_name, instance_paths
-from planner_rows import Row, by_case, read_rows, summary, table, violations, write_rows
+from instruments.generated_instances import FAMILIES, generate
+from instruments.make_instances import INSTANCES, instance_name, instance_paths
+from instruments.planner_rows import Row, by_case, read_rows, summary, table, violations, write_rows
 from planners import run_instance
 from remat_compiler.ir.graph import Phase
 from remat_compiler.ir.json_form import dumps

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from instruments.layout_problems import PlannedStep, planned_steps
+from instruments.make_instances import INSTANCES, SUFFIX
 from layout import PLANNERS, line, rows_of_step, summary
-from layout_problems import PlannedStep, planned_steps
-from make_instances import INSTANCES, SUFFIX
 from remat_compiler.ir.problem_file import read_problem
 from remat_compiler.simulate.timeline import simulate
 

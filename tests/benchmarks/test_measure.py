@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from measure import AllocatorEvent, live_bytes, measure_step, step_times, train_step
+from instruments.measure import AllocatorEvent, live_bytes, measure_step, step_times, train_step
 
 KB = 1000
 

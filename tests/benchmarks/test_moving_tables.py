@@ -10,12 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import delta_tables
-import home_tables
-import offload_curves
-from cnns import CIFAR, IMAGENET, convolution
-from fake_capture import captured_on_fakes
-from growing_batch import GrowingBatch, image_step, largest_batch
+from instruments.cnns import CIFAR, IMAGENET, convolution
+from instruments.fake_capture import captured_on_fakes
 from remat_compiler.costs.rates import paper_rates
 from remat_compiler.devices.gpus import GPUS
 from remat_passes.planning.auto import Auto
@@ -23,6 +19,8 @@ from remat_passes.planning.capuchin import Capuchin
 from remat_passes.planning.home import Home
 from remat_passes.planning.save_all import SaveAll
 from remat_passes.policies.swarm import Turn
+from studies.moving import delta_tables, home_tables, offload_curves
+from studies.moving.growing_batch import GrowingBatch, image_step, largest_batch
 from zoo.loss import Classifier
 
 GPU = GPUS["rtx2080ti"]

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
-import measured_gpt2
-import uniform_models
-from capture_problems import capture
-from published import by_case, plot, rows_of, saved_within, table
-from published_models import GPUS, MODELS, Gpt2, capture_fake
+from instruments.capture_problems import capture
+from instruments.published_models import GPUS, MODELS, Gpt2, capture_fake
 from remat_compiler.costs.workspace import WorkspaceTable
 from remat_compiler.ir.problem_file import without_sources
 from remat_passes.planning.auto import Auto
+from studies.hiremate import measured_gpt2
+from studies.hiremate.published import by_case, plot, rows_of, saved_within, table
+from studies.uniform_chains import uniform_models
 from zoo import ZooModel
 
 TINY = Gpt2("tiny", layers=2, width=32, heads=2, batch=2, length=16, vocabulary=64)

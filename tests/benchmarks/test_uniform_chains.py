@@ -9,7 +9,7 @@ from remat_compiler.simulate.floor import peak_floor
 from remat_passes.bounds.revolve import fewest_repetitions
 from remat_passes.planning.auto import Auto
 from remat_passes.planning.chain_dp import ChainDp
-from uniform_chains import STEP_NS, Row, run, summary, table, uniform_chain
+from studies.uniform_chains.uniform_chains import STEP_NS, Row, run, summary, table, uniform_chain
 
 
 @pytest.mark.parametrize(("length", "slots"), [(2, 1), (2, 2), (3, 1), (3, 2), (4, 2), (4, 3), (5, 2), (5, 3), (6, 4)])

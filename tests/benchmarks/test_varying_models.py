@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from remat_compiler.dynamic_shapes.mimose.polynomial import PolynomialEstimator
-from varying_models import VaryingModel, bert
+from studies.mimose.varying_models import VaryingModel, bert
 
 
 class TwoLayers(nn.Module):

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from chain_tables import NETWORKS, PAPER_SETS, Row, checkpoints, main, table
 from remat_passes.chains.hong import Chain, dynamic_objective, select_linear, select_quadratic
+from studies.hong.chain_tables import NETWORKS, PAPER_SETS, Row, checkpoints, main, table
 
 
 @pytest.mark.parametrize("method", ["Algorithm 6", "Algorithm 3", "sqrt(n)"])

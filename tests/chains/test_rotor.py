@@ -20,7 +20,7 @@ from remat_passes.chains.rotor_layers import layers_of
 from remat_passes.planning.chain_dp import ChainDp
 from remat_passes.planning.save_all import SaveAll
 from remat_passes.sequences.sequence import Placement, StepIndex, baseline_order
-from uniform_chains import STEP_NS, uniform_chain
+from studies.uniform_chains.uniform_chains import STEP_NS, uniform_chain
 
 ONE_REPETITION = ChainDp(persistent=())
 

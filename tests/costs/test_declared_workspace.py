@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx, nn
 
 import remat_compiler
-from measure import allocator_events, live_bytes
+from instruments.measure import allocator_events, live_bytes
 from remat_compiler import declare_workspace
 from remat_compiler.backend import remat
 from remat_compiler.compilation.graph_key import plan_key

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import remat_compiler
-from measure import allocator_events, live_bytes
+from instruments.measure import allocator_events, live_bytes
 from remat_compiler.costs.op_call import OpCall
 from remat_compiler.costs.seen_workspace import LOOKS, watched
 from remat_compiler.costs.workspace import WorkspaceTable

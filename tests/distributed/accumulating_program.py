@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 import remat_compiler
 from distributed.rank_process import OPTIONS, RANK, SIZE, difference, run_all
 from distributed.sharded_program import OF_GLOO, Model, words_of
-from measure import measure_step
+from instruments.measure import measure_step
 
 WIDTH, ROWS, LAYERS, MICRO_BATCHES = 64, 256, 8, 2
 BUCKET_BYTES = 4 * 2 * (WIDTH * WIDTH + WIDTH)

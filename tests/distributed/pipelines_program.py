@@ -27,7 +27,7 @@ from torch.distributed.pipelining import (
 )
 
 import remat_compiler
-from measure import measure_step
+from instruments.measure import measure_step
 
 RANK, SIZE, FOLDER = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
 NAMES = sys.argv[4:]

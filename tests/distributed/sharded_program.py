@@ -23,7 +23,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn import functional
 
 import remat_compiler
-from measure import measure_step
+from instruments.measure import measure_step
 
 RANK, SIZE, FOLDER = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
 HYBRID = "hybrid" in sys.argv[4:]

@@ -20,7 +20,7 @@ import remat_compiler
 from distributed import tensor_models as models
 from distributed.rank_process import OPTIONS, RANK, SIZE, difference, run_all
 from distributed.tensor_models import Attention, Block, net_of
-from measure import measure_step
+from instruments.measure import measure_step
 
 OPTIONS["memory_budget"] = 0.65
 MOST_STEPS = 40

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import remat_compiler
-from measure import measure_step
+from instruments.measure import measure_step
 from remat_compiler.costs.peers import NOMINAL_PEERS
 from remat_compiler.costs.rates import NOMINAL
 from remat_compiler.distributed.agreement import Alone, agreeing_by

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import remat_compiler
-from measure import measure_step, train_step
+from instruments.measure import measure_step, train_step
 from remat_compiler.backend import remat
 from remat_compiler.report.plan_report import PlanReport
 

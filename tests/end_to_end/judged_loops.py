@@ -22,7 +22,7 @@ import remat_compiler
 from end_to_end.loop_models import STEPS, Backend
 from end_to_end.training_loops import LOOPS, Loop
 from heard import warnings_heard
-from measure import measure_step
+from instruments.measure import measure_step
 from remat_compiler.backend import remat
 from remat_compiler.errors import InfeasibleBudget
 

@@ -25,7 +25,7 @@ import remat_compiler
 from end_to_end.custom_operators import EFFECTS
 from end_to_end.random_programs import Loaded, Program
 from heard import warnings_heard
-from measure import peak_of_second
+from instruments.measure import peak_of_second
 from remat_compiler.backend import remat
 from remat_compiler.errors import InfeasibleBudget
 

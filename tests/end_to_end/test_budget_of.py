@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import remat_compiler
 from end_to_end.compiling import compile_with, differences_from_eager
-from measure import allocator_events
+from instruments.measure import allocator_events
 from remat_compiler.devices.caching_allocator import CachingAllocator
 from remat_compiler.errors import InfeasibleBudget
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from measure import measure_step, train_step
+from instruments.measure import measure_step, train_step
 from remat_compiler import pipeline
 from remat_compiler.dynamic_shapes.dispatch import Dispatch
 from remat_compiler.errors import InfeasibleBudget

@@ -12,7 +12,7 @@ from torch._higher_order_ops.map import map as mapped
 from torch._higher_order_ops.while_loop import while_loop
 
 import remat_compiler
-from measure import allocator_events, gradients, live_bytes
+from instruments.measure import allocator_events, gradients, live_bytes
 
 ROWS, WIDTH = 128, 32
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import remat_compiler
 from end_to_end.compiling import compile_with, differences_from_eager
-from measure import measure_step, train_step
+from instruments.measure import measure_step, train_step
 from remat_compiler.report.plan_report import PlanReport
 from remat_compiler.report.summary import summary_text
 

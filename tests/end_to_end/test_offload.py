@@ -16,7 +16,7 @@ import remat_compiler
 from end_to_end.compiling import compile_with, differences_from_eager
 from end_to_end.judged_programs import BAD, judge
 from end_to_end.random_programs import draw
-from measure import allocator_events, live_bytes
+from instruments.measure import allocator_events, live_bytes
 from remat_compiler.backend import remat
 from remat_compiler.errors import InfeasibleBudget, OffloadError
 from remat_compiler.ir.plan import Decision, Tier

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import remat_compiler
 from end_to_end.compiling import compile_with
-from measure import allocator_events, live_bytes
+from instruments.measure import allocator_events, live_bytes
 from remat_compiler.ir.plan import Tier
 from remat_compiler.offload.place import Place
 from remat_compiler.offload.store import Store, store_of

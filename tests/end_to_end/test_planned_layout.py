@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import remat_compiler
 from end_to_end.compiling import compile_with
-from measure import allocator_events, live_bytes
+from instruments.measure import allocator_events, live_bytes
 from remat_compiler import backend
 from remat_compiler.compilation import arenas
 from remat_compiler.dynamic_shapes.dispatch import Dispatch

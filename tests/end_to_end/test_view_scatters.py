@@ -10,7 +10,7 @@ from torch import Tensor
 
 import remat_compiler
 from end_to_end.compiling import compile_with
-from measure import allocator_events, live_bytes
+from instruments.measure import allocator_events, live_bytes
 
 pytestmark = pytest.mark.usefixtures("compiles_anew")
 

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from kept import Row
-from kept_on_paper import Found, rows_on_paper
-from random_on_paper import rows as random_rows
+from instruments.kept_rows import Row
 from remat_compiler.fitting.paper_process import call_in_process
+from studies.on_paper.kept_on_paper import Found, rows_on_paper
+from studies.on_paper.random_on_paper import rows as random_rows
 from zoo import names
 
 pytest.importorskip("triton")

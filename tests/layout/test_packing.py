@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from builders import generators
 from drawn_layouts import FirstFit, random_layout_problem
-from layout_problems import PUBLISHED, made_up_step, overlapping, published, read_published
+from instruments.layout_problems import PUBLISHED, made_up_step, overlapping, published, read_published
 from remat_compiler.ir.layout import Layout, LayoutProblem
 from remat_compiler.simulate.verify_layout import layout_defects
 from remat_passes.layout.exact import Exact

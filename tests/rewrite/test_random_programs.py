@@ -9,7 +9,7 @@ import torch
 from hypothesis import HealthCheck, Phase, assume, given, reject, settings
 from hypothesis import strategies as st
 
-from measure import allocator_events, live_bytes
+from instruments.measure import allocator_events, live_bytes
 from remat_compiler.simulate.timeline import MemoryTimeline
 from rewrite.planned_step import Outcome, PlannedStep, backward, joint_order, run_step
 from rewrite.programs import Program, ProgramModule, inputs_of, programs, returns_an_input

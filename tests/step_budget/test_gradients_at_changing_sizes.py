@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import remat_compiler
-from measure import measure_step
+from instruments.measure import measure_step
 from remat_compiler.errors import InfeasibleBudget
 from remat_compiler.units import format_bytes
 from step_budget.test_gradients_before import MICRO_BATCHES, WIDTH, Model, gradient_bytes

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import remat_compiler
-from measure import measure_step
+from instruments.measure import measure_step
 from remat_compiler.report.plan_report import StepFigures
 from remat_compiler.step_budget.gradients_before import LOOKS, QUIET, GradientsBefore
 from remat_compiler.units import format_bytes

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import remat_compiler
-from measure import measure_step, train_step
+from instruments.measure import measure_step, train_step
 from remat_compiler.backend import remat
 from remat_compiler.errors import InfeasibleBudget
 from remat_compiler.observer import Observer, observed_by

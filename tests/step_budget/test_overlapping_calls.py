@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import remat_compiler
-from measure import measure_step
+from instruments.measure import measure_step
 from remat_compiler.backend import remat
 
 WIDTH, ROWS = 32, 256

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from measure import measure_step
+from instruments.measure import measure_step
 from remat_compiler.backend import remat
 from remat_compiler.errors import InfeasibleBudget
 from remat_compiler.pipeline import COORDINATOR

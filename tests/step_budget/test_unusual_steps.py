@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import remat_compiler
-from measure import allocator_events, live_bytes
+from instruments.measure import allocator_events, live_bytes
 from remat_compiler.errors import InfeasibleBudget
 from remat_compiler.partition import partition
 

@@ -1,6 +1,6 @@
 """Values at planned offsets beside the allocator's own places: the same numbers, the same peak, and what is reserved.
 
-    python benchmarks/arenas.py [--models gpt2 unet] [--budgets 1.0 0.5 min] [--rounds 7] [--json OUT]
+    python -m studies.arenas.arenas [--models gpt2 unet] [--budgets 1.0 0.5 min] [--rounds 7] [--json OUT]
 
 Each model trains three steps with ``layout="plain"`` and ``layout="planned"``, on one thread, from the same weights:
 losses and gradients are compared bit for bit, peaks measured at the allocator, steps timed in turn.  Reserved bytes are
@@ -19,8 +19,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from measure import TrainStep, gradients, measure_step, step_times, train_step
-from pareto import backend
+from instruments.measure import TrainStep, gradients, measure_step, step_times, train_step
+from instruments.ways import backend
 from remat_compiler.errors import RematError
 from remat_compiler.report.plan_report import PlanReport
 from remat_compiler.report.store import clear_reports, reports

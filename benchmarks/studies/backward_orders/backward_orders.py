@@ -1,6 +1,6 @@
 """The order of the backward under Inductor: the program's own, loops fused freely, against the order that was planned.
 
-    python benchmarks/backward_orders.py --models nerf convnext --fractions 0.5 0.25 --json orders.json
+    python -m studies.backward_orders.backward_orders --models nerf convnext --fractions 0.5 0.25 --json orders.json
 
 Each model is trained under each budget in both ways.  A row gives the first estimate of the simulator, the checked and
 the measured peak, and the modelled time that recomputation adds; a refused budget gives the smallest reachable peak.
@@ -22,8 +22,8 @@ from unittest import mock
 import torch
 
 import remat_compiler
-from measure import measure_step, train_step
-from pareto import backend
+from instruments.measure import measure_step, train_step
+from instruments.ways import backend
 from remat_compiler.compilation.attempt import Attempt
 from remat_compiler.compilation.search import BudgetSearch, SearchGoal
 from remat_compiler.errors import InfeasibleBudget

@@ -1,6 +1,7 @@
 """How far plans may be from the cheapest: added time of `auto`, the proven lower bound, and the gap.
 
-    python benchmarks/bounds.py PROBLEMS REFERENCE.json [--only gpt2 unet] [--thorough] [--json OUT] [--plot OUT.png]
+    python -m studies.bounds.bounds PROBLEMS REFERENCE.json [--only gpt2 unet] [--thorough] [--json OUT]
+                                    [--plot OUT.png]
 
 PROBLEMS is a folder as for `planner_frontier.py`, of JSON files.  The reference gives the budgets: ``{"gpt2":
 {"0.05": [budget in MB, added %, bound %]}}``, by position between the smallest peak once found (0) and the peak without
@@ -24,13 +25,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
-from planner_frontier import stored_problems
 from remat_compiler.ir.plan import PlanResult
 from remat_compiler.ir.problem import RematProblem
 from remat_compiler.simulate.verify import verify
 from remat_passes.bounds.instant import OrderClass
 from remat_passes.bounds.lower_bound import QUICK, THOROUGH, BoundEffort, lower_bound_ns
 from remat_passes.planning.auto import Auto
+from studies.bounds.planner_frontier import stored_problems
 
 Reference = dict[str, dict[str, tuple[float, float, float | None]]]
 POSITIONS = ("0.05", "0.25", "0.5", "0.75")

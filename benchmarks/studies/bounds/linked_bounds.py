@@ -1,7 +1,7 @@
 """What linked instants change: the lower bound of single instants and that of linked ones, and the plans of `auto`.
 
-    python benchmarks/linked_bounds.py [PROBLEMS ...] [--instances 'gpt2_*'] [--largest 1100] [--plans-to 450]
-                                       [--positions 0.05 0.25] [--json OUT.json]
+    python -m studies.bounds.linked_bounds [PROBLEMS ...] [--instances 'gpt2_*'] [--largest 1100] [--plans-to 450]
+                                           [--positions 0.05 0.25] [--json OUT.json]
 
 Budgets stand at positions between the smallest peak that `auto` finds (0) and the peak of saving everything (1).
 PROBLEMS are folders of problems as JSON (`capture_problems.py`); without them the instances of `benchmarks/instances`
@@ -21,8 +21,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from unittest import mock
 
-from make_instances import instances
-from planner_frontier import stored_problems
+from instruments.make_instances import instances
 from remat_compiler.ir.plan import PlanResult
 from remat_compiler.ir.problem import RematProblem
 from remat_compiler.simulate.verify import verify
@@ -30,6 +29,7 @@ from remat_passes.bounds.lower_bound import QUICK, Bound, lower_bound_ns
 from remat_passes.planning import portfolio
 from remat_passes.planning.auto import Auto
 from remat_passes.planning.save_all import SaveAll
+from studies.bounds.planner_frontier import stored_problems
 
 POSITIONS = (0.05, 0.12, 0.25, 0.5, 0.75)
 

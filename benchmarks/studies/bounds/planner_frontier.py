@@ -1,6 +1,6 @@
 """Frontier of a planner on stored problems: added time at positions between the smallest peak and no recomputation.
 
-    python benchmarks/planner_frontier.py PROBLEMS [--planner auto] [--reference TABLE.json] [--json OUT.json]
+    python -m studies.bounds.planner_frontier PROBLEMS [--planner auto] [--reference TABLE.json] [--json OUT.json]
 
 PROBLEMS is a folder (or a file) of problems as JSON, ``*.json`` of `remat_compiler.ir.json_form`, or of pickled
 ``(TrainingGraph, CostTable)`` pairs, ``*.pkl``, which are only to be read from where they are trusted.  A reference

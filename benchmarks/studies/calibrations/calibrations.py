@@ -1,6 +1,6 @@
 """Calibrations beside other programs: how far their figures are apart, with two samples of each and until two agree.
 
-    python benchmarks/calibrations.py --runs 10 --busy 0 2 6
+    python -m studies.calibrations.calibrations --runs 10 --busy 0 2 6
 
 Each run calibrates in a process of its own, beside so many others that multiply matrices, in both ways by turns.  A row
 gives, for each figure, the largest over the smallest of the runs, and how many runs had figures that nothing confirmed,
@@ -66,7 +66,7 @@ def main() -> None:
         with beside(count):
             for _ in range(options.runs):
                 for way, rounds in WAYS.items():
-                    command = [sys.executable, __file__, "--one", str(rounds)]
+                    command = [sys.executable, "-m", "studies.calibrations.calibrations", "--one", str(rounds)]
                     done = subprocess.run(command, capture_output=True, text=True, check=True)
                     found[way].append(json.loads(done.stdout.splitlines()[-1]))
         for way, runs in found.items():

@@ -1,6 +1,6 @@
 """Lengths that change from step to step under one budget: remat, one plan for the longest, PyTorch's knob, no budget.
 
-    python benchmarks/changing_sizes.py --dataset qqp --position 0.4 --json dynamic.json --plot dynamic.png
+    python -m studies.changing_lengths.changing_sizes --dataset qqp --position 0.4 --json OUT.json --plot OUT.png
 
 A BERT-like model is trained on lengths drawn as the paper of Mimose describes three data sets: SWAG (35 to 141,
 normal), SQuAD (153 to 512, normal), GLUE-QQP (30 to 332, a power law).  The budget lies at `--position` between the
@@ -35,13 +35,13 @@ from torch._functorch import config as functorch_config
 from torch._inductor.compile_fx import compile_fx
 from transformers import BertConfig, BertForSequenceClassification
 
-from lengths import DATASETS
-from measure import measure_step
+from instruments.measure import measure_step
 from remat_compiler.backend import remat
 from remat_compiler.dynamic_shapes.dispatch import Dispatch
 from remat_compiler.dynamic_shapes.variant_maker import VariantMaker
 from remat_compiler.errors import InfeasibleBudget
 from remat_compiler.observer import Observer, observed_by
+from studies.changing_lengths.lengths import DATASETS
 
 REMAT = "remat"
 """What the systems that it is about are called, at the beginning of their names."""

@@ -1,6 +1,6 @@
 """Plans taken again at other lengths: how often, how fast, and how far from a plan that is solved for the length.
 
-    python benchmarks/plan_cache.py --models gpt2 t5 --lengths 48 --json results/plan_cache.json --plot plan_cache.png
+    python -m studies.changing_lengths.plan_cache --models gpt2 t5 --lengths 48 --json OUT.json --plot OUT.png
 
 A model is asked to train under one budget, a fraction of the peak that its longest batch has without one, on lengths
 drawn from a seed, in the order in which they are drawn.  Each distinct length is one problem (as with
@@ -25,7 +25,7 @@ from statistics import mean
 
 import torch
 
-from capture_problems import capture
+from instruments.capture_problems import capture
 from remat_compiler.costs.workspace import WorkspaceTable
 from remat_compiler.ir.plan import FITTING, Plan, PlanResult
 from remat_compiler.ir.problem import RematProblem

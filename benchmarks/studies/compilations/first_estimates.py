@@ -1,12 +1,12 @@
 """The first estimate of a step's peak, and what compiling under a budget takes beside stock Inductor.
 
-    python benchmarks/first_estimates.py                                    # 20 architectures and the models of the zoo
-    python benchmarks/first_estimates.py --models bert mamba zoo/gpt2 --budget 0.5 --json first_estimates.json
+    python -m studies.compilations.first_estimates       # 20 architectures and models of the zoo
+    python -m studies.compilations.first_estimates --models bert mamba zoo/gpt2 --budget 0.5 --json OUT.json
 
 Each model is compiled in two processes, by stock Inductor and under the budget, with empty caches, and its first step
-is run.  Architectures of `transformers` come from their configurations, with small sizes (`architectures.py`); a name
-that begins with ``zoo/`` is a model of `zoo`.  Seconds are CPU seconds of the process and of the compilers that it
-starts, of which there is one at a time.  A row gives:
+is run.  Architectures of `transformers` are those of `instruments.architectures`; a name that begins with ``zoo/`` is a
+model of `zoo`.  Seconds are CPU seconds of the process and of the compilers that it starts, of which there is one at a
+time.  A row gives:
 
 - tries: compilations under the budget, and how many of them only generated code;
 - whole: how far the peak that is simulated for the step without a budget is from the one of the emitted code;
@@ -32,12 +32,12 @@ from typing import Any
 
 import torch
 
-from architectures import WithLoss, built
-from measure import train_step
+from instruments.architectures import WithLoss, built
+from instruments.measure import train_step
+from instruments.row_process import row_of_process
 from remat_compiler.backend import remat
 from remat_compiler.errors import InfeasibleBudget
 from remat_compiler.observer import Observer, observed_by
-from row_process import row_of_process
 from zoo import build
 
 TWENTY = (
@@ -142,8 +142,9 @@ def apart(name: str, budget: str) -> Row:
             "TORCHINDUCTOR_COMPILE_THREADS": "1",
             "HF_HUB_OFFLINE": "1",
         }
+        command = ["-m", "studies.compilations.first_estimates", "--row", name, "--budget", budget]
         try:
-            found, why = row_of_process([__file__, "--row", name, "--budget", budget], environment, SECONDS)
+            found, why = row_of_process(command, environment, SECONDS)
         except subprocess.TimeoutExpired:
             return Row(name, note=f"took over {SECONDS} s")
     return Row(name, note=why) if found is None else Row(**found)

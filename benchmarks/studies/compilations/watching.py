@@ -1,6 +1,6 @@
 """What it costs to watch training steps: microseconds for each call of a planned graph.
 
-    python benchmarks/watching.py
+    python -m studies.compilations.watching
 
 Each row trains so many tiny compiled functions in one step.  *Forward* and *backward* are the time of a call less what
 its compiled code takes of it: medians over all calls, in one process and one thread, the clock's own time taken off.

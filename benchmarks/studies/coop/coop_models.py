@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import BertConfig, BertForQuestionAnswering, SwinConfig, SwinForImageClassification
 
-from cnns import IMAGENET_CLASSES, convolution, inception_v3, resnet50
-from published_models import Gpt2
+from instruments.cnns import IMAGENET_CLASSES, convolution, inception_v3, resnet50
+from instruments.published_models import Gpt2
 from zoo.loss import Classifier
 from zoo.sequential import LSTMCell
 from zoo.vision import UNet

@@ -1,7 +1,7 @@
 """Coop's tables: added time, smallest memory, search and fragmentation of five ways on eight networks, on an A100.
 
-    python benchmarks/coop_tables.py [--models ResNet-50 ...] [--json OUT.json] [--text OUT.txt] [--plot OUT.png]
-    python benchmarks/coop_tables.py --read benchmarks/results/coop_tables.json [--text OUT.txt] [--plot OUT.png]
+    python -m studies.coop.coop_tables [--models ResNet-50 ...] [--json OUT.json] [--text OUT.txt] [--plot OUT.png]
+    python -m studies.coop.coop_tables --read results/coop_tables.json [--text OUT.txt] [--plot OUT.png]
 
 A ratio is of all that the device holds without recomputation: parameters, the state of their optimizer, inputs, and the
 step's peak.  What is left for the step is the size of the pool of `coop`, `dte` and `dtr` (`dtr_pool`): the cheapest of
@@ -24,10 +24,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import mean, median
 
-from coop_arena import arena_bytes
-from coop_models import MODELS, CoopModel
-from fake_capture import captured_on_fakes
-from home_tables import check
+from instruments.fake_capture import captured_on_fakes
+from instruments.verified import check
 from remat_compiler.costs.rates import paper_rates
 from remat_compiler.devices.gpus import GPUS
 from remat_compiler.ir.graph import StorageKind
@@ -41,6 +39,8 @@ from remat_passes.planning.dte import Dte
 from remat_passes.planning.dtr_pool import DtrPool
 from remat_passes.planning.knapsack import Knapsack
 from remat_passes.planning.save_all import SaveAll
+from studies.coop.coop_arena import arena_bytes
+from studies.coop.coop_models import MODELS, CoopModel
 
 GPU = "a100"
 RATIOS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)

@@ -1,7 +1,8 @@
 """What torch's caching allocator reserves above what is alive, with values where it puts them and at planned offsets.
 
-    python benchmarks/fragmentation.py [--models gpt2 unet] [--positions 0.75 0.5 0.25 0.05] [--parts steps lengths]
-                                       [--steps FOLDER] [--json OUT.json] [--picture OUT.svg]
+    python -m studies.fragmentation.fragmentation [--models gpt2 unet] [--positions 0.75 0.5 0.25 0.05]
+                                                  [--parts steps lengths] [--steps FOLDER] [--json OUT.json]
+                                                  [--picture OUT.svg]
 
 - `steps`: five steps with Adam, whose state comes at the end of the first one while gradients are there; gradients and
   outputs are freed after each step.  Budgets at positions between the smallest peak (0) and that without a budget (1).
@@ -28,13 +29,21 @@ from tempfile import TemporaryDirectory
 
 import torch
 
-from emitted_steps import EmittedStep, has_length, steps_at, steps_of_lengths, stored
-from fragmentation_tables import KINDS, LengthsRow, Reserved, StepRow, lengths_tables, picture, step_tables
-from layout_problems import SCALED_PEAK
-from placed_lengths import SMALLER, Lengths, lengths_rows
-from placed_steps import PlacedStep, alive_bytes, arenas_throughout, chosen_arenas, reserved
+from instruments.layout_problems import SCALED_PEAK
 from remat_compiler.errors import RematError
 from remat_compiler.simulate.lives import Life
+from studies.fragmentation.emitted_steps import EmittedStep, has_length, steps_at, steps_of_lengths, stored
+from studies.fragmentation.fragmentation_tables import (
+    KINDS,
+    LengthsRow,
+    Reserved,
+    StepRow,
+    lengths_tables,
+    picture,
+    step_tables,
+)
+from studies.fragmentation.placed_lengths import SMALLER, Lengths, lengths_rows
+from studies.fragmentation.placed_steps import PlacedStep, alive_bytes, arenas_throughout, chosen_arenas, reserved
 from zoo import build, names
 
 POSITIONS = (0.75, 0.5, 0.25, 0.05)

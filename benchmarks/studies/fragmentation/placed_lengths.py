@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
 
-from emitted_steps import EmittedStep
-from fragmentation_tables import KINDS, LengthsRow, Reserved
-from layout_problems import SCALED_PEAK
-from placed_steps import PlacedStep, alive_bytes, arenas_throughout, chosen_arenas, reserved
+from instruments.layout_problems import SCALED_PEAK
 from remat_compiler.simulate.lives import Life
+from studies.fragmentation.emitted_steps import EmittedStep
+from studies.fragmentation.fragmentation_tables import KINDS, LengthsRow, Reserved
+from studies.fragmentation.placed_steps import PlacedStep, alive_bytes, arenas_throughout, chosen_arenas, reserved
 
 ORDERS = 20
 """Further orders of the lengths, each drawn from its number as seed."""

@@ -6,9 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from emitted_steps import INSIDE, PLACEABLE, EmittedStep, live
-from fragmentation_tables import ArenasRow, Reserved
-from layout_problems import DEVICE_ALIGNMENT
+from instruments.layout_problems import DEVICE_ALIGNMENT
 from remat_compiler.ir.arenas import Allocations, Arenas
 from remat_compiler.ir.layout import Block
 from remat_compiler.simulate.arenas import arena_defects, arena_lives, trace_with
@@ -17,6 +15,8 @@ from remat_compiler.simulate.reserved import AllocationTrace, figures_of_steps
 from remat_compiler.units import rounded_up
 from remat_passes.layout.grouping import joined
 from remat_passes.registry import choose_arenas
+from studies.fragmentation.emitted_steps import INSIDE, PLACEABLE, EmittedStep, live
+from studies.fragmentation.fragmentation_tables import ArenasRow, Reserved
 
 
 def arenas_throughout(step: EmittedStep) -> Arenas:

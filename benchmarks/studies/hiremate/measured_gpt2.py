@@ -1,6 +1,6 @@
 """GPT-2 trained for real at parts of its peak: measured peaks and step times, side by side.
 
-    python benchmarks/measured_gpt2.py [--layers 12] [--inner eager inductor] [--saved 0.5 0.6 0.7] [--rounds 9]
+    python -m studies.hiremate.measured_gpt2 [--layers 12] [--inner eager inductor] [--saved 0.5 0.6 0.7] [--rounds 9]
 
 The setting of HiRemate's measurements at a size that a CPU trains (see `published_models`): with ``inner="eager"``
 against PyTorch as it is, with Inductor against Inductor without a budget.  The peak without a budget stands at the end
@@ -22,9 +22,9 @@ import torch
 from torch import Tensor, nn
 
 import remat_compiler
-from measure import TrainStep, measure_step, step_times, train_step
-from pareto import MOST_WAYS, backend, with_torch
-from published_models import Gpt2
+from instruments.measure import TrainStep, measure_step, step_times, train_step
+from instruments.published_models import Gpt2
+from instruments.ways import MOST_WAYS, backend, with_torch
 from remat_compiler.errors import InfeasibleBudget
 
 

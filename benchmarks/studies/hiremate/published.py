@@ -1,6 +1,6 @@
 """GPT-2 under byte budgets beside what HiRemate and others publish: activation memory saved, added time, planning time.
 
-    python benchmarks/published.py [--models gpt2-small ...] [--gpus v100] [--json OUT] [--plot OUT]
+    python -m studies.hiremate.published [--models gpt2-small ...] [--gpus v100] [--json OUT] [--plot OUT]
 
 *Activation memory* is the peak of a step whose parameters have their gradients already, so that these count nothing at
 any time, and is compared with that of the same step without recomputation.  Times are modelled at the rates of the
@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from fake_capture import Captured
-from planner_rows import cpu_seconds
-from published_models import GPUS, MODELS, capture_fake
+from instruments.fake_capture import Captured
+from instruments.planner_rows import cpu_seconds
+from instruments.published_models import GPUS, MODELS, capture_fake
 from remat_compiler.ir.graph import StorageKind
 from remat_compiler.ir.planner import Planner
 from remat_compiler.ir.problem import RematProblem

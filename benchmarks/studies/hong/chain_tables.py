@@ -1,6 +1,6 @@
 """Hong et al.'s Table 2 beside what our Algorithms 3, 5 and 6 give, their solve times, and growth to 1,000,000.
 
-    python benchmarks/chain_tables.py [--json PATH] [--plot PATH] [--longest LAYERS]
+    python -m studies.hong.chain_tables [--json PATH] [--plot PATH] [--longest LAYERS]
 
 Needs neither torch nor a device: networks are lists of layer sizes.  Two models predict the training peak:
 

@@ -1,7 +1,7 @@
 """Table 2 of Mimose: what collecting from the first steps takes, and predicting and choosing layers, in iterations.
 
-    python benchmarks/collector.py [--tasks TC-Bert ...] [--iterations 40] [--budget-share 0.7] [--inner eager]
-                                   [--seed 0] [--json OUT.json]
+    python -m studies.mimose.collector [--tasks TC-Bert ...] [--iterations 40] [--budget-share 0.7] [--inner eager]
+                                       [--seed 0] [--json OUT.json]
 
 The four models and ranges of lengths of `estimators`, trained with `planner="mimose"` and `estimator="quadratic"` under
 a budget that is a share of the eager peak at the largest length.  Columns:
@@ -36,14 +36,14 @@ import torch
 from torch import Tensor
 
 import remat_compiler
-from estimators import TASKS
-from measure import measure_step
+from instruments.measure import measure_step
 from remat_compiler.backend import remat
 from remat_compiler.dynamic_shapes.mimose.collector import Collector
 from remat_compiler.dynamic_shapes.variant_maker import VariantMaker
 from remat_compiler.observer import Observer, observed_by
 from remat_passes.planning.mimose import choose_layers
-from varying_models import VaryingModel
+from studies.mimose.estimators import TASKS
+from studies.mimose.varying_models import VaryingModel
 
 PAPER = ("MC-Roberta", "QA-XLNet", "QA-Bert", "TC-Bert")
 DROPPED_SHARE = 0.5

@@ -1,7 +1,7 @@
 """Tables 3 and 4 of Mimose: how well, and how fast, the bytes of layers at unseen sizes are predicted from a few.
 
-    python benchmarks/estimators.py [--seeds 20] [--tasks TC-Bert ...] [--estimators 'SVR, radial' ...] [--round-to 512]
-                                    [--samples FILE] [--json OUT.json] [--plot OUT.png]
+    python -m studies.mimose.estimators [--seeds 20] [--tasks TC-Bert ...] [--estimators 'SVR, radial' ...]
+                                        [--round-to 512] [--samples FILE] [--json OUT.json] [--plot OUT.png]
 
 Samples are measured, not computed: the bytes that the eager forward of each model saves in each layer, on the CPU, at
 every size of the range (`varying_models`).  A trial draws some different sizes from the task's distribution, fits, and
@@ -37,10 +37,10 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVR
 from sklearn.tree import DecisionTreeRegressor
 
-from estimator_tables import Row, groups, plot, table
 from remat_compiler.dynamic_shapes.mimose.polynomial import LayerSample, PolynomialEstimator
 from remat_passes.planning.mimose import choose_layers
-from varying_models import VaryingModel, bert, roberta, swin, xlnet
+from studies.mimose.estimator_tables import Row, groups, plot, table
+from studies.mimose.varying_models import VaryingModel, bert, roberta, swin, xlnet
 
 COUNTS = (10, 50)
 TIMED = 30

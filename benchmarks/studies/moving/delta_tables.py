@@ -1,6 +1,6 @@
 """DELTA's tables: memory at equal batch, the largest batch, its three heuristics, and overlap, on an A100.
 
-    python benchmarks/delta_tables.py [--models ResNet-50 ...] [--json OUT.json]
+    python -m studies.moving.delta_tables [--models ResNet-50 ...] [--json OUT.json]
 
 Costs and link are by the data sheet's rates, as in eager PyTorch, copies at four fifths of PCI Express 4; optimizers
 keep two values for each parameter, as Adam does.  The paper's figures are measured ones; its baseline is PyTorch, and
@@ -19,9 +19,8 @@ import torch
 from torch import Tensor, nn
 from transformers import BertConfig, BertForQuestionAnswering
 
-from cnns import IMAGENET, IMAGENET_CLASSES
-from growing_batch import GrowingBatch, growing, image_step, largest_batch
-from home_tables import check
+from instruments.cnns import IMAGENET, IMAGENET_CLASSES
+from instruments.verified import check
 from remat_compiler.devices.gpus import GPUS
 from remat_compiler.ir.planner import Planner
 from remat_passes.planning.auto import Auto
@@ -29,6 +28,7 @@ from remat_passes.planning.capuchin import Capuchin
 from remat_passes.planning.delta import Delta
 from remat_passes.planning.dtr import Dtr
 from remat_passes.planning.save_all import SaveAll
+from studies.moving.growing_batch import GrowingBatch, growing, image_step, largest_batch
 
 MODELS = (*IMAGENET, "BERT")
 EQUAL_BATCH = {"ResNet-50": 256, "ResNet-101": 128, "ResNeXt-50": 128, "BERT": 32}

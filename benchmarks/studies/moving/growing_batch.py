@@ -12,7 +12,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from fake_capture import captured_on_fakes
+from instruments.fake_capture import captured_on_fakes
 from remat_compiler.costs.links import paper_link
 from remat_compiler.costs.rates import paper_rates
 from remat_compiler.devices.gpus import Gpu

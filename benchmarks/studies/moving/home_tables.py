@@ -1,6 +1,6 @@
 """HOME's tables: the largest batch of six networks on an RTX 2080 Ti, the time of a step, and how the search goes.
 
-    python benchmarks/home_tables.py [--models VGG16 ...] [--json OUT.json] [--plot OUT.png] [--particles 500]
+    python -m studies.moving.home_tables [--models VGG16 ...] [--json OUT.json] [--plot OUT.png] [--particles 500]
 
 All planners get the same costs: operators by the data sheet's rates (`costs.rates.paper_rates`), as in eager PyTorch,
 copies at four fifths of PCI Express 3.  Figures of the paper are measured ones on PyTorch 1.5, and stand beside, to
@@ -19,14 +19,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
-from cnns import CIFAR, CIFAR_CLASSES
-from growing_batch import GrowingBatch, image_step, largest_batch
+from instruments.cnns import CIFAR, CIFAR_CLASSES
+from instruments.verified import check
 from remat_compiler.devices.gpus import GPUS
 from remat_compiler.ir.plan import PlanResult
 from remat_compiler.ir.planner import Planner
 from remat_compiler.ir.problem import RematProblem
-from remat_compiler.simulate.rules import Rule
-from remat_compiler.simulate.verify import verify
 from remat_passes.planning.auto import Auto
 from remat_passes.planning.capuchin import Capuchin
 from remat_passes.planning.delta import Delta
@@ -36,6 +34,7 @@ from remat_passes.planning.superneurons import SuperNeurons
 from remat_passes.planning.vdnn import Vdnn
 from remat_passes.policies.space import PolicySpace
 from remat_passes.policies.swarm import Swarm, Turn
+from studies.moving.growing_batch import GrowingBatch, image_step, largest_batch
 
 PAPER = {
     "MobileNet": ((2012, 3954, 4200), (1706, 2999, 3426), 28, 1.7),
@@ -120,14 +119,6 @@ def answers(
             count = int(dict(result.stats).get("evaluations", 0))
             rows.append(Answer(name, label, batch, fits, added, seconds, count))
     return rows
-
-
-def check(problem: RematProblem, result: PlanResult) -> None:
-    """Raise `RuntimeError` if the verifier refuses the plan for another reason than the budget."""
-    assert result.plan is not None
-    found = [v for v in verify(problem, result.plan, result.peak_bytes) if v.rule is not Rule.BUDGET]
-    if found:
-        raise RuntimeError(f"{result.planner}: {found[0]}")
 
 
 def curve(step: GrowingBatch, batch: int, particles: int) -> list[Turn]:

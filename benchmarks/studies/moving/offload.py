@@ -1,6 +1,6 @@
 """Moving values to a disk beside recomputing them, measured: smallest peaks, peaks foretold, times foretold.
 
-    python benchmarks/offload.py [--models gpt2 unet] [--inner inductor] [--rounds 9] [--json OUT] [--plot OUT]
+    python -m studies.moving.offload [--models gpt2 unet] [--inner inductor] [--rounds 9] [--json OUT] [--plot OUT]
 
 Each model runs in these ways, timed in turn, one step of each:
 
@@ -24,8 +24,8 @@ from pathlib import Path
 
 import torch
 
-from measure import TrainStep, measure_step, step_times, train_step
-from pareto import MOST_WAYS, backend
+from instruments.measure import TrainStep, measure_step, step_times, train_step
+from instruments.ways import MOST_WAYS, backend
 from remat_compiler.errors import RematError
 from remat_compiler.report.store import clear_reports, reports
 from zoo import build, names

@@ -1,6 +1,6 @@
 """What moving values gives GPT-2 XL and Llama 3 8B on an H100, by the speed of its link to the host.
 
-    python benchmarks/offload_curves.py [--models gpt2-xl ...] [--positions 0.75 0.5 0.25] [--json OUT] [--plot OUT]
+    python -m studies.moving.offload_curves [--models gpt2-xl ...] [--positions 0.75 0.5 0.25] [--json OUT] [--plot OUT]
 
 The steps are compiled on paper, down to the kernels that Inductor would write; times are modelled at the data sheet's
 rates (`costs.rates.paper_rates`), so all of this is a model's word and nothing was measured.  Budgets stand at

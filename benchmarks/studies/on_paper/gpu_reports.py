@@ -1,8 +1,8 @@
 """Memory of training steps that others measured on GPUs, beside what `remat_compiler.fit` says of them on paper.
 
-    python benchmarks/gpu_reports.py                       every report, about 3 minutes
-    python benchmarks/gpu_reports.py --only small-gpt      those whose name has it
-    python benchmarks/gpu_reports.py --json results/gpu_reports.json
+    python -m studies.on_paper.gpu_reports                       every report, about 3 minutes
+    python -m studies.on_paper.gpu_reports --only small-gpt      those whose name has it
+    python -m studies.on_paper.gpu_reports --json results/gpu_reports.json
 
 Nobody here ran these steps.  Each report names its source, what was measured, and what is known to differ.
 """
@@ -20,13 +20,13 @@ from typing import Any
 
 import torch
 
-from gpu_report_models import LargeVit, SmallGpt, Transformers
 from remat_compiler.errors import RematError
 from remat_compiler.fitting.fit_report import FitPoint
 from remat_compiler.fitting.made_step import made_step
 from remat_compiler.fitting.paper_process import call_in_process
 from remat_compiler.fitting.paper_step import counted_point, on_paper
 from remat_compiler.fitting.request import FitRequest
+from studies.on_paper.gpu_report_models import LargeVit, SmallGpt, Transformers
 
 GIB, GB, MIB, MB = 2**30, 10**9, 2**20, 10**6
 GPT_SOURCE = "github.com/rasbt/LLMs-from-scratch ch05/10_llm-training-speed"

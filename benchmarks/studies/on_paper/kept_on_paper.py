@@ -1,6 +1,6 @@
 """Is every budget kept, and is the prediction exact, on GPUs that are not there?  Emitted code runs on fake tensors.
 
-    python benchmarks/kept_on_paper.py --devices h100 rtx4090 --fractions 0.9 0.7 0.5 --json results/kept_on_paper.json
+    python -m studies.on_paper.kept_on_paper --devices h100 rtx4090 --fractions 0.9 0.7 0.5 --json OUT.json
 
 As `kept.py`, with a peak that is counted rather than measured: Inductor's code for the GPU runs without its kernels.
 """
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import remat_compiler
-from kept import HEADER, Row, line
+from instruments.kept_rows import HEADER, Row, line
 from remat_compiler.errors import PaperFailure, RematError
 from remat_compiler.fitting.paper_process import call_in_process
 from remat_compiler.fitting.paper_step import fit_on_paper

@@ -1,7 +1,7 @@
 """Random training programs on a GPU that is not there: are budgets kept, predictions exact, does anything crash?
 
-    python benchmarks/random_on_paper.py --programs 200 --device h100 --inner inductor
-    python benchmarks/random_on_paper.py --first 17 --programs 1       # one program, and the whole error if it fails
+    python -m studies.on_paper.random_on_paper --programs 200 --device h100 --inner inductor
+    python -m studies.on_paper.random_on_paper --first 17 --programs 1     # one program, and its whole error
 
 The programs are those of `random_programs.py`, each trained by a plain step.  One that does not run on fake tensors
 without the backend either, since it asks for values, says nothing and is counted apart.
@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-sys.path.append(str(Path(__file__).parents[1] / "tests"))
+sys.path.append(str(Path(__file__).parents[3] / "tests"))
 
 from end_to_end.random_programs import Program, draw
 from remat_compiler.errors import PaperFailure

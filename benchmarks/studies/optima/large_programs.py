@@ -1,7 +1,7 @@
 """The planner `ilp` on graphs that are too large for the program of all executions: what it adds to `auto`.
 
-    python benchmarks/large_programs.py [--instances '*'] [--least 100] [--largest 700] [--positions 0.25 0.5 0.75]
-                                        [--limit 20] [--json OUT.json]
+    python -m studies.optima.large_programs [--instances '*'] [--least 100] [--largest 700] [--positions 0.25 0.5 0.75]
+                                            [--limit 20] [--json OUT.json]
 
 Budgets stand at positions between the smallest peak that `auto` finds (0) and the peak of saving everything (1).  *All*
 are the executions that the program of the whole space decides about, which is never built where they are more than
@@ -19,8 +19,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from make_instances import instances
-from planner_rows import cpu_seconds
+from instruments.make_instances import instances
+from instruments.planner_rows import cpu_seconds
 from remat_compiler.ir.graph import Phase
 from remat_compiler.ir.plan import PlanStatus
 from remat_compiler.ir.problem import RematProblem

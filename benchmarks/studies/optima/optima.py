@@ -1,6 +1,6 @@
 """Proven optima of small graphs of real models, by the planner `ilp`, beside what `auto` finds.
 
-    python benchmarks/optima.py [--instances '*_small_decomposed'] [--limit 300] [--solver highs] [--json OUT]
+    python -m studies.optima.optima [--instances '*_small_decomposed'] [--limit 300] [--solver highs] [--json OUT]
 
 Budgets stand at 5, 12, 25 and 50 % of the way from the smallest peak that `auto` found to the peak without
 recomputation; those of earlier results are used again.  Both planners keep the order of first executions, since the
@@ -15,8 +15,8 @@ import json
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from make_instances import instance_name, instance_paths
-from planner_rows import cpu_seconds
+from instruments.make_instances import instance_name, instance_paths
+from instruments.planner_rows import cpu_seconds
 from remat_compiler.ir.plan import PlanStatus
 from remat_compiler.ir.problem import RematProblem
 from remat_compiler.ir.problem_file import read_problem
@@ -99,7 +99,7 @@ def main() -> None:
     parser.add_argument(
         "--budgets",
         type=Path,
-        default=Path(__file__).parent / "results" / "optima.json",
+        default=Path(__file__).parents[2] / "results" / "optima.json",
         help="earlier results whose budgets to use again, so that rows stay comparable while auto improves",
     )
     options = parser.parse_args()

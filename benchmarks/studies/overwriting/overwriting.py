@@ -1,6 +1,6 @@
 """Results written into the memory of arguments that die, under the interpreter: what that saves, and that bits agree.
 
-    python benchmarks/overwriting.py [--models gpt2 unet] [--budgets 1.0 0.5 min] [--json OUT]
+    python -m studies.overwriting.overwriting [--models gpt2 unet] [--budgets 1.0 0.5 min] [--json OUT]
 
 Each model trains two steps with ``inplace_buffers`` off and on, on one thread, from the same weights: losses and
 gradients are compared bit for bit, peaks measured at the allocator.  A fraction is the same bytes for both: of the peak
@@ -19,8 +19,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from measure import gradients, measure_step, train_step
-from pareto import backend
+from instruments.measure import gradients, measure_step, train_step
+from instruments.ways import backend
 from remat_compiler.report.plan_report import PlanReport
 from remat_compiler.report.store import clear_reports, reports
 from zoo import build, names

@@ -1,7 +1,7 @@
 """What `time_limit` asks of `auto`, and what planning takes: CPU seconds of the stages after the quick search.
 
-    python benchmarks/time_limits.py [--instances 'gpt2_*'] [--limits 1 4 10] [--position 0.12] [--cap 3]
-                                     [--json benchmarks/results/time_limits.json]
+    python -m studies.planning_time.time_limits [--instances 'gpt2_*'] [--limits 1 4 10] [--position 0.12] [--cap 3]
+                                                [--json results/time_limits.json]
 
 Each case is a process of its own, so that one far beyond its limit can be ended: after `cap` times the limit and ten
 seconds more by the clock, which the table shows as "more".  The limit "default" is `time_limit=None`.  Budgets stand
@@ -21,8 +21,8 @@ from dataclasses import asdict, dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from make_instances import instance_name, instance_paths
-from planner_rows import cpu_seconds
+from instruments.make_instances import instance_name, instance_paths
+from instruments.planner_rows import cpu_seconds
 from remat_compiler.ir.problem import RematProblem
 from remat_compiler.ir.problem_file import read_problem
 from remat_passes.planning.auto import Auto

@@ -1,7 +1,7 @@
 """Every operator that is executed on real tensors while programs are compiled, by a dispatch mode that sees it.
 
-    python benchmarks/executed.py                      # 20 random programs, by both cost models
-    python benchmarks/executed.py --programs 5 --seed 100
+    python -m studies.unfamiliar_programs.executed                      # 20 random programs, by both cost models
+    python -m studies.unfamiliar_programs.executed --programs 5 --seed 100
 
 While a program is compiled for the first time, with nothing known of any operator, the product sets dispatch modes
 aside; here it is given this one instead.  The table says how often each operator ran.  Those that stand not among the
@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-sys.path.append(str(Path(__file__).parents[1] / "tests"))
+sys.path.append(str(Path(__file__).parents[3] / "tests"))
 
 from end_to_end.judged_programs import observe
 from end_to_end.random_programs import draw

@@ -1,6 +1,6 @@
 """The matrix of training loops: gradients equal to eager's, and the measured peak against the budget, one row a loop.
 
-    python benchmarks/training_loops.py --loops "one graph" DDP --budget 0.8 --inner eager
+    python -m studies.unfamiliar_programs.training_loops --loops "one graph" DDP --budget 0.8 --inner eager
 
 The budget is a share of the peak under ``aot_eager``; a loop runs in a process of its own, two for two ranks.
 """
@@ -16,7 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-sys.path.append(str(Path(__file__).parents[1] / "tests"))
+sys.path.append(str(Path(__file__).parents[3] / "tests"))
 
 from end_to_end.judged_loops import outcome_of, process_group
 from end_to_end.training_loops import LOOPS
@@ -36,7 +36,8 @@ def row_of(name: str, budget: float, inner: str) -> list[dict[str, Any]]:
 
 def row_apart(name: str, budget: float, inner: str) -> list[dict[str, Any]]:
     """The same in another process."""
-    command = [sys.executable, __file__, "--row", name, "--budget", str(budget), "--inner", inner]
+    module = "studies.unfamiliar_programs.training_loops"
+    command = [sys.executable, "-m", module, "--row", name, "--budget", str(budget), "--inner", inner]
     environment = {**os.environ, "KINETO_LOG_LEVEL": "99"}
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, env=environment, check=False)

@@ -1,6 +1,6 @@
 """Repetitions on uniform chains, beside the binomial optimum of Revolve.
 
-    python benchmarks/uniform_chains.py [--lengths 16 64 200] [--slots 2 5 20] [--json OUT] [--plot OUT]
+    python -m studies.uniform_chains.uniform_chains [--lengths 16 64 200] [--slots 2 5 20] [--json OUT] [--plot OUT]
 
 A chain of equal steps is reversed with few states held: the one family of graphs whose true optimum has a closed form
 (Griewank and Walther, ACM TOMS 26(1), 2000, Proposition 1; `remat_passes.bounds.revolve`).  Its schedules are memory
@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from planner_rows import cpu_seconds
+from instruments.planner_rows import cpu_seconds
 from remat_compiler.ir.graph import Op, OpId, Phase, Storage, StorageId, StorageKind, TrainingGraph
 from remat_compiler.ir.plan import PlanStatus
 from remat_compiler.ir.planner import Planner

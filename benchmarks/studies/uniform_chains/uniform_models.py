@@ -1,6 +1,7 @@
 """Plans of several repetitions, run: uniform networks under budgets down to the smallest, measured at the allocator.
 
-    python benchmarks/uniform_models.py [--layers 64 200] [--inner eager inductor] [--planners auto chain_dp]
+    python -m studies.uniform_chains.uniform_models [--layers 64 200] [--inner eager inductor]
+                                                    [--planners auto chain_dp]
 
 Equal layers of a linear map and tanh, under the mean of squares.  A budget stands at a position between the smallest
 peak that the planner reaches ("min") and the peak without a budget; lower ones make activations again several times.
@@ -21,8 +22,8 @@ import torch
 from torch import Tensor, nn
 
 import remat_compiler
-from measure import TrainStep, gradients, measure_step, train_step
-from pareto import backend
+from instruments.measure import TrainStep, gradients, measure_step, train_step
+from instruments.ways import backend
 from remat_compiler.errors import InfeasibleBudget
 
 WIDTH, BATCH = 64, 2048
