@@ -25,25 +25,13 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from instruments.operator_database import LAYOUTS, REFUSALS
 from remat_compiler import torch_compat
 from remat_compiler.costs.op_call import OpCall
 from remat_compiler.costs.workspace import measure_workspace, workspace_of
 
 SECONDS, MOST_SAMPLES, MOST_CALLS = 8, 14, 16
 """For each operator and type, the longest time and most samples; for each operator that is dispatched, most calls."""
-REFUSALS = (RuntimeError, TypeError, ValueError, NotImplementedError, IndexError, AssertionError)
-"""Of samples for other devices, and layouts that an operator does not take."""
-
-
-def transposed(value: Any) -> Any:
-    """A tensor of the same values whose last two dimensions are swapped in memory."""
-    if not isinstance(value, Tensor) or value.layout is not torch.strided or value.dim() < 2:
-        return value
-    swapped = value.detach().transpose(-1, -2).contiguous().transpose(-1, -2)
-    return swapped.requires_grad_(value.requires_grad)
-
-
-LAYOUTS: dict[str, Callable[[Any], Any]] = {"plain": lambda value: value, "transposed": transposed}
 
 
 @dataclass(slots=True)

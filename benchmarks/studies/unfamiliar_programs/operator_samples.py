@@ -43,7 +43,7 @@ sys.path.append(str(Path(__file__).parents[3] / "tests"))
 import remat_compiler
 from heard import warnings_heard
 from instruments.measure import allocator_events, live_bytes
-from operators import LAYOUTS, REFUSALS
+from instruments.operator_database import LAYOUTS, REFUSALS
 from remat_compiler.backend import remat
 
 BUDGETS: tuple[float | str, ...] = (1.0, 0.6, "min")
