@@ -36,6 +36,7 @@ from remat_compiler.torch_compat import modes
 
 COST_MODELS = ("nominal", "measured")
 _ran: Counter[Any] = Counter()
+_unsafe: set[str] = set()
 
 
 class _Seen(TorchDispatchMode):
@@ -50,6 +51,8 @@ class _Seen(TorchDispatchMode):
         # Dry runs work on tensors without data.
         if not any(one.is_meta or isinstance(one, torch_compat.FakeTensor) for one in tensors):
             _ran[func] += 1
+            if not is_safe(func, args, kwargs):
+                _unsafe.add(str(func))
         return func(*args, **kwargs)
 
 
@@ -65,9 +68,9 @@ def watch() -> None:
     modes._disable_current_modes = watched
 
 
-def is_safe(func: Any) -> bool:
-    """Whether an operator may run: it is in the table, or makes or copies tensors, of which arguments are made up."""
-    call = OpCall.any(func, (), {})
+def is_safe(func: Any, args: Any, kwargs: Mapping[str, Any]) -> bool:
+    """Whether a call may run: it is in the table, or makes or copies tensors, of which arguments are made up."""
+    call = OpCall.any(func, args, kwargs)
     named = call is not None and is_measurable(call)
     return named or (isinstance(func, torch._ops.OpOverload) and allocates_results_only(func))
 
@@ -87,11 +90,10 @@ def main() -> None:
             options = {"memory_budget": 0.7, "inner": "eager", "cost_model": model, "on_infeasible": "min"}
             observe(program, partial(remat, options=options))
         print(f"{number + 1} of {arguments.programs}: {sum(_ran.values())} runs", file=sys.stderr, flush=True)
-    unsafe = sorted(str(func) for func in _ran if not is_safe(func))
     for func, count in _ran.most_common():
         print(f"{count:8}  {func}")
-    print(f"{len(_ran)} operators; not among those that are safe on any values: {', '.join(unsafe) or 'none'}")
-    raise SystemExit(bool(unsafe))
+    print(f"{len(_ran)} operators; not among those that are safe on any values: {', '.join(sorted(_unsafe)) or 'none'}")
+    raise SystemExit(bool(_unsafe))
 
 
 if __name__ == "__main__":
