@@ -110,7 +110,7 @@ def _warn_untested() -> None:
 def _warn_of_layout(inner: str) -> None:
     """Warn once that values are not placed."""
     logger.warning(
-        'layout="planned" has no effect with inner=%r: only memory that Inductor\'s code allocates is placed', inner
+        'layout="planned" has no effect with inner="%s": only memory that Inductor\'s code allocates is placed', inner
     )
 
 

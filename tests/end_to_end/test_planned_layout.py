@@ -277,4 +277,4 @@ def test_it_has_no_effect_on_interpreted_graphs_which_is_told_once(caplog: pytes
     for _ in range(2):
         compile_with(Layers(2), **given)(torch.randn(512, 64))[0].backward()
         assert remat_compiler.reports()[-1].arena_bytes == ()
-    assert caplog.text.count("layout=\"planned\" has no effect with inner='eager'") == 1
+    assert caplog.text.count('layout="planned" has no effect with inner="eager"') == 1
