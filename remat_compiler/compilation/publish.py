@@ -87,7 +87,8 @@ def _report(
     where = where_in_cache(partition.result)
     if where:
         notes.append(f"the plan comes from the cache ({where})")
-    if not partition.before.is_native:
+    without = partition.before
+    if not without.is_native:
         notes.append(
             "without a budget: what the planned graph would save at most; torch's own partition was not asked for"
         )
@@ -102,16 +103,23 @@ def _report(
         graph_name=f"graph{next(_number)}",
         joint_nodes=partition.joint_nodes,
         inner=options.inner,
-        before=partition.before.timeline,
+        before=without.timeline,
+        before_curve=memory_curve(without.costs, without.plan, without.timeline),
         peak_before_bytes=before,
         checked_peak_bytes=checked,
         stages=partition.stages,
         notes=notes,
     )
     budget = options.memory_budget
-    report = replace(report, asked_bytes=budget.limit_bytes if budget.kind is BudgetKind.BYTES else None)
     overwritten = partition.graphs.overwritten
-    return replace(report, overwriting_ops=overwritten.num_ops, overwritten_bytes=overwritten.size_bytes)
+    return replace(
+        report,
+        asked_bytes=budget.limit_bytes if budget.kind is BudgetKind.BYTES else None,
+        budget_of=options.budget_of,
+        device=check.device_type,
+        overwriting_ops=overwritten.num_ops,
+        overwritten_bytes=overwritten.size_bytes,
+    )
 
 
 def checked_reports(stored: Sequence[PlanReport], check: DryRun) -> list[PlanReport]:
@@ -157,13 +165,11 @@ def publish(
 
 
 def _files(report: PlanReport, partition: Partition, compilation: torch_compat.Compilation | None) -> Mapping[str, str]:
-    before = partition.before
     return dump_files(
         report,
         partition.problem,
         partition.result,
         sources=_sources(partition),
-        before=memory_curve(before.costs, before.plan, before.timeline),
         compile_id=torch_compat.compile_id(compilation),
     )
 

@@ -90,6 +90,7 @@ class DryRun:
         requested_bytes: The peak by what is asked of the allocator; 0 where that is not known.
         notes: What the user should know of the emitted code.
         arenas: The arenas that hold some of it, if there are any.
+        device_type: Type of the device whose memory is counted, such as ``cpu``; empty where nothing is known.
         allocations: What may be placed in arenas; `None` where that is not known, or there is not one graph each way.
     """
 
@@ -111,6 +112,7 @@ class DryRun:
     arenas: ArenaFigures | None = None
     notes: tuple[str, ...] = ()
     requested_bytes: int = 0
+    device_type: str = ""
 
     @property
     def slack_bytes(self) -> int:
@@ -365,5 +367,6 @@ def _summary(step: FakeStep, workspace: WorkspaceTable) -> DryRun:
         unmeasured=tuple(sorted({str(calls[key].func) for key in beside})),
         beside_unmeasured=beside,
         trace=traced.trace,
+        device_type=step.tracker.device_type,
         allocations=placeable(step.tracker.wrapper_calls, step.outputs, step.alive, requested, traced.positions),
     )

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from remat_compiler.ir.graph import Phase, StorageId, StorageKind
 from remat_compiler.ir.plan import PlanResult
 from remat_compiler.ir.problem import UNLIMITED_BYTES, RematProblem
+from remat_compiler.report.curve import MemoryCurve, StepCurves, memory_curve
 from remat_compiler.report.decisions import decisions, origin_of
 from remat_compiler.report.plan_report import LiveStorage, Origin, PeakPoint, PlanReport, StageTime
 from remat_compiler.simulate.floor import peak_floor
@@ -22,6 +23,7 @@ def build_report(
     joint_nodes: int,
     inner: str,
     before: MemoryTimeline | None = None,
+    before_curve: MemoryCurve | None = None,
     peak_before_bytes: int | None = None,
     checked_peak_bytes: int | None = None,
     smallest_peak_bytes: int | None = None,
@@ -37,6 +39,7 @@ def build_report(
         joint_nodes: Nodes of the joint graph before contraction.
         inner: Inner compiler.
         before: Timeline of the step without a budget; simulated from `problem.reference` when `None`.
+        before_curve: The same for the picture, if `before` is given.
         peak_before_bytes: Peak of the step without a budget, if it is known more precisely than by simulation.
         checked_peak_bytes: Peak of the code that the inner compiler emitted, if known.
         smallest_peak_bytes: Smallest peak that a planner found, if one was sought.
@@ -50,6 +53,7 @@ def build_report(
     # Without a reference the plan is its own comparison: nothing was saved or lost.
     if before is None:
         before = after if problem.reference is None else simulate(graph, costs, problem.reference)
+        before_curve = None if problem.reference is None else memory_curve(costs, problem.reference, before)
     return PlanReport(
         graph_name=graph_name,
         num_ops=len(graph.ops),
@@ -76,6 +80,7 @@ def build_report(
         notes=tuple(notes),
         offloaded_bytes=moved_bytes(graph, plan),
         stall_ns=after.stall_ns,
+        memory=StepCurves(memory_curve(costs, plan, after), before_curve),
     )
 
 

@@ -33,6 +33,19 @@ class MemoryCurve:
     timed: bool
 
 
+@dataclass(frozen=True, slots=True)
+class StepCurves:
+    """Live bytes of one step, planned and without a budget.
+
+    Attributes:
+        planned: Under the plan that is applied.
+        before: Without a budget, or `None` where that is not known.
+    """
+
+    planned: MemoryCurve
+    before: MemoryCurve | None = None
+
+
 def memory_curve(costs: CostTable, plan: Plan, timeline: MemoryTimeline, num_columns: int = 640) -> MemoryCurve:
     """The curve of `plan`, whose simulation is `timeline`, over at most `num_columns` parts of the step."""
     steps = np.array(plan.steps, np.int64)

@@ -16,11 +16,10 @@ from pathlib import Path
 from remat_compiler.errors import FormatError, OptionError
 from remat_compiler.files import read_bounded, write_whole
 from remat_compiler.ir.json_form import dumps
-from remat_compiler.ir.plan import Plan, PlanResult
+from remat_compiler.ir.plan import PlanResult
 from remat_compiler.ir.problem import RematProblem
 from remat_compiler.ir.text_form import plan_text
 from remat_compiler.log import logger_of
-from remat_compiler.report.curve import MemoryCurve, memory_curve
 from remat_compiler.report.picture import memory_svg
 from remat_compiler.report.plan_report import PlanReport
 from remat_compiler.report.summary import summary_text
@@ -62,7 +61,6 @@ def dump_files(
     problem: RematProblem,
     result: PlanResult,
     sources: Mapping[str, str] | None = None,
-    before: MemoryCurve | None = None,
     compile_id: str = "",
 ) -> dict[str, str]:
     """Names and texts of all files of the dump of one graph.
@@ -72,17 +70,15 @@ def dump_files(
         problem: The planner's problem.
         result: Its answer, with a valid plan.
         sources: File name, such as ``forward.py``, and text of further files.
-        before: Memory of the step without a budget, if it is not that of `problem.reference`.
         compile_id: Dynamo's name of the compilation, such as ``0/0``; empty if there is none.
     """
     files = {"problem.json": dumps(problem), "plan.json": dumps(result), **report_files(report)}
     if result.plan is not None:
-        timeline = simulate(problem.graph, problem.costs, result.plan)
-        after = memory_curve(problem.costs, result.plan, timeline)
-        before = before or _curve_of(problem, problem.reference)
-        files["plan.txt"] = plan_text(problem.graph, result.plan, timeline.live_bytes.tolist())
-        files["memory.svg"] = memory_svg(report, after, before)
-        files[TIMELINE_FILE] = timeline_trace(report, problem, result.plan, before, compile_id)
+        live = simulate(problem.graph, problem.costs, result.plan).live_bytes.tolist()
+        files["plan.txt"] = plan_text(problem.graph, result.plan, live)
+        if report.memory is not None:
+            files["memory.svg"] = memory_svg(report, report.memory)
+        files[TIMELINE_FILE] = timeline_trace(report, problem, result.plan, compile_id)
     # The dump's own files last, so that no source takes one of their names.
     return {**(sources or {}), **files}
 
@@ -126,12 +122,6 @@ def _texts_of_reports(directory: Path) -> list[tuple[Path, bytes]]:
     if not texts:
         raise OptionError(f"{directory} holds no dump: expected {REPORT_FILE} in it or in its folders")
     return texts
-
-
-def _curve_of(problem: RematProblem, plan: Plan | None) -> MemoryCurve | None:
-    if plan is None:
-        return None
-    return memory_curve(problem.costs, plan, simulate(problem.graph, problem.costs, plan))
 
 
 def _folder_name(graph_name: str) -> str:

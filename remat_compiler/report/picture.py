@@ -12,7 +12,7 @@ from itertools import groupby
 from remat_compiler.ir.text_form import format_time
 from remat_compiler.options import format_bytes
 from remat_compiler.report import svg
-from remat_compiler.report.curve import MemoryCurve
+from remat_compiler.report.curve import MemoryCurve, StepCurves
 from remat_compiler.report.plan_report import LiveStorage, PlanReport
 
 _WIDTH, _HEIGHT = 1080, 470
@@ -41,14 +41,14 @@ class _Axes:
         return _TOP + _PLOT_HEIGHT * (1 - size / max(self.top_bytes, 1))
 
 
-def memory_svg(report: PlanReport, after: MemoryCurve, before: MemoryCurve | None = None) -> str:
+def memory_svg(report: PlanReport, memory: StepCurves) -> str:
     """The picture.
 
     Args:
         report: Gives the title, the budget and the storages alive at the peak.
-        after: The curve of the plan that is applied.
-        before: The curve of the step without a budget, if there is one.
+        memory: The curves, which most reports have themselves.
     """
+    after, before = memory.planned, memory.before
     curves = [after] if before is None else [before, after]
     highest = max([curve.peak_bytes for curve in curves] + [1])
     # A line far above the step would press the curves flat; the panel names its figure all the same.
@@ -136,7 +136,8 @@ def _boundary(axes: _Axes, curve: MemoryCurve) -> list[str]:
 
 def _levels(report: PlanReport) -> list[tuple[int, str, str]]:
     """Bytes, colour and name of what holds for the whole step, where it is known."""
-    levels = [(report.budget_bytes, _BUDGET, "budget"), (report.reserved_bytes, _RESERVED, "reserved, modelled")]
+    reserved = report.reserved_bytes if report.tells_reserved else 0
+    levels = [(report.budget_bytes, _BUDGET, "budget"), (reserved, _RESERVED, "reserved, modelled")]
     return [(size, color, name) for size, color, name in levels if size]
 
 

@@ -8,6 +8,8 @@ from remat_compiler.errors import FormatError
 from remat_compiler.ir.codec import OPTIONAL, from_document, to_document
 from remat_compiler.ir.graph import StorageKind
 from remat_compiler.ir.plan import Decision, PlanStatus
+from remat_compiler.report.curve import StepCurves
+from remat_compiler.report.notebook import Shown
 
 _VERSION = 2
 
@@ -119,7 +121,7 @@ class StepFigures:
 
 
 @dataclass(frozen=True, slots=True)
-class PlanReport:
+class PlanReport(Shown):
     """What was decided for one graph, what it costs, and why.
 
     Attributes:
@@ -162,6 +164,9 @@ class PlanReport:
         overwritten_bytes: Bytes of their results.
         asked_bytes: The user's budget for a whole step, of which this graph may have a part; `None` if it is no number
             of bytes.
+        device: Type of the device that the step runs on, such as ``cpu``; empty where that is not known.
+        budget_of: What the budget covers, as the option of that name says.
+        memory: Live bytes over the step, for the picture; `None` in reports that were stored without.
         notes: What the user should know besides, such as a budget that was not reachable.
     """
 
@@ -200,11 +205,20 @@ class PlanReport:
     overwriting_ops: int = field(default=0, metadata=OPTIONAL)
     overwritten_bytes: int = field(default=0, metadata=OPTIONAL)
     asked_bytes: int | None = field(default=None, metadata=OPTIONAL)
+    device: str = field(default="", metadata=OPTIONAL)
+    budget_of: str = field(default="allocated", metadata=OPTIONAL)
+    memory: StepCurves | None = field(default=None, metadata=OPTIONAL, repr=False)
 
     @property
     def peak_bytes(self) -> int:
         """The predicted peak: after the check where there was one, else the simulator's."""
         return self.estimated_peak_bytes if self.checked_peak_bytes is None else self.checked_peak_bytes
+
+    @property
+    def tells_reserved(self) -> bool:
+        """Whether people are told what is reserved; on a CPU, which has no such allocator, only if they asked."""
+        asked = self.budget_of == "reserved" or bool(self.arena_bytes)
+        return bool(self.reserved_bytes) and (self.device != "cpu" or asked)
 
     def __post_init__(self) -> None:
         for name in ("num_ops", "joint_nodes", "step_ns", "added_ns", "peak_before_bytes", "estimated_peak_bytes"):

@@ -4,11 +4,24 @@ from __future__ import annotations
 
 from threading import Lock
 
+from remat_compiler.report.notebook import Shown
+from remat_compiler.report.plan_html import reports_html
 from remat_compiler.report.plan_report import PlanReport
+from remat_compiler.report.summary import one_line
 
 _KEPT = 1000
 _reports: dict[str, PlanReport] = {}
 _lock = Lock()
+
+
+class Reports(list[PlanReport], Shown):
+    """Reports in the order of their compilation: a list that prints as a line for each, and that notebooks show."""
+
+    def __str__(self) -> str:
+        return "\n".join(map(one_line, self))
+
+    def _repr_html_(self) -> str:
+        return reports_html(self)
 
 
 def add_report(report: PlanReport) -> None:
@@ -23,10 +36,10 @@ def add_report(report: PlanReport) -> None:
             del _reports[next(iter(_reports))]
 
 
-def reports() -> list[PlanReport]:
-    """The reports of all graphs compiled so far, in the order of their compilation."""
+def reports() -> Reports:
+    """The reports of all graphs compiled so far: a list in the order of their compilation."""
     with _lock:
-        return list(_reports.values())
+        return Reports(_reports.values())
 
 
 def clear_reports() -> None:

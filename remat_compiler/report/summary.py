@@ -25,15 +25,40 @@ def one_line(report: PlanReport) -> str:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class SummaryParts:
+    """The parts of a summary, in their order.
+
+    Attributes:
+        head: What was planned, in a line.
+        notes: What the user should know besides, a line each.
+        figures: The rows of a table: what, figure, remark.
+        decisions: What becomes of the forward's values; the first line has the sums.
+        alive: What is alive at the peak; the first line has the sums, and there is none if nothing is.
+    """
+
+    head: str
+    notes: list[str]
+    figures: list[tuple[str, ...]]
+    decisions: list[str]
+    alive: list[str]
+
+
+def summary_parts(report: PlanReport) -> SummaryParts:
+    """The report as lines for people."""
+    return SummaryParts(
+        head=f"{report.graph_name}: {report.num_ops} ops from {report.joint_nodes} joint nodes, inner {report.inner}",
+        notes=[f"note: {note}" for note in report.notes],
+        figures=_figures(report),
+        decisions=_decisions_part(report.decisions),
+        alive=live_part(report),
+    )
+
+
 def summary_text(report: PlanReport) -> str:
     """The report as text for people; ends with a newline."""
-    parts = [
-        [f"{report.graph_name}: {report.num_ops} ops from {report.joint_nodes} joint nodes, inner {report.inner}"],
-        [f"note: {note}" for note in report.notes],
-        table(_figures(report)),
-        _decisions_part(report.decisions),
-        live_part(report),
-    ]
+    told = summary_parts(report)
+    parts = [[told.head], told.notes, table(told.figures), told.decisions, told.alive]
     return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
 
 
@@ -85,8 +110,8 @@ def _offloaded(report: PlanReport) -> list[tuple[str, ...]]:
 
 
 def _reserved(report: PlanReport) -> list[tuple[str, ...]]:
-    """The row of what the caching allocator takes for the peak, if that is known."""
-    if not report.reserved_bytes:
+    """The row of what the caching allocator takes for the peak, if that is to be told."""
+    if not report.tells_reserved:
         return []
     waste = 100.0 * (report.reserved_bytes / report.peak_bytes - 1) if report.peak_bytes else 0.0
     saved = 100.0 * (1 - report.expandable_bytes / report.reserved_bytes)

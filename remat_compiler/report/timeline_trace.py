@@ -45,16 +45,13 @@ _THREADS = {_STEP: "step", _FORWARD: "forward", _BACKWARD: "backward", _RECOMPUT
 """Threads of every graph by number; with transfers, that of the waits follows, and two for the copies of each tier."""
 
 
-def timeline_trace(
-    report: PlanReport, problem: RematProblem, plan: Plan, before: MemoryCurve | None = None, compile_id: str = ""
-) -> str:
+def timeline_trace(report: PlanReport, problem: RematProblem, plan: Plan, compile_id: str = "") -> str:
     """The trace of one graph as JSON, one event a line.
 
     Args:
         report: The report of the plan.
         problem: The planner's problem.
         plan: A valid plan of it.
-        before: Memory of the step without a budget, if it is known.
         compile_id: Dynamo's name of the compilation, such as ``0/0``; empty if there is none.
     """
     costs = problem.costs
@@ -67,7 +64,7 @@ def timeline_trace(
         *trace.parts(),
         *trace.operators(),
         *sorted(trace.copies(), key=begin),
-        *trace.memory(before),
+        *trace.memory(None if report.memory is None else report.memory.before),
     ]
     about = {"graph": report.graph_name, "compile_id": compile_id}
     return document({"displayTimeUnit": "ns", "otherData": about}, events)

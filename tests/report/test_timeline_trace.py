@@ -16,16 +16,11 @@ from planned import problem, report, result
 from remat_compiler.ir.plan import Plan, PlanResult, PlanStatus
 from remat_compiler.ir.problem import RematProblem
 from remat_compiler.report.build import build_report
-from remat_compiler.report.curve import MemoryCurve, memory_curve
 from remat_compiler.report.plan_report import PlanReport
 from remat_compiler.report.timeline_trace import timeline_trace
 from remat_compiler.simulate.timeline import simulate
 from trace_format import check_format, events_of, ns, series_of, slices_on
 from transfers_at_random import with_random_transfers
-
-
-def curve(asked: RematProblem, plan: Plan) -> MemoryCurve:
-    return memory_curve(asked.costs, plan, simulate(asked.graph, asked.costs, plan))
 
 
 def reported(asked: RematProblem, plan: Plan) -> PlanReport:
@@ -37,8 +32,7 @@ def planned_trace(asked: RematProblem | None = None) -> str:
     asked = asked or problem()
     plan = result(asked).plan
     assert plan is not None
-    assert asked.reference is not None
-    return timeline_trace(report(asked), asked, plan, curve(asked, asked.reference), "0/1")
+    return timeline_trace(report(asked), asked, plan, "0/1")
 
 
 @given(asked=problems(), rng=generators(), repeats=st.integers(0, 20))
@@ -105,7 +99,7 @@ def test_budget_and_the_step_without_one_are_counters_beside_the_plans() -> None
     events = events_of(planned_trace(asked))
     assert series_of(events, "budget") == [asked.budget_bytes, 0]
     assert max(series_of(events, "without a budget")) == report(asked).peak_before_bytes
-    without = timeline_trace(replace(report(asked), budget_bytes=None), asked, asked.reference)
+    without = timeline_trace(replace(report(asked), budget_bytes=None, memory=None), asked, asked.reference)
     assert {series for event in events_of(without) if event["ph"] == "C" for series in event["args"]} == {"planned"}
 
 
