@@ -5,11 +5,13 @@
             time_it(call)
             bar.advance()
 
-Work that ends within two seconds is not shown.  Blocks nest; only the innermost is shown.
+Work that ends within two seconds is not shown.  Blocks nest; only the innermost is shown.  The log has lines of level
+INFO, which commands write to stderr (`progress_on_stderr`).
 """
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 import time
@@ -24,6 +26,9 @@ QUIET_SECONDS = 2.0
 """Seconds before anything is shown, and between two lines in the log."""
 REDRAW_SECONDS = 1.0
 """Seconds between two redraws of the line in a terminal."""
+
+LOG_SECONDS = 15.0
+"""Seconds between two lines in the log about work that does not advance."""
 
 _ERASE_LINE = "\r\033[K"
 
@@ -51,11 +56,14 @@ class Progress:
     def advance(self) -> None:
         """Note that one more of the total is done."""
         self.done += 1
-        now = time.monotonic()
-        if now - self._logged >= QUIET_SECONDS and not sys.stderr.isatty():
-            self._logged = now
-            text = str(self)  # as it is now: a handler may format later
-            logger.info("%s", text)
+        if time.monotonic() - self._logged >= QUIET_SECONDS and not sys.stderr.isatty():
+            self.tell()
+
+    def tell(self) -> None:
+        """Write a line to the log."""
+        self._logged = time.monotonic()
+        text = str(self)  # as it is now: a handler may format later
+        logger.info("%s", text)
 
     def __str__(self) -> str:
         count = "" if self.total is None else f" {self.done} of {self.total},"
@@ -72,8 +80,9 @@ def progress(what: str, total: int | None = None) -> Iterator[Progress]:
     shown = Progress(what, total)
     _running.append(shown)
     done = threading.Event()
-    # A thread, so that the seconds go on while a long call into native code runs; the log is written by `advance`.
-    thread = threading.Thread(target=_show, args=(shown, done), daemon=True) if sys.stderr.isatty() else None
+    # A thread, so that the seconds go on while a long call into native code runs.
+    show = _show if sys.stderr.isatty() else _tell if is_in_log() else None
+    thread = None if show is None else threading.Thread(target=show, args=(shown, done), daemon=True)
     if thread is not None:
         thread.start()
     try:
@@ -84,6 +93,37 @@ def progress(what: str, total: int | None = None) -> Iterator[Progress]:
         if thread is not None:
             thread.join()
         _running.remove(shown)
+
+
+def is_in_log() -> bool:
+    """Whether anybody reads in the log how far long work has come."""
+    return logger.isEnabledFor(logging.INFO)
+
+
+@contextmanager
+def progress_on_stderr() -> Iterator[None]:
+    """Within the block, stderr has a line now and then about long work; at a terminal one line shows that already."""
+    own = logger.logger
+    if sys.stderr.isatty() or is_in_log():
+        yield
+        return
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    level = own.level
+    own.addHandler(handler)
+    own.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        own.removeHandler(handler)
+        own.setLevel(level)
+
+
+def _tell(shown: Progress, done: threading.Event) -> None:
+    """Write a line to the log from time to time until `done` is set."""
+    while not done.wait(LOG_SECONDS):
+        if _running[-1:] == [shown]:
+            shown.tell()
 
 
 def _show(shown: Progress, done: threading.Event) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import subprocess
 import sys
 import time
 
@@ -79,3 +80,43 @@ def test_without_a_terminal_the_log_hears_of_it(
         bar.advance()
         bar.advance()
     assert [message.rpartition(",")[0] for message in caplog.messages] == [f"remat: {line}" for line in lines]
+
+
+def test_work_that_does_not_advance_is_told_of_in_the_log(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    monkeypatch.setattr(module, "LOG_SECONDS", 0.01)
+    with caplog.at_level(logging.INFO, logger="remat_compiler"), progress("outer"), progress("planning"):
+        end = time.monotonic() + 20
+        while len(caplog.messages) < 2 and time.monotonic() < end:
+            time.sleep(0.005)
+    assert len(caplog.messages) >= 2
+    assert all(message.startswith("remat: planning, ") for message in caplog.messages)
+
+
+SCRIPT = """
+import sys
+from contextlib import nullcontext
+from remat_compiler import progress as module
+from remat_compiler.fitting.paper_process import call_in_process
+module.QUIET_SECONDS = 0.0
+with module.progress_on_stderr() if "shown" in sys.argv else nullcontext():
+    with module.progress("here", 1) as bar:
+        bar.advance()
+    call_in_process(exec, "from remat_compiler import progress as p; p.QUIET_SECONDS = 0.0\\n"
+        "with p.progress('there', 1) as bar: bar.advance()", {})
+with module.progress("afterwards", 1) as bar:
+    bar.advance()
+"""
+
+
+@pytest.mark.parametrize(("arguments", "told"), [(["shown"], ["here, 1 of 1, 0 s", "there, 1 of 1, 0 s"]), ([], [])])
+def test_commands_write_it_to_stderr_and_programs_only_if_they_ask_for_it(
+    arguments: list[str], told: list[str]
+) -> None:
+    """So do the processes that a command starts."""
+    command = [sys.executable, "-c", SCRIPT, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stderr.splitlines() == [f"remat: {line}" for line in told]
+    assert done.stdout == ""

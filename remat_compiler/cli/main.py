@@ -19,6 +19,7 @@ from remat_compiler.cli.pareto import add_pareto_command
 from remat_compiler.cli.plan import add_plan_command
 from remat_compiler.errors import RematError, UnknownName
 from remat_compiler.ir.text_form import table
+from remat_compiler.progress import progress_on_stderr
 from remat_compiler.report.dump import read_reports
 from remat_compiler.report.summary import one_line, summary_text
 from remat_compiler.version import __version__
@@ -31,7 +32,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command: Callable[[argparse.Namespace], str | Findings] = options.command
     code = 0
     try:
-        told = command(options)
+        with progress_on_stderr():
+            told = command(options)
         text, code = (told.text, told.exit_code) if isinstance(told, Findings) else (told, 0)
         sys.stdout.write(text)
         # Within the block, so that a closed pipe shows here and not at exit.

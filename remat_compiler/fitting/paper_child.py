@@ -6,12 +6,14 @@ import os
 import pickle
 import sys
 import traceback
+from contextlib import nullcontext
 from pathlib import Path
 from types import TracebackType
 
 import cloudpickle  # type: ignore[import-untyped]
 
 from remat_compiler.errors import PaperFailure, RematError
+from remat_compiler.progress import progress_on_stderr
 
 _OWN = f"{Path(__file__).resolve().parents[1]}{os.sep}"
 
@@ -20,9 +22,10 @@ def main(question: str, answer: str) -> None:
     """Answer the question in one file with another."""
     try:
         with Path(question).open("rb") as file:
-            sys.path[:] = pickle.load(file)
+            sys.path[:], tells_progress = pickle.load(file)
             function, arguments = pickle.load(file)
-        result = (False, function(*arguments))
+        with progress_on_stderr() if tells_progress else nullcontext():
+            result = (False, function(*arguments))
     except RematError as error:
         result = (True, _sendable(error))
     except Exception as error:

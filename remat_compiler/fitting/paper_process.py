@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from remat_compiler.errors import PaperFailure
+from remat_compiler.progress import is_in_log
 
 
 def call_in_process(function: Callable[..., Any], *arguments: Any, hide_gpus: bool = True) -> Any:
@@ -31,7 +32,7 @@ def call_in_process(function: Callable[..., Any], *arguments: Any, hide_gpus: bo
         question, answer = Path(folder) / "question", Path(folder) / "answer"
         try:
             # One after the other: modules of the function are found by the path.
-            question.write_bytes(pickle.dumps(sys.path) + cloudpickle.dumps((function, arguments)))
+            question.write_bytes(pickle.dumps((sys.path, is_in_log())) + cloudpickle.dumps((function, arguments)))
         except (TypeError, AttributeError, pickle.PicklingError) as error:
             raise PaperFailure(
                 f"what was given cannot be sent to another process ({error}); give functions that make the model and "
