@@ -30,6 +30,8 @@ logger = logger_of(__name__)
 
 REPORT_FILE = "report.json"
 TIMELINE_FILE = "timeline.perfetto.json"
+_NAMED = 10
+"""Dumps within a folder that a message names."""
 
 
 def write_dump(directory: Path, graph_name: str, files: Mapping[str, str]) -> Path | None:
@@ -120,7 +122,9 @@ def _texts_of_reports(directory: Path) -> list[tuple[Path, bytes]]:
     except OSError as error:
         raise OptionError(f"{directory} cannot be read: {error}") from error
     if not texts:
-        raise OptionError(f"{directory} holds no dump: expected {REPORT_FILE} in it or in its folders")
+        several = sorted({str(file.parent.parent) for file in directory.glob(f"*/*/{REPORT_FILE}")})
+        help_ = f"; it holds {len(several)} of them, give one: {', '.join(several[:_NAMED])}" if several else ""
+        raise OptionError(f"{directory} holds no dump: expected {REPORT_FILE} in it or in its folders{help_}")
     return texts
 
 
