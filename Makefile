@@ -18,7 +18,7 @@ PLAIN_TESTS := tests/exact/test_ilp.py tests/exact/test_program.py tests/bounds 
   tests/test_compiled_module.py
 
 .DEFAULT_GOAL := help
-.PHONY: help install test test-fast test-torch test-plain test-all demo gpu docs docs-serve lint clean
+.PHONY: help install test test-fast test-torch test-plain test-all demo gpu docs docs-serve dist lint clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -69,9 +69,14 @@ docs: $(DOCS_STAMP) ## Build the documentation site in docs/_build/html; a warni
 docs-serve: docs ## Build the documentation site and serve it at http://localhost:8000 (PORT=8080 chooses)
 	$(BIN)/python -m http.server --bind 127.0.0.1 --directory $(SITE) $(PORT)
 
+dist: $(STAMP) ## Build dist/: sources, and a wheel for any machine, with which a new environment trains a step
+	rm -rf dist *.egg-info
+	REMAT_COMPILE_LOOPS=0 $(BIN)/python -m build --no-isolation --outdir dist .
+	$(BIN)/python .ci/check_dist.py dist
+
 lint: $(STAMP) ## Check style and types
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
 clean: ## Remove the virtual environment and what the tools cached
-	rm -rf .venv .venv-* .mypy_cache .pytest_cache .ruff_cache .hypothesis build docs/_build *.egg-info
+	rm -rf .venv .venv-* .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist docs/_build *.egg-info

@@ -1,7 +1,8 @@
 """Compile the planners' loops while the package is built, so that nobody's first plan waits for it.
 
-All else about the package stands in ``pyproject.toml``.  ``REMAT_COMPILE_LOOPS=0`` leaves it out, as a wheel for
-many kinds of machine should; without it, or where it fails, the first plan compiles.
+All else about the package stands in ``pyproject.toml``.  Compiled loops are of the machine that builds, so a wheel with
+them is one for this platform.  ``REMAT_COMPILE_LOOPS=0`` leaves them out, as `make dist` does: such a wheel installs on
+any machine, and the first plan compiles, as it does where compiling fails here.
 """
 
 import os
@@ -9,8 +10,18 @@ import subprocess
 import sys
 from pathlib import Path
 
-from setuptools import setup
+from setuptools import Distribution, setup
 from setuptools.command.build_py import build_py
+
+COMPILES = os.environ.get("REMAT_COMPILE_LOOPS", "1") != "0"
+
+
+class WithLoops(Distribution):
+    """A distribution with compiled loops, which is one for this platform."""
+
+    def has_ext_modules(self) -> bool:
+        """Whether it has compiled parts; what the tags of a wheel follow from."""
+        return COMPILES
 
 
 class BuildAndCompile(build_py):
@@ -21,7 +32,7 @@ class BuildAndCompile(build_py):
         super().run()
         root = Path(__file__).resolve().parent
         folders = [root, root / "passes"] if self.editable_mode else [Path(self.build_lib).resolve()]
-        if os.environ.get("REMAT_COMPILE_LOOPS", "1") != "0":
+        if COMPILES:
             compile_loops(folders)
 
 
@@ -39,4 +50,4 @@ def compile_loops(folders: list[Path]) -> None:
 
 
 if __name__ == "__main__":
-    setup(cmdclass={"build_py": BuildAndCompile})
+    setup(cmdclass={"build_py": BuildAndCompile}, distclass=WithLoops)
