@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import metadata
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 TESTED_TORCH = ((2, 11), (2, 15))
 """The oldest and the newest.  Others are warned of, and refused only if they lack something that this project needs."""
