@@ -107,6 +107,16 @@ def test_every_page_is_in_the_table_of_contents_and_in_llms_txt() -> None:
         assert f"(docs/{name}." in text_of(README), name
 
 
+def test_every_extra_is_on_the_page_on_installation() -> None:
+    (table,) = re.findall(
+        r"^\[project\.optional-dependencies\]\n(.*?)\n\n", text_of(ROOT / "pyproject.toml"), re.MULTILINE | re.DOTALL
+    )
+    extras = re.findall(r"^([\w-]+) = ", table, re.MULTILINE)
+    assert len(extras) > 8
+    page = text_of(DOCS / "installation.md")
+    assert [name for name in extras if f"`{name}`" not in page] == []
+
+
 def test_every_planner_is_on_its_page() -> None:
     page = text_of(DOCS / "planners.md")
     assert [name for name in planner_names() if f"| `{name}` |" not in page] == []
