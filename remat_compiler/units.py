@@ -18,6 +18,15 @@ def format_bytes(num_bytes: int) -> str:
     return f"{size / 1024:.1f} TiB"
 
 
+def written(num_bytes: int) -> str:
+    """The least budget of at least `num_bytes` in few digits, as options take it: ``"3.25GiB"``."""
+    for unit, size, parts in (("GiB", 2**30, 100), ("MiB", 2**20, 10), ("KiB", 2**10, 10)):
+        if num_bytes >= size:
+            count = -(-num_bytes * parts // size)
+            return f"{str(count / parts).removesuffix('.0')}{unit}"
+    return f"{num_bytes}B"
+
+
 def told_apart(*sizes: int) -> tuple[str, ...]:
     """`format_bytes` of each of the `sizes`, with exact bytes besides if different ones would read the same."""
     texts = [format_bytes(size) for size in sizes]

@@ -1,4 +1,4 @@
-"""`remat fit FILE.py:FUNCTION --device h100`: does a training step fit a GPU that need not be there?"""
+"""`remat fit FILE.py:FUNCTION --device h100`: does a training step fit a GPU that need not be there, or this CPU?"""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ from remat_compiler.fitting.validate import validated
 def add_fit_command(commands: Any) -> None:
     """Add `fit` to the parser's subcommands."""
     parser = commands.add_parser(
-        "fit", help="whether a training step fits a GPU, which need not be there", description=ABOUT_FUNCTION
+        "fit",
+        help="whether a training step fits a GPU, which need not be there, or this CPU",
+        description=ABOUT_FUNCTION,
     )
     add_step_arguments(parser)
     add_budget_argument(parser)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import inspect
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from remat_compiler.cli.function_in_file import check_function
+from remat_compiler.devices.cpus import CPU
 from remat_compiler.devices.gpus import GPUS
 from remat_compiler.errors import OptionError, UnknownName
 from remat_compiler.fitting.request import AT_HAND, PRECISIONS, FitRequest
@@ -17,7 +19,8 @@ from remat_compiler.fitting.request import AT_HAND, PRECISIONS, FitRequest
 ABOUT_FUNCTION = """\
 FUNCTION makes a training step: it takes the batch, if --batch is given, and returns the model and its inputs (a tensor,
 a tuple of positional or a dict of named arguments), and, if the model does not return its loss, a function that takes
-what it returns and gives the loss.  It is called where `cuda` is the device asked for, and nothing is allocated.
+what it returns and gives the loss.  It is called where the default device is the one asked for (a GPU is `cuda`), and
+nothing is allocated.
 """
 """What the function of the first argument is to do."""
 
@@ -25,8 +28,10 @@ what it returns and gives the loss.  It is called where `cuda` is the device ask
 def add_step_arguments(parser: Any) -> None:
     """Add what describes a step and its device, but for batch and budget."""
     parser.add_argument("function", metavar="FILE.py:FUNCTION", help="what makes the model and its inputs")
-    known = f"one of {', '.join(GPUS)}, or {AT_HAND} for the GPU that is here (the default)"
-    parser.add_argument("--device", default=AT_HAND, metavar="NAME", help=known)
+    here = f"{AT_HAND} for the GPU that is here (the default), or {CPU} for the CPU of this machine"
+    parser.add_argument("--device", default=AT_HAND, metavar="NAME", help=f"one of {', '.join(GPUS)}; {here}")
+    has = "memory of the device that the step may have, such as 16GiB (what nobody uses of one that is here, else all)"
+    parser.add_argument("--capacity", metavar="BYTES", help=has)
     computes_in = f"type that autocast computes in: {', '.join(sorted(PRECISIONS))}"
     parser.add_argument("--autocast", metavar="TYPE", choices=sorted(PRECISIONS), help=computes_in)
     parser.add_argument("--optimizer", default="AdamW", metavar="NAME", help="class of torch.optim, or none")
@@ -66,6 +71,7 @@ def request_of(
         autocast=options.autocast,
         optimizer=None if options.optimizer.lower() == "none" else options.optimizer,
         options={"inner": options.inner, **more},
+        capacity=options.capacity,
     )
 
 
@@ -107,7 +113,23 @@ class _Function:
         """Call it."""
         if self._found is None:
             self._found = self._load()
+            self._check(self._found, batch)
         return self._found(*batch)
+
+    def _check(self, function: Callable[..., Any], batch: tuple[Any, ...]) -> None:
+        """Raises `OptionError` if the function cannot be called so: what `check_function` cannot see in the file."""
+        try:
+            signature = inspect.signature(function)
+        except (TypeError, ValueError):  # of some functions that are not written in Python
+            return
+        try:
+            signature.bind(*batch)
+        except TypeError as error:
+            called = "with the batch" if batch else "without a batch"
+            raise OptionError(
+                f"{self.name}{signature} of {self.file} cannot be called {called}: {error}; give a batch by --batch N "
+                "if it takes one, or leave out --batch and --max-batch"
+            ) from error
 
     def _load(self) -> Callable[..., Any]:
         # Modules beside the file are found, as if it were run.

@@ -107,7 +107,7 @@ def with_room(
         moved = sum(report.offloaded_bytes for report in known) if known else most
     place, limit_bytes = attempt.request.place, runs * most if limit_bytes is None else limit_bytes
     # On paper there is no memory to pin, and nothing is copied.
-    if place is None or not moved or torch_compat.paper_gpu() is not None:
+    if place is None or not moved or torch_compat.is_on_paper():
         return attempt
     store = store_of(place, pinned)
     if before is None or before.store is not store:

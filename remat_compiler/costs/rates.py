@@ -83,10 +83,11 @@ def rates_of(device_type: str, directory: Path | None) -> Rates:
             nominal rates.
         directory: Where figures are kept between processes; `None` keeps them for this process only.
     """
-    gpu = torch_compat.paper_gpu()
+    gpu, cpu = torch_compat.paper_gpu(), torch_compat.paper_cpu()
     if gpu is not None and device_type == "cuda":
         return paper_rates(gpu)
-    figures = figures_of(device_type, directory)
+    # What a CPU was found to do as the step was asked about holds for the whole answer.
+    figures = (cpu.figures or None) if cpu and device_type == "cpu" else figures_of(device_type, directory)
     if device_type == "cuda":
         sheet = torch_compat.gpu_at_hand()
         return paper_rates(sheet if figures is None else replace(sheet, product=device_name("cuda"), figures=figures))

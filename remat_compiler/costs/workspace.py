@@ -28,12 +28,15 @@ from remat_compiler.costs.clock import DEVICE_TYPES
 from remat_compiler.costs.cuda_workspace import modelled_bytes
 from remat_compiler.costs.declared_workspace import declared_bytes
 from remat_compiler.costs.index_workspace import formed_cpu_bytes
-from remat_compiler.costs.op_call import OpCall
+from remat_compiler.costs.op_call import OpCall, tensor_specs
 from remat_compiler.costs.store import FigureStore
+from remat_compiler.devices.machine_memory import available_bytes
 from remat_compiler.log import logger_of
 
 log = logger_of(__name__)
 
+_MOST_TRIED = 0.25
+"""Part of the memory left that the arguments of an operator may take which is run for a step on paper."""
 _told: set[str] = set()
 """Operators that this process was told of, and calls that could not be measured."""
 
@@ -189,10 +192,14 @@ def measure_workspace(call: OpCall, level: int = logging.WARNING) -> int | None:
         level: Of the message that it cannot run.
 
     Returns:
-        None when the operator cannot run so; the reason is logged.  On paper, None if no form is known.
+        None when the operator cannot run so; the reason is logged.  On paper, None if no form is known for a GPU, or
+        if the arguments would take much of this machine's memory.
     """
     if torch_compat.paper_gpu() is not None and call.device_type == "cuda":
         return modelled_bytes(call)
+    if torch_compat.is_on_paper() and _is_too_large(call):
+        log.log(level, "the workspace of %s is unknown: this machine has too little memory left to try it", call.key)
+        return None
     # The CPU's random state is always put back; a CUDA generator must be named.
     devices = [torch.cuda.current_device()] if call.device_type == "cuda" else []
     try:
@@ -203,6 +210,13 @@ def measure_workspace(call: OpCall, level: int = logging.WARNING) -> int | None:
     except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError, AssertionError) as error:
         log.log(level, "the workspace of %s is unknown: %s", call.key, error)
         return None
+
+
+def _is_too_large(call: OpCall) -> bool:
+    """Whether a step on paper would take much of the machine's memory for one operator alone."""
+    given = sum(spec.num_bytes for spec in tensor_specs((call.args, call.kwargs)))
+    left = available_bytes()
+    return left is not None and given > _MOST_TRIED * left
 
 
 def _ways(call: OpCall, args: tuple[Any, ...]) -> list[tuple[Any, ...]]:

@@ -99,7 +99,7 @@ class Search:
             replace(
                 one,
                 left_bytes=int(one.left_bytes / self.scale),
-                usable_bytes=int(one.usable_bytes / self.scale),
+                usable_bytes=None if one.usable_bytes is None else int(one.usable_bytes / self.scale),
                 expandable=one.expandable or expandable,
             )
             for one in outlines

@@ -11,10 +11,10 @@ import torch
 from remat_compiler import torch_compat
 from remat_compiler.costs.op_call import OpCall
 from remat_compiler.costs.workspace import WorkspaceTable
+from remat_compiler.devices.cpus import Device
 from remat_compiler.devices.gpus import Gpu
 from remat_compiler.dry_run.storage_tracker import StorageLife, StorageTracker
 from remat_compiler.fitting.made_step import MadeStep
-from remat_compiler.fitting.step_checks import DEVICE
 from remat_compiler.simulate.lives import Life
 
 FORWARD, BACKWARD, UPDATE = "forward", "backward", "optimizer"
@@ -65,7 +65,7 @@ def settle(step: MadeStep) -> None:
 
 def count(step: MadeStep, mode: Any) -> Counted:
     """Run the step once more, and count."""
-    watch = _Watch(mode, DEVICE.type, ())
+    watch = _Watch(mode, step.device.type, ())
     for tensor in step.resident:
         for part in torch_compat.wrapped_tensors(tensor):
             watch.hold_resident(part)
@@ -83,35 +83,38 @@ def count(step: MadeStep, mode: Any) -> Counted:
     return Counted(peaks, gradient_bytes, watch.lives, watch.calls, known)
 
 
-def library_bytes(gpu: Gpu) -> int:
-    """Workspaces that cuBLAS keeps on the device."""
-    return sum(_library_sizes(gpu))
+def library_bytes(device: Device) -> int:
+    """Workspaces that cuBLAS keeps on the device; none on a CPU."""
+    return sum(_library_sizes(device))
 
 
-def _library_sizes(gpu: Gpu) -> list[int]:
+def _library_sizes(gpu: Device) -> list[int]:
+    if not isinstance(gpu, Gpu):
+        return []
     return [_CUBLAS_BYTES.get(gpu.capability[0], _CUBLAS_DEFAULT_BYTES)] * _HANDLES
 
 
-def distinct_bytes(tensors: Iterable[torch.Tensor]) -> int:
+def distinct_bytes(tensors: Iterable[torch.Tensor], device: torch.device) -> int:
     """Bytes of tensors on the device, shared ones once."""
-    return sum(storage_sizes(tensors))
+    return sum(storage_sizes(tensors, device))
 
 
-def storage_sizes(tensors: Iterable[torch.Tensor]) -> list[int]:
+def storage_sizes(tensors: Iterable[torch.Tensor], device: torch.device) -> list[int]:
     """Bytes of each distinct storage on the device."""
     parts = (part for tensor in tensors for part in torch_compat.wrapped_tensors(tensor))
-    storages = {t.untyped_storage()._cdata: t.untyped_storage() for t in parts if t.device.type == DEVICE.type}
+    storages = {t.untyped_storage()._cdata: t.untyped_storage() for t in parts if t.device.type == device.type}
     return [storage.nbytes() for storage in storages.values()]
 
 
-def resident_sizes(step: MadeStep, gpu: Gpu) -> list[int]:
+def resident_sizes(step: MadeStep, device: Device) -> list[int]:
     """Bytes of what is there before the first step, in the order in which it is made."""
-    return [*storage_sizes(step.parameters), *storage_sizes(step.input_tensors), *_library_sizes(gpu)]
+    made = (step.parameters, step.input_tensors)
+    return [*(size for tensors in made for size in storage_sizes(tensors, step.device)), *_library_sizes(device)]
 
 
 def update_lives(step: MadeStep, mode: Any) -> list[Life]:
     """What the optimizer's step allocates beside the gradients, once its state is there."""
-    watch = _Watch(mode, DEVICE.type, ())
+    watch = _Watch(mode, step.device.type, ())
     step.make_gradients()
     for tensor in (*step.resident, *step.gradients):
         for part in torch_compat.wrapped_tensors(tensor):

@@ -8,8 +8,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from remat_compiler.devices.allocator_setting import EXPANDABLE
+from remat_compiler.devices.cpus import Device
 from remat_compiler.devices.gpus import CONTEXT_BYTES, Gpu
 from remat_compiler.ir.text_form import table
+from remat_compiler.report.notebook import Shown
 from remat_compiler.units import format_bytes
 
 _WORTH_SAYING = 0.01
@@ -30,7 +32,8 @@ class FitPoint:
         forward_bytes: Most that the forward has on top of all these but the gradients; so are the other two.
         backward_bytes: Most that the backward has.
         update_bytes: Most that the optimizer's step has.
-        in_use_bytes: Most that the three have in whole blocks of torch's caching allocator, by its model.
+        in_use_bytes: Most that the three have in whole blocks of torch's caching allocator, by its model; 0 on a CPU,
+            which has no such allocator, and so are the next three.
         library_bytes: Workspaces that cuBLAS keeps, for the forward's thread and the backward's.
         reserved_bytes: Most that torch's caching allocator reserves, by its model.
         expandable_bytes: The same with expandable segments, whether or not the user has set them.
@@ -81,38 +84,50 @@ class FitPoint:
         return max(self.forward_bytes, self.backward_bytes)
 
     @property
+    def block_budget_bytes(self) -> int:
+        """A budget that this step keeps, on a GPU in whole blocks."""
+        # What is in use counts the optimizer's step, too, whose blocks no budget is about.
+        own = self.update_bytes <= self.budgeted_bytes
+        return max(self.budgeted_bytes, self.in_use_bytes if own else 0)
+
+    @property
     def step_bytes(self) -> int:
         """Most that the step has on top of what is there before it."""
         return max(self.budgeted_bytes, self.update_bytes)
 
     @property
     def peak_bytes(self) -> int:
-        """Most that is allocated, as `torch.cuda.max_memory_allocated` says."""
+        """Most that is allocated; on a GPU, as `torch.cuda.max_memory_allocated` says."""
         return self.resident_bytes + max(self.step_bytes, self.in_use_bytes)
 
 
 @dataclass(frozen=True, slots=True)
-class FitReport:
+class FitReport(Shown):
     """Training steps on a device.
 
     Attributes:
-        gpu: The device.
+        device: The device.
         budget: The backend's ``memory_budget``, as text; empty without one.
         points: A step for each batch.
     """
 
-    gpu: Gpu
+    device: Device
     budget: str
     points: tuple[FitPoint, ...]
 
     @staticmethod
-    def of(gpu: Gpu, budget: object, points: Sequence[FitPoint]) -> FitReport:
-        """The report for steps on `gpu`."""
-        return FitReport(gpu, "" if budget is None else str(budget), tuple(points))
+    def of(device: Device, budget: object, points: Sequence[FitPoint]) -> FitReport:
+        """The report for steps on `device`."""
+        return FitReport(device, "" if budget is None else str(budget), tuple(points))
+
+    @property
+    def has_allocator(self) -> bool:
+        """Whether torch's caching allocator stands between a step and the device's memory."""
+        return isinstance(self.device, Gpu)
 
     def left_bytes(self, point: FitPoint) -> int:
         """What a step leaves of the device's memory; negative if it does not fit."""
-        return self.gpu.usable_bytes - point.reserved_bytes
+        return self.device.usable_bytes - (point.reserved_bytes if self.has_allocator else point.peak_bytes)
 
     def fits(self, point: FitPoint) -> bool:
         """Whether there is such a step, and it fits."""
@@ -126,38 +141,53 @@ class FitReport:
     def to_json(self) -> str:
         """All figures, for tools."""
         points = [self.record(point) for point in self.points]
-        return json.dumps({**device_record(self.gpu), "budget": self.budget, "points": points}, indent=1)
+        return json.dumps({**device_record(self.device), "budget": self.budget, "points": points}, indent=1)
 
     def __str__(self) -> str:
         under = f"memory_budget {self.budget}\n" if self.budget else "without a budget\n"
-        return f"{device_text(self.gpu)}\n{under}\n" + (_details(self) if len(self.points) == 1 else _overview(self))
+        return f"{device_text(self.device)}\n{under}\n" + (_details(self) if len(self.points) == 1 else _overview(self))
 
 
-def device_record(gpu: Gpu) -> dict[str, Any]:
+def device_record(device: Device) -> dict[str, Any]:
     """A device and its memory, for tools."""
-    memory = {"total_bytes": gpu.total_bytes, "context_bytes": CONTEXT_BYTES, "usable_bytes": gpu.usable_bytes}
-    return {"device": gpu.name, "product": gpu.product, **memory}
+    context = CONTEXT_BYTES if isinstance(device, Gpu) else 0
+    memory = {"total_bytes": device.total_bytes, "context_bytes": context, "usable_bytes": device.usable_bytes}
+    return {"device": device.name, "product": device.product, **memory}
 
 
-def device_text(gpu: Gpu) -> str:
+def device_text(device: Device) -> str:
     """A device and its memory, for people."""
-    return f"{gpu.product}: {gib(gpu.total_bytes)}, of which {gib(gpu.usable_bytes)} are left to torch"
+    if isinstance(device, Gpu):
+        return f"{device.product}: {gib(device.total_bytes)}, of which {gib(device.usable_bytes)} are left to torch"
+    memory = f"{gib(device.total_bytes)}, of which {gib(device.usable_bytes)} are left to the step"
+    return f"{device.product}, {device.threads} threads: {memory}; times are {times_from(device)}"
+
+
+def times_from(device: Device) -> str:
+    """Where the times of steps on a device come from."""
+    if isinstance(device, Gpu):
+        return "modelled by rates measured on it" if device.figures else "modelled from the data sheet"
+    if device.figures:
+        return "modelled by rates measured on this CPU"
+    return "modelled by nominal rates of one core, since this CPU could not be timed"
 
 
 def _overview(report: FitReport) -> str:
     """One line a batch."""
+    reserved = ["reserved"] if report.has_allocator else []
     rows: list[tuple[str, ...]] = [
-        ("batch", "fits", "step", "allocated", "reserved", "left", "time, modelled", "recomputation")
+        ("batch", "fits", "step", "allocated", *reserved, "left", "time, modelled", "recomputation")
     ]
     for point in report.points:
         if point.problem:
-            rows.append((str(point.batch), "no", *("",) * 6))
+            rows.append((str(point.batch), "no", *("",) * (len(rows[0]) - 2)))
             continue
-        bytes_ = (point.step_bytes, point.peak_bytes, point.reserved_bytes, report.left_bytes(point))
+        reserved_bytes = [point.reserved_bytes] if report.has_allocator else []
+        bytes_ = (point.step_bytes, point.peak_bytes, *reserved_bytes, report.left_bytes(point))
         times = (f"{point.step_ns / 1e6:.1f} ms", f"{point.added_ns / 1e6:.1f} ms")
         rows.append((str(point.batch), "yes" if report.fits(point) else "no", *map(gib, bytes_), *times))
     problems = [f"batch {point.batch}: {point.problem}" for point in report.points if point.problem]
-    return "".join(f"{line}\n" for line in (*table(rows, right=(2, 3, 4, 5, 6, 7)), *problems))
+    return "".join(f"{line}\n" for line in (*table(rows, right=range(2, len(rows[0]))), *problems))
 
 
 def _details(report: FitReport) -> str:
@@ -165,25 +195,14 @@ def _details(report: FitReport) -> str:
     (point,) = report.points
     if point.problem:
         return f"does not fit: {point.problem}\n"
-    rows = [
-        ("parameters", point.parameter_bytes, "exact: with buffers"),
-        ("optimizer", point.optimizer_bytes, "exact: its state"),
-        ("inputs", point.input_bytes, "exact"),
-        ("library", point.library_bytes, "constant: cuBLAS's workspaces"),
-        ("forward", point.forward_bytes, "exact but for workspaces: on top of the above"),
-        ("backward", point.backward_bytes, f"likewise, with {gib(point.gradient_bytes)} of gradients"),
-        ("optimizer's step", point.update_bytes, "likewise"),
-        ("in blocks", point.in_use_bytes, "modelled: the largest of the three in whole blocks of torch's allocator"),
-        ("allocated", point.peak_bytes, "peak: the first four and that in blocks, as max_memory_allocated says"),
-        ("reserved", point.reserved_bytes, "modelled: torch's caching allocator"),
-        ("left", report.left_bytes(point), f"of {gib(report.gpu.usable_bytes)}"),
-    ]
-    lines = table([(name, gib(size), note) for name, size, note in rows], right=(1,))
+    rows = [*_parts(point), *(_in_blocks(point) if report.has_allocator else _plain(point))]
+    rows.append(("left", report.left_bytes(point), f"of {gib(report.device.usable_bytes)}"))
+    lines = table([(name, gib(size), note) for name, size, note in rows if size or name != "library"], right=(1,))
     lines.append("")
     if point.native_bytes is not None:
         lines.append(f"without a budget the step would take {gib(point.native_bytes)} where the backward stands above")
     lines.append(
-        f"step, modelled from the data sheet: {point.step_ns / 1e6:.1f} ms, {point.added_ns / 1e6:.1f} ms of them "
+        f"step, {times_from(report.device)}: {point.step_ns / 1e6:.1f} ms, {point.added_ns / 1e6:.1f} ms of them "
         "recomputation; the optimizer's step is not part of it"
     )
     if point.expandable_bytes < (1 - _WORTH_SAYING) * point.reserved_bytes:
@@ -192,6 +211,33 @@ def _details(report: FitReport) -> str:
         lines.append(f"not known, and counted as 0: what these take inside: {', '.join(point.unmodelled)}")
     lines.append("it fits" if report.fits(point) else "it does not fit")
     return "".join(f"{line}\n" for line in lines)
+
+
+def _parts(point: FitPoint) -> list[tuple[str, int, str]]:
+    """What a step is made up of: name, bytes, and where they come from."""
+    return [
+        ("parameters", point.parameter_bytes, "exact: with buffers"),
+        ("optimizer", point.optimizer_bytes, "exact: its state"),
+        ("inputs", point.input_bytes, "exact"),
+        ("library", point.library_bytes, "constant: cuBLAS's workspaces"),
+        ("forward", point.forward_bytes, "exact but for workspaces: on top of the above"),
+        ("backward", point.backward_bytes, f"likewise, with {gib(point.gradient_bytes)} of gradients"),
+        ("optimizer's step", point.update_bytes, "likewise"),
+    ]
+
+
+def _in_blocks(point: FitPoint) -> list[tuple[str, int, str]]:
+    """What torch's caching allocator makes of the parts."""
+    return [
+        ("in blocks", point.in_use_bytes, "modelled: the largest of the three in whole blocks of torch's allocator"),
+        ("allocated", point.peak_bytes, "peak: the first four and that in blocks, as max_memory_allocated says"),
+        ("reserved", point.reserved_bytes, "modelled: torch's caching allocator"),
+    ]
+
+
+def _plain(point: FitPoint) -> list[tuple[str, int, str]]:
+    """What the parts come to without such an allocator."""
+    return [("allocated", point.peak_bytes, "peak: the first three and the largest of the other three")]
 
 
 def gib(size: int) -> str:

@@ -13,7 +13,7 @@ from remat_compiler import torch_compat
 from remat_compiler.costs.op_call import tensors_in
 from remat_compiler.errors import OptionError, UnknownName
 from remat_compiler.fitting.request import PRECISIONS, FitRequest
-from remat_compiler.fitting.step_checks import DEVICE, PARAMETERS, check_on_device, check_on_paper
+from remat_compiler.fitting.step_checks import PARAMETERS, check_on_device, check_on_paper
 from remat_compiler.report.store import clear_reports
 
 
@@ -23,17 +23,18 @@ def made_step(request: FitRequest, batch: Any, *, real: bool = False) -> MadeSte
     Args:
         request: The step.
         batch: One of its batches.
-        real: Whether it is made in the memory of a GPU, and not on paper.
+        real: Whether it is made in the memory of the device, and not on paper.
 
     Raises:
         OptionError: The model or its inputs are not made as they must be, or an option is malformed.
         UnknownName: The optimizer is unknown.
     """
+    device = torch.device(request.device_type, 0) if request.device_type == "cuda" else torch.device("cpu")
     # Before the user's file is imported, which may take a minute.
     if isinstance(request.optimizer, str):
         _maker_of(request.optimizer)
     # The step itself runs with the default device that it has in the user's program.
-    with nullcontext() if real else torch_compat.KnownValues(), torch.device(DEVICE):
+    with nullcontext() if real else torch_compat.KnownValues(), device:
         made: Any = request.make(batch) if request.batches else request.make()
     if not isinstance(made, tuple) or not 2 <= len(made) <= 3:
         raise OptionError(f"got {_described(made)}; return the model, its inputs, and perhaps the loss, as a tuple")
@@ -42,8 +43,8 @@ def made_step(request: FitRequest, batch: Any, *, real: bool = False) -> MadeSte
     for part, tensors in ((PARAMETERS, named), ("the inputs", dict(enumerate(tensors_in(inputs))))):
         if not real:
             check_on_paper(part, tensors)
-        check_on_device(part, tensors)
-    return MadeStep(request, model, inputs, loss, real)
+        check_on_device(part, tensors, device)
+    return MadeStep(request, model, inputs, loss, device, real)
 
 
 class MadeStep:
@@ -52,14 +53,22 @@ class MadeStep:
     Attributes:
         model: The user's model.
         inputs: Its inputs.
+        device: Where it runs.
         optimizer: The optimizer, if there is one.
     """
 
     def __init__(
-        self, request: FitRequest, model: Any, inputs: Any, loss: Callable[[Any], Any] | None, real: bool
+        self,
+        request: FitRequest,
+        model: Any,
+        inputs: Any,
+        loss: Callable[[Any], Any] | None,
+        device: torch.device,
+        real: bool,
     ) -> None:
         self.model = model
         self.inputs = inputs
+        self.device = device
         self._update_mode = nullcontext if real else torch_compat.AnyValues
         self._options = request.options
         self._compiled: Callable[..., Any] | None = None
@@ -73,7 +82,7 @@ class MadeStep:
         if self.optimizer is None:
             return
         # On a GPU optimizers work on lists of parameters at once; on fake ones they would not recognise it as such.
-        for group in self.optimizer.param_groups:
+        for group in self.optimizer.param_groups if self.device.type == "cuda" else ():
             if group.get("foreach", False) is None and not group.get("fused"):
                 group["foreach"] = True
         # A compiled step makes its state while Dynamo traces it, outside of all modes, where nothing is fake.
@@ -102,7 +111,7 @@ class MadeStep:
         All outputs are held to the end, as most training loops hold them.  `compile` or `leave_eager` comes first.
         """
         assert self._compiled is not None
-        with _autocast(self.autocast):
+        with _autocast(self.autocast, self.device):
             outputs = _called(self._compiled, self.inputs)
             loss = self.loss(outputs)
         between()
@@ -223,7 +232,7 @@ def _maker_of(optimizer: Callable[[Any], Any] | str) -> Callable[[Any], Any]:
     return found
 
 
-def _autocast(precision: str | None) -> AbstractContextManager[Any]:
+def _autocast(precision: str | None, device: torch.device) -> AbstractContextManager[Any]:
     """Raises `OptionError` for an unknown type."""
     if precision is None:
         return nullcontext()
@@ -232,4 +241,4 @@ def _autocast(precision: str | None) -> AbstractContextManager[Any]:
         raise OptionError(
             f"autocast={precision!r} is no type that autocast computes in; allowed: {', '.join(PRECISIONS)}"
         )
-    return torch.autocast(DEVICE.type, dtype=getattr(torch, name))
+    return torch.autocast(device.type, dtype=getattr(torch, name))

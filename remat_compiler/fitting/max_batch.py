@@ -1,11 +1,11 @@
-"""`remat_compiler.max_batch`: the largest batch, or the longest input, whose training step fits a GPU."""
+"""`remat_compiler.max_batch`: the largest batch, or the longest input, whose training step fits a device."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from remat_compiler.devices.gpus import Gpu
+from remat_compiler.devices.cpus import Device
 from remat_compiler.fitting.batch_search import Search
 from remat_compiler.fitting.fit import located
 from remat_compiler.fitting.max_batch_report import MaxBatch
@@ -18,12 +18,13 @@ def max_batch(
     make_model: Callable[[], Any],
     make_inputs: Callable[[int], Any],
     *,
-    device: str | Gpu = AT_HAND,
+    device: str | Device = AT_HAND,
     budget: float | str | int | None = None,
     loss: Callable[[Any], Any] | None = None,
     autocast: str | None = None,
     optimizer: Callable[[Any], Any] | str | None = "AdamW",
     options: Mapping[str, Any] | None = None,
+    capacity: str | int | None = None,
 ) -> MaxBatch:
     """The largest number that `make_inputs` can be called with such that the step fits the device.
 
@@ -34,19 +35,20 @@ def max_batch(
     Args:
         make_model: As for `remat_compiler.fit`, as are the arguments that are not named here.
         make_inputs: Makes the inputs of one step of that size.
-        device: The GPU, by default the one that is there.
+        device: The GPU, by default the one that is there; ``"cpu"`` for the CPU of this machine.
         budget: Without one, the step may take all that the device leaves for it, but for a reserve of 5 % for
             fragmentation; bytes limit that further; 1.0 asks for the largest step without recomputation.
         loss: Takes the model's outputs and gives the loss.
         autocast: Type that autocast computes in.
         optimizer: Takes the model's parameters and gives an optimizer, or the name of a class of `torch.optim`.
         options: Further options of the backend.
+        capacity: Memory of the device that the step may have.
 
     Raises:
         OptionError, UnknownName, PaperFailure: As `remat_compiler.fit` does.
     """
     make = Separate(make_model, make_inputs, loss)
-    return largest_batch(FitRequest(make, device, budget, (), autocast, optimizer, dict(options or {})))
+    return largest_batch(FitRequest(make, device, budget, (), autocast, optimizer, dict(options or {}), capacity))
 
 
 def largest_batch(request: FitRequest) -> MaxBatch:

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from remat_compiler.devices.allocator_setting import EXPANDABLE
 from remat_compiler.fitting.fit_report import FitReport, gib
 from remat_compiler.fitting.room import Room
+from remat_compiler.report.notebook import Shown
 
 
 @dataclass(frozen=True, slots=True)
-class MaxBatch:
+class MaxBatch(Shown):
     """The answer.
 
     Attributes:

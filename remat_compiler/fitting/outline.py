@@ -28,7 +28,7 @@ class Outline:
         time_limit: Seconds that it may take, if there is a limit.
         reorders: Whether plans may reorder operators.
         left_bytes: What the device, or the user's budget, leaves for the step's peak.
-        usable_bytes: What the device has for torch's caching allocator.
+        usable_bytes: What the device has for torch's caching allocator; `None` on a CPU, which has no such allocator.
         expandable: Whether that has expandable segments.
         resident_bytes: Sizes of what is there before the first step.
         state_bytes: Sizes of the optimizer's state.
@@ -42,7 +42,7 @@ class Outline:
     time_limit: float | None
     reorders: bool
     left_bytes: int
-    usable_bytes: int
+    usable_bytes: int | None
     expandable: bool
     resident_bytes: tuple[int, ...]
     state_bytes: tuple[int, ...]
@@ -62,20 +62,23 @@ class Outline:
         """Peak of the step under a plan."""
         return simulate(self.problem.graph, self.problem.costs, plan).peak_bytes
 
-    def reserved_bytes(self, plan: Plan) -> int:
-        """What the allocator reserves for the step under a plan; more than `usable_bytes` if it has no room."""
+    def over_bytes(self, plan: Plan) -> int:
+        """By how much the caching allocator would exceed the device under a plan; 0 if it has room, or on a CPU."""
+        if self.usable_bytes is None:
+            return 0
         lives = storage_lives(self.problem, plan)
         end = len(plan.steps)
         after = [
             Life(one.size_bytes, one.made + end, None if one.freed is None else one.freed + end) for one in self.update
         ]
-        return reserved_bytes(
+        taken = reserved_bytes(
             self.resident_bytes, self.state_bytes, [*lives, *after], self.usable_bytes, expandable=self.expandable
         )
+        return max(taken - self.usable_bytes, 0)
 
     def has_room(self, plan: Plan) -> bool:
         """Whether the step fits under a plan."""
-        return self.peak_bytes(plan) <= self.left_bytes and self.reserved_bytes(plan) <= self.usable_bytes
+        return self.peak_bytes(plan) <= self.left_bytes and not self.over_bytes(plan)
 
 
 def at_batch(first: Outline, second: Outline, batch: int) -> Outline | None:

@@ -12,11 +12,13 @@ import traceback
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from remat_compiler import torch_compat
 from remat_compiler.devices.allocator_setting import segments_expand
+from remat_compiler.devices.cpus import Device
 from remat_compiler.devices.gpus import Gpu
 from remat_compiler.dry_run.paper_run import emitted_on_paper
 from remat_compiler.errors import InfeasibleBudget, PaperFailure
@@ -35,13 +37,14 @@ from remat_compiler.fitting.counted_step import (
 from remat_compiler.fitting.fit_report import FitPoint, FitReport
 from remat_compiler.fitting.made_step import MadeStep, made_step
 from remat_compiler.fitting.request import FitRequest
+from remat_compiler.progress import progress
 from remat_compiler.report.store import reports
 from remat_compiler.simulate.reserved import in_use_bytes, reserved_bytes
 
 
 @contextmanager
-def on_paper(device: str | Gpu) -> Iterator[tuple[Gpu, Any]]:
-    """Within the block, tensors are fake and ``cuda`` is that device; its data sheet and the fake mode.
+def on_paper(device: str | Device) -> Iterator[tuple[Device, Any]]:
+    """Within the block, tensors are fake and steps are for that device; the device and the fake mode.
 
     Raises:
         UnknownName: The device is unknown.
@@ -51,9 +54,9 @@ def on_paper(device: str | Gpu) -> Iterator[tuple[Gpu, Any]]:
     for message in ("Accessing the data pointer of FakeTensor", "dynamo_pgo force disabled"):
         warnings.filterwarnings("ignore", message=message)
     mode = torch_compat.FakeTensorMode(allow_non_fake_inputs=True)
-    with torch_compat.paper_device(device) as gpu, emitted_on_paper(), mode:
+    with torch_compat.paper_device(device) as found, emitted_on_paper(), mode:
         try:
-            yield gpu, mode
+            yield found, mode
         except torch_compat.VALUE_ERRORS as error:
             raise PaperFailure(
                 f"the step asks what a tensor holds ({error.func}{_asked_at(error)}), and tensors on paper hold "
@@ -81,31 +84,33 @@ def fit_on_paper(request: FitRequest) -> FitReport:
         UnknownName: The device, or another name among the options, is unknown.
     """
     points = []
-    with on_paper(request.device) as (gpu, mode):
-        for batch in request.batches or (None,):
+    batches = request.batches or (None,)
+    with on_paper(request.device) as (device, mode), progress("steps on paper", len(batches)) as bar:
+        for batch in batches:
             start = time.perf_counter()
-            points.append(measured_point(made_step(request, batch), request.budget, gpu, mode, batch, start))
-    return FitReport.of(gpu, request.budget, points)
+            points.append(measured_point(made_step(request, batch), request.budget, device, mode, batch, start))
+            bar.advance()
+    return FitReport.of(device, request.budget, points)
 
 
 def measured_point(
-    step: MadeStep, budget: float | str | int | None, gpu: Gpu, mode: Any, batch: Any, start: float
+    step: MadeStep, budget: float | str | int | None, device: Device, mode: Any, batch: Any, start: float
 ) -> FitPoint:
     """Compile the step under a budget, and count what it takes.
 
     Args:
         step: The step.
         budget: The backend's ``memory_budget``, or `None`.
-        gpu: The device on paper.
+        device: The device on paper.
         mode: The fake mode of the step's tensors.
         batch: What its inputs were made with.
         start: When work on it began, by `time.perf_counter`.
     """
     step.compile(budget)
-    return counted_point(step, gpu, mode, batch, start)
+    return counted_point(step, device, mode, batch, start)
 
 
-def counted_point(step: MadeStep, gpu: Gpu, mode: Any, batch: Any, start: float) -> FitPoint:
+def counted_point(step: MadeStep, device: Device, mode: Any, batch: Any, start: float) -> FitPoint:
     """Count what a step takes that is ready to run; arguments as for `measured_point`."""
     try:
         settle(step)
@@ -113,35 +118,27 @@ def counted_point(step: MadeStep, gpu: Gpu, mode: Any, batch: Any, start: float)
         return FitPoint(
             batch, str(error), smallest_bytes=error.smallest_peak_bytes, seconds=time.perf_counter() - start
         )
-    return _figures(gpu, batch, step, count(step, mode), start)
+    counted = count(step, mode)
+    point = _figures(device, batch, step, counted)
+    if isinstance(device, Gpu):
+        point = _in_blocks(point, device, step, counted)
+    return replace(point, seconds=time.perf_counter() - start)
 
 
-def _figures(gpu: Gpu, batch: Any, step: MadeStep, counted: Counted, start: float) -> FitPoint:
-    """The figures of the step."""
-
-    def reserved(expandable: bool) -> int:
-        before, state = resident_sizes(step, gpu), storage_sizes(step.state)
-        return reserved_bytes(before, state, counted.lives, gpu.usable_bytes, expandable=expandable)
-
-    expandable = reserved(True)
-    in_use = in_use_bytes(
-        resident_sizes(step, gpu), storage_sizes(step.state), counted.lives, expandable=segments_expand()
-    )
+def _figures(device: Device, batch: Any, step: MadeStep, counted: Counted) -> FitPoint:
+    """The figures of the step that hold for any device."""
     made = reports()
     alone = made[0] if len(made) == 1 else None
     return FitPoint(
         batch=batch,
-        parameter_bytes=distinct_bytes(step.parameters),
+        parameter_bytes=distinct_bytes(step.parameters, step.device),
         gradient_bytes=counted.gradient_bytes,
-        optimizer_bytes=distinct_bytes(step.state),
-        input_bytes=distinct_bytes(step.input_tensors),
+        optimizer_bytes=distinct_bytes(step.state, step.device),
+        input_bytes=distinct_bytes(step.input_tensors, step.device),
         forward_bytes=counted.peaks[FORWARD],
         backward_bytes=counted.peaks[BACKWARD],
         update_bytes=counted.peaks[UPDATE],
-        in_use_bytes=in_use,
-        library_bytes=library_bytes(gpu),
-        reserved_bytes=expandable if segments_expand() else reserved(False),
-        expandable_bytes=expandable,
+        library_bytes=library_bytes(device),
         step_ns=modelled_ns(),
         added_ns=sum(report.runs * report.added_ns for report in made),
         bound_ns=sum(report.runs * report.lower_bound_ns for report in made),
@@ -149,10 +146,23 @@ def _figures(gpu: Gpu, batch: Any, step: MadeStep, counted: Counted, start: floa
         planned_bytes=(alone.requested_bytes or alone.peak_bytes) if alone else None,
         floor_bytes=alone.floor.peak_bytes if alone else None,
         floor_forced_by=str(alone.floor.origin) if alone else "",
-        unmodelled=tuple(
-            sorted({str(call.func) for key, call in counted.calls.items() if key not in counted.workspaces})
-        ),
-        seconds=time.perf_counter() - start,
+        unmodelled=counted.unmodelled,
+    )
+
+
+def _in_blocks(point: FitPoint, gpu: Gpu, step: MadeStep, counted: Counted) -> FitPoint:
+    """`point` with what torch's caching allocator, which is that of GPUs, makes of the step."""
+    before, state = resident_sizes(step, gpu), storage_sizes(step.state, step.device)
+
+    def reserved(expandable: bool) -> int:
+        return reserved_bytes(before, state, counted.lives, gpu.usable_bytes, expandable=expandable)
+
+    expandable = reserved(True)
+    return replace(
+        point,
+        in_use_bytes=in_use_bytes(before, state, counted.lives, expandable=segments_expand()),
+        reserved_bytes=expandable if segments_expand() else reserved(False),
+        expandable_bytes=expandable,
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from remat_compiler.devices.gpus import Gpu
+from remat_compiler.devices.cpus import Device
 from remat_compiler.errors import OptionError
 from remat_compiler.fitting.fit import located
 from remat_compiler.fitting.fit_report import FitPoint
@@ -21,13 +21,14 @@ def pareto(
     make_model: Callable[[], Any],
     make_inputs: Callable[..., Any],
     *,
-    device: str | Gpu = AT_HAND,
+    device: str | Device = AT_HAND,
     points: int = DEFAULT_POINTS,
     batch: Any = None,
     loss: Callable[[Any], Any] | None = None,
     autocast: str | None = None,
     optimizer: Callable[[Any], Any] | str | None = "AdamW",
     options: Mapping[str, Any] | None = None,
+    capacity: str | int | None = None,
 ) -> ParetoReport:
     """Compile a training step under budgets from none to the smallest that can be kept, and say what each costs.
 
@@ -41,20 +42,21 @@ def pareto(
     Args:
         make_model: As for `remat_compiler.fit`, as are the arguments that are not named here.
         make_inputs: Makes the inputs of one step; it takes the batch, if one is given.
-        device: The GPU, by default the one that is there.
+        device: The GPU, by default the one that is there; ``"cpu"`` for the CPU of this machine.
         points: How many budgets there are, at least 2: none, the smallest, and others at equal distances.
         batch: What `make_inputs` is called with; `None` to call it with nothing.
         loss: Takes the model's outputs and gives the loss.
         autocast: Type that autocast computes in.
         optimizer: Takes the model's parameters and gives an optimizer, or the name of a class of `torch.optim`.
         options: Further options of the backend; `max_slowdown` is unlimited unless it is given.
+        capacity: Memory of the device that the step may have.
 
     Raises:
         OptionError, UnknownName, PaperFailure: As `remat_compiler.fit` does.
     """
     batches = () if batch is None else (batch,)
     make = Separate(make_model, make_inputs, loss)
-    return curve_of(FitRequest(make, device, None, batches, autocast, optimizer, dict(options or {})), points)
+    return curve_of(FitRequest(make, device, None, batches, autocast, optimizer, dict(options or {}), capacity), points)
 
 
 def curve_of(request: FitRequest, points: int = DEFAULT_POINTS) -> ParetoReport:
@@ -73,7 +75,7 @@ def curve_of(request: FitRequest, points: int = DEFAULT_POINTS) -> ParetoReport:
     )
     # From the largest budget to the smallest.
     found = sorted((point for hand in inner for point in hand), key=lambda one: -int(one.budget or 0))
-    return ParetoReport(request.gpu, request.batch, (largest, *found, smallest))
+    return ParetoReport(request.known_device, request.batch, (largest, *found, smallest))
 
 
 def _between(largest: FitPoint, smallest: FitPoint, count: int) -> list[int]:

@@ -6,10 +6,12 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from remat_compiler.devices.gpus import Gpu
+from remat_compiler.devices.cpus import Device
 from remat_compiler.fitting.fit_report import FitPoint, FitReport, device_record, device_text, gib
-from remat_compiler.fitting.pareto_picture import pareto_svg
+from remat_compiler.fitting.pareto_picture import DrawnPlan, pareto_svg
 from remat_compiler.ir.text_form import format_time, table
+from remat_compiler.report.notebook import Shown, card, image, preformatted
+from remat_compiler.units import written
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,28 +28,36 @@ class CurvePoint:
 
     @property
     def name(self) -> str:
-        """The budget as people read it."""
-        return "none" if self.budget is None else gib(self.budget) if isinstance(self.budget, int) else self.budget
+        """The budget as it is written among the options."""
+        return "none" if self.budget is None else written(self.budget) if isinstance(self.budget, int) else self.budget
+
+    @property
+    def drawn(self) -> DrawnPlan:
+        """The point in the picture."""
+        point = self.point
+        budget = self.budget if isinstance(self.budget, int) else point.block_budget_bytes
+        name = f"{self.name}: {written(budget)}" if self.budget != budget else self.name
+        return DrawnPlan(budget, name, point.step_ns, point.step_ns - point.added_ns + point.bound_ns)
 
 
 @dataclass(frozen=True, slots=True)
-class ParetoReport:
+class ParetoReport(Shown):
     """A training step on a device, under budgets from none to the smallest.
 
     Attributes:
-        gpu: The device.
+        device: The device.
         batch: What the step's inputs were made with; `None` if with nothing.
         points: The step under each budget, the largest first.
     """
 
-    gpu: Gpu
+    device: Device
     batch: Any
     points: tuple[CurvePoint, ...]
 
     @property
     def fits(self) -> FitReport:
         """The same points as an answer to whether they fit."""
-        return FitReport(self.gpu, "", tuple(one.point for one in self.points))
+        return FitReport(self.device, "", tuple(one.point for one in self.points))
 
     @property
     def floor_bytes(self) -> int | None:
@@ -59,36 +69,37 @@ class ParetoReport:
         """All figures, for tools."""
         answer = self.fits
         points = [{"budget": one.budget, **answer.record(one.point)} for one in self.points]
-        record = {**device_record(self.gpu), "batch": self.batch, "floor_bytes": self.floor_bytes}
+        record = {**device_record(self.device), "batch": self.batch, "floor_bytes": self.floor_bytes}
         return json.dumps({**record, "points": points}, indent=1)
 
     def to_svg(self) -> str:
         """The curve as a picture."""
-        shown = [
-            (one.point.peak_bytes, one.point.step_ns, one.point.step_ns - one.point.added_ns + one.point.bound_ns)
-            for one in self.points
-            if not one.point.problem
-        ]
-        beside = min((one.point.resident_bytes for one in self.points if not one.point.problem), default=0)
-        floor = None if self.floor_bytes is None else beside + self.floor_bytes
-        title = self.gpu.product + ("" if self.batch is None else f", batch {self.batch}")
-        return pareto_svg(title, shown, floor, self.gpu.usable_bytes)
+        kept = [one for one in self.points if not one.point.problem]
+        beside = max((one.point.resident_bytes for one in kept), default=0)
+        title = self.device.product + ("" if self.batch is None else f", batch {self.batch}")
+        left_bytes = self.device.usable_bytes - beside
+        return pareto_svg(title, [one.drawn for one in kept], self.floor_bytes, left_bytes)
+
+    def _repr_html_(self) -> str:
+        words = "time of the step by its budget: the table has the figures"
+        return card(image(self.to_svg(), words), preformatted(str(self)))
 
     def __str__(self) -> str:
         answer = self.fits
-        rows: list[tuple[str, ...]] = [
-            ("budget", "fits", "step", "allocated", "reserved", "time, modelled", "recomputation", "at least")
-        ]
+        reserved = ["reserved"] if answer.has_allocator else []
+        times = ("time, modelled", "recomputation", "at least")
+        rows: list[tuple[str, ...]] = [("budget", "fits", "step", "allocated", *reserved, *times)]
         for one in self.points:
             point = one.point
             if point.problem:
-                rows.append((one.name, "no", *("",) * 6))
+                rows.append((one.name, "no", *("",) * (len(rows[0]) - 2)))
                 continue
-            sizes = map(gib, (point.step_bytes, point.peak_bytes, point.reserved_bytes))
-            times = map(format_time, (point.step_ns, point.added_ns, point.bound_ns))
-            rows.append((one.name, "yes" if answer.fits(point) else "no", *sizes, *times))
+            reserved_bytes = [point.reserved_bytes] if answer.has_allocator else []
+            sizes = map(gib, (point.step_bytes, point.peak_bytes, *reserved_bytes))
+            taken = map(format_time, (point.step_ns, point.added_ns, point.bound_ns))
+            rows.append((one.name, "yes" if answer.fits(point) else "no", *sizes, *taken))
         batch = [] if self.batch is None else [f"batch {self.batch}"]
-        lines = [device_text(self.gpu), *batch, "", *table(rows, right=(0, 2, 3, 4, 5, 6, 7))]
+        lines = [device_text(self.device), *batch, "", *table(rows, right=(0, *range(2, len(rows[0]))))]
         lines += [f"{one.name}: {one.point.problem}" for one in self.points if one.point.problem]
         if self.floor_bytes is not None:
             forced = next(one.point.floor_forced_by for one in self.points if one.point.floor_bytes == self.floor_bytes)

@@ -15,6 +15,8 @@ from torch import fx
 from remat_compiler import torch_compat
 from remat_compiler.backend import remat
 from remat_compiler.devices.allocator_setting import segments_expand
+from remat_compiler.devices.cpus import Device
+from remat_compiler.devices.gpus import Gpu
 from remat_compiler.errors import OptionError
 from remat_compiler.fitting.counted_step import (
     distinct_bytes,
@@ -69,10 +71,10 @@ def probe(request: FitRequest, batch: int) -> Room:
         OptionError, UnknownName: As `fit_on_paper` does.
     """
     budget = _asked(request)
-    with on_paper(request.device) as (gpu, mode):
+    with on_paper(request.device) as (device, mode):
         step = made_step(replace(request, batches=(batch,)), batch)
         step.update_once()
-        left = left_bytes(step, gpu)
+        left = left_bytes(step, device)
         if budget is not None and budget.kind is BudgetKind.BYTES:
             left = min(left, budget.limit_bytes)
         whole = budget is not None and budget.kind is BudgetKind.FRACTION
@@ -87,19 +89,18 @@ def probe(request: FitRequest, batch: int) -> Room:
         except _Several:
             pass
         if planned is None:
-            peak = measured_point(step, asked, gpu, mode, batch, time.perf_counter()).budgeted_bytes
+            peak = measured_point(step, asked, device, mode, batch, time.perf_counter()).budgeted_bytes
         else:
             peak = planned.partition.peak_bytes
         if budget is not None and whole:
             return Room(batch, left, budget.of_reference(peak) or 0)
         if planned is None:
             return Room(batch, left, peak)
-        outline = _outline(planned, step, gpu, mode, batch, left)
-        over = outline.reserved_bytes(outline.smallest) - outline.usable_bytes
-        return Room(batch, left, peak, max(over, 0), outline)
+        outline = _outline(planned, step, device, mode, batch, left)
+        return Room(batch, left, peak, outline.over_bytes(outline.smallest), outline)
 
 
-def _outline(planned: _Planned, step: MadeStep, gpu: Any, mode: Any, batch: int, left: int) -> Outline:
+def _outline(planned: _Planned, step: MadeStep, device: Device, mode: Any, batch: int, left: int) -> Outline:
     """What tells the step at other batches."""
     request = planned.request
     return Outline(
@@ -109,10 +110,10 @@ def _outline(planned: _Planned, step: MadeStep, gpu: Any, mode: Any, batch: int,
         time_limit=request.time_limit,
         reorders=request.inner == "eager",
         left_bytes=left,
-        usable_bytes=gpu.usable_bytes,
+        usable_bytes=device.usable_bytes if isinstance(device, Gpu) else None,
         expandable=segments_expand(),
-        resident_bytes=tuple(resident_sizes(step, gpu)),
-        state_bytes=tuple(storage_sizes(step.state)),
+        resident_bytes=tuple(resident_sizes(step, device)),
+        state_bytes=tuple(storage_sizes(step.state, step.device)),
         update=tuple(update_lives(step, mode)),
         smallest=planned.partition.result.plan,
     )
@@ -133,28 +134,28 @@ def confirm(request: FitRequest, batch: int, budget_bytes: int | None = None, sc
         OptionError, UnknownName: As `fit_on_paper` does.
     """
     asked = _asked(request)
-    with on_paper(request.device) as (gpu, mode):
+    with on_paper(request.device) as (device, mode):
         start = time.perf_counter()
         step = made_step(replace(request, batches=(batch,)), batch)
         step.update_once()
         if asked is not None and asked.kind is BudgetKind.FRACTION:
-            point = measured_point(step, asked.fraction, gpu, mode, batch, start)
-            report = FitReport.of(gpu, request.budget, [point])
+            point = measured_point(step, asked.fraction, device, mode, batch, start)
+            report = FitReport.of(device, request.budget, [point])
             return Confirmed(report, None, 0.0 if report.fits(point) else _LESS)
-        budget = budget_bytes or max(1, int(left_bytes(step, gpu) / scale))
+        budget = budget_bytes or max(1, int(left_bytes(step, device) / scale))
         if asked is not None and asked.kind is BudgetKind.BYTES:
             budget = min(asked.limit_bytes, budget)
-        point = measured_point(step, budget, gpu, mode, batch, start)
-        report = FitReport.of(gpu, budget, [point])
+        point = measured_point(step, budget, device, mode, batch, start)
+        report = FitReport.of(device, budget, [point])
         if point.smallest_bytes is not None:
             return Confirmed(report, budget, point.smallest_bytes / budget - 1)
         return Confirmed(report, budget, 0.0 if report.fits(point) else _LESS)
 
 
-def left_bytes(step: MadeStep, gpu: Any) -> int:
+def left_bytes(step: MadeStep, device: Device) -> int:
     """What the device leaves for the step's peak: beside all that is resident, and a reserve for fragmentation."""
-    usable = int(gpu.usable_bytes * (1 - torch_compat.DEVICE_RESERVE))
-    return max(1, usable - distinct_bytes(step.resident) - library_bytes(gpu))
+    usable = int(device.usable_bytes * (1 - torch_compat.DEVICE_RESERVE))
+    return max(1, usable - distinct_bytes(step.resident, step.device) - library_bytes(device))
 
 
 def _asked(request: FitRequest) -> MemoryBudget | None:

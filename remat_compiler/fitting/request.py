@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from remat_compiler.devices.gpus import Gpu
+from remat_compiler.devices.cpus import Cpu, Device
 
 AT_HAND = "cuda"
 """Name of the GPU that is there; ``"cuda:1"`` is another one."""
@@ -22,22 +22,26 @@ class FitRequest:
         make: Makes the model, on the default device, the inputs of one step (a tensor, a tuple of positional or a
             mapping of named arguments), and perhaps a function of the model's outputs that gives the loss; by default
             the outputs are the loss, or have it as ``loss``.  It takes the batch, if `batches` are given.
-        device: The device, or its name: one of `devices.gpus.GPUS`, or ``"cuda"`` for the GPU that is there.
+        device: The device, or its name: one of `devices.gpus.GPUS`, ``"cuda"`` for the GPU that is there, or ``"cpu"``
+            for the machine without one.
         budget: The backend's ``memory_budget``; `None` for a step without a budget.
         batches: What `make` is called with, one step for each; empty to call it once with nothing.
         autocast: Type that autocast computes in, one of `PRECISIONS`; `None` without autocast.
         optimizer: Takes the model's parameters and gives an optimizer, or the name of a class of `torch.optim`; `None`
             counts no state.
         options: Further options of the backend.
+        capacity: Memory of the device that the step may have, as `option_values` reads bytes; `None` for what nobody
+            uses of a device that is there, and for all of another one.
     """
 
     make: Callable[..., tuple[Any, ...]]
-    device: str | Gpu = AT_HAND
+    device: str | Device = AT_HAND
     budget: float | str | int | None = None
     batches: tuple[Any, ...] = ()
     autocast: str | None = None
     optimizer: Callable[[Any], Any] | str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+    capacity: str | int | None = None
 
     @property
     def batch(self) -> Any:
@@ -45,10 +49,15 @@ class FitRequest:
         return self.batches[0] if self.batches else None
 
     @property
-    def gpu(self) -> Gpu:
+    def known_device(self) -> Device:
         """The device, once it is more than a name."""
-        assert isinstance(self.device, Gpu)
+        assert not isinstance(self.device, str)
         return self.device
+
+    @property
+    def device_type(self) -> str:
+        """What torch calls the device."""
+        return "cpu" if isinstance(self.device, Cpu) else "cuda"
 
 
 @dataclass(frozen=True, slots=True)

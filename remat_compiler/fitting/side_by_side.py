@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+from remat_compiler.devices.machine_memory import available_bytes
 from remat_compiler.fitting.paper_process import call_in_process
 from remat_compiler.progress import progress
 
@@ -17,11 +18,8 @@ PROCESS_BYTES = 4 * 2**30
 def num_processes() -> int:
     """How many processes answer at a time: as many as there are cores, and memory for."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    names = ("SC_PAGE_SIZE", "SC_AVPHYS_PAGES")
-    if not all(name in os.sysconf_names for name in names):
-        return cores
-    free_bytes = os.sysconf(names[0]) * os.sysconf(names[1])
-    return max(1, min(cores, free_bytes // PROCESS_BYTES))
+    left = available_bytes()
+    return cores if left is None else max(1, min(cores, left // PROCESS_BYTES))
 
 
 def side_by_side(what: str, function: Callable[..., Any], questions: Sequence[tuple[Any, ...]]) -> list[Any]:

@@ -10,8 +10,6 @@ import torch
 from remat_compiler import torch_compat
 from remat_compiler.errors import OptionError
 
-DEVICE = torch.device("cuda", 0)
-"""Where steps are made."""
 PARAMETERS = "parameters and buffers"
 """The part of a step that the model holds."""
 
@@ -27,12 +25,12 @@ def check_on_paper(part: str, tensors: Mapping[Any, torch.Tensor]) -> None:
             )
 
 
-def check_on_device(part: str, tensors: Mapping[Any, torch.Tensor]) -> None:
+def check_on_device(part: str, tensors: Mapping[Any, torch.Tensor], device: torch.device) -> None:
     """Raises `OptionError` for a tensor on another device; some may lie on the CPU, but not all parameters."""
-    elsewhere = {name: tensor.device for name, tensor in tensors.items() if tensor.device != DEVICE}
-    for name, device in elsewhere.items():
-        if device.type != "cpu" or (part == PARAMETERS and len(elsewhere) == len(tensors)):
+    elsewhere = {name: tensor.device for name, tensor in tensors.items() if tensor.device != device}
+    for name, found in elsewhere.items():
+        if found.type != "cpu" or (part == PARAMETERS and len(elsewhere) == len(tensors)):
             raise OptionError(
-                f"{part} have the tensor {name!r} on {device}, and the step is to fit {DEVICE}; leave the "
-                "device open, or name cuda"
+                f"{part} have the tensor {name!r} on {found}, and the step is to fit {device}; leave the "
+                f"device open, or name {device.type}"
             )

@@ -18,7 +18,6 @@ from remat_compiler.fitting.counted_step import BACKWARD, FORWARD, UPDATE, count
 from remat_compiler.fitting.made_step import MadeStep, made_step
 from remat_compiler.fitting.paper_step import modelled_ns, on_paper
 from remat_compiler.fitting.request import FitRequest
-from remat_compiler.fitting.step_checks import DEVICE
 from remat_compiler.fitting.step_trace import OperatorCall, StepTrace
 from remat_compiler.simulate.reserved import reserved_bytes
 from remat_compiler.units import rounded_up
@@ -33,12 +32,12 @@ def trace_on_paper(request: FitRequest) -> StepTrace:
     Raises:
         RematError: As `remat_compiler.fit` does; `InfeasibleBudget` if the budget cannot be kept.
     """
-    with on_paper(request.gpu) as (gpu, mode), GraphRecorder() as recorder:
+    with on_paper(request.device) as (gpu, mode), GraphRecorder() as recorder:
         step = made_step(request, request.batch)
         step.compile(request.budget)
         settle(step)
         counted = count(step, mode)
-        resident = [_rounded(size) for size in (*resident_sizes(step, gpu), *storage_sizes(step.state))]
+        resident = [_rounded(size) for size in (*resident_sizes(step, gpu), *storage_sizes(step.state, step.device))]
         return StepTrace(
             texts=_texts(recorder),
             requests=tuple(life.size_bytes for life in counted.lives),
@@ -103,7 +102,7 @@ def _texts(recorder: GraphRecorder) -> tuple[str, ...]:
 
 def _rounded(size: int) -> int:
     """What a request counts for."""
-    return rounded_up(size, torch_compat.allocation_alignment(DEVICE.type))
+    return rounded_up(size, torch_compat.allocation_alignment("cuda"))
 
 
 def _portable(calls: Iterable[OpCall]) -> Iterable[OperatorCall]:

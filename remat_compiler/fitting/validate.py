@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from remat_compiler.devices.gpus import Gpu
 from remat_compiler.errors import OptionError
 from remat_compiler.fitting.fit import located
 from remat_compiler.fitting.paper_process import call_in_process
@@ -34,6 +35,8 @@ def validated(request: FitRequest, function: str = "") -> Validation:
             "or make it the only one that is seen by CUDA_VISIBLE_DEVICES"
         )
     request = located(request)
+    gpu = request.known_device
+    assert isinstance(gpu, Gpu)
     paper: StepTrace = call_in_process(_paper_here, request)
     real, versions = call_in_process(_gpu_here, request, paper.calls, hide_gpus=False)
     step = {
@@ -44,7 +47,7 @@ def validated(request: FitRequest, function: str = "") -> Validation:
         "optimizer": str(request.optimizer),
         "options": {name: str(value) for name, value in request.options.items()},
     }
-    return Validation(request.gpu, versions, step, paper, real)
+    return Validation(gpu, versions, step, paper, real)
 
 
 def _paper_here(request: FitRequest) -> StepTrace:

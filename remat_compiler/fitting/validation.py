@@ -13,6 +13,7 @@ from remat_compiler.devices.gpus import Gpu
 from remat_compiler.fitting.fit_report import gib
 from remat_compiler.fitting.step_trace import StepTrace
 from remat_compiler.ir.text_form import format_time, table
+from remat_compiler.report.notebook import Shown
 
 FORMAT_VERSION = 1
 """Version of the JSON file."""
@@ -30,7 +31,7 @@ _SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Validation:
+class Validation(Shown):
     """A step on paper and on a GPU.
 
     Attributes:

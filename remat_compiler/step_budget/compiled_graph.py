@@ -228,7 +228,7 @@ class CompiledGraph:
     def _watched(self, arguments: Sequence[Any]) -> Any:
         """Run the forward in a step that is not known yet, or may turn out to be another one."""
         # On paper all tensors are fake, and their steps are the user's.
-        if torch_compat.paper_gpu() is None and torch_compat.any_fake(arguments):
+        if not torch_compat.is_on_paper() and torch_compat.any_fake(arguments):
             return self._run_on_fakes(arguments)
         here = self._watch.here
         # First: calls that nobody can run backward any more must not count as open below.

@@ -155,7 +155,7 @@ from remat_compiler.torch_compat.overwriting import (
     rounds_alike,
 )
 from remat_compiler.torch_compat.own_frames import skip_own_frames
-from remat_compiler.torch_compat.paper_device import paper_device, paper_gpu
+from remat_compiler.torch_compat.paper_device import is_on_paper, paper_cpu, paper_device, paper_gpu
 from remat_compiler.torch_compat.paper_values import AnyValues, KnownValues
 from remat_compiler.torch_compat.patch import Patch, Purpose, untested
 from remat_compiler.torch_compat.patches import PATCHES

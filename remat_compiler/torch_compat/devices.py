@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
-import os
 from typing import Any
 
 import torch
 
 from remat_compiler.devices.gpus import Gpu, gpu_like
+from remat_compiler.devices.machine_memory import total_bytes
 from remat_compiler.log import logger_of
 from remat_compiler.torch_compat.optimizer_state import state_to_come
 from remat_compiler.torch_compat.sharded_modules import sharded_now
@@ -58,9 +57,7 @@ def total_device_bytes(example_inputs: Any) -> int | None:
     devices = {x.device for x in example_inputs if isinstance(x, torch.Tensor) and x.device.type == "cuda"}
     if devices:
         return min(int(torch.cuda.mem_get_info(device)[1]) for device in devices)
-    # Not every system has both numbers.
-    names = ("SC_PAGE_SIZE", "SC_PHYS_PAGES")
-    return math.prod(map(os.sysconf, names)) if all(name in os.sysconf_names for name in names) else None
+    return total_bytes()
 
 
 def gpu_at_hand() -> Gpu:

@@ -1,4 +1,4 @@
-"""Tracing, Inductor and Triton for a GPU that is not there: they ask the device nothing, and compute nothing on it."""
+"""Tracing, Inductor and Triton for steps on paper: they ask the device nothing, and compute nothing on it."""
 
 from __future__ import annotations
 
@@ -26,9 +26,13 @@ def enter_inductor(stack: ExitStack, gpu: Gpu) -> None:
     """Let Inductor generate code for `gpu` until `stack` is closed; without Triton, only graphs are interpreted."""
     stack.enter_context(replaced(CONSTANTS, _then_on_cpu))
     stack.enter_context(replaced(CONSTANT_FOLDING, _on_cpu))
-    stack.enter_context(replaced(GENERATION, _by_default_on_cpu))
     stack.enter_context(replaced(PADDING, _where_forced))
     _enter_triton(stack, gpu)
+
+
+def enter_generation(stack: ExitStack) -> None:
+    """Let Inductor generate code that nobody runs, for any device, until `stack` is closed."""
+    stack.enter_context(replaced(GENERATION, _by_default_on_cpu))
 
 
 class _OnCpu(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -65,8 +69,8 @@ def _by_default_on_cpu(run: Callable[..., Any]) -> Callable[..., Any]:
         for name in _TIMED:
             if getattr(config, name):
                 raise OptionError(
-                    f"{name}=True, a setting of Inductor, chooses kernels by timing them, and there is no GPU here to "
-                    "time them on; leave it out to be told of the step without it"
+                    f"{name}=True, a setting of Inductor, chooses kernels by timing them, and on paper none is run; "
+                    "leave it out to be told of the step without it"
                 )
         # The graph itself names the device of everything that it makes.
         with _CPU:

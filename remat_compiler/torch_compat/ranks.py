@@ -8,7 +8,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from remat_compiler.torch_compat.paper_device import paper_gpu
+from remat_compiler.torch_compat.paper_device import is_on_paper
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,7 +28,7 @@ class Ranks:
 
 def ranks() -> Ranks | None:
     """The ranks of the job; `None` if one process trains, or stands for one of them on paper."""
-    if paper_gpu() is not None:
+    if is_on_paper():
         return None
     if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
         return None

@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import is_fake
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from remat_compiler.torch_compat.paper_device import paper_gpu
+from remat_compiler.torch_compat.paper_device import is_on_paper
 
 
 def any_fake(arguments: Iterable[Any]) -> bool:
@@ -77,7 +77,7 @@ def dense_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
         return [*dense_parts(tensor._indices()), *dense_parts(tensor._values())]
     # Other layouts hide their memory, and some wrappers have no storage at all.
     opaque = tensor.layout is not torch.strided or tensor.device.type == "meta"
-    pretended = is_fake(tensor) and paper_gpu() is None
+    pretended = is_fake(tensor) and not is_on_paper()
     return [] if opaque or pretended or not torch._C._has_storage(tensor) else [tensor]
 
 

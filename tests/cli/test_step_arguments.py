@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -98,6 +99,35 @@ def test_a_function_that_is_not_understood_is_left_to_the_run(text: str, name: s
     path = tmp_path / "made.py"
     path.write_text(text)
     check_function(path, name, called_with_batch=True)
+
+
+@pytest.mark.parametrize(
+    ("batch", "says"),
+    [((), "cannot be called without a batch: "), (("--batch", "4"), "cannot be called with the batch: ")],
+)
+def test_a_function_that_is_only_known_once_the_file_runs_is_told_of_likewise(
+    batch: tuple[str, ...], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "later.py"
+    path.write_text("def of_any(batch, length): pass\nmake = of_any\n")
+    assert main(["fit", f"{path}:make", *PAPER, *batch]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"remat: make(batch, length) of {path} {says}missing a required argument")
+    assert "give a batch by --batch N" in told
+    assert "Traceback" not in told
+
+
+def test_a_batch_that_is_left_out_is_the_functions_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "steps.py"
+    path.write_text(
+        "import torch\n"
+        "def make(batch=24):\n"
+        "    return torch.nn.Linear(64, 64), torch.zeros(batch, 64), lambda y: y.square().mean()\n"
+    )
+    assert main(["fit", f"{path}:make", *PAPER, "--optimizer", "none", "--json"]) == 0
+    (point,) = json.loads(capsys.readouterr().out)["points"]
+    assert (point["batch"], point["input_bytes"]) == (None, 24 * 64 * 4)
+    assert point["fits"]
 
 
 def test_what_fits_passes_and_a_file_of_no_python_does_not(file: Path, tmp_path: Path) -> None:

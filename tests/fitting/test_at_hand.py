@@ -16,7 +16,7 @@ from remat_compiler.cli.main import main
 from remat_compiler.costs.calibration import FIGURES
 from remat_compiler.devices.gpus import CONTEXT_BYTES, GPUS, Gpu
 from remat_compiler.errors import OptionError, UnknownName
-from remat_compiler.fitting.at_hand import gpu_from, gpu_of
+from remat_compiler.fitting.at_hand import device_of, gpu_from
 from remat_compiler.fitting.fit import answer
 from remat_compiler.fitting.paper_process import call_in_process
 from remat_compiler.fitting.request import FitRequest
@@ -109,7 +109,7 @@ def test_a_step_fits_a_card_that_was_read() -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="asks what happens without a GPU")
 def test_without_a_gpu_one_has_to_be_named(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(OptionError, match=r"torch sees no GPU here; name the one that is meant: t4"):
+    with pytest.raises(OptionError, match=r"torch sees no GPU here; name the one that is meant: t4.*, or cpu to train"):
         remat_compiler.fit(torch.nn.Identity, lambda: torch.ones(1))
     assert main(["fit", f"{__file__}:properties", "--batch", "1"]) == 2
     assert "torch sees no GPU here" in capsys.readouterr().err
@@ -118,21 +118,21 @@ def test_without_a_gpu_one_has_to_be_named(capsys: pytest.CaptureFixture[str], m
 @pytest.mark.parametrize("name", ["cuda:", "cuda:x", "gpu"])
 def test_no_other_name_means_the_card_that_is_there(name: str) -> None:
     with pytest.raises(UnknownName, match="unknown device"):
-        gpu_of(name)
+        device_of(name)
 
 
 def test_a_device_is_a_name_or_a_gpu() -> None:
     sheet = GPUS["t4"]
-    assert gpu_of(sheet) is gpu_of("T4") is sheet
-    processor: Any = torch.device("cpu")
-    with pytest.raises(UnknownName, match="unknown device 'cpu'"):
-        gpu_of(processor)
+    assert device_of(sheet) is device_of("T4") is sheet
+    other: Any = torch.device("mps")
+    with pytest.raises(UnknownName, match="unknown device 'mps'"):
+        device_of(other)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_the_card_that_is_there_is_read() -> None:
-    gpu = gpu_of("cuda")
+    gpu = device_of("cuda")
     assert isinstance(gpu, Gpu)
     assert gpu.product == torch.cuda.get_device_name()
     assert 0 < gpu.usable_bytes < gpu.total_bytes == torch.cuda.get_device_properties(0).total_memory

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
+from html import escape
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -68,6 +70,56 @@ def test_a_curve_without_points_or_with_one_is_drawn() -> None:
         report = ParetoReport(GPUS["t4"], None, tuple(points))
         ElementTree.fromstring(report.to_svg())
         assert "too small" in str(report)
+
+
+def words_of(svg: str) -> list[str]:
+    return [element.text or "" for element in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")]
+
+
+def made_up_curve(*budgets: int) -> ParetoReport:
+    """The step without a budget, where it takes 8 GiB, under these budgets, and at its smallest peak of 4 GiB."""
+    sizes: list[tuple[int | str | None, int]] = [(None, 2**33), *((one, one) for one in budgets), ("min", 2**32)]
+    points = [
+        CurvePoint(budget, FitPoint(backward_bytes=size - 1, in_use_bytes=size, step_ns=10**7 + n))
+        for n, (budget, size) in enumerate(sizes)
+    ]
+    return ParetoReport(GPUS["h100"], 16, tuple(points))
+
+
+def test_the_budget_to_write_can_be_read_from_the_picture_and_the_table() -> None:
+    """Without a budget, and at the smallest peak, that is the least one under which the plan is the same."""
+    curve = made_up_curve(6 * 2**30 + 1)
+    words = words_of(curve.to_svg())
+    assert {"6.01GiB", "none: 8GiB", "min: 4GiB"} <= set(words)
+    assert any(word.startswith("memory_budget: what the step has on top of parameters") for word in words)
+    assert "6.01GiB" in str(curve).split()
+    (smallest,) = curve.points[-1:]
+    assert smallest.drawn.budget_bytes == smallest.point.block_budget_bytes == 2**32
+
+
+def test_labels_do_not_cover_each_other() -> None:
+    crowded = made_up_curve(*(2**33 - n * 2**25 for n in range(1, 100)))
+    labels = [word for word in words_of(crowded.to_svg()) if word.endswith("GiB") and " GiB" not in word]
+    assert 4 < len(labels) < 11
+
+
+def test_what_the_device_leaves_stands_at_what_is_left_beside_all_that_is_resident() -> None:
+    held = FitPoint(parameter_bytes=2**33, backward_bytes=2**32, in_use_bytes=2**32, step_ns=5)
+    room = FitPoint(parameter_bytes=2**33, backward_bytes=2**33, in_use_bytes=2**33, step_ns=4)
+    for capacity, drawn in ((2**33 + 2**32 + 2**31, True), (2**36, False)):
+        device = replace(GPUS["h100"], free_bytes=capacity)
+        curve = ParetoReport(device, None, (CurvePoint(None, room), CurvePoint("min", held)))
+        assert ("what the device leaves" in words_of(curve.to_svg())) is drawn
+
+
+def test_answers_show_themselves_in_notebooks(curve: ParetoReport) -> None:
+    shown = curve._repr_html_()
+    assert shown.count("data:image/svg+xml;base64,") == 1
+    for answer in (curve, curve.fits, MaxBatch(16, None, curve.fits)):
+        html = answer._repr_html_()
+        assert escape(str(answer).rstrip()) in html
+        assert "<script" not in html
+        assert len(html) < 100_000
 
 
 @pytest.mark.parametrize("points", [1, 0, 2.5, "6"])
