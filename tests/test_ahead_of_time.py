@@ -102,3 +102,14 @@ def test_the_packages_that_are_built_are_the_ones_whose_loops_are_compiled(
     build.compile_loops([tmp_path])
     assert (folder / "ran").read_text() == ""
     assert not capfd.readouterr().err
+
+
+@pytest.mark.parametrize(("compiles", "is_pure"), [("0", True), ("1", False)])
+def test_a_wheel_is_one_for_any_machine_unless_it_has_compiled_loops(
+    compiles: str, is_pure: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REMAT_COMPILE_LOOPS", compiles)
+    distribution = runpy.run_path(str(ROOT / "setup.py"))["WithLoops"]({"name": "any", "version": "1"})
+    wheel = distribution.get_command_obj("bdist_wheel")
+    wheel.ensure_finalized()
+    assert (wheel.get_tag() == ("py3", "none", "any")) is is_pure
