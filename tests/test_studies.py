@@ -1,4 +1,4 @@
-"""The pages of `benchmarks/`: short, with the revision of each table's measurement, and nothing in them that is gone.
+"""The pages of `benchmarks/`: short, with the revision that each table was measured at, and with nothing that is gone.
 
 Also what may import what there: programs and studies import instruments, and no study another one.
 """

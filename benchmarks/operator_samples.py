@@ -1,7 +1,7 @@
 """Every operator trained under three budgets, over torch's own samples: results as eager's, and peaks as foreseen.
 
-    python -m studies.unfamiliar_programs.operator_samples --results samples.txt      # all; goes on where it ended
-    python -m studies.unfamiliar_programs.operator_samples --operators 0 60 --samples 3 --layouts plain transposed
+    python benchmarks/operator_samples.py --results samples.txt     # all; goes on where it ended
+    python benchmarks/operator_samples.py --operators 0 60 --samples 3 --layouts plain transposed
 
 Each operator of torch's database runs on its samples within a small program that is trained in eager, compiled by
 ``aot_eager``, and compiled by this project with an interpreter under the budgets 1.0, 0.6 and "min".  Where
@@ -38,7 +38,7 @@ from torch._dynamo.utils import counters
 from torch._functorch import config as functorch_config
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-sys.path.append(str(Path(__file__).parents[3] / "tests"))
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
 
 import remat_compiler
 from heard import warnings_heard
