@@ -15,7 +15,7 @@ import torch
 from remat_compiler import torch_compat
 from remat_compiler.simulate.allowance import Allowance
 from remat_compiler.simulate.sharding import FirstStep, first_step
-from remat_compiler.step_budget.step_watch import WatchedStep
+from remat_compiler.step_budget.watched_step import WatchedStep
 
 
 def allowance_of_alike(free_bytes: int, alike: FirstStep) -> Allowance:

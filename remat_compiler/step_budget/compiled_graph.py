@@ -32,7 +32,7 @@ from remat_compiler.step_budget.dynamic_graph import DynamicGraph
 from remat_compiler.step_budget.gradients_before import GradientsBefore
 from remat_compiler.step_budget.known_steps import Place, is_among
 from remat_compiler.step_budget.out_of_memory import explain_failure
-from remat_compiler.step_budget.step_watch import WatchedStep
+from remat_compiler.step_budget.watched_step import WatchedStep
 from remat_compiler.units import counted, format_bytes, told_apart
 
 logger = logger_of(__name__)

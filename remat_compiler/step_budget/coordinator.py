@@ -17,7 +17,8 @@ from remat_compiler.options import BudgetKind, RematOptions
 from remat_compiler.simulate.step_peak import GraphMemory, Turn
 from remat_compiler.step_budget.calls_alike import is_rehearsal
 from remat_compiler.step_budget.known_steps import Place, Placed, is_among, is_known, kept, learn, until
-from remat_compiler.step_budget.step_watch import PATIENCE, StepWatch, WatchedStep
+from remat_compiler.step_budget.step_watch import PATIENCE, StepWatch
+from remat_compiler.step_budget.watched_step import WatchedStep
 
 
 class Coordinated(Placed, Protocol):

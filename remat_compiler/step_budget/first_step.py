@@ -31,7 +31,7 @@ from remat_compiler.step_budget.calls_alike import allowance_of_alike, calls_ali
 from remat_compiler.step_budget.compiled_graph import CompiledGraph
 from remat_compiler.step_budget.coordinator import StepCoordinator, share_budget
 from remat_compiler.step_budget.dynamic_graph import Continues, first_allowance
-from remat_compiler.step_budget.step_watch import WatchedStep
+from remat_compiler.step_budget.watched_step import WatchedStep
 from remat_compiler.units import told_apart
 
 logger = logger_of(__name__)

@@ -14,7 +14,7 @@ from remat_compiler.simulate.step_peak import Call, CallKey, GraphMemory, Turn, 
 from remat_compiler.step_budget.compiled_graph import CompiledGraph
 from remat_compiler.step_budget.gradients_before import before_calls
 from remat_compiler.step_budget.graph_levels import checked_without_budget
-from remat_compiler.step_budget.step_watch import WatchedStep
+from remat_compiler.step_budget.watched_step import WatchedStep
 
 
 class JointSteps:

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from remat_compiler.errors import InfeasibleBudget
 from remat_compiler.simulate.step_peak import Turn
-from remat_compiler.step_budget.step_watch import WatchedStep
+from remat_compiler.step_budget.watched_step import WatchedStep
 
 
 class Placed(Protocol):

@@ -44,7 +44,7 @@ from remat_compiler.step_budget.joint_plans import JointPlan, JointPlans
 from remat_compiler.step_budget.joint_steps import JointSteps
 from remat_compiler.step_budget.known_steps import learn, refuse
 from remat_compiler.step_budget.share_sizes import BudgetSplit, GraphChoices, SharedBudget, SizeShares
-from remat_compiler.step_budget.step_watch import WatchedStep
+from remat_compiler.step_budget.watched_step import WatchedStep
 from remat_compiler.units import counted, format_bytes, told_apart
 
 logger = logger_of(__name__)

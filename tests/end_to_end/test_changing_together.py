@@ -17,7 +17,7 @@ from remat_compiler.errors import InfeasibleBudget
 from remat_compiler.observer import Observer, observed_by
 from remat_compiler.simulate.step_peak import whole_step_peak
 from remat_compiler.step_budget.compiled_graph import CompiledGraph
-from remat_compiler.step_budget.step_watch import WatchedStep
+from remat_compiler.step_budget.watched_step import WatchedStep
 from step_budget.test_one_budget import WIDTH, Blocks, Broken, BrokenTwice, Tower, compile_model, equal, gradients
 
 pytestmark = pytest.mark.usefixtures("made")

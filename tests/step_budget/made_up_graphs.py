@@ -22,7 +22,7 @@ from remat_compiler.simulate.timeline import simulate
 from remat_compiler.step_budget.compiled_graph import CompiledGraph, RecompileContext
 from remat_compiler.step_budget.coordinator import StepCoordinator
 from remat_compiler.step_budget.replan import decide
-from remat_compiler.step_budget.step_watch import WatchedStep
+from remat_compiler.step_budget.watched_step import WatchedStep
 from remat_passes.registry import make_planner
 
 Step = WatchedStep[CompiledGraph]
@@ -141,5 +141,5 @@ def step_of(*graphs: CompiledGraph) -> Step:
     for graph in graphs:
         step.add(graph, None)
     step.turns += [(Turn.BACKWARD, call) for call in reversed(range(len(graphs)))]
-    step._open.clear()
+    step.open.clear()
     return step

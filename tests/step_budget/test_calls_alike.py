@@ -14,7 +14,7 @@ from remat_compiler.simulate.sharding import FirstStep
 from remat_compiler.step_budget.calls_alike import allowance_of_alike, is_rehearsal
 from remat_compiler.step_budget.first_step import allowance_of_several, first_request_of_several
 from remat_compiler.step_budget.gradients_before import GradientsBefore, bytes_of
-from remat_compiler.step_budget.step_watch import WatchedStep
+from remat_compiler.step_budget.watched_step import WatchedStep
 from step_budget.test_first_step import BUDGET, HIDDEN, LOSS, coordinator, options_of, request
 
 
@@ -65,8 +65,8 @@ def test_a_micro_batch_that_only_tells_of_shapes_decides_nothing(monkeypatch: py
     def calls(count: int) -> None:
         for _ in range(count):
             # The stage, and a loss, which has no parameters.
-            step._add("stage", (), None, frozenset(), frozenset({id(weight)}))
-            step._add("loss", (), None, frozenset(), frozenset())
+            step.add_call("stage", (), None, frozenset(), frozenset({id(weight)}))
+            step.add_call("loss", (), None, frozenset(), frozenset())
 
     calls(1)
     assert is_rehearsal(step)

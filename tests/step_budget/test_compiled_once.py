@@ -14,7 +14,7 @@ from remat_compiler.compilation.attempt import Attempt
 from remat_compiler.observer import Observer, observed_by
 from remat_compiler.step_budget.compiled_graph import CompiledGraph
 from remat_compiler.step_budget.graph_levels import compiled_at, level_without_budget
-from remat_compiler.step_budget.step_watch import WatchedStep
+from remat_compiler.step_budget.watched_step import WatchedStep
 
 WIDTH, BATCH, FRACTION = 64, 512, 0.8
 

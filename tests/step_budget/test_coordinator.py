@@ -14,7 +14,8 @@ from remat_compiler.options import RematOptions
 from remat_compiler.pipeline import COORDINATOR
 from remat_compiler.simulate.step_peak import GraphMemory, Turn
 from remat_compiler.step_budget.coordinator import StepCoordinator, share_budget
-from remat_compiler.step_budget.step_watch import PATIENCE, WatchedStep
+from remat_compiler.step_budget.step_watch import PATIENCE
+from remat_compiler.step_budget.watched_step import WatchedStep
 
 Step = WatchedStep[Any]
 
@@ -82,7 +83,7 @@ def run(coordinator: StepCoordinator[Any], *graphs: MadeUp, backward: bool = Tru
         step.add(graph, None)
     for call in reversed(range(len(graphs))):
         step.turns.append((Turn.BACKWARD if backward else Turn.DROPPED, call))
-    step._open.clear()
+    step.open.clear()
     coordinator.watch._complete(step)
     return step
 

@@ -9,7 +9,7 @@ from torch import nn
 import remat_compiler.backend  # noqa: F401 - registers the backend
 from remat_compiler.observer import Observer, observed_by
 from remat_compiler.step_budget.compiled_graph import CompiledGraph
-from remat_compiler.step_budget.step_watch import WatchedStep
+from remat_compiler.step_budget.watched_step import WatchedStep
 
 
 class ReadBehindABreak(nn.Module):

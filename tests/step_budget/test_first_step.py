@@ -26,7 +26,7 @@ from remat_compiler.step_budget.first_step import (
     part_of_fraction,
 )
 from remat_compiler.step_budget.replan import decide
-from remat_compiler.step_budget.step_watch import WatchedStep
+from remat_compiler.step_budget.watched_step import WatchedStep
 
 BUDGET = 1_000
 

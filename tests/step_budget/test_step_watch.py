@@ -14,7 +14,8 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 from dry_run.steps import interpret
 from remat_compiler.simulate.step_peak import Call, Leaf, Passed, Turn
-from remat_compiler.step_budget.step_watch import StepWatch, WatchedStep
+from remat_compiler.step_budget.step_watch import StepWatch
+from remat_compiler.step_budget.watched_step import WatchedStep
 
 F, B, DROPPED = Turn.FORWARD, Turn.BACKWARD, Turn.DROPPED
 Step = WatchedStep["Watched"]
