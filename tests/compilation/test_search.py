@@ -11,7 +11,8 @@ import pytest
 from builders import chain, with_budget
 from remat_compiler.compilation.attempt import Attempt
 from remat_compiler.compilation.feedback import next_request
-from remat_compiler.compilation.search import MAX_TRIES, BudgetSearch, SearchGoal
+from remat_compiler.compilation.search import BudgetSearch, SearchGoal
+from remat_compiler.compilation.tries import MAX_TRIES
 from remat_compiler.dry_run.dry_run import DryRun, MemorySample
 from remat_compiler.errors import InfeasibleBudget
 from remat_compiler.ir.graph import Phase
