@@ -24,7 +24,8 @@ from transformers import BertConfig, BertForMaskedLM
 import remat_compiler
 from instruments.measure import measure_step
 from masked_text import TEXT, Vocabulary, batches, words_of
-from remat_compiler.options import BudgetKind, MemoryBudget, format_bytes
+from remat_compiler.memory_budget import BudgetKind, MemoryBudget
+from remat_compiler.units import format_bytes
 
 SHORTEST, LONGEST, BATCH = 24, 160, 8
 

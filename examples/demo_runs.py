@@ -21,7 +21,9 @@ import remat_compiler
 from demo_table import Outcome, relative_difference
 from instruments.measure import StepTimes, TrainStep, measure_step, step_times
 from masked_text import NOT_ASKED, TEXT, Vocabulary, batches, words_of
-from remat_compiler.options import INNER_COMPILERS, MemoryBudget, format_bytes
+from remat_compiler.memory_budget import MemoryBudget
+from remat_compiler.options import INNER_COMPILERS
+from remat_compiler.units import format_bytes
 
 
 @dataclass(frozen=True, slots=True)

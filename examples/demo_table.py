@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from remat_compiler.options import format_bytes
 from remat_compiler.report import svg
+from remat_compiler.units import format_bytes
 
 PREDICTION_TOLERANCE = 0.001
 """Largest distance of the predicted from the measured peak, as a fraction of the measured one."""

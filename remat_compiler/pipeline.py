@@ -38,7 +38,8 @@ from remat_compiler.dynamic_shapes.variant_context import VariantContext
 from remat_compiler.dynamic_shapes.variant_store import VariantStore
 from remat_compiler.errors import InfeasibleBudget
 from remat_compiler.log import logger_of
-from remat_compiler.options import BudgetKind, Environment, MemoryBudget, RematOptions
+from remat_compiler.memory_budget import BudgetKind, MemoryBudget
+from remat_compiler.options import Environment, RematOptions
 from remat_compiler.partition.request import PartitionRequest
 from remat_compiler.partition.result import NoPlan
 from remat_compiler.partition.session import Session

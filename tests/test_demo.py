@@ -14,7 +14,7 @@ from demo import mebibytes
 from demo_runs import Variant
 from demo_table import HEADINGS, Outcome, failures, picture, relative_difference, rows, table
 from masked_text import MASK, NOT_ASKED, SPECIAL, TEXT, UNKNOWN, Vocabulary, batches, words_of
-from remat_compiler.options import MemoryBudget
+from remat_compiler.memory_budget import MemoryBudget
 
 MIB = 2**20
 FREE = Outcome("no budget", "remat", None, 80 * MIB, 80 * MIB, 10**8, 1.0, (6.3, 5.5), 0.0)

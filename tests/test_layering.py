@@ -44,7 +44,19 @@ COMPILER = (
         "observer",
         "stats",
     ),
-    *("simulate", "ir", "progress", "files", "options", "option_values", "devices", "errors", "log", "units"),
+    *(
+        "simulate",
+        "ir",
+        "progress",
+        "files",
+        "options",
+        "memory_budget",
+        "option_values",
+        "devices",
+        "errors",
+        "log",
+        "units",
+    ),
     "version",
 )
 PASSES = (

@@ -13,15 +13,9 @@ from hypothesis import strategies as st
 
 from remat_compiler import options as options_module
 from remat_compiler.errors import OptionError, UnknownName
-from remat_compiler.options import (
-    BudgetKind,
-    Environment,
-    MemoryBudget,
-    RematOptions,
-    format_bytes,
-    parse_bytes,
-    variable_of,
-)
+from remat_compiler.memory_budget import BudgetKind, MemoryBudget, parse_bytes
+from remat_compiler.options import Environment, RematOptions, variable_of
+from remat_compiler.units import format_bytes
 
 EMPTY = Environment.read({"HOME": "/nowhere"})
 

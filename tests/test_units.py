@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remat_compiler.options import MemoryBudget
+from remat_compiler.memory_budget import MemoryBudget
 from remat_compiler.units import counted, part_of, told_apart, written
 
 

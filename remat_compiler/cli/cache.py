@@ -15,10 +15,11 @@ from remat_compiler.errors import CacheError
 from remat_compiler.ir.json_folder import JsonFolder
 from remat_compiler.ir.problem import UNLIMITED_BYTES
 from remat_compiler.ir.text_form import table
-from remat_compiler.options import Environment, format_bytes
+from remat_compiler.options import Environment
 from remat_compiler.plan_cache.cache import miss_folder, plan_folder
 from remat_compiler.plan_cache.key import CachedPlan, CacheMiss
 from remat_compiler.plan_cache.misses import Explanation, explain
+from remat_compiler.units import format_bytes
 
 _SHOWN_MISSES = 10
 _LONGEST = 60

@@ -12,7 +12,8 @@ from typing import Any
 
 from remat_compiler.errors import UnsupportedTorch
 from remat_compiler.ir.text_form import table
-from remat_compiler.options import Environment, format_bytes
+from remat_compiler.options import Environment
+from remat_compiler.units import format_bytes
 from remat_compiler.version import TESTED_TORCH, __version__, installed_version
 
 _PACKAGES = ("torch", "triton", "numpy", "numba", "networkx", "PuLP")

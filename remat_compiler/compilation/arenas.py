@@ -12,9 +12,9 @@ from remat_compiler.dry_run.emitted_wrapper import EmittedGraph
 from remat_compiler.dry_run.placeable import PlaceableStep
 from remat_compiler.ir.arenas import Allocations, ArenaFigures, Arenas
 from remat_compiler.log import logger_of
-from remat_compiler.options import format_bytes
 from remat_compiler.simulate.arenas import arena_defects, live_bytes, trace_with
 from remat_compiler.simulate.reserved import AllocationTrace, taken_bytes
+from remat_compiler.units import format_bytes
 from remat_passes.registry import choose_arenas
 
 logger = logger_of(__name__)

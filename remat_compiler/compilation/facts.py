@@ -6,7 +6,8 @@ from remat_compiler.errors import BudgetFacts, KeptBytes
 from remat_compiler.ir.graph import Op, Phase, SavePolicy, StorageKind, TrainingGraph, Trait
 from remat_compiler.ir.plan import Plan, PlanResult
 from remat_compiler.ir.problem import RematProblem
-from remat_compiler.options import BudgetKind, RematOptions
+from remat_compiler.memory_budget import BudgetKind
+from remat_compiler.options import RematOptions
 from remat_compiler.simulate.timeline import simulate
 from remat_passes.registry import least_budget_bytes
 

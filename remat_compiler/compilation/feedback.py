@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from remat_compiler.compilation.attempt import Attempt
-from remat_compiler.options import BudgetKind, MemoryBudget
+from remat_compiler.memory_budget import BudgetKind, MemoryBudget
 from remat_compiler.partition.request import PartitionRequest
 from remat_compiler.plan_cache.origin import is_of_another_size
 

@@ -19,7 +19,7 @@ from remat_compiler.compilation.search import BudgetSearch, SearchGoal
 from remat_compiler.distributed.gathers import GatherAgreement, NoOthers
 from remat_compiler.errors import InfeasibleBudget
 from remat_compiler.log import logger_of
-from remat_compiler.options import BudgetKind
+from remat_compiler.memory_budget import BudgetKind
 from remat_compiler.partition.collectives import gathers_inputs, order_of, program_of, repeats_gathers
 from remat_compiler.partition.request import PartitionRequest
 from remat_compiler.partition.result import NoPlan, Partition

@@ -16,9 +16,10 @@ from remat_compiler.log import logger_of
 from remat_compiler.offload.direct_file import moves_from_gpus
 from remat_compiler.offload.place import Place
 from remat_compiler.offload.store import Reservation, held_on_disk, store_of
-from remat_compiler.options import RematOptions, format_bytes
+from remat_compiler.options import RematOptions
 from remat_compiler.report.plan_report import PlanReport
 from remat_compiler.simulate.transfers import moved_bytes
+from remat_compiler.units import format_bytes
 
 logger = logger_of(__name__)
 

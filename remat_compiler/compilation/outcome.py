@@ -19,7 +19,8 @@ from remat_compiler.compilation.publish import checked_reports, make_reports, pu
 from remat_compiler.costs.workspace import WorkspaceTable
 from remat_compiler.ir.json_folder import SUFFIX, JsonFolder
 from remat_compiler.log import logger_of
-from remat_compiler.options import BudgetKind, RematOptions
+from remat_compiler.memory_budget import BudgetKind
+from remat_compiler.options import RematOptions
 from remat_compiler.partition.request import PartitionRequest
 from remat_compiler.report.plan_report import PlanReport, StepFigures
 from remat_compiler.simulate.step_peak import GraphMemory

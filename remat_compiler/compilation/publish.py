@@ -12,7 +12,8 @@ from remat_compiler.capture.source import input_names
 from remat_compiler.compilation.plan_trace import trace_plan
 from remat_compiler.dry_run.dry_run import DryRun
 from remat_compiler.log import logger_of
-from remat_compiler.options import BudgetKind, RematOptions
+from remat_compiler.memory_budget import BudgetKind
+from remat_compiler.options import RematOptions
 from remat_compiler.partition.result import Partition
 from remat_compiler.plan_cache.origin import where_in_cache
 from remat_compiler.report.build import build_report

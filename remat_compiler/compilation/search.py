@@ -18,7 +18,8 @@ from remat_compiler.compilation.attempt import Attempt, Compile
 from remat_compiler.compilation.refusal import refusal_of_whole
 from remat_compiler.compilation.tries import Tries
 from remat_compiler.errors import InfeasibleBudget
-from remat_compiler.options import BudgetKind, RematOptions
+from remat_compiler.memory_budget import BudgetKind
+from remat_compiler.options import RematOptions
 from remat_compiler.partition.request import PartitionRequest
 
 

@@ -26,7 +26,7 @@ from remat_compiler.dynamic_shapes.dispatch import Dispatch
 from remat_compiler.dynamic_shapes.margin import Margin
 from remat_compiler.dynamic_shapes.variant import Use, Variant
 from remat_compiler.log import logger_of
-from remat_compiler.options import format_bytes
+from remat_compiler.units import format_bytes
 
 logger = logger_of(__name__)
 

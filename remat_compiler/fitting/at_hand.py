@@ -14,8 +14,9 @@ from remat_compiler.devices.machine_memory import available_bytes, total_bytes
 from remat_compiler.errors import OptionError, UnknownName
 from remat_compiler.fitting.paper_process import call_in_process
 from remat_compiler.fitting.request import AT_HAND
+from remat_compiler.memory_budget import BudgetKind, MemoryBudget
 from remat_compiler.option_values import shown
-from remat_compiler.options import BudgetKind, Environment, MemoryBudget
+from remat_compiler.options import Environment
 from remat_compiler.units import format_bytes
 
 _INDEXED = re.compile(rf"{AT_HAND}(?::(\d+))?")

@@ -14,7 +14,7 @@ from remat_compiler.fitting.at_hand import device_of
 from remat_compiler.fitting.fit_report import FitReport
 from remat_compiler.fitting.paper_process import call_in_process
 from remat_compiler.fitting.request import AT_HAND, FitRequest, Separate
-from remat_compiler.options import MemoryBudget
+from remat_compiler.memory_budget import MemoryBudget
 
 
 def fit(

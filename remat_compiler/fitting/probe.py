@@ -31,8 +31,8 @@ from remat_compiler.fitting.outline import Outline
 from remat_compiler.fitting.paper_step import measured_point, on_paper
 from remat_compiler.fitting.request import FitRequest
 from remat_compiler.fitting.room import Confirmed, Room
+from remat_compiler.memory_budget import BudgetKind, MemoryBudget
 from remat_compiler.observer import Observer, observed_by
-from remat_compiler.options import BudgetKind, MemoryBudget
 
 _LESS = 0.05
 """Part by which a step is to be smaller if the allocator has no room for it."""

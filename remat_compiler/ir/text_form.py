@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 
 from remat_compiler.ir.graph import TrainingGraph
 from remat_compiler.ir.plan import Plan
-from remat_compiler.options import format_bytes
+from remat_compiler.units import format_bytes
 
 
 def plan_text(graph: TrainingGraph, plan: Plan, live_bytes: Sequence[int] | None = None) -> str:

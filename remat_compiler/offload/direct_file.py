@@ -20,7 +20,7 @@ import numpy as np
 from remat_compiler.errors import OffloadError
 from remat_compiler.ir.plan import PAGE_BYTES, in_pages
 from remat_compiler.offload.memory import ByteArray, DiskMemory, disk_full, folder_not_writable
-from remat_compiler.options import format_bytes
+from remat_compiler.units import format_bytes
 
 _WINDOW_BYTES = 4 * 2**20
 """What a thread hands to the disk at once."""

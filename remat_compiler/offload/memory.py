@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 
 from remat_compiler.errors import OffloadError
-from remat_compiler.options import format_bytes
+from remat_compiler.units import format_bytes
 
 ByteArray = npt.NDArray[np.uint8]
 

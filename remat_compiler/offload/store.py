@@ -16,7 +16,7 @@ from remat_compiler.offload.arena import Arena
 from remat_compiler.offload.direct_file import DirectFile, GpuFile
 from remat_compiler.offload.memory import DiskMemory, HostMemory, Memory
 from remat_compiler.offload.place import Place
-from remat_compiler.options import format_bytes
+from remat_compiler.units import format_bytes
 
 
 @dataclass(slots=True, eq=False)

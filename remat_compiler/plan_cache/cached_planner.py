@@ -32,7 +32,6 @@ from remat_compiler.ir.plan import PlanResult, PlanStatus
 from remat_compiler.ir.planner import Planner
 from remat_compiler.ir.problem import RematProblem
 from remat_compiler.log import logger_of
-from remat_compiler.options import format_bytes
 from remat_compiler.plan_cache.cache import PlanCache
 from remat_compiler.plan_cache.key import (
     CachedPlan,
@@ -45,6 +44,7 @@ from remat_compiler.plan_cache.key import (
 from remat_compiler.plan_cache.origin import FROM_CACHE, FROM_SIMILAR, made_at, marked
 from remat_compiler.plan_cache.reuse import judge_same, judge_similar
 from remat_compiler.stats import count, timed
+from remat_compiler.units import format_bytes
 from remat_compiler.version import __version__, installed_version
 
 logger = logger_of(__name__)

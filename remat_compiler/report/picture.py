@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from remat_compiler.ir.text_form import format_time
-from remat_compiler.options import format_bytes
 from remat_compiler.report import svg
 from remat_compiler.report.curve import MemoryCurve, StepCurves
 from remat_compiler.report.plan_report import LiveStorage, PlanReport
+from remat_compiler.units import format_bytes
 
 _WIDTH, _HEIGHT = 1080, 470
 _LEFT, _TOP, _PLOT_WIDTH, _PLOT_HEIGHT = 78, 66, 620, 346

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from remat_compiler.ir.plan import Decision
 from remat_compiler.ir.text_form import format_time, table
-from remat_compiler.options import format_bytes
 from remat_compiler.report.plan_report import LiveStorage, PeakPoint, PlanReport, StepFigures, StorageDecision
+from remat_compiler.units import format_bytes
 
 _SHOWN_ROWS = 12
 _NUMBER = re.compile(r"\b\d+\b")

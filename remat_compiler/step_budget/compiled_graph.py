@@ -22,7 +22,8 @@ from remat_compiler.compilation.offloading import with_room
 from remat_compiler.compilation.search import BudgetSearch, SearchGoal
 from remat_compiler.errors import BudgetFacts, InfeasibleBudget
 from remat_compiler.log import logger_of
-from remat_compiler.options import BudgetKind, RematOptions
+from remat_compiler.memory_budget import BudgetKind
+from remat_compiler.options import RematOptions
 from remat_compiler.partition.result import PartitionFigures
 from remat_compiler.report.plan_report import PlanReport, StepFigures
 from remat_compiler.simulate.step_peak import GraphMemory

@@ -12,8 +12,9 @@ from typing import Any, Generic, Protocol, TypeVar
 from weakref import ref
 
 from remat_compiler import torch_compat
+from remat_compiler.memory_budget import BudgetKind
 from remat_compiler.observer import observers
-from remat_compiler.options import BudgetKind, RematOptions
+from remat_compiler.options import RematOptions
 from remat_compiler.simulate.step_peak import GraphMemory, Turn
 from remat_compiler.step_budget.calls_alike import is_rehearsal
 from remat_compiler.step_budget.known_steps import Place, Placed, is_among, is_known, kept, learn, until

@@ -23,7 +23,8 @@ from torch import fx
 from remat_compiler import torch_compat
 from remat_compiler.errors import BudgetFacts, InfeasibleBudget
 from remat_compiler.log import logger_of
-from remat_compiler.options import BudgetKind, RematOptions
+from remat_compiler.memory_budget import BudgetKind
+from remat_compiler.options import RematOptions
 from remat_compiler.partition.request import PartitionRequest
 from remat_compiler.simulate.allowance import Allowance
 from remat_compiler.simulate.step_peak import Call, GraphMemory, Turn, whole_step_peak

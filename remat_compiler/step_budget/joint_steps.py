@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from remat_compiler.compilation.attempt import Attempt
-from remat_compiler.options import BudgetKind
+from remat_compiler.memory_budget import BudgetKind
 from remat_compiler.simulate.step_peak import Call, CallKey, GraphMemory, Turn, whole_step_peak
 from remat_compiler.step_budget.compiled_graph import CompiledGraph
 from remat_compiler.step_budget.gradients_before import before_calls

@@ -26,7 +26,7 @@ from typing import NoReturn
 
 from remat_compiler.errors import BudgetFacts, InfeasibleBudget
 from remat_compiler.log import logger_of
-from remat_compiler.options import BudgetKind
+from remat_compiler.memory_budget import BudgetKind
 from remat_compiler.report.plan_report import StepFigures
 from remat_compiler.simulate.allowance import Allowance
 from remat_compiler.simulate.step_peak import GraphMemory, Turn, handed_on, whole_step_peak

@@ -20,7 +20,8 @@ from remat_compiler.costs import rates
 from remat_compiler.costs.peers import Peers
 from remat_compiler.costs.rates import NOMINAL
 from remat_compiler.costs.table import cost_identity
-from remat_compiler.options import BudgetKind, MemoryBudget, RematOptions
+from remat_compiler.memory_budget import BudgetKind, MemoryBudget
+from remat_compiler.options import RematOptions
 from remat_compiler.partition import partitioner
 from remat_compiler.partition.partitioner import RematPartitioner
 from remat_compiler.partition.request import PartitionRequest

@@ -12,7 +12,8 @@ from remat_compiler.compilation.search import BudgetSearch, SearchGoal
 from remat_compiler.dry_run.dry_run import DryRun, MemorySample
 from remat_compiler.ir.plan import FITTING, Plan
 from remat_compiler.ir.problem import RematProblem
-from remat_compiler.options import BudgetKind, RematOptions
+from remat_compiler.memory_budget import BudgetKind
+from remat_compiler.options import RematOptions
 from remat_compiler.partition.request import PartitionRequest
 from remat_compiler.partition.result import Baseline, NoPlan, Partition, SplitGraphs
 from remat_compiler.report.plan_report import StepFigures

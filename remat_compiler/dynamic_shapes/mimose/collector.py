@@ -25,8 +25,8 @@ from remat_compiler import torch_compat
 from remat_compiler.dynamic_shapes.mimose.layered_forward import LayeredForward, Measured, Meter
 from remat_compiler.dynamic_shapes.mimose.polynomial import LayerSample, PolynomialEstimator
 from remat_compiler.log import logger_of
-from remat_compiler.options import format_bytes
 from remat_compiler.stats import count, stats
+from remat_compiler.units import format_bytes
 
 logger = logger_of(__name__)
 
