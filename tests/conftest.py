@@ -28,7 +28,14 @@ TESTS = Path(__file__).parent
 WITHOUT_TORCH = {
     *("blocks", "bounds", "chains", "devices", "eviction", "exact", "ir", "layers", "layout", "moves", "orders"),
     *("planning", "report", "search", "sequences", "simulate"),
-    *("test_ahead_of_time", "test_front_page", "test_layering", "test_option_types", "test_options"),
+    *(
+        "test_ahead_of_time",
+        "test_front_page",
+        "test_layering",
+        "test_memory_budget",
+        "test_option_types",
+        "test_options",
+    ),
     *("test_progress", "test_stats", "test_studies", "test_turns"),
 }
 TRAINING = {

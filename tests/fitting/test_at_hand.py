@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import remat_compiler
-from fitting.paper_answers import decisions, figures_by_a_made_up_clock, rates
 from fitting.paper_models import language
+from fitting.paper_traces import decisions, figures_by_a_made_up_clock, rates
 from remat_compiler.cli.main import main
 from remat_compiler.costs.calibration import FIGURES
 from remat_compiler.devices.gpus import CONTEXT_BYTES, GPUS, Gpu

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from fitting.paper_answers import traced, traced_as_if_real
 from fitting.paper_models import language
+from fitting.paper_traces import traced, traced_as_if_real
 from remat_compiler.cli.main import main
 from remat_compiler.devices.gpus import GPUS
 from remat_compiler.errors import OptionError
