@@ -47,7 +47,7 @@ from remat_compiler.plan_cache.planner_loops import tell_of_compiling
 from remat_compiler.simulate.allowance import Allowance
 from remat_compiler.step_budget.behind_the_plan import BehindThePlan
 from remat_compiler.step_budget.beside_the_plan import Untrained
-from remat_compiler.step_budget.compiled_graph import CompiledGraph, RecompileContext
+from remat_compiler.step_budget.compiled_graph import CompiledGraph
 from remat_compiler.step_budget.coordinator import StepCoordinator
 from remat_compiler.step_budget.dynamic_graph import DynamicGraph
 from remat_compiler.step_budget.first_step import (
@@ -58,6 +58,7 @@ from remat_compiler.step_budget.first_step import (
     has_fixed_sizes,
     part_of_fraction,
 )
+from remat_compiler.step_budget.recompile_context import RecompileContext
 from remat_compiler.step_budget.replan import decide
 
 logger = logger_of(__name__)

@@ -8,57 +8,32 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 from weakref import ref
-
-import torch
 
 from remat_compiler import torch_compat
 from remat_compiler.compilation.attempt import Attempt
 from remat_compiler.compilation.offloading import with_room
-from remat_compiler.compilation.search import BudgetSearch, SearchGoal
-from remat_compiler.errors import BudgetFacts, InfeasibleBudget
+from remat_compiler.errors import InfeasibleBudget
 from remat_compiler.log import logger_of
 from remat_compiler.memory_budget import BudgetKind
 from remat_compiler.options import RematOptions
 from remat_compiler.partition.result import PartitionFigures
 from remat_compiler.report.plan_report import PlanReport, StepFigures
 from remat_compiler.simulate.step_peak import GraphMemory
+from remat_compiler.step_budget.beside_open_calls import check_room
 from remat_compiler.step_budget.beside_the_plan import BesideThePlan, Outside
 from remat_compiler.step_budget.coordinator import StepCoordinator
 from remat_compiler.step_budget.dynamic_graph import DynamicGraph
 from remat_compiler.step_budget.gradients_before import GradientsBefore
 from remat_compiler.step_budget.known_steps import Place, is_among
 from remat_compiler.step_budget.out_of_memory import explain_failure
+from remat_compiler.step_budget.recompile_context import RecompileContext, follows_others
 from remat_compiler.step_budget.watched_step import WatchedStep
-from remat_compiler.units import counted, format_bytes, told_apart
 
 logger = logger_of(__name__)
-
-
-def follows_others(example_inputs: Sequence[Any]) -> bool:
-    """Whether an input is the result of other differentiable operators."""
-    return any(isinstance(x, torch.Tensor) and x.requires_grad and not x.is_leaf for x in example_inputs)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class RecompileContext:
-    """How a graph is compiled again after Dynamo is done with it.
-
-    Attributes:
-        search: Compiles the graph within a budget, or by one request.
-        alone: The goal of the search if the graph turns out to have the budget for itself.
-        dynamo_context: What Dynamo knew of the graph.
-        pinned: Whether a GPU copies to and from where values are moved to.
-    """
-
-    search: BudgetSearch
-    alone: SearchGoal
-    dynamo_context: Callable[[], AbstractContextManager[None]]
-    pinned: bool = False
 
 
 class CompiledGraph:
@@ -255,7 +230,7 @@ class CompiledGraph:
         # An unknown step: it is watched in full from here, calls included that were open before.
         self.coordinator.follow(self)
         self.coordinator.catch_up()
-        self._check_room(arguments)
+        check_room(self, arguments)
         self._watch.begins_forward()
         outputs = self._run(arguments)
         # Judged by this graph alone, the least that the step takes: its other graphs may never become known.
@@ -290,56 +265,6 @@ class CompiledGraph:
         """The outputs of a call on fake tensors, such as DDP makes between its buckets; it is no part of a step."""
         answer = None if self.attempt is None else self.attempt.fake_outputs
         return self.compiled(*arguments) if answer is None else answer
-
-    def _check_room(self, arguments: Sequence[Any]) -> None:
-        """Check a call against the calls that are open in its step, with which it does not share the budget yet.
-
-        If sizes change, the call is made to fit, or refused in the first step that runs it.  Else the step may exceed
-        the budget until it is known, with a warning.
-
-        Raises:
-            InfeasibleBudget: The call does not fit next to what they hold, and the options do not say to go on.
-        """
-        before, limit = self.coordinator.open_calls_sharing(self.options), self.budget_bytes
-        if limit is None:
-            return
-        held = self.coordinator.held_bytes(self.options)
-        # Even with nothing open: it may have given way in an earlier step, and gets its limit back.
-        if self.changing is not None and ref(self) in self._unsettled:
-            self._make_room(self.changing, arguments, limit, held)
-        if not before:
-            return
-        memory = self.memory if self.changing is None else self.changing.dispatch.memory_at(arguments)
-        if memory is None or held + memory.peak_bytes <= limit:
-            return
-        changing = any(graph.changing is not None for graph, _ in ((self, None), *before))
-        # Once it belongs to known steps its limit was decided for those: a deviating step is warned of, not stopped.
-        if changing and self.options.on_infeasible != "min" and not self.steps:
-            gc.collect()  # what a refused step left behind may be alive only because of reference cycles
-            held = self.coordinator.held_bytes(self.options)
-            if held + memory.peak_bytes > limit:
-                reason = f"what {len(before)} graphs hold that ran before in the step"
-                facts = BudgetFacts(asked=self.options.memory_budget.asked)
-                raise InfeasibleBudget(limit, held + memory.peak_bytes, reason=reason, facts=facts)
-        elif not self.warned:
-            self.warned = True
-            logger.warning(
-                "this step may take %s, over memory_budget=%s: %s of compiled graphs before this one, which did not "
-                "share the budget with it so far, hold %s; from the next step on they share it",
-                *told_apart(held + memory.peak_bytes, limit),
-                counted(len(before), "call"),
-                format_bytes(held),
-            )
-
-    def _make_room(self, changing: DynamicGraph, arguments: Sequence[Any], limit: int, held: int) -> None:
-        """Limit the graph to what the others leave free; if nothing fits that, to its limit in known steps."""
-        before = changing.dispatch.allowance
-        changing.make_room(limit, held)
-        if self.steps:
-            try:
-                changing.dispatch.memory_at(arguments)
-            except InfeasibleBudget:
-                changing.dispatch.allow(before)
 
     @property
     def memory(self) -> GraphMemory | None:

@@ -18,6 +18,7 @@ from remat_compiler.observer import Observer, observed_by
 from remat_compiler.simulate.step_peak import whole_step_peak
 from remat_compiler.step_budget.compiled_graph import CompiledGraph
 from remat_compiler.step_budget.watched_step import WatchedStep
+from remat_compiler.units import format_bytes
 from step_budget.test_one_budget import WIDTH, Blocks, Broken, BrokenTwice, Tower, compile_model, equal, gradients
 
 pytestmark = pytest.mark.usefixtures("made")
@@ -144,7 +145,7 @@ def test_on_request_the_smallest_peak_is_taken_with_a_warning(caplog: pytest.Log
     expected = gradients(model, x)
     compile_model(model, 400_000, dynamic=None, on_infeasible="min")
     assert [equal(expected, gradients(model, x)) for _ in range(3)] == [True] * 3
-    assert "no plan fits memory_budget=400000" in caplog.text
+    assert f"no plan fits memory_budget={format_bytes(400_000)}" in caplog.text
 
 
 @pytest.mark.slow
