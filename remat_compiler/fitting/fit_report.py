@@ -186,8 +186,9 @@ def _overview(report: FitReport) -> str:
         bytes_ = (point.step_bytes, point.peak_bytes, *reserved_bytes, report.left_bytes(point))
         times = (f"{point.step_ns / 1e6:.1f} ms", f"{point.added_ns / 1e6:.1f} ms")
         rows.append((str(point.batch), "yes" if report.fits(point) else "no", *map(gib, bytes_), *times))
-    problems = [f"batch {point.batch}: {point.problem}" for point in report.points if point.problem]
-    return "".join(f"{line}\n" for line in (*table(rows, right=range(2, len(rows[0]))), *problems))
+    lines = table(rows, right=range(2, len(rows[0])))
+    lines += [f"batch {point.batch}: {point.problem}" for point in report.points if point.problem]
+    return "".join(f"{line}\n" for line in (*lines, *not_known(report.points)))
 
 
 def _details(report: FitReport) -> str:
@@ -207,8 +208,7 @@ def _details(report: FitReport) -> str:
     )
     if point.expandable_bytes < (1 - _WORTH_SAYING) * point.reserved_bytes:
         lines.append(f"with {EXPANDABLE} it would reserve {gib(point.expandable_bytes)}")
-    if point.unmodelled:
-        lines.append(f"not known, and counted as 0: what these take inside: {', '.join(point.unmodelled)}")
+    lines += not_known(report.points)
     lines.append("it fits" if report.fits(point) else "it does not fit")
     return "".join(f"{line}\n" for line in lines)
 
@@ -238,6 +238,12 @@ def _in_blocks(point: FitPoint) -> list[tuple[str, int, str]]:
 def _plain(point: FitPoint) -> list[tuple[str, int, str]]:
     """What the parts come to without such an allocator."""
     return [("allocated", point.peak_bytes, "peak: the first three and the largest of the other three")]
+
+
+def not_known(points: Sequence[FitPoint]) -> list[str]:
+    """The line about operators whose workspace no form tells, if there are any."""
+    names = sorted({name for point in points for name in point.unmodelled})
+    return [f"not known, and counted as 0: what these take inside: {', '.join(names)}"] if names else []
 
 
 def gib(size: int) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from remat_compiler.devices.cpus import Device
-from remat_compiler.fitting.fit_report import FitPoint, FitReport, device_record, device_text, gib
+from remat_compiler.fitting.fit_report import FitPoint, FitReport, device_record, device_text, gib, not_known
 from remat_compiler.fitting.pareto_picture import DrawnPlan, pareto_svg
 from remat_compiler.ir.text_form import format_time, table
 from remat_compiler.report.notebook import Shown, card, image, preformatted
@@ -104,4 +104,4 @@ class ParetoReport(Shown):
         if self.floor_bytes is not None:
             forced = next(one.point.floor_forced_by for one in self.points if one.point.floor_bytes == self.floor_bytes)
             lines.append(f"no plan of the step goes below {gib(self.floor_bytes)}" + (f": {forced}" if forced else ""))
-        return "".join(f"{line}\n" for line in lines)
+        return "".join(f"{line}\n" for line in (*lines, *not_known(answer.points)))

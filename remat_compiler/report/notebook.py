@@ -10,7 +10,6 @@ from __future__ import annotations
 from base64 import b64encode
 from collections.abc import Sequence
 from html import escape
-from typing import Any
 
 from remat_compiler.report.svg import GRID, INK
 
@@ -29,9 +28,9 @@ class Shown:
         """What a notebook shows."""
         return card(preformatted(str(self)))
 
-    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """What IPython shows at a terminal: the text, in place of all fields."""
-        printer.text(str(self).rstrip("\n"))
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        """What IPython shows: the text at a terminal, and beside the card in a notebook's file, not all fields."""
+        return {"text/plain": str(self).rstrip("\n"), "text/html": self._repr_html_()}
 
 
 def card(*parts: str) -> str:

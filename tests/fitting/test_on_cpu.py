@@ -71,14 +71,19 @@ def test_what_is_resident_is_counted_and_nothing_is_reserved() -> None:
 
 
 def test_a_table_of_several_batches_has_no_column_of_an_allocator() -> None:
-    points = [FitPoint(8, forward_bytes=GIB, step_ns=10**6), FitPoint(16, problem="too large")]
+    points = [
+        FitPoint(8, forward_bytes=GIB, step_ns=10**6, unmodelled=("aten.sort.default",)),
+        FitPoint(16, problem="too large"),
+    ]
     lines = str(FitReport.of(PROCESSOR, None, points)).splitlines()
     assert lines[3].split() == ["batch", "fits", "step", "allocated", "left", "time,", "modelled", "recomputation"]
     assert lines[4].split()[:8] == ["8", "yes", "1.00", "GiB", "1.00", "GiB", "7.00", "GiB"]
-    assert lines[-1] == "batch 16: too large"
+    unknown = "not known, and counted as 0: what these take inside: aten.sort.default"
+    assert lines[-2:] == ["batch 16: too large", unknown]
     curve = str(ParetoReport(PROCESSOR, 8, (CurvePoint(None, points[0]), CurvePoint("min", points[1]))))
     assert "allocated  time, modelled  recomputation  at least" in curve
     assert "reserved" not in curve
+    assert curve.endswith(f"{unknown}\n")
     measured = FitReport.of(replace(PROCESSOR, figures={"bytes_per_s": 1}), None, points)
     assert "modelled by rates measured on this CPU" in str(measured)
 

@@ -146,18 +146,9 @@ def test_the_reports_of_the_process_are_a_list_that_is_shown() -> None:
     remat_compiler.clear_reports()
 
 
-class Printer:
-    """Takes what IPython's printer is given."""
-
-    def __init__(self) -> None:
-        self.told = ""
-
-    def text(self, words: str) -> None:
-        self.told += words
-
-
 @pytest.mark.parametrize("shown", [report(), Reports([report()])], ids=["one", "several"])
-def test_ipython_prints_the_text_rather_than_all_fields(shown: Any) -> None:
-    printer = Printer()
-    shown._repr_pretty_(printer, False)
-    assert printer.told == str(shown).rstrip("\n")
+def test_ipython_shows_the_text_rather_than_all_fields(shown: Any) -> None:
+    assert shown._repr_mimebundle_(include=None, exclude=None) == {
+        "text/plain": str(shown).rstrip("\n"),
+        "text/html": shown._repr_html_(),
+    }
