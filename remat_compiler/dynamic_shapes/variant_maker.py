@@ -67,8 +67,8 @@ class VariantMaker:
         seconds: The time that it took.
 
     Attributes:
-        pays: A better variant is compiled where it saves its compilation so many times over; tests and benchmarks set
-            it, infinity for no better variants.
+        pays: How many times over a better variant must save its compilation while there is a place for it; tests and
+            benchmarks set it, infinity for no better variants.
     """
 
     pays = 1.0
@@ -274,7 +274,8 @@ class VariantMaker:
         missing = self.context.store.missing(planned) if lost_s is None else []
         earlier = next((one for one in missing if curve.saved_s(uses, one)), None)
         best, saved_s = (earlier, 0.0) if earlier else curve.best(uses, planned)
-        worth_it = earlier or saved_s - (lost_s or 0.0) >= self.pays * self.compile_s
+        cost_s = self.compile_s * (self.pays if lost_s is None else max(self.pays, 1.0))
+        worth_it = earlier or saved_s - (lost_s or 0.0) >= cost_s
         # Step times, so savings, differ between ranks.
         self._searches += 1
         best = self.context.session.agreement.agree(
@@ -282,7 +283,7 @@ class VariantMaker:
         )
         if best is None:
             # A search plans at several budgets: without the back-off, fruitless ones would come again and again.
-            self.threshold_s = max(self.threshold_s * BACKOFF, self.pays * self.compile_s)
+            self.threshold_s = max(self.threshold_s * BACKOFF, cost_s)
             return None
         try:
             made = self._fitting(best, "better", allowance)
