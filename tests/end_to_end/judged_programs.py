@@ -71,6 +71,7 @@ class Trial:
         verdict: What became of it.
         detail: What differs, or the error, in one line.
         measured_bytes: Peak of a settled step, or 0.
+        allowed_bytes: What the budget means in bytes, or 0 where that is not known.
         predicted_bytes: What the report says, or 0 where several graphs were planned.
         exact: Whether the prediction is what was measured; `None` where that says nothing.
     """
@@ -79,6 +80,7 @@ class Trial:
     verdict: Verdict
     detail: str = ""
     measured_bytes: int = 0
+    allowed_bytes: int = 0
     predicted_bytes: int = 0
     exact: bool | None = None
 

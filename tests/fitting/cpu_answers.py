@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from measure import measure_step
 
 from fitting.paper_models import MAKERS
+from instruments.measure import measure_step
 from remat_compiler.costs import workspace
 from remat_compiler.devices.cpus import Cpu
 from remat_compiler.fitting.fit_report import FitPoint

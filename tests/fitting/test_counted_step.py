@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from remat_compiler.devices.gpus import gpu_named
 from remat_compiler.fitting.counted_step import library_bytes, resident_sizes
@@ -17,6 +18,6 @@ MIB = 2**20
 def test_cublas_keeps_a_workspace_for_each_of_two_threads(name: str, each: int) -> None:
     """The backward runs on a thread of autograd's, which has a handle of its own."""
     gpu = gpu_named(name)
-    step: Any = SimpleNamespace(parameters=[], input_tensors=[])
+    step: Any = SimpleNamespace(parameters=[], input_tensors=[], device=torch.device("cuda"))
     assert library_bytes(gpu) == 2 * each
     assert resident_sizes(step, gpu) == [each, each]

@@ -104,8 +104,7 @@ def test_the_search_compiles_what_is_foreseen_and_plans_the_next_beside_it() -> 
 
     def room(batch: int) -> Room:
         one = outline(batch, expandable=False)
-        over = max(one.reserved_bytes(one.smallest) - one.usable_bytes, 0)
-        return Room(batch, one.left_bytes, one.peak_bytes(one.smallest), over, one)
+        return Room(batch, one.left_bytes, one.peak_bytes(one.smallest), one.over_bytes(one.smallest), one)
 
     def confirmed(question: Question) -> Confirmed:
         report = FitReport.of(GPUS["t4"], None, [FitPoint(question.batch)])

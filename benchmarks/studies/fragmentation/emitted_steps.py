@@ -237,10 +237,10 @@ def _kinds(run: FakeStep, check: DryRun) -> dict[int, str]:
             kind = "outputs"
         elif id(life) in returned or freed is None:
             kind = "gradients"
-        elif life.label == "empty_strided":
+        elif check.timeline[life.made].label == "empty_strided":
             kind = "of odd sizes" if life.size_bytes % ALIGNMENT_BYTES else "other"
         else:
-            kind = _short(life.label)
+            kind = _short(check.timeline[life.made].label)
         kinds[id(life)] = kind
     for (_, blocks), call in zip(check.allocations.made, run.tracker.wrapper_calls):
         kinds.update((id(life), PLACEABLE) for block, life in zip(blocks, call.made) if block is not None)
