@@ -21,6 +21,7 @@ from remat_compiler.ir.plan import Plan
 from remat_compiler.options import RematOptions
 from remat_compiler.partition.result import Baseline, Partition, SplitGraphs
 from remat_compiler.plan_cache.origin import FROM_CACHE, marked
+from remat_compiler.report.plan_report import PlanReport
 from remat_compiler.simulate.step_peak import memory_of
 from remat_compiler.simulate.timeline import simulate
 from remat_passes.planning.auto import Auto
@@ -69,12 +70,34 @@ def test_a_step_of_one_joint_graph_is_reported_with_its_checked_peak_and_the_use
     assert 0 < report.lower_bound_ns <= report.added_ns
 
 
-def test_the_step_without_a_budget_may_be_of_another_graph() -> None:
-    """Torch's own cut repeats cheap operators, so that it has more of them than the graph that is planned."""
+def test_a_report_has_what_its_picture_shows_and_outlives_its_partition() -> None:
+    one = partition_of()
+    (report,) = make_reports([one], replace(CHECK, device_type="cpu"), options_of(budget_of="reserved"), 40_000)
+    assert (report.device, report.budget_of) == ("cpu", "reserved")
+    assert report.memory is not None
+    assert report.memory.before is not None
+    assert max(report.memory.planned.columns) == report.estimated_peak_bytes
+    assert max(report.memory.before.columns) == one.before.timeline.peak_bytes
+    (later,) = checked_reports([PlanReport.from_json(report.to_json())], DryRun(unknown="no device"))
+    assert (later.device, later.budget_of, later.memory) == ("cpu", "reserved", report.memory)
+
+
+def longer_baseline() -> Baseline:
+    """The step without a budget of another graph, which has more operators."""
     longer = chain(2 * len(PROBLEM.graph.ops))
     plan = Plan.saving_all(longer.graph)
-    timeline = simulate(longer.graph, longer.costs, plan)
-    one = partition_of(before=Baseline(longer.graph, longer.costs, plan, timeline, True))
+    return Baseline(longer.graph, longer.costs, plan, simulate(longer.graph, longer.costs, plan), True)
+
+
+def test_the_step_without_a_budget_may_be_of_another_graph() -> None:
+    """Torch's own cut repeats cheap operators, so that it has more of them than the graph that is planned."""
+    other = longer_baseline()
+    one = partition_of(before=other)
+    (report,) = make_reports([one], CHECK, options_of(), 40_000)
+    assert report.memory is not None
+    assert report.memory.before is not None
+    assert report.memory.before.peak_bytes == other.timeline.peak_bytes
+    longer, plan, timeline = other, other.plan, other.timeline
     assert one.memory_before == memory_of(longer.graph, timeline, plan)
     assert one.memory_before.held_bytes > one.memory.held_bytes
 
