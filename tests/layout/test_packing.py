@@ -16,7 +16,7 @@ from instruments.layout_problems import PUBLISHED, made_up_step, overlapping, pu
 from remat_compiler.ir.layout import Layout, LayoutProblem
 from remat_compiler.simulate.verify_layout import layout_defects
 from remat_passes.layout.exact import Exact
-from remat_passes.layout.orders import first_fit, first_fits
+from remat_passes.layout.orders import first_fit, first_fits, orders
 from remat_passes.layout.portfolio import Portfolio
 from remat_passes.layout.units import Units, largest_live
 
@@ -56,6 +56,16 @@ def test_the_portfolio_is_never_worse_than_one_of_its_orders(rng: Random, work: 
     best = min(units.height(offsets) for offsets in first_fits(units))
     total = Portfolio(work=work).place(problem).total_bytes
     assert largest_live(units) <= -(-total // problem.alignment_bytes) <= best
+
+
+@given(rng=generators())
+def test_the_second_order_begins_with_blocks_that_are_large_and_meet_many(rng: Random) -> None:
+    units = Units.of(random_layout_problem(rng))
+    spans = list(zip(units.start, units.stop))
+    met = [sum(start < other_stop and other_start < stop for other_start, other_stop in spans) for start, stop in spans]
+    _, order, _ = orders(units)
+    weights = [units.size[block] * met[block] for block in order]
+    assert weights == sorted(weights, reverse=True)
 
 
 @given(rng=generators())
