@@ -34,6 +34,7 @@ class MadeUpCompiler:
         moving_bytes: Bytes that plans take more that may move values.
         order_factor: How many times as much plans take that may reorder the backward.
         origin: Where in the plan cache plans come from; empty for plans that were solved.
+        real_bytes: Bytes that code with kernels takes more than what is only generated.
         requests: What was asked for, and whether for real.
     """
 
@@ -47,6 +48,7 @@ class MadeUpCompiler:
     order_factor: float = 1.0
     origin: str = ""
     copied_bytes: int = 0
+    real_bytes: int = 0
     requests: list[tuple[PartitionRequest, bool]] = field(default_factory=list)
 
     def __call__(self, request: PartitionRequest, real: bool = True) -> Attempt:
@@ -71,6 +73,7 @@ class MadeUpCompiler:
         )
         emitted = planned_bytes + self.other_bytes + (self.layout_bytes if request.free_layout else 0)
         emitted += self.early_bytes if early else 0
+        emitted += self.real_bytes if real else 0
         emitted += self.moving_bytes if request.offload_bytes else 0
         emitted = int(emitted * self.order_factor) if request.reorders else emitted
         check = DryRun(emitted, (MemorySample("forward", "aten.convolution", 0, "x = conv(y)", emitted, 0),))

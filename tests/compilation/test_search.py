@@ -390,3 +390,11 @@ def test_the_smallest_peak_is_at_most_that_without_a_budget_in_the_compilers_lay
     kept, _ = BudgetSearch(emitted, options, chooses_layout=True).run(SearchGoal(request))
     assert kept.check.peak_bytes == kept_bytes
     assert kept.real
+
+
+def test_code_that_is_compiled_last_is_checked_again(caplog: pytest.LogCaptureFixture) -> None:
+    compiler = MadeUpCompiler(0, other_bytes=100, real_bytes=200)
+    with pytest.raises(InfeasibleBudget):
+        searched(compiler, 900, convolutions=False)
+    assert searched(compiler, 900, convolutions=False, on_infeasible="min").is_over(900)
+    assert "no plan fits memory_budget=" in caplog.text
