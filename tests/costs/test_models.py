@@ -21,6 +21,7 @@ from remat_compiler.costs.roofline import Roofline, flops_of
 from remat_compiler.costs.store import device_name, shared_store
 from remat_compiler.costs.table import cost_table
 from remat_compiler.ir.problem import CostTable
+from remat_compiler.torch_compat import Product
 
 FLAT = Rates({"float32": 1e9}, {}, bytes_per_s=1e9, special_per_s=1e9, overhead_ns=0, name="flat")
 """One nanosecond a FLOP, a byte, an evaluation."""
@@ -58,6 +59,21 @@ def test_a_fused_loop_costs_its_reads_and_its_arithmetic() -> None:
     assert 32 * 256 < roofline.traffic.evaluations(gelu) < 2 * 32 * 256
     product = op_named(graph, "aten.mm")
     assert roofline.time_ns(gelu) < roofline.time_ns(product) / 10
+
+
+def test_a_product_whose_rows_end_between_16_bytes_takes_longer_on_tensor_cores(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def product_ns(width: int, elsewhere: bool) -> float:
+        monkeypatch.setattr(Product, "on_tensor_cores", property(lambda _: not elsewhere))
+        graph = captured(
+            lambda x, w: (x @ w).sum(), (torch.randn(64, 32), torch.randn(32, width, requires_grad=True)), fused=False
+        )
+        # Bytes take no time, so that what is left is arithmetic.
+        return Roofline(graph, None, replace(FLAT, bytes_per_s=1e30)).time_ns(op_named(graph, "aten.mm")) / width
+
+    assert product_ns(33, True) == pytest.approx(product_ns(32, True), rel=0.01)
+    assert product_ns(33, False) > 2 * product_ns(32, False)
 
 
 def test_on_a_gpu_arithmetic_runs_beside_the_bytes() -> None:
