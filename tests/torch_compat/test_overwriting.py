@@ -83,7 +83,7 @@ def overwrites(op: OpOverload, position: int, form: OverwritingForm, dtype: torc
     results: list[Tensor] = []
     try:
         outside = peak_bytes(lambda: results.append(op(*args, **kwargs)))
-    except (RuntimeError, NotImplementedError):
+    except (RuntimeError, NotImplementedError, TypeError):
         return False  # not of this type
     name = op._schema.arguments[position].name
     overwritten: Tensor = args[position] if position < len(args) else kwargs[name]
