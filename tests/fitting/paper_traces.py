@@ -38,7 +38,7 @@ def traced(request: FitRequest) -> StepTrace:
 
 def traced_as_if_real(request: FitRequest, calls: Sequence[OperatorCall]) -> dict[str, int]:
     """What operators take inside that were sent from another process, where the step is made as for a real GPU."""
-    with fit_here(request.gpu):
+    with fit_here(request.known_device):
         step = made_step(request, 16, real=True)
         step.compile(request.budget)
         settle(step)
