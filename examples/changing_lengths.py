@@ -24,7 +24,7 @@ from transformers import BertConfig, BertForMaskedLM
 import remat_compiler
 from instruments.measure import measure_step
 from masked_text import TEXT, Vocabulary, batches, words_of
-from remat_compiler.memory_budget import BudgetKind, MemoryBudget
+from remat_compiler.memory_budget import MemoryBudget
 from remat_compiler.units import format_bytes
 
 SHORTEST, LONGEST, BATCH = 24, 160, 8
@@ -77,7 +77,7 @@ def main() -> int:
     parser.add_argument("--budget", default="24MiB", help="the largest peak of a step, in bytes")
     parser.add_argument("--steps", type=int, default=60)
     arguments = parser.parse_args()
-    if MemoryBudget.parse(arguments.budget).kind is not BudgetKind.BYTES:
+    if MemoryBudget.parse(arguments.budget).named_bytes is None:
         parser.error(f"--budget takes bytes, such as 24MiB, got {arguments.budget!r}")
     kept = train(arguments.budget, arguments.steps)
     for report in remat_compiler.reports():

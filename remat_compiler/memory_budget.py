@@ -88,17 +88,38 @@ class MemoryBudget:
         return MemoryBudget(BudgetKind.FRACTION, fraction=fraction, written=repr(fraction))
 
     @property
+    def named_bytes(self) -> int | None:
+        """The bytes that the user named; `None` if the budget follows from the device, or from the step itself."""
+        return self.limit_bytes if self.kind is BudgetKind.BYTES else None
+
+    @property
+    def part(self) -> float | None:
+        """The part of the unbudgeted peak; `None` if the budget is no part of it."""
+        return self.fraction if self.kind is BudgetKind.FRACTION else None
+
+    @property
+    def has_number(self) -> bool:
+        """Whether the user named bytes or a part, rather than a word."""
+        return self.kind in (BudgetKind.BYTES, BudgetKind.FRACTION)
+
+    @property
+    def minimises(self) -> bool:
+        """Whether the smallest peak is asked for, which is no limit."""
+        return self.kind is BudgetKind.MIN
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether the limit is what the device has left."""
+        return self.kind is BudgetKind.AUTO
+
+    @property
     def is_part(self) -> bool:
         """Whether it is relative, and less than all of the unbudgeted peak."""
-        return self.kind is BudgetKind.MIN or (self.kind is BudgetKind.FRACTION and self.fraction < 1.0)
+        return self.minimises or (self.kind is BudgetKind.FRACTION and self.fraction < 1.0)
 
     def of_reference(self, reference_peak_bytes: int) -> int | None:
         """The limit in bytes if the unbudgeted step peaks at `reference_peak_bytes`; `None` for AUTO and MIN."""
-        if self.kind is BudgetKind.BYTES:
-            return self.limit_bytes
-        if self.kind is BudgetKind.FRACTION:
-            return part_of(self.fraction, reference_peak_bytes)
-        return None
+        return self.named_bytes if self.part is None else part_of(self.part, reference_peak_bytes)
 
     @property
     def asked(self) -> str:

@@ -38,7 +38,7 @@ from remat_compiler.dynamic_shapes.variant_context import VariantContext
 from remat_compiler.dynamic_shapes.variant_store import VariantStore
 from remat_compiler.errors import InfeasibleBudget
 from remat_compiler.log import logger_of
-from remat_compiler.memory_budget import BudgetKind, MemoryBudget
+from remat_compiler.memory_budget import MemoryBudget
 from remat_compiler.options import Environment, RematOptions
 from remat_compiler.partition.request import PartitionRequest
 from remat_compiler.partition.result import NoPlan
@@ -91,7 +91,7 @@ def compile_graph(
     directory = None if environment.disable_cache else environment.cache_dir
     agreement = _agreement()
     first = first_request(options, environment, example_inputs)
-    if options.memory_budget.kind is BudgetKind.AUTO and first.budget_bytes is not None:
+    if options.memory_budget.is_measured and first.budget_bytes is not None:
         asked = plan_key(gm, example_inputs, options, None, "")
         first = replace(first, budget_bytes=agreement.smallest(first.budget_bytes, lambda: asked.digest))
     symbols = changing_sizes(options, first, example_inputs)
@@ -198,7 +198,7 @@ def _for_these_sizes(
         recompile = RecompileContext(again, SearchGoal(first), context, on_gpu)
     # The outcome tells by the attempt whether it has reported it.
     attempt = outcome.attempt = with_room(attempt, 1, on_gpu, outcome.reports, first.offload_bytes)
-    whole = None if options.memory_budget.kind is BudgetKind.MIN else first.budget_bytes
+    whole = None if options.memory_budget.minimises else first.budget_bytes
     return CompiledGraph(
         *(attempt, options, whole, outcome.keep, recompile, COORDINATOR, inputs),
         has_part=part is not None,
@@ -343,8 +343,8 @@ def first_request(options: RematOptions, environment: Environment, example_input
     budget = options.memory_budget
     return PartitionRequest(
         budget_bytes=_first_budget(budget, example_inputs),
-        fraction=budget.fraction if budget.kind is BudgetKind.FRACTION else None,
-        take_smallest=budget.kind is BudgetKind.MIN or options.on_infeasible == "min",
+        fraction=budget.part,
+        take_smallest=budget.minimises or options.on_infeasible == "min",
         planner=options.planner,
         cost_model=options.cost_model,
         inner=options.inner,
@@ -355,7 +355,7 @@ def first_request(options: RematOptions, environment: Environment, example_input
         layout=options.layout,
         inplace_buffers=options.inplace_buffers,
         # The inner compiler's own layout takes copies of weights: never the smallest peak.
-        free_layout=budget.kind is not BudgetKind.MIN,
+        free_layout=not budget.minimises,
     )
 
 
@@ -366,15 +366,11 @@ def changing_sizes(
 
     A fraction of the peak without a budget grows with the sizes; one plan has about the same fraction at all of them.
     """
-    limited = options.memory_budget.kind in (BudgetKind.BYTES, BudgetKind.AUTO) and request.budget_bytes is not None
+    limited = request.budget_bytes is not None and not options.memory_budget.minimises
     return torch_compat.input_symbols(example_inputs) if limited else ()
 
 
 def _first_budget(budget: MemoryBudget, example_inputs: Sequence[Any]) -> int | None:
-    if budget.kind is BudgetKind.BYTES:
-        return budget.limit_bytes
-    if budget.kind is BudgetKind.MIN:
+    if budget.minimises:
         return 1  # no plan fits, so planners answer with their smallest peak
-    if budget.kind is BudgetKind.AUTO:
-        return torch_compat.free_device_bytes(example_inputs)
-    return None
+    return torch_compat.free_device_bytes(example_inputs) if budget.is_measured else budget.named_bytes

@@ -6,7 +6,6 @@ from remat_compiler.errors import BudgetFacts, KeptBytes
 from remat_compiler.ir.graph import Op, Phase, SavePolicy, StorageKind, TrainingGraph, Trait
 from remat_compiler.ir.plan import Plan, PlanResult
 from remat_compiler.ir.problem import RematProblem
-from remat_compiler.memory_budget import BudgetKind
 from remat_compiler.options import RematOptions
 from remat_compiler.simulate.timeline import simulate
 from remat_passes.registry import least_budget_bytes
@@ -24,7 +23,7 @@ def facts_of(
         unbudgeted_bytes: Peak of the step without a budget; if `None`, that of saving everything is simulated.
     """
     graph, costs = problem.graph, problem.costs
-    if options.memory_budget.kind is BudgetKind.FRACTION:
+    if options.memory_budget.part is not None:
         unbudgeted_bytes = None  # the budget itself is a part of that peak
     elif unbudgeted_bytes is None:
         unbudgeted_bytes = simulate(graph, costs, Plan.saving_all(problem.graph)).peak_bytes

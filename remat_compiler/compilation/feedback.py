@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from remat_compiler.compilation.attempt import Attempt
-from remat_compiler.memory_budget import BudgetKind, MemoryBudget
 from remat_compiler.partition.request import PartitionRequest
 from remat_compiler.plan_cache.origin import is_of_another_size
 
@@ -14,14 +13,6 @@ USED_ENOUGH = 0.95
 """A checked peak of at least this fraction of the budget is not improved on."""
 MARGIN = 0.002
 """Fraction of the budget that the next try leaves free after one that went over it."""
-
-
-def limit_bytes(budget: MemoryBudget, attempt: Attempt) -> int | None:
-    """The user's budget in bytes, once the step without a budget is known; `None` for no limit."""
-    if budget.kind is BudgetKind.BYTES:
-        return budget.limit_bytes
-    # A fraction became bytes during the partition, as part of the peak of torch's own cut.
-    return attempt.aimed_bytes if budget.kind is BudgetKind.FRACTION and attempt.partitions else None
 
 
 def best_of(tries: Sequence[Attempt], limit: int | None) -> Attempt | None:

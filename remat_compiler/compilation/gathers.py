@@ -19,7 +19,6 @@ from remat_compiler.compilation.search import BudgetSearch, SearchGoal
 from remat_compiler.distributed.gathers import GatherAgreement, NoOthers
 from remat_compiler.errors import InfeasibleBudget
 from remat_compiler.log import logger_of
-from remat_compiler.memory_budget import BudgetKind
 from remat_compiler.partition.collectives import gathers_inputs, order_of, program_of, repeats_gathers
 from remat_compiler.partition.request import PartitionRequest
 from remat_compiler.partition.result import NoPlan, Partition
@@ -95,7 +94,7 @@ class GatheringSearch(BudgetSearch):
         """Whether the goal is a budget of this graph alone, at fixed sizes."""
         # In a step of several graphs, or for the lowest peak, there is a plan that needs no agreement.
         own = not goal.takes_smallest and not goal.request.between_bytes and not goal.request.sizes
-        return own and self.options.memory_budget.kind is not BudgetKind.MIN and not goal.request.gathers
+        return own and not self.options.memory_budget.minimises and not goal.request.gathers
 
     def _gathering(self, goal: SearchGoal) -> tuple[Attempt, int | None] | None:
         """The try that repeats gathers; `None` if not all ranks do it.

@@ -19,7 +19,6 @@ from remat_compiler.compilation.publish import checked_reports, make_reports, pu
 from remat_compiler.costs.workspace import WorkspaceTable
 from remat_compiler.ir.json_folder import SUFFIX, JsonFolder
 from remat_compiler.log import logger_of
-from remat_compiler.memory_budget import BudgetKind
 from remat_compiler.options import RematOptions
 from remat_compiler.partition.request import PartitionRequest
 from remat_compiler.report.plan_report import PlanReport, StepFigures
@@ -127,7 +126,7 @@ class Outcome:
             self._native_peak_bytes = found.reports[0].peak_before_bytes
         limit, whole = found.limit_bytes, first.budget_bytes
         # Other kinds have no bytes before the step without a budget is known.
-        if self.options.memory_budget.kind in (BudgetKind.BYTES, BudgetKind.AUTO) and whole is not None:
+        if whole is not None and not self.options.memory_budget.minimises:
             limit = whole if limit is None else min(limit, whole)
         return replace(found, limit_bytes=limit)
 
@@ -189,7 +188,7 @@ class Outcome:
         """Whether the budget is less than all, of which there is nothing to tell."""
         budget = self.options.memory_budget
         # All of the peak without a budget is what torch's own partition takes, too.
-        return budget.is_part if budget.kind is BudgetKind.FRACTION else budget.kind is not BudgetKind.MIN
+        return not budget.minimises and budget.part != 1.0
 
     def _tell_unknown(self, attempt: Attempt) -> None:
         """Warn, once, of a budget that is kept by the plan alone, since the peak of what was compiled is not known."""

@@ -12,7 +12,6 @@ from remat_compiler.capture.source import input_names
 from remat_compiler.compilation.plan_trace import trace_plan
 from remat_compiler.dry_run.dry_run import DryRun
 from remat_compiler.log import logger_of
-from remat_compiler.memory_budget import BudgetKind
 from remat_compiler.options import RematOptions
 from remat_compiler.partition.result import Partition
 from remat_compiler.plan_cache.origin import where_in_cache
@@ -115,7 +114,7 @@ def _report(
     overwritten = partition.graphs.overwritten
     return replace(
         report,
-        asked_bytes=budget.limit_bytes if budget.kind is BudgetKind.BYTES else None,
+        asked_bytes=budget.named_bytes,
         budget_of=options.budget_of,
         device=check.device_type,
         overwriting_ops=overwritten.num_ops,

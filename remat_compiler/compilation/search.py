@@ -18,7 +18,6 @@ from remat_compiler.compilation.attempt import Attempt, Compile
 from remat_compiler.compilation.refusal import refusal_of_whole
 from remat_compiler.compilation.tries import Tries
 from remat_compiler.errors import InfeasibleBudget
-from remat_compiler.memory_budget import BudgetKind
 from remat_compiler.options import RematOptions
 from remat_compiler.partition.request import PartitionRequest
 
@@ -30,7 +29,7 @@ class SearchGoal:
     Attributes:
         request: The first request.
         known: Result of an earlier compilation: it is the first try, and the last one if it still fits.
-        limit_bytes: The budget, if it is known already; else it follows from the first try.
+        limit_bytes: The budget, if it is another than that of the request.
         whole_bytes: The budget of the whole step, if the graph has a share of it: a refusal is worded in its bytes.
         takes_smallest: Whether to take the smallest peak if nothing fits, without a warning and whatever the options
             say, because the peak of the whole step decides later.
@@ -70,12 +69,12 @@ class BudgetSearch:
         # With "error" the search raises instead of warning, and the error is answered below.
         options = replace(self.options, on_infeasible="error") if goal.takes_smallest else self.options
         chooses_layout = self.chooses_layout and options.inner == "inductor"
-        minimises = options.memory_budget.kind is BudgetKind.MIN
+        minimises = options.memory_budget.minimises
         search = Tries(
             _Memory(self.compile_),
             options,
             chooses_layout,
-            goal.limit_bytes,
+            self._limit_of(goal),
             minimises,
             trains=self.trains,
             more_bytes=self.more_bytes,
@@ -92,6 +91,12 @@ class BudgetSearch:
             if share_bytes == whole_bytes and not goal.request.between_bytes:
                 raise
             raise refusal_of_whole(error, share_bytes, whole_bytes) from error
+
+    def _limit_of(self, goal: SearchGoal) -> int | None:
+        """The budget in bytes; `None` for none, and for a fraction of a peak that is not known yet."""
+        if goal.limit_bytes is not None or self.options.memory_budget.minimises:
+            return goal.limit_bytes
+        return goal.request.budget_bytes
 
     def one_try(self, request: PartitionRequest) -> Attempt:
         """One try, for as long as the other graphs of the step are not known; a fraction is one of the emitted peak."""

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from remat_compiler.compilation.attempt import Attempt, Compile
-from remat_compiler.compilation.feedback import MARGIN, best_of, limit_bytes, next_request
+from remat_compiler.compilation.feedback import MARGIN, best_of, next_request
 from remat_compiler.compilation.refusal import refusal_of_attempt, refusal_of_planner, warn_of_smallest
 from remat_compiler.errors import InfeasibleBudget
 from remat_compiler.ir.problem import NO_BYTES
@@ -168,7 +168,7 @@ class Tries:
                 self.refusal, likely = refused, False
                 if lowered is not None:
                     continue
-                if self.limit is None and not self.minimises:
+                if self.limit is None and request.fraction is not None:
                     # The next request has a larger budget, which would be taken for the user's.
                     self.limit = refused.problem.budget_bytes
                 # The smallest peak was refused already, or there is no plan to emit.
@@ -177,8 +177,9 @@ class Tries:
                 request = self._lowest(request)
                 continue
             tries.append(attempt)
-            if self.limit is None and not self.minimises:
-                self.limit = limit_bytes(self.options.memory_budget, attempt)
+            if self.limit is None and request.fraction is not None and attempt.partitions:
+                # It became bytes during the partition, as part of the simulated peak of torch's own cut.
+                self.limit = attempt.aimed_bytes
             # Inductor may have fused the early loops, which the simulator does not see: plan without them first.
             if attempt.is_over(self.limit) and any(one.early_loops for one in attempt.partitions):
                 request = replace(request, early_loops=False)

@@ -14,7 +14,7 @@ from remat_compiler.devices.machine_memory import available_bytes, total_bytes
 from remat_compiler.errors import OptionError, UnknownName
 from remat_compiler.fitting.paper_process import call_in_process
 from remat_compiler.fitting.request import AT_HAND
-from remat_compiler.memory_budget import BudgetKind, MemoryBudget
+from remat_compiler.memory_budget import MemoryBudget
 from remat_compiler.option_values import shown
 from remat_compiler.options import Environment
 from remat_compiler.units import format_bytes
@@ -53,9 +53,9 @@ def device_of(device: str | Device, capacity: str | int | None = None) -> Device
 def _bytes_of(capacity: str | int) -> int:
     """Bytes that the user names; raises `OptionError`."""
     with suppress(OptionError):  # whose words are of the budget
-        budget = MemoryBudget.parse(capacity)
-        if budget.kind is BudgetKind.BYTES:
-            return budget.limit_bytes
+        named = MemoryBudget.parse(capacity).named_bytes
+        if named is not None:
+            return named
     raise OptionError(f"capacity (--capacity) must be bytes, such as '16GiB' or 17179869184, got {shown(capacity)}")
 
 

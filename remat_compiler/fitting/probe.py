@@ -31,7 +31,7 @@ from remat_compiler.fitting.outline import Outline
 from remat_compiler.fitting.paper_step import measured_point, on_paper
 from remat_compiler.fitting.request import FitRequest
 from remat_compiler.fitting.room import Confirmed, Room
-from remat_compiler.memory_budget import BudgetKind, MemoryBudget
+from remat_compiler.memory_budget import MemoryBudget
 from remat_compiler.observer import Observer, observed_by
 
 _LESS = 0.05
@@ -75,9 +75,9 @@ def probe(request: FitRequest, batch: int) -> Room:
         step = made_step(replace(request, batches=(batch,)), batch)
         step.update_once()
         left = left_bytes(step, device)
-        if budget is not None and budget.kind is BudgetKind.BYTES:
-            left = min(left, budget.limit_bytes)
-        whole = budget is not None and budget.kind is BudgetKind.FRACTION
+        if budget is not None and budget.named_bytes is not None:
+            left = min(left, budget.named_bytes)
+        whole = budget is not None and budget.part is not None
         # A fraction is one of the step without a budget.
         asked = 1.0 if whole else "min"
         planned: _Planned | None = None
@@ -138,13 +138,13 @@ def confirm(request: FitRequest, batch: int, budget_bytes: int | None = None, sc
         start = time.perf_counter()
         step = made_step(replace(request, batches=(batch,)), batch)
         step.update_once()
-        if asked is not None and asked.kind is BudgetKind.FRACTION:
-            point = measured_point(step, asked.fraction, device, mode, batch, start)
+        if asked is not None and asked.part is not None:
+            point = measured_point(step, asked.part, device, mode, batch, start)
             report = FitReport.of(device, request.budget, [point])
             return Confirmed(report, None, 0.0 if report.fits(point) else _LESS)
         budget = budget_bytes or max(1, int(left_bytes(step, device) / scale))
-        if asked is not None and asked.kind is BudgetKind.BYTES:
-            budget = min(asked.limit_bytes, budget)
+        if asked is not None and asked.named_bytes is not None:
+            budget = min(asked.named_bytes, budget)
         point = measured_point(step, budget, device, mode, batch, start)
         report = FitReport.of(device, budget, [point])
         if point.smallest_bytes is not None:
@@ -167,7 +167,7 @@ def _asked(request: FitRequest) -> MemoryBudget | None:
     if request.budget is None:
         return None
     budget = MemoryBudget.parse(request.budget)
-    if budget.kind is BudgetKind.MIN:
+    if budget.minimises:
         raise OptionError(
             "got the budget 'min' for the largest batch, which is searched for at its smallest peak anyway; leave it "
             "out, or name bytes or a fraction"

@@ -18,7 +18,6 @@ from remat_compiler.compilation.attempt import Attempt
 from remat_compiler.compilation.offloading import with_room
 from remat_compiler.errors import InfeasibleBudget
 from remat_compiler.log import logger_of
-from remat_compiler.memory_budget import BudgetKind
 from remat_compiler.options import RematOptions
 from remat_compiler.partition.result import PartitionFigures
 from remat_compiler.report.plan_report import PlanReport, StepFigures
@@ -181,7 +180,7 @@ class CompiledGraph:
         if self.beside is not None:
             left_bytes = None if memory is None else memory.left_bytes
             self.beside.say(self.outside, left_bytes, of_part=self.options.memory_budget.is_part)
-        if self.gradients is None or self.options.memory_budget.kind is BudgetKind.MIN:
+        if self.gradients is None or self.options.memory_budget.minimises:
             return None
         calls = dict(self._watch.here.open)
         begins = all(of.gradients is not self.gradients for _, of, *_ in calls.values())

@@ -12,7 +12,6 @@ from typing import Any, Generic, Protocol, TypeVar
 from weakref import ref
 
 from remat_compiler import torch_compat
-from remat_compiler.memory_budget import BudgetKind
 from remat_compiler.observer import observers
 from remat_compiler.options import RematOptions
 from remat_compiler.simulate.step_peak import GraphMemory, Turn
@@ -155,7 +154,7 @@ class StepCoordinator(Generic[G]):
         0 unless the budget is given in bytes.
         """
         # A budget that is measured on the device ("auto") is less these bytes already.
-        if options.memory_budget.kind is not BudgetKind.BYTES:
+        if options.memory_budget.named_bytes is None:
             return 0
         sharded = torch_compat.sharded_now()
         gathered_bytes = 0 if sharded is None else sharded.during_bytes
@@ -205,7 +204,7 @@ class StepCoordinator(Generic[G]):
             return True
         simple = not step.aside and not step.seen.sharded and not _keeps_graphs(step)
         # A fraction is one of each step's own peak: another kind of step needs a limit of its own.
-        fraction = alone.options.memory_budget.kind is BudgetKind.FRACTION
+        fraction = alone.options.memory_budget.part is not None
         if not alone.is_planned_alone or not simple or (fraction and alone.steps):
             return False
         # Here, not at the next call: if Dynamo compiles the function for other sizes, this graph has no next call.

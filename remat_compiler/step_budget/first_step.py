@@ -23,7 +23,6 @@ from torch import fx
 from remat_compiler import torch_compat
 from remat_compiler.errors import BudgetFacts, InfeasibleBudget
 from remat_compiler.log import logger_of
-from remat_compiler.memory_budget import BudgetKind
 from remat_compiler.options import RematOptions
 from remat_compiler.partition.request import PartitionRequest
 from remat_compiler.simulate.allowance import Allowance
@@ -54,11 +53,10 @@ def first_request_of_several(
         coordinator: Follows the running step.
         example_inputs: The graph's inputs, which tell whether its module is sharded.
     """
-    kind = options.memory_budget.kind
     before, continues = coordinator.open_calls_sharing(options), continuation_of(gm, coordinator, changing=False)
-    limited = kind is not BudgetKind.MIN and (request.budget_bytes is not None or request.fraction is not None)
+    limited = request.budget_bytes is not None or request.fraction is not None
     alike = calls_alike(example_inputs)
-    if not limited or not (before or continues is Continues.YES or alike):
+    if options.memory_budget.minimises or not limited or not (before or continues is Continues.YES or alike):
         return None
     if request.budget_bytes is None:
         # A fraction is one of the whole step's peak, which nobody knows yet; that of the graph's own peak is a guess.
@@ -91,7 +89,7 @@ def part_of_fraction(
     Returns:
         `None` if no graphs came before this one and none are to be expected after it, or the budget is no fraction.
     """
-    if options.memory_budget.kind is not BudgetKind.FRACTION:
+    if options.memory_budget.part is None:
         return None
     # A graph that returns a loss is most likely the last one.
     if torch_compat.returns_scalar(gm) and not coordinator.open_calls_sharing(options):
@@ -151,7 +149,7 @@ def check_first_step(
     step = coordinator.watch.current
     # A budget measured on the device ("auto") is less what the others hold already, and budgets of their own are not
     # shared: then the graph is judged by itself.
-    in_bytes = options.memory_budget.kind is BudgetKind.BYTES
+    in_bytes = options.memory_budget.named_bytes is not None
     if not in_bytes or not all(share_budget(graph.options, options) for graph in step.graphs):
         step = WatchedStep[CompiledGraph]()
     memories = [one for one in step.notes if one is not None]

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from remat_compiler.compilation.attempt import Attempt
-from remat_compiler.memory_budget import BudgetKind
 from remat_compiler.simulate.step_peak import Call, CallKey, GraphMemory, Turn, whole_step_peak
 from remat_compiler.step_budget.compiled_graph import CompiledGraph
 from remat_compiler.step_budget.gradients_before import before_calls
@@ -114,8 +113,8 @@ class JointSteps:
     def limit_bytes(self) -> int | None:
         """The largest limit of the steps in bytes; `None` for no limit."""
         budget = self.options.memory_budget
-        if budget.kind is not BudgetKind.FRACTION:
-            return None if budget.kind is BudgetKind.MIN else self.step.graphs[0].budget_bytes
+        if budget.part is None:
+            return None if budget.minimises else self.step.graphs[0].budget_bytes
         unbudgeted = [memory for graph in self.graphs if (memory := checked_without_budget(graph)) is not None]
         if len(unbudgeted) < len(self.graphs):
             return None

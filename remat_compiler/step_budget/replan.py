@@ -26,7 +26,6 @@ from typing import NoReturn
 
 from remat_compiler.errors import BudgetFacts, InfeasibleBudget
 from remat_compiler.log import logger_of
-from remat_compiler.memory_budget import BudgetKind
 from remat_compiler.report.plan_report import StepFigures
 from remat_compiler.simulate.allowance import Allowance
 from remat_compiler.simulate.step_peak import GraphMemory, Turn, handed_on, whole_step_peak
@@ -49,7 +48,6 @@ from remat_compiler.units import counted, format_bytes, told_apart
 
 logger = logger_of(__name__)
 
-_LIMITED = (BudgetKind.BYTES, BudgetKind.FRACTION)
 _NO_SMALLER_PLAN = "no plan was found that takes less; training goes on"
 _FOR_ALL_SIZES = "the plans for changing sizes leave no room for them; lower memory_budget by their bytes"
 GRAPH_BREAKS = 'TORCH_LOGS="graph_breaks" shows where the step is cut'
@@ -110,7 +108,7 @@ def _decide_alone(graph: CompiledGraph) -> None:
     # A fraction could not be decided before: it is one of this graph's own peak, which is known to be alone only here.
     # Under bytes, a plan that fits and adds nothing in a part of the budget cannot get better with all of it.
     may_be_better = own_budget is not None and (graph.added_ns > 0 or graph.attempt.is_over(own_budget))
-    if graph.options.memory_budget.kind is BudgetKind.FRACTION or may_be_better:
+    if graph.options.memory_budget.part is not None or may_be_better:
         with graph.recompile.dynamo_context():
             attempt, own_budget = graph.recompile.search.run(graph.recompile.alone)
         graph.exchange(attempt)
@@ -131,7 +129,7 @@ class _Replan:
         known = [memory for memory in memories if memory is not None]
         if len(known) < len(memories):
             # Under "min" and "auto" there is nothing to warn of: the user named no number.
-            if any(graph.options.memory_budget.kind in _LIMITED for graph in self.graphs):
+            if any(graph.options.memory_budget.has_number for graph in self.graphs):
                 self._warn("together they take more than each alone", "what one of them takes is not known")
             return
         if self.options.budget_of == "reserved":
@@ -157,7 +155,7 @@ class _Replan:
             # A size that fits by itself must not be refused amid a step for gradients from before it.
             self._share_sizes(limit)
             return
-        if self.options.memory_budget.kind is BudgetKind.MIN:
+        if self.options.memory_budget.minimises:
             self._minimise(peak)
             return
         parts = self.joint.freed or any(graph.has_part for graph in self.graphs)
@@ -182,7 +180,7 @@ class _Replan:
         memories = [memory for graph in self.graphs if (memory := graph.memory) is not None]
         if len(memories) < len(self.graphs):
             return
-        limit = self.joint.limit_bytes() if self.options.memory_budget.kind is BudgetKind.BYTES else None
+        limit = None if self.options.memory_budget.named_bytes is None else self.joint.limit_bytes()
         before = [graph.beside for graph in self.graphs if graph.beside is not None]
         # What a graph told already is not told again of the step.
         told = {what for one in before for what in one.told}
@@ -327,7 +325,7 @@ class _Replan:
     def _beside_kept(self, peak: int, limit: int) -> int:
         """The limit less what open calls of earlier steps hold, if the graphs can keep to it; else `limit`."""
         left = limit - self.joint.aside_bytes
-        if peak <= left or not self.joint.aside_bytes or self.options.memory_budget.kind is not BudgetKind.BYTES:
+        if peak <= left or not self.joint.aside_bytes or self.options.memory_budget.named_bytes is None:
             # Only bytes that the user named are for all there is: "auto" was measured with these calls' bytes taken,
             # and a fraction is one of the step alone.
             return min(limit, left) if peak <= left else limit

@@ -398,3 +398,19 @@ def test_code_that_is_compiled_last_is_checked_again(caplog: pytest.LogCaptureFi
         searched(compiler, 900, convolutions=False)
     assert searched(compiler, 900, convolutions=False, on_infeasible="min").is_over(900)
     assert "no plan fits memory_budget=" in caplog.text
+
+
+def test_a_budget_of_the_device_is_kept_by_emitted_code_like_one_in_bytes() -> None:
+    compiler = MadeUpCompiler(layout_bytes=0, other_bytes=20)
+    search = BudgetSearch(compiler, options_of(memory_budget="auto"), chooses_layout=False)
+    kept, limit = search.run(SearchGoal(PartitionRequest(900)))
+    assert limit == 900
+    assert len(compiler.requests) > 1
+    assert kept.check.peak_bytes <= 900
+
+
+def test_without_a_budget_of_any_kind_there_is_one_try() -> None:
+    compiler = MadeUpCompiler(layout_bytes=0, other_bytes=20)
+    search = BudgetSearch(compiler, options_of(memory_budget="auto"), chooses_layout=False)
+    assert search.run(SearchGoal(PartitionRequest(None)))[1] is None
+    assert len(compiler.requests) == 1
