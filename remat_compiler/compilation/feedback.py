@@ -16,12 +16,12 @@ MARGIN = 0.002
 
 
 def best_of(tries: Sequence[Attempt], limit: int | None) -> Attempt | None:
-    """The try to keep: the fastest of those that fit, else the one of the smallest peak."""
+    """The try to keep: the fastest of those that fit, else the one of the smallest peak; of equals, the first."""
 
     def rank(one: Attempt) -> tuple[bool, int, int]:
         over, peak = one.is_over(limit), one.needed_bytes or 0
         # False sorts before True, so any try that fits wins.
-        return (over, peak, 0) if over else (over, one.added_ns, peak)
+        return (over, peak, one.added_ns) if over else (over, one.added_ns, peak)
 
     return min(tries, key=rank, default=None)
 

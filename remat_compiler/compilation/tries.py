@@ -5,11 +5,7 @@ is refused: emitted code may peak below the simulated peak, and the error names 
 same reason, the step without a budget is emitted where no plan peaks much lower.  What a refusal names is what the
 budget "min" takes, by the same requests; so a budget of the bytes that it names is kept.
 
-Convolutions are tried twice: first in the layout that the inner compiler prefers, which is faster and takes copies of
-their weights; then in the program's own, if the copies do not fit, or may be why a plan recomputes much.
-
-Plans may change the order of the backward, which Inductor keeps to but for loops that it fuses.  Where that does not
-fit, the program's order is planned.
+`variations` has what is tried beside that: other layouts, the program's order, the step without a budget.
 """
 
 from __future__ import annotations
@@ -18,8 +14,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from remat_compiler.compilation.attempt import Attempt, Compile
-from remat_compiler.compilation.feedback import MARGIN, best_of, next_request
+from remat_compiler.compilation.feedback import MARGIN, next_request
 from remat_compiler.compilation.refusal import refusal_of_attempt, refusal_of_planner, warn_of_smallest
+from remat_compiler.compilation.variations import VARIATIONS, Situation, Variation
 from remat_compiler.errors import InfeasibleBudget
 from remat_compiler.ir.problem import NO_BYTES
 from remat_compiler.options import RematOptions
@@ -29,10 +26,6 @@ from remat_compiler.simulate.step_peak import GraphMemory
 
 MAX_TRIES = 4
 """Most plans that are tried for each layout, until the checked peak fits and uses the budget."""
-NEAR = 0.8
-"""Part of the simulated peak without a budget above which a smallest peak is held against the emitted one."""
-LAYOUT_GAIN = 0.05
-"""Recomputation, as a fraction of the step, that the faster layout of the inner compiler may add."""
 
 
 class Tries:
@@ -91,31 +84,25 @@ class Tries:
         # An earlier outcome has its limit in bytes already.
         if known is None and request.fraction is not None:
             request, known = self.in_bytes(request, request.fraction)
-        tries = self._in_both_layouts(request, known, trial=trial)
-        # In one layout only, that of fewer copies: a third series of tries would take as long as the first two.
-        if request.reorders and self._order_costs(tries):
-            free_layout = request.free_layout and not self.chooses_layout
-            in_order = replace(request, reorders=False, free_layout=free_layout)
-            tries += self._tries(in_order, None, trial=trial)
-        # Within 0 bytes, where all are over, the lowest peak is the best.
-        best = best_of(tries, 0 if self.minimises else self.limit)
-        if best is None:
-            return None
-        unplanned = self._unplanned(request)
-        if best.is_over(self.limit) and self._may_be_lower(unplanned, best):
-            best = self._lower(best, unplanned)
-        if self._moves_cost_memory(best):
-            best = self._lower(best, best.request.without_transfers)
-        if self.minimises:
-            best = self._lowest_unplanned(best, unplanned)
-        return best
+        tries, earlier = self._tries(request, known, trial=trial), known
+        for one in VARIATIONS:
+            now = self._situation(request, tries, earlier)
+            if one.may_be_better(now):
+                # Kernels are compiled at once only for what is likely to be kept.
+                found = self._varied(one, now, trial=trial or one.gain > 0)
+                if one.keeps(now, found):
+                    tries = [*tries, *found]
+        return self._situation(request, tries, earlier).best
 
-    def _lowest_unplanned(self, best: Attempt, unplanned: PartitionRequest) -> Attempt:
-        """The lower of `best` and the step without a budget, in either layout: that step is one that can be had."""
-        layouts = (unplanned, replace(unplanned, free_layout=True)) if self.chooses_layout else (unplanned,)
-        for one in [one for one in layouts if self._may_be_lower(one, best)]:
-            best = self._lower(best, one)
-        return best
+    def _situation(self, request: PartitionRequest, tries: Sequence[Attempt], known: Attempt | None) -> Situation:
+        return Situation(request, tries, known, self.limit, self.minimises, self.chooses_layout, self.native)
+
+    def _varied(self, variation: Variation, now: Situation, *, trial: bool) -> list[Attempt]:
+        """The tries of a variation."""
+        request = variation.changed(now)
+        if variation.corrected:
+            return self._tries(request, None, trial=trial)
+        return [self.compile(request, real=False)]
 
     def in_bytes(self, request: PartitionRequest, fraction: float) -> tuple[PartitionRequest, Attempt | None]:
         """The request in bytes, and its result if that is known by then.
@@ -138,19 +125,6 @@ class Tries:
             return unlimited, native
         fits = self.limit is None or native.check.needed_bytes <= self.limit
         return replace(request, fraction=None, budget_bytes=self.limit, may_be_native=fits), None
-
-    def _in_both_layouts(self, request: PartitionRequest, known: Attempt | None, *, trial: bool) -> list[Attempt]:
-        """Tries in the layout that the inner compiler prefers, and in the program's own if that may be better."""
-        tries = self._tries(request, known, trial=trial)
-        if not request.free_layout or not self.chooses_layout:
-            return tries
-        # Starting from the first request: the first layout's corrections do not apply to the second.
-        request = replace(request, free_layout=False)
-        if self._needs_other_layout(tries):
-            return [*tries, *self._tries(request, None, trial=trial)]
-        if self._copies_may_cost(tries, known):
-            return self._faster_layout(tries, self._tries(request, None, trial=True))
-        return tries
 
     def _tries(self, request: PartitionRequest, known: Attempt | None, *, trial: bool = False) -> list[Attempt]:
         """Tries in one layout, at most `MAX_TRIES`, until one fits and uses the budget; a trial compiles no kernels."""
@@ -200,72 +174,6 @@ class Tries:
             return None
         aim = budget_bytes - self.more_bytes - int(MARGIN * budget_bytes)
         return replace(request, budget_bytes=aim) if aim > 0 else None
-
-    def _lower(self, best: Attempt, request: PartitionRequest) -> Attempt:
-        """The lower of `best` and what `request` gives; of equal peaks, the faster."""
-        other = self.compile(request, real=False)
-        # A peak that is not known is no lower one.
-        if other.check.unknown:
-            return best
-        return min(best, other, key=lambda one: (one.needed_bytes or 0, one.added_ns))
-
-    def _unplanned(self, request: PartitionRequest) -> PartitionRequest:
-        """The request for the step without a budget beside the same other graphs."""
-        return replace(request.without_budget, between_bytes=request.between_bytes)
-
-    def _moves_cost_memory(self, best: Attempt) -> bool:
-        """Whether the smallest peak is asked for, and moving values misses the one that was planned."""
-        if not self.minimises or not best.request.offload_bytes:
-            return False
-        return bool(best.partitions) and not best.check.unknown and (best.needed_bytes or 0) > best.planned_bytes
-
-    def _may_be_lower(self, unplanned: PartitionRequest, best: Attempt) -> bool:
-        """Whether the step without a budget may have a lower peak.
-
-        Inductor may fuse more of that step than the simulator foresees.
-        """
-        if not best.partitions or best.check.unknown or best.request.budget_bytes is None:
-            return False
-        # It was emitted, in the inner compiler's layout if that chooses one, and is higher.
-        emitted = self.native if unplanned.free_layout or not self.chooses_layout else None
-        if emitted is not None and emitted.peak_bytes > (best.needed_bytes or 0):
-            return False
-        unbudgeted = sum(one.before.timeline.peak_bytes for one in best.partitions)
-        return (best.needed_bytes or 0) > NEAR * unbudgeted
-
-    def _needs_other_layout(self, tries: Sequence[Attempt]) -> bool:
-        """Whether the inner compiler's layout does not fit, or may be higher where the smallest peak is asked for."""
-        # Planning failed, which another layout does not change.
-        if any(one.failure is not None for one in tries):
-            return False
-        if self.minimises:
-            return True
-        best = best_of(tries, self.limit)
-        return best is None or best.is_over(self.limit)
-
-    def _copies_may_cost(self, tries: Sequence[Attempt], known: Attempt | None) -> bool:
-        """Whether the program's layout, which takes no copies, may save much of the time that the best try adds."""
-        best = best_of(tries, self.limit)
-        # An earlier process has compared the layouts already.
-        if best is None or best is known:
-            return False
-        return any(one.copies_inputs for one in best.partitions) and best.added_ns > LAYOUT_GAIN * best.step_ns
-
-    def _faster_layout(self, tries: list[Attempt], others: list[Attempt]) -> list[Attempt]:
-        """The tries of the inner compiler's layout, or `others` if those save so much time that it is slower in all."""
-        best, other = best_of(tries, self.limit), best_of(others, self.limit)
-        if best is None or other is None or other.failure is not None or other.is_over(self.limit):
-            return tries
-        return others if best.total_ns - other.total_ns > LAYOUT_GAIN * best.step_ns else tries
-
-    def _order_costs(self, tries: Sequence[Attempt]) -> bool:
-        """Whether the planned order does not fit once Inductor has fused its loops, so that the program's own may."""
-        best = best_of(tries, 0 if self.minimises else self.limit)
-        if best is None or best.failure is not None or best.request.inner != "inductor" or best.check.unknown:
-            return False
-        if self.minimises:
-            return bool(best.partitions) and (best.needed_bytes or 0) > best.planned_bytes
-        return best.is_over(self.limit)
 
     def _lowest(self, request: PartitionRequest) -> PartitionRequest:
         """The request for the smallest peak."""
