@@ -34,6 +34,7 @@ from remat_compiler.distributed.by_store import StoreAgreement
 from remat_compiler.dry_run.dry_run import MORE_BLOCKS_BYTES, dry_run
 from remat_compiler.dry_run.fake_inputs import counted_device_type
 from remat_compiler.dynamic_shapes.dispatched import dispatched
+from remat_compiler.dynamic_shapes.room_by_size import SharedRoom
 from remat_compiler.dynamic_shapes.variant_context import VariantContext
 from remat_compiler.dynamic_shapes.variant_store import VariantStore
 from remat_compiler.errors import InfeasibleBudget
@@ -100,10 +101,15 @@ def compile_graph(
     kinds = {device.type for device in devices}
     place = place_of(options, kinds)
     costs = cost_identity(options.cost_model, kinds, directory, place)
-    if place is not None and not symbols:
+    if place is not None and (symbols or has_fixed_sizes(example_inputs)):
         first = replace(first, offload_bytes=usable_bytes(place, options.offload_budget), offload_place=str(place))
     elif place is not None:
-        logger.warning("offload_budget has no effect on a graph whose sizes change: nothing is moved off the device")
+        # One plan serves all sizes, and larger ones would move more than there is room for.
+        logger.warning(
+            "offload_budget has no effect on a graph whose sizes change under memory_budget=%s: nothing is moved off "
+            'the device; name bytes, such as "6GiB"',
+            options.memory_budget,
+        )
     traced = torch_compat.symbolic_inputs(gm, example_inputs) if symbols else []
     key = plan_key(gm, traced or example_inputs, options, first.budget_bytes, costs)
     # If sizes change, one outcome says nothing of other sizes: the sizes of variants are kept instead (`VariantStore`),
@@ -237,6 +243,10 @@ def _for_all_sizes(
     first = replace(first, sizes=tuple(zip((symbol.name for symbol in symbols), sizes)))
     start = time.perf_counter()
     part = allowance_of_several(compiler.gm, options, first.budget_bytes or 0, COORDINATOR, inputs)
+    if part is not None and first.offload_bytes:
+        # What graphs move together at any of their sizes, no plan of one of them knows.
+        logger.warning("offload_budget has no effect on one of several graphs whose sizes change: it moves nothing")
+        first = first.without_transfers
     if part is None:
         attempt, limit = search.run(SearchGoal(first))
     else:
@@ -267,6 +277,7 @@ def _for_all_sizes(
             keep=outcome.add,
             store=variants,
             input_bytes=partial(_input_bytes, compiler.traced, [symbol.name for symbol in symbols]),
+            room=_shared_room(first, inputs),
         )
         dispatch = dispatched(context, options, attempt, seconds, part)
         # Asked again here, during the compilation: afterwards Dynamo does not tell which function it is.
@@ -287,6 +298,13 @@ def _for_all_sizes(
         changing=changing,
         reports=lambda: outcome.reports,
     )
+
+
+def _shared_room(request: PartitionRequest, inputs: Sequence[Any]) -> SharedRoom | None:
+    """Room for what the calls of a graph of changing sizes move off the device."""
+    if request.place is None or not request.offload_bytes:
+        return None
+    return SharedRoom(request.place, request.offload_bytes, counted_device_type(inputs) != "cpu")
 
 
 def _input_bytes(traced: Sequence[Any], names: Sequence[str], positions: Sequence[int], sizes: Sequence[int]) -> int:

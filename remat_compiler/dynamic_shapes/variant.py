@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from remat_compiler.dynamic_shapes.margin import Margin
+from remat_compiler.dynamic_shapes.room_by_size import MovedBySize
 from remat_compiler.simulate.allowance import Allowance
 from remat_compiler.simulate.step_peak import GraphMemory
 
@@ -70,6 +71,7 @@ class Variant:
         input_bytes: Bytes of the arguments at given positions, at given sizes.
         margin: The measured excess of its peaks over the predictions.
         arenas: The places of its values, if these are planned.
+        moved: What it moves off the device; `None` for nothing.
     """
 
     compiled: Callable[..., Any]
@@ -80,9 +82,16 @@ class Variant:
     input_bytes: Callable[[Sequence[int], Sequence[int]], int] = no_inputs
     margin: Margin = field(default_factory=Margin)
     arenas: GrowingArenas | None = None
+    moved: MovedBySize | None = None
 
     def prepare(self, sizes: Sequence[int], allowance: Allowance) -> None:
-        """Make ready for calls at these sizes."""
+        """Make ready for calls at these sizes.
+
+        Raises:
+            OffloadError: There is no room for what they move off the device.
+        """
+        if self.moved is not None:
+            self.moved.room.grow(self.moved.bytes_at(sizes))
         if self.arenas is not None:
             self.arenas.grow(sizes, lambda at: self.fits(at, allowance))
 
@@ -91,11 +100,14 @@ class Variant:
         return self.known.memory(sizes)
 
     def predicted_bytes(self, sizes: Sequence[int], allowance: Allowance) -> int | None:
-        """The bytes at given sizes to compare with `allowance.limit_bytes`; `None` if its memory is not known there.
+        """The bytes at given sizes to compare with `allowance.limit_bytes`; `None` if it may not run there.
 
-        This is its peak and, if the graph shares its budget with others, the bytes that it holds while they run; see
+        It may not if its memory is not known, or if it would move more off the device than it may.  Else this is its
+        peak and, if the graph shares its budget with others, the bytes that it holds while they run; see
         `Allowance.needed_bytes`.
         """
+        if self.moved is not None and not self.moved.is_within(sizes):
+            return None
         if allowance.is_whole:
             # Held bytes are within the peak; the peak alone is cheaper to know, for an estimate needs no dry run.
             return self.known.peak_bytes(sizes, allowance.limit_bytes)

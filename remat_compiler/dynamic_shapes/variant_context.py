@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from remat_compiler import torch_compat
 from remat_compiler.compilation.attempt import Attempt
 from remat_compiler.compilation.search import BudgetSearch
+from remat_compiler.dynamic_shapes.room_by_size import SharedRoom
 from remat_compiler.dynamic_shapes.variant_store import VariantStore
 from remat_compiler.partition.request import PartitionRequest
 from remat_compiler.partition.session import Session
@@ -28,6 +29,7 @@ class VariantContext:
         keep: Reports a variant.
         store: Sizes that earlier processes planned for.
         input_bytes: Bytes of the arguments at given positions, at given sizes.
+        room: Room for what calls move off the device; `None` if they move nothing.
     """
 
     search: BudgetSearch
@@ -39,3 +41,4 @@ class VariantContext:
     keep: Callable[[Attempt, str], None]
     store: VariantStore
     input_bytes: Callable[[Sequence[int], Sequence[int]], int]
+    room: SharedRoom | None = None

@@ -33,6 +33,7 @@ from remat_compiler.dynamic_shapes.arena_guard import ArenaGuard
 from remat_compiler.dynamic_shapes.margin import Margin
 from remat_compiler.dynamic_shapes.mimose.sheltered_phase import Predict
 from remat_compiler.dynamic_shapes.peak_guard import PeakGuard
+from remat_compiler.dynamic_shapes.room_by_size import MovedBySize
 from remat_compiler.dynamic_shapes.sampled_peak import SampledPeak
 from remat_compiler.dynamic_shapes.variant import KnownMemory, NothingKnown, Use, Variant
 from remat_compiler.dynamic_shapes.variant_context import VariantContext
@@ -103,6 +104,7 @@ class VariantMaker:
             self.context.input_bytes,
             replace(self.margin),  # a copy: it begins with what all variants taught, and grows by its own steps
             attempt.arenas,
+            MovedBySize.of(attempt, self.context.room, [symbol.name for symbol in self.context.symbols]),
         )
         # A plan that misses the limit at its own sizes is not worth repeating in the next process.  One for larger
         # sizes may miss it there: it is made for the sizes below.

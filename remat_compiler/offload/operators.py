@@ -36,7 +36,7 @@ _LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untyp
 _SCHEMAS = (
     "offload(Tensor x, str place) -> Tensor",
     "offloaded(Tensor(a!) handle, Tensor x) -> ()",
-    "prefetch(Tensor handle, SymInt[] size, SymInt[] stride, ScalarType dtype, Device device) -> (Tensor, Tensor)",
+    "prefetch(Tensor handle, SymInt[] size, int[] order, ScalarType dtype, Device device) -> (Tensor, Tensor)",
     "fetch(Tensor(a!) value, Tensor ticket) -> ()",
 )
 
@@ -107,7 +107,7 @@ def _offloaded(handle: Tensor, x: Tensor) -> None:
 
 
 def _prefetch(
-    handle: Tensor, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype, device: torch.device
+    handle: Tensor, size: Sequence[int], order: Sequence[int], dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
     moved: _Moved = _held_by(handle)
     # As it went: some operators give results another layout or type than the graph says, to readers that take any.
@@ -125,9 +125,9 @@ def _fake_handle(x: Tensor) -> Tensor:
 
 
 def _fake_prefetch(
-    handle: Tensor, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype, device: torch.device
+    handle: Tensor, size: Sequence[int], order: Sequence[int], dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    return torch.empty_strided(size, stride, dtype=dtype, device=device), _fake_handle(handle)
+    return torch.empty_permuted(tuple(size), tuple(order), dtype=dtype, device=device), _fake_handle(handle)
 
 
 def _fake_nothing(one: Tensor, other: Tensor) -> None:

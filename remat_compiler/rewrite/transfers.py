@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
+from remat_compiler import torch_compat
 from remat_compiler.capture.graph import CapturedGraph
 from remat_compiler.ir.plan import Plan, Tier, Transfer
 from remat_compiler.offload.operators import FETCH, OFFLOAD, OFFLOADED, PREFETCH
@@ -34,6 +35,7 @@ class _Moving:
     transfer: Transfer
     life: TransferLife
     root: fx.Node
+    size: tuple[fx.Node | int, ...] = ()
     value: fx.Node | None = None
     ticket: fx.Node | None = None
 
@@ -114,6 +116,13 @@ class EmittedTransfers:
             place = str(self._places[one.transfer.tier])
             handle = one.root.meta["val"].new_empty((1,), dtype=torch.int64, device="cpu")
             self._handles[one.number] = self._node(OFFLOAD, (value, place), f"offload_{one.root.name}", handle)
+            one.size = tuple(self._length(value, dim, n) for dim, n in enumerate(one.root.meta["val"].shape))
+
+    def _length(self, value: fx.Node, dim: int, length: int | torch.SymInt) -> fx.Node | int:
+        """The length of a dimension of `value`: a node if it changes from call to call."""
+        if isinstance(length, int):
+            return length
+        return self._node(torch.ops.aten.sym_size.int, (value, dim), f"length_of_{value.name}", length)
 
     def _offloaded(self, one: _Moving) -> None:
         # Emitted at the end of the forward, it is not emitted again before the first step of the backward.
@@ -126,10 +135,11 @@ class EmittedTransfers:
     def _prefetch(self, one: _Moving) -> None:
         # Strides that leave gaps between elements are not kept by `lay_out`, which copies as a clone does.
         like, name = one.root.meta["val"].clone(), one.root.name
+        handle, size = self._handles[one.life.first], self._moving[one.life.first].size
         arguments = (
-            self._out.here(self._handles[one.life.first]),
-            [*like.size()],
-            [*like.stride()],
+            self._out.here(handle),
+            [n if isinstance(n, int) else self._out.here(n) for n in size],
+            torch_compat.memory_order(like),
             like.dtype,
             like.device,
         )

@@ -182,6 +182,7 @@ from remat_compiler.torch_compat.sizes import (
     UNBACKED_FALLBACK,
     allocated_bytes,
     allocation_alignment,
+    memory_order,
     size_hint,
     sizes_at,
     symbol_hint,

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import sympy
 from torch._inductor import ir, memory
 from torch._inductor.virtualized import V
 from torch.utils._ordered_set import OrderedSet
@@ -208,7 +209,8 @@ def _growth(name: str, sizes: tuple[tuple[str, int], ...]) -> float:
     buffer = V.graph.try_get_buffer(name)
     if buffer is None:
         return 1.0
-    numel = sum(one.get_numel() for one in _results(buffer))
+    # Of tensors of fixed sizes alone it is a plain number.
+    numel = sympy.sympify(sum(one.get_numel() for one in _results(buffer)))
     traced, now = V.graph.sizevars.optimization_hint(numel, fallback=0), number_at(numel, sizes)
     return now / traced if now is not None and traced else 1.0
 

@@ -60,6 +60,12 @@ def size_hint(size: int | torch.SymInt) -> int:
     return int(number) if number is not None else _assumed(size.node)
 
 
+def memory_order(value: torch.Tensor) -> list[int]:
+    """The dimensions of a dense value in the order in which they lie in memory, the outermost first."""
+    strides = [size_hint(stride) for stride in value.stride()]
+    return sorted(range(value.dim()), key=lambda dim: -strides[dim])
+
+
 def _assumed(node: Any) -> int:
     """The number of a size of which parts depend on data."""
     # The length of a jagged dimension is no expression.

@@ -19,6 +19,7 @@ from remat_compiler.offload.memory import ByteArray, HostMemory
 from remat_compiler.offload.operators import FETCH, OFFLOAD, OFFLOADED, PREFETCH, handles_in
 from remat_compiler.offload.place import Place
 from remat_compiler.offload.store import Store, store_of
+from remat_compiler.torch_compat import memory_order
 
 
 class SlowMemory(HostMemory):
@@ -65,7 +66,7 @@ def moved(value: Tensor, place: str) -> Tensor:
 
 
 def back(handle: Tensor, like: Tensor) -> Tensor:
-    value, ticket = PREFETCH(handle, like.size(), like.stride(), like.dtype, like.device)
+    value, ticket = PREFETCH(handle, like.size(), memory_order(like), like.dtype, like.device)
     FETCH(value, ticket)
     return value
 
@@ -170,7 +171,7 @@ def on_its_way_back(value: Tensor, slow: tuple[str, threading.Event]) -> tuple[T
     gate.set()
     handle = moved(value, place)
     gate.clear()
-    target, ticket = PREFETCH(handle, value.size(), value.stride(), value.dtype, value.device)
+    target, ticket = PREFETCH(handle, value.size(), memory_order(value), value.dtype, value.device)
     return target, ticket
 
 
@@ -218,7 +219,7 @@ def test_fake_runs_move_nothing_while_a_copy_is_under_way(slow: tuple[str, threa
         number = OFFLOAD(fake, place)
         assert handles_in(str(OFFLOAD), number) == (number,)
         OFFLOADED(number, fake)
-        found = PREFETCH(number, fake.size(), fake.stride(), fake.dtype, fake.device)
+        found = PREFETCH(number, fake.size(), memory_order(fake), fake.dtype, fake.device)
         assert handles_in(str(PREFETCH), found) == (found[1],)
         FETCH(*found)
         assert (found[0].shape, found[0].stride()) == (fake.shape, fake.stride())
