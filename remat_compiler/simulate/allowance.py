@@ -67,6 +67,8 @@ class Allowance:
             min(self.left_bytes, other.left_bytes),
             # Only gradients that both count elsewhere may be left out here.
             tuple(argument for argument in self.passed if argument in other.passed),
+            # Where one kind of step must not refuse a size for gradients from before it, none may.
+            max(self.spare_bytes, other.spare_bytes),
         )
 
     def grown_to(self, memory: GraphMemory) -> Allowance:

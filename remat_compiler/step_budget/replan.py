@@ -49,7 +49,6 @@ from remat_compiler.units import counted, format_bytes, told_apart
 logger = logger_of(__name__)
 
 _NO_SMALLER_PLAN = "no plan was found that takes less; training goes on"
-_FOR_ALL_SIZES = "the plans for changing sizes leave no room for them; lower memory_budget by their bytes"
 GRAPH_BREAKS = 'TORCH_LOGS="graph_breaks" shows where the step is cut'
 
 
@@ -152,7 +151,6 @@ class _Replan:
                 self._say_exceeded(known, limit)
             limit = self._beside_kept(peak, limit)
         if limit is not None and change:
-            # A size that fits by itself must not be refused amid a step for gradients from before it.
             self._share_sizes(limit)
             return
         if self.options.memory_budget.minimises:
@@ -217,7 +215,7 @@ class _Replan:
         # What is planned beside them at each of many sizes is warned of at the sizes that exceed the budget.
         changing = [graph.changing for graph in self.graphs if graph.changing is not None]
         if limit is not None and not any(one.keeps_beside for one in changing):
-            found.say(peak, self.joint.gradient_bytes, limit, why=_FOR_ALL_SIZES if changing else _NO_SMALLER_PLAN)
+            found.say(peak, self.joint.gradient_bytes, limit, why=_NO_SMALLER_PLAN)
         return found
 
     def _share_sizes(self, limit: int) -> None:
@@ -256,6 +254,14 @@ class _Replan:
         If the first sizes do not fit, the budget is shared for the largest sizes that do: larger ones are refused when
         they come.
         """
+        before = self.joint.gradient_bytes
+        if before:
+            # Beside gradients from before the step, as long as the first sizes have a plan there: a size that fits by
+            # itself must not be refused amid a step for them.
+            shares = SizeShares(members, self.joint.calls, self.joint.turns, limit - before, self.joint.seen, before)
+            division = shares.divide(needed=0)
+            if division is not None:
+                return shares, division
         shares = SizeShares(members, self.joint.calls, self.joint.turns, limit, self.joint.seen)
         division = shares.divide(needed=0)
         if division is None and shares.most is not None and self.options.on_infeasible != "min":

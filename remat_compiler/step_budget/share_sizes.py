@@ -89,6 +89,7 @@ class SizeShares:
         turns: The forwards and backwards of the calls, in order.
         limit_bytes: The budget.
         seen: What was seen at the turns: the same at all sizes.
+        spare_bytes: See `Allowance`.
     """
 
     def __init__(
@@ -98,8 +99,9 @@ class SizeShares:
         turns: Sequence[Event],
         limit_bytes: int,
         seen: Sightings = NOTHING_SEEN,
+        spare_bytes: int = 0,
     ) -> None:
-        self._seen = seen
+        self._seen, self._spare_bytes = seen, spare_bytes
         self.members = tuple(members)
         self.limit_bytes = limit_bytes
         self._runs = [sum(call.graph == i for call in calls) for i in range(len(members))]
@@ -177,7 +179,7 @@ class SizeShares:
             others = max((beside[call] for call, graph in enumerate(self._graphs) if graph == i), default=0)
             limit = self.limit_bytes - others
             held, left = min(memory.held_bytes, limit), min(memory.left_bytes, limit)
-            found.append(Allowance(limit, held, left, self.members[i].passed))
+            found.append(Allowance(limit, held, left, self.members[i].passed, self._spare_bytes))
         return tuple(found)
 
     def _stretched(self, planned: Sequence[GraphMemory]) -> list[GraphMemory]:

@@ -10,7 +10,9 @@ import torch
 
 import remat_compiler
 from instruments.measure import measure_step
+from remat_compiler.dynamic_shapes.dispatch import Dispatch
 from remat_compiler.errors import InfeasibleBudget
+from remat_compiler.observer import Observer, observed_by
 from remat_compiler.units import format_bytes
 from step_budget.test_gradients_before import MICRO_BATCHES, WIDTH, Model, gradient_bytes
 
@@ -21,11 +23,13 @@ TOLD = "gradients are there before the step"
 pytestmark = pytest.mark.usefixtures("compiles_anew")
 
 
-def trained(budget: object, sizes: Sequence[int] = SIZES, steps: int = STEPS) -> tuple[list[int], Model]:
+def trained(
+    budget: object, sizes: Sequence[int] = SIZES, steps: int = STEPS, *, breaks: bool = False
+) -> tuple[list[int], Model]:
     """Peaks of the micro-batches of some steps, gradients from before each included, and the model."""
     torch._dynamo.reset()
     remat_compiler.clear_reports()
-    model = Model()
+    model = Model(breaks)
     options = {"inner": "eager", "cost_model": "nominal", "max_slowdown": None}
     call = remat_compiler.compile(model, memory_budget=budget, dynamic=True, **options)
     draw = torch.Generator().manual_seed(1)
@@ -42,9 +46,9 @@ def trained(budget: object, sizes: Sequence[int] = SIZES, steps: int = STEPS) ->
 
 
 @cache
-def peaks_without_a_budget() -> list[int]:
+def peaks_without_a_budget(*, breaks: bool = False) -> list[int]:
     """Peaks of the micro-batches where everything is kept; the same in each test, since every run begins anew."""
-    peaks, _ = trained("1GiB")
+    peaks, _ = trained("1GiB", breaks=breaks)
     return peaks
 
 
@@ -71,6 +75,28 @@ def test_every_size_keeps_to_the_budget_beside_them(part: float, caplog: pytest.
     # The first two micro-batches are those that show that gradients add up.
     assert max(peaks[2:]) <= budget
     assert any(report.added_ns for report in remat_compiler.reports())
+    assert not any(TOLD in said for said in caplog.messages)
+    assert_gradients_are_those_of_eager(model)
+
+
+@pytest.mark.parametrize("part", [0.95, 0.8])
+def test_several_graphs_share_what_they_leave_at_every_size(part: float, caplog: pytest.LogCaptureFixture) -> None:
+    budget = int(part * max(peaks_without_a_budget(breaks=True)))
+    made: list[Dispatch] = []
+
+    class Watcher(Observer):
+        def dispatch_made(self, dispatch: Dispatch) -> None:
+            made.append(dispatch)
+
+    with observed_by(Watcher()):
+        peaks, model = trained(budget, breaks=True)
+    assert max(peaks[3:]) <= budget
+    # Whatever sizes come together: the second graph runs while the first one holds what the backward needs.
+    first, second = (one.allowance for one in made)
+    left_bytes = budget - gradient_bytes(model)
+    assert first.limit_bytes <= left_bytes
+    assert first.held_bytes + second.limit_bytes <= left_bytes
+    assert first.spare_bytes == second.spare_bytes == gradient_bytes(model)
     assert not any(TOLD in said for said in caplog.messages)
     assert_gradients_are_those_of_eager(model)
 
