@@ -45,7 +45,6 @@ from remat_compiler.partition.request import PartitionRequest
 from remat_compiler.partition.result import NoPlan
 from remat_compiler.partition.session import Session
 from remat_compiler.plan_cache.planner_loops import tell_of_compiling
-from remat_compiler.simulate.allowance import Allowance
 from remat_compiler.step_budget.behind_the_plan import BehindThePlan
 from remat_compiler.step_budget.beside_the_plan import Untrained
 from remat_compiler.step_budget.compiled_graph import CompiledGraph
@@ -61,6 +60,7 @@ from remat_compiler.step_budget.first_step import (
 )
 from remat_compiler.step_budget.recompile_context import RecompileContext
 from remat_compiler.step_budget.replan import decide
+from remat_compiler.step_model.allowance import Allowance
 
 logger = logger_of(__name__)
 

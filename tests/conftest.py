@@ -27,7 +27,7 @@ settings.load_profile("any_machine")
 TESTS = Path(__file__).parent
 WITHOUT_TORCH = {
     *("blocks", "bounds", "chains", "devices", "eviction", "exact", "ir", "layers", "layout", "moves", "orders"),
-    *("planning", "report", "search", "sequences", "simulate"),
+    *("planning", "report", "search", "sequences", "simulate", "step_model"),
     *(
         "test_ahead_of_time",
         "test_front_page",

@@ -13,7 +13,7 @@ from remat_compiler.dry_run.peak_formula import PeakFormula
 from remat_compiler.offload.store import Reservation
 from remat_compiler.partition.request import PartitionRequest
 from remat_compiler.partition.result import Partition
-from remat_compiler.simulate.step_peak import GraphMemory
+from remat_compiler.step_model.graph_memory import GraphMemory
 
 
 @dataclass(frozen=True, slots=True, eq=False)

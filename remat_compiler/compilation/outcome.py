@@ -22,7 +22,7 @@ from remat_compiler.log import logger_of
 from remat_compiler.options import RematOptions
 from remat_compiler.partition.request import PartitionRequest
 from remat_compiler.report.plan_report import PlanReport, StepFigures
-from remat_compiler.simulate.step_peak import GraphMemory
+from remat_compiler.step_model.graph_memory import GraphMemory
 from remat_compiler.units import format_bytes
 
 logger = logger_of(__name__)

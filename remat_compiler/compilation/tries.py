@@ -22,7 +22,7 @@ from remat_compiler.ir.problem import NO_BYTES
 from remat_compiler.options import RematOptions
 from remat_compiler.partition.request import PartitionRequest
 from remat_compiler.partition.result import NoPlan
-from remat_compiler.simulate.step_peak import GraphMemory
+from remat_compiler.step_model.graph_memory import GraphMemory
 
 MAX_TRIES = 4
 """Most plans that are tried for each layout, until the checked peak fits and uses the budget."""

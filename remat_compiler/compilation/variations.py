@@ -22,7 +22,7 @@ from typing import Final
 from remat_compiler.compilation.attempt import Attempt
 from remat_compiler.compilation.feedback import best_of
 from remat_compiler.partition.request import PartitionRequest
-from remat_compiler.simulate.step_peak import GraphMemory
+from remat_compiler.step_model.graph_memory import GraphMemory
 
 NEAR = 0.8
 """Part of the simulated peak without a budget above which a smallest peak is held against the emitted one."""

@@ -33,7 +33,7 @@ from remat_compiler.dry_run.traced_step import TracedStep
 from remat_compiler.ir.arenas import ArenaFigures
 from remat_compiler.log import logger_of
 from remat_compiler.simulate.reserved import AllocationTrace
-from remat_compiler.simulate.step_peak import GraphMemory
+from remat_compiler.step_model.graph_memory import GraphMemory
 
 log = logger_of(__name__)
 

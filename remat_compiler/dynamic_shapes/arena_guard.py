@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from remat_compiler.compilation.arenas_by_size import ArenasBySize
 from remat_compiler.dry_run.peak_formula import PeakFormula
 from remat_compiler.dynamic_shapes.peak_guard import PeakGuard
-from remat_compiler.simulate.step_peak import GraphMemory
+from remat_compiler.step_model.graph_memory import GraphMemory
 
 
 class ArenaGuard:

@@ -21,9 +21,9 @@ from remat_compiler import torch_compat
 from remat_compiler.dynamic_shapes.variant import Provider, Use, Variant, Watcher
 from remat_compiler.errors import InfeasibleBudget
 from remat_compiler.log import logger_of
-from remat_compiler.simulate.allowance import Allowance
-from remat_compiler.simulate.step_peak import GraphMemory
 from remat_compiler.stats import count
+from remat_compiler.step_model.allowance import Allowance
+from remat_compiler.step_model.graph_memory import GraphMemory
 
 logger = logger_of(__name__)
 

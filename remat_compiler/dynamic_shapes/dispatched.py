@@ -11,7 +11,7 @@ from remat_compiler.dynamic_shapes.variant_context import VariantContext
 from remat_compiler.dynamic_shapes.variant_maker import VariantMaker
 from remat_compiler.observer import observers
 from remat_compiler.options import RematOptions
-from remat_compiler.simulate.allowance import Allowance
+from remat_compiler.step_model.allowance import Allowance
 from remat_passes.registry import has_option
 
 

@@ -17,7 +17,7 @@ from dataclasses import replace
 from remat_compiler import torch_compat
 from remat_compiler.costs.workspace import WorkspaceTable
 from remat_compiler.dry_run.peak_formula import PeakFormula
-from remat_compiler.simulate.step_peak import GraphMemory
+from remat_compiler.step_model.graph_memory import GraphMemory
 
 MOST_SIZES = 65_536
 """Combinations of sizes whose measurements are kept in memory; when there are more, all are dropped."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 from remat_compiler.dry_run.dry_run import DryRun
 from remat_compiler.dynamic_shapes.mimose.polynomial import LayerSample, PolynomialEstimator
-from remat_compiler.simulate.step_peak import GraphMemory
+from remat_compiler.step_model.graph_memory import GraphMemory
 
 DOUBT = 0.1
 """A prediction that is below the budget by less than this part of it is checked."""

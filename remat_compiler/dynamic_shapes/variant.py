@@ -8,8 +8,8 @@ from typing import Any, Protocol
 
 from remat_compiler.dynamic_shapes.margin import Margin
 from remat_compiler.dynamic_shapes.room_by_size import MovedBySize
-from remat_compiler.simulate.allowance import Allowance
-from remat_compiler.simulate.step_peak import GraphMemory
+from remat_compiler.step_model.allowance import Allowance
+from remat_compiler.step_model.graph_memory import GraphMemory
 
 PAUSE = 3.0
 """A time longer than this many of the shortest steps holds more than a step: an evaluation, a checkpoint written."""

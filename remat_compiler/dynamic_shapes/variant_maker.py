@@ -44,8 +44,8 @@ from remat_compiler.log import logger_of
 from remat_compiler.options import RematOptions
 from remat_compiler.partition.request import PartitionRequest
 from remat_compiler.partition.result import NoPlan
-from remat_compiler.simulate.allowance import Allowance
 from remat_compiler.stats import count
+from remat_compiler.step_model.allowance import Allowance
 from remat_compiler.units import format_bytes, told_apart
 
 logger = logger_of(__name__)

@@ -11,8 +11,8 @@ from remat_compiler.ir.graph import TrainingGraph
 from remat_compiler.ir.plan import Plan, PlanResult
 from remat_compiler.ir.problem import CostTable, RematProblem
 from remat_compiler.rewrite.overwriting import NOTHING, Overwritten
-from remat_compiler.simulate.step_peak import GraphMemory, memory_of
 from remat_compiler.simulate.timeline import MemoryTimeline, simulate
+from remat_compiler.step_model.graph_memory import GraphMemory, memory_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)

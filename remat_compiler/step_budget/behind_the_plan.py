@@ -17,10 +17,10 @@ from typing import Any, Protocol
 
 from remat_compiler import torch_compat
 from remat_compiler.options import RematOptions
-from remat_compiler.simulate.step_peak import GraphMemory
 from remat_compiler.step_budget.beside_the_plan import BesideThePlan, Outside
 from remat_compiler.step_budget.coordinator import share_budget
 from remat_compiler.step_budget.gradients_before import GradientsBefore
+from remat_compiler.step_model.graph_memory import GraphMemory
 
 
 class Beside(Hashable, Protocol):

@@ -10,9 +10,9 @@ from weakref import ref
 from remat_compiler.errors import BudgetFacts, InfeasibleBudget
 from remat_compiler.log import logger_of
 from remat_compiler.options import RematOptions
-from remat_compiler.simulate.step_peak import GraphMemory
 from remat_compiler.step_budget.coordinator import StepCoordinator
 from remat_compiler.step_budget.dynamic_graph import DynamicGraph
+from remat_compiler.step_model.graph_memory import GraphMemory
 from remat_compiler.units import counted, format_bytes, told_apart
 
 logger = logger_of(__name__)

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from remat_compiler import torch_compat
-from remat_compiler.simulate.allowance import Allowance
-from remat_compiler.simulate.sharding import FirstStep, first_step
 from remat_compiler.step_budget.watched_step import WatchedStep
+from remat_compiler.step_model.allowance import Allowance
+from remat_compiler.step_model.sharding import FirstStep, first_step
 
 
 def allowance_of_alike(free_bytes: int, alike: FirstStep) -> Allowance:

@@ -21,7 +21,6 @@ from remat_compiler.log import logger_of
 from remat_compiler.options import RematOptions
 from remat_compiler.partition.result import PartitionFigures
 from remat_compiler.report.plan_report import PlanReport, StepFigures
-from remat_compiler.simulate.step_peak import GraphMemory
 from remat_compiler.step_budget.beside_open_calls import check_room
 from remat_compiler.step_budget.beside_the_plan import BesideThePlan, Outside
 from remat_compiler.step_budget.coordinator import StepCoordinator
@@ -31,6 +30,7 @@ from remat_compiler.step_budget.known_steps import Place, is_among
 from remat_compiler.step_budget.out_of_memory import explain_failure
 from remat_compiler.step_budget.recompile_context import RecompileContext, follows_others
 from remat_compiler.step_budget.watched_step import WatchedStep
+from remat_compiler.step_model.graph_memory import GraphMemory
 
 logger = logger_of(__name__)
 

@@ -14,11 +14,12 @@ from weakref import ref
 from remat_compiler import torch_compat
 from remat_compiler.observer import observers
 from remat_compiler.options import RematOptions
-from remat_compiler.simulate.step_peak import GraphMemory, Turn
 from remat_compiler.step_budget.calls_alike import is_rehearsal
 from remat_compiler.step_budget.known_steps import Place, Placed, is_among, is_known, kept, learn, until
 from remat_compiler.step_budget.step_watch import PATIENCE, StepWatch
 from remat_compiler.step_budget.watched_step import WatchedStep
+from remat_compiler.step_model.events import Turn
+from remat_compiler.step_model.graph_memory import GraphMemory
 
 
 class Coordinated(Placed, Protocol):

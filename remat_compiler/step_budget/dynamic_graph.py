@@ -9,8 +9,8 @@ from enum import Enum
 from remat_compiler import torch_compat
 from remat_compiler.compilation.attempt import Attempt
 from remat_compiler.dynamic_shapes.dispatch import Dispatch
-from remat_compiler.simulate.allowance import Allowance
-from remat_compiler.simulate.step_peak import GraphMemory
+from remat_compiler.step_model.allowance import Allowance
+from remat_compiler.step_model.graph_memory import GraphMemory
 
 FIRST_PART = 0.25
 """Part of the free budget that a graph gets if more graphs follow and nothing is known of them."""

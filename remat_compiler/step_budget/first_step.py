@@ -25,13 +25,15 @@ from remat_compiler.errors import BudgetFacts, InfeasibleBudget
 from remat_compiler.log import logger_of
 from remat_compiler.options import RematOptions
 from remat_compiler.partition.request import PartitionRequest
-from remat_compiler.simulate.allowance import Allowance
-from remat_compiler.simulate.step_peak import Call, GraphMemory, Turn, whole_step_peak
 from remat_compiler.step_budget.calls_alike import allowance_of_alike, calls_alike
 from remat_compiler.step_budget.compiled_graph import CompiledGraph
 from remat_compiler.step_budget.coordinator import StepCoordinator, share_budget
 from remat_compiler.step_budget.dynamic_graph import Continues, first_allowance
 from remat_compiler.step_budget.watched_step import WatchedStep
+from remat_compiler.step_model.allowance import Allowance
+from remat_compiler.step_model.events import Call, Turn
+from remat_compiler.step_model.graph_memory import GraphMemory
+from remat_compiler.step_model.peak import whole_step_peak
 from remat_compiler.units import told_apart
 
 logger = logger_of(__name__)

@@ -23,8 +23,8 @@ import torch
 
 from remat_compiler import torch_compat
 from remat_compiler.log import logger_of
-from remat_compiler.simulate import step_peak
-from remat_compiler.simulate.step_peak import CallKey
+from remat_compiler.step_model.alive import EarlierGradients
+from remat_compiler.step_model.events import CallKey
 from remat_compiler.units import format_bytes, told_apart
 
 logger = logger_of(__name__)
@@ -45,7 +45,7 @@ class Shards:
     """This rank's part of the gradients of sharded modules.
 
     Attributes:
-        group: The number of the group, see `simulate.sharding`.
+        group: The number of the group, see `step_model.sharding`.
     """
 
     group: int
@@ -222,7 +222,7 @@ def bytes_of(found: Iterable[Mapping[Found, int]]) -> int:
     return sum({leaf: size for one in found for leaf, size in one.items()}.values())
 
 
-def before_calls(parameters: Mapping[CallKey, frozenset[int]], found: Mapping[Found, int]) -> step_peak.GradientsBefore:
+def before_calls(parameters: Mapping[CallKey, frozenset[int]], found: Mapping[Found, int]) -> EarlierGradients:
     """Of the gradients that were found, those to which the calls of a step add their own.
 
     Args:
@@ -232,4 +232,4 @@ def before_calls(parameters: Mapping[CallKey, frozenset[int]], found: Mapping[Fo
     users = Counter(one for of in parameters.values() for one in of)
     # Where calls of several kinds share a parameter, its gradient is added only once all of them have run.
     whole = {key: sum(found.get(one, 0) for one in of if users[one] == 1) for key, of in parameters.items()}
-    return step_peak.GradientsBefore(whole, {of.group: size for of, size in found.items() if isinstance(of, Shards)})
+    return EarlierGradients(whole, {of.group: size for of, size in found.items() if isinstance(of, Shards)})

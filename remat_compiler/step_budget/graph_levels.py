@@ -9,11 +9,12 @@ from functools import partial
 from remat_compiler.compilation.attempt import Attempt
 from remat_compiler.ir.plan import PlanResult
 from remat_compiler.ir.problem import RematProblem
-from remat_compiler.simulate.step_peak import GraphMemory, Passed
 from remat_compiler.step_budget.compiled_graph import CompiledGraph
 from remat_compiler.step_budget.known_plans import KnownPlans
 from remat_compiler.step_budget.share import PlanLevel, levels_of, planned_level
 from remat_compiler.step_budget.share_sizes import GraphChoices
+from remat_compiler.step_model.events import Passed
+from remat_compiler.step_model.graph_memory import GraphMemory
 from remat_passes.registry import make_planner
 
 LEVEL_EFFORT = 2_000

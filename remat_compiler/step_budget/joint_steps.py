@@ -9,11 +9,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from remat_compiler.compilation.attempt import Attempt
-from remat_compiler.simulate.step_peak import Call, CallKey, GraphMemory, Turn, whole_step_peak
 from remat_compiler.step_budget.compiled_graph import CompiledGraph
 from remat_compiler.step_budget.gradients_before import before_calls
 from remat_compiler.step_budget.graph_levels import checked_without_budget
 from remat_compiler.step_budget.watched_step import WatchedStep
+from remat_compiler.step_model.events import Call, CallKey, Turn
+from remat_compiler.step_model.graph_memory import GraphMemory
+from remat_compiler.step_model.peak import whole_step_peak
 
 
 class JointSteps:

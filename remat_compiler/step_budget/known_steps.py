@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from remat_compiler.errors import InfeasibleBudget
-from remat_compiler.simulate.step_peak import Turn
 from remat_compiler.step_budget.watched_step import WatchedStep
+from remat_compiler.step_model.events import Turn
 
 
 class Placed(Protocol):

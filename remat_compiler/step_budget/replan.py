@@ -27,8 +27,6 @@ from typing import NoReturn
 from remat_compiler.errors import BudgetFacts, InfeasibleBudget
 from remat_compiler.log import logger_of
 from remat_compiler.report.plan_report import StepFigures
-from remat_compiler.simulate.allowance import Allowance
-from remat_compiler.simulate.step_peak import GraphMemory, Turn, handed_on, whole_step_peak
 from remat_compiler.step_budget.beside_gradients import decide_beside_gradients
 from remat_compiler.step_budget.beside_the_plan import BesideThePlan, Outside
 from remat_compiler.step_budget.compiled_graph import CompiledGraph
@@ -44,6 +42,11 @@ from remat_compiler.step_budget.joint_steps import JointSteps
 from remat_compiler.step_budget.known_steps import learn, refuse
 from remat_compiler.step_budget.share_sizes import BudgetSplit, GraphChoices, SharedBudget, SizeShares
 from remat_compiler.step_budget.watched_step import WatchedStep
+from remat_compiler.step_model.allowance import Allowance
+from remat_compiler.step_model.events import Turn
+from remat_compiler.step_model.graph_memory import GraphMemory
+from remat_compiler.step_model.handed_on import handed_on
+from remat_compiler.step_model.peak import whole_step_peak
 from remat_compiler.units import counted, format_bytes, told_apart
 
 logger = logger_of(__name__)

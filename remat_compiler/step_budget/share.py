@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from remat_compiler.ir.plan import PlanResult
 from remat_compiler.ir.problem import NO_BYTES, RematProblem
 from remat_compiler.simulate.interlude import planned_around
-from remat_compiler.simulate.step_peak import GraphMemory, memory_of
 from remat_compiler.simulate.timeline import simulate
+from remat_compiler.step_model.graph_memory import GraphMemory, memory_of
 
 LEVELS = (0.0, 0.1, 0.25, 0.5, 0.75)
 """Budgets at which each graph is planned, between its smallest peak (0) and its peak without a budget (1)."""

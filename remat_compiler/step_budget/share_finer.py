@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from remat_compiler.simulate.step_peak import GraphMemory
 from remat_compiler.step_budget.share import PlanLevel
+from remat_compiler.step_model.graph_memory import GraphMemory
 
 HALVINGS = 4
 """Plans to try for one graph, each half-way between one that fits and one that does not."""

@@ -20,17 +20,11 @@ from typing import Protocol
 
 from remat_compiler.dynamic_shapes.dispatch import Dispatch
 from remat_compiler.log import logger_of
-from remat_compiler.simulate.allowance import Allowance
-from remat_compiler.simulate.step_peak import (
-    NOTHING_SEEN,
-    Call,
-    Event,
-    GraphMemory,
-    Sightings,
-    beside_bytes,
-    whole_step_peak,
-)
 from remat_compiler.step_budget.share import PlanLevel, share
+from remat_compiler.step_model.allowance import Allowance
+from remat_compiler.step_model.events import NOTHING_SEEN, Call, Event, Sightings
+from remat_compiler.step_model.graph_memory import GraphMemory
+from remat_compiler.step_model.peak import beside_bytes, whole_step_peak
 
 logger = logger_of(__name__)
 

@@ -24,7 +24,6 @@ from typing import Any, Generic, TypeVar
 
 from remat_compiler import torch_compat
 from remat_compiler.costs.op_call import tensors_in
-from remat_compiler.simulate.step_peak import Turn
 from remat_compiler.step_budget.watched_step import (
     WatchedStep,
     addresses_of,
@@ -32,6 +31,7 @@ from remat_compiler.step_budget.watched_step import (
     parameters_of,
     passed_gradients,
 )
+from remat_compiler.step_model.events import Turn
 
 G = TypeVar("G")
 

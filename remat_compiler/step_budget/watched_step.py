@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from remat_compiler import torch_compat
-from remat_compiler.simulate.step_peak import Call, CallKey, Event, Leaf, Passed, Sightings, Turn
+from remat_compiler.step_model.events import Call, CallKey, Event, Leaf, Passed, Sightings, Turn
 
 G = TypeVar("G")
 

@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from remat_compiler.simulate.sharding import Seen, ShardedGroup
+from remat_compiler.step_model.sharding import Seen, ShardedGroup
 from remat_compiler.torch_compat.tensors import address_of, dense_parts, storages_of
 
 _STATES = "torch.distributed._composable_state"

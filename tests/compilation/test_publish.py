@@ -22,8 +22,8 @@ from remat_compiler.options import RematOptions
 from remat_compiler.partition.result import Baseline, Partition, SplitGraphs
 from remat_compiler.plan_cache.origin import FROM_CACHE, marked
 from remat_compiler.report.plan_report import PlanReport
-from remat_compiler.simulate.step_peak import memory_of
 from remat_compiler.simulate.timeline import simulate
+from remat_compiler.step_model.graph_memory import memory_of
 from remat_passes.planning.auto import Auto
 from structured_trace import listening, nobody_listening
 

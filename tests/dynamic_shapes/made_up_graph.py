@@ -21,8 +21,8 @@ from remat_compiler.options import RematOptions
 from remat_compiler.partition.request import PartitionRequest
 from remat_compiler.partition.result import NoPlan
 from remat_compiler.partition.session import Session
-from remat_compiler.simulate.allowance import Allowance
 from remat_compiler.simulate.timeline import simulate
+from remat_compiler.step_model.allowance import Allowance
 from remat_compiler.torch_compat import InputSymbol
 from remat_passes.planning.save_all import SaveAll
 

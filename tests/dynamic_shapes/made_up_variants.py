@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from math import prod
 
 from remat_compiler.dynamic_shapes.variant import Use, Variant
-from remat_compiler.simulate.allowance import Allowance
-from remat_compiler.simulate.step_peak import GraphMemory
+from remat_compiler.step_model.allowance import Allowance
+from remat_compiler.step_model.graph_memory import GraphMemory
 
 LIMIT = 1_000
 WHOLE = Allowance.whole(LIMIT)

@@ -12,7 +12,7 @@ from dynamic_shapes.made_up_variants import WHOLE, Prepared, Proportional, varia
 from remat_compiler.dynamic_shapes import dispatch
 from remat_compiler.dynamic_shapes.dispatch import Dispatch
 from remat_compiler.dynamic_shapes.variant import PAUSE, Variant
-from remat_compiler.simulate.allowance import Allowance
+from remat_compiler.step_model.allowance import Allowance
 
 
 class Endless(Prepared):

@@ -18,7 +18,7 @@ from remat_compiler.dynamic_shapes.variant_maker import BACKOFF, VariantMaker
 from remat_compiler.dynamic_shapes.variant_store import LARGER_SIZES
 from remat_compiler.errors import InfeasibleBudget, UnservedSizes
 from remat_compiler.partition.session import Session
-from remat_compiler.simulate.allowance import Allowance
+from remat_compiler.step_model.allowance import Allowance
 
 LIMIT = native_bytes(100)
 """What the step takes at size 100 without a budget."""

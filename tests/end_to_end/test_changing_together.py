@@ -15,9 +15,9 @@ from remat_compiler import pipeline
 from remat_compiler.dynamic_shapes.dispatch import Dispatch
 from remat_compiler.errors import InfeasibleBudget
 from remat_compiler.observer import Observer, observed_by
-from remat_compiler.simulate.step_peak import whole_step_peak
 from remat_compiler.step_budget.compiled_graph import CompiledGraph
 from remat_compiler.step_budget.watched_step import WatchedStep
+from remat_compiler.step_model.peak import whole_step_peak
 from remat_compiler.units import format_bytes
 from step_budget.test_one_budget import WIDTH, Blocks, Broken, BrokenTwice, Tower, compile_model, equal, gradients
 

@@ -18,13 +18,14 @@ from remat_compiler.partition.request import PartitionRequest
 from remat_compiler.partition.result import Baseline, NoPlan, Partition, SplitGraphs
 from remat_compiler.report.plan_report import StepFigures
 from remat_compiler.simulate.interlude import planned_around
-from remat_compiler.simulate.step_peak import GraphMemory, Turn, memory_of
 from remat_compiler.simulate.timeline import simulate
 from remat_compiler.step_budget.compiled_graph import CompiledGraph
 from remat_compiler.step_budget.coordinator import StepCoordinator
 from remat_compiler.step_budget.recompile_context import RecompileContext
 from remat_compiler.step_budget.replan import decide
 from remat_compiler.step_budget.watched_step import WatchedStep
+from remat_compiler.step_model.events import Turn
+from remat_compiler.step_model.graph_memory import GraphMemory, memory_of
 from remat_passes.registry import make_planner
 
 Step = WatchedStep[CompiledGraph]

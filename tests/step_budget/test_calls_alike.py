@@ -9,12 +9,12 @@ import torch
 from torch import nn
 
 from remat_compiler import torch_compat
-from remat_compiler.simulate.allowance import Allowance
-from remat_compiler.simulate.sharding import FirstStep
 from remat_compiler.step_budget.calls_alike import allowance_of_alike, is_rehearsal
 from remat_compiler.step_budget.first_step import allowance_of_several, first_request_of_several
 from remat_compiler.step_budget.gradients_before import GradientsBefore, bytes_of
 from remat_compiler.step_budget.watched_step import WatchedStep
+from remat_compiler.step_model.allowance import Allowance
+from remat_compiler.step_model.sharding import FirstStep
 from step_budget.test_first_step import BUDGET, HIDDEN, LOSS, coordinator, options_of, request
 
 

@@ -12,10 +12,11 @@ from torch import Tensor, nn
 
 from remat_compiler.options import RematOptions
 from remat_compiler.pipeline import COORDINATOR
-from remat_compiler.simulate.step_peak import GraphMemory, Turn
 from remat_compiler.step_budget.coordinator import StepCoordinator, share_budget
 from remat_compiler.step_budget.step_watch import PATIENCE
 from remat_compiler.step_budget.watched_step import WatchedStep
+from remat_compiler.step_model.events import Turn
+from remat_compiler.step_model.graph_memory import GraphMemory
 
 Step = WatchedStep[Any]
 

@@ -11,9 +11,9 @@ import pytest
 
 from dynamic_shapes.made_up_graph import MadeUpGraph, native_bytes, whole
 from remat_compiler.dynamic_shapes.dispatch import Dispatch
-from remat_compiler.simulate.allowance import Allowance
-from remat_compiler.simulate.step_peak import GraphMemory
 from remat_compiler.step_budget.dynamic_graph import Continues, DynamicGraph, first_allowance
+from remat_compiler.step_model.allowance import Allowance
+from remat_compiler.step_model.graph_memory import GraphMemory
 from remat_compiler.torch_compat import InputSymbol
 
 LIMIT = native_bytes(100)

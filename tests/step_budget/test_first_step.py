@@ -13,8 +13,6 @@ from torch import fx
 from remat_compiler.errors import InfeasibleBudget
 from remat_compiler.options import RematOptions
 from remat_compiler.partition.request import PartitionRequest
-from remat_compiler.simulate.allowance import Allowance
-from remat_compiler.simulate.step_peak import GraphMemory
 from remat_compiler.step_budget.compiled_graph import CompiledGraph
 from remat_compiler.step_budget.coordinator import StepCoordinator
 from remat_compiler.step_budget.dynamic_graph import FIRST_HELD, FIRST_PART
@@ -27,6 +25,8 @@ from remat_compiler.step_budget.first_step import (
 )
 from remat_compiler.step_budget.replan import decide
 from remat_compiler.step_budget.watched_step import WatchedStep
+from remat_compiler.step_model.allowance import Allowance
+from remat_compiler.step_model.graph_memory import GraphMemory
 
 BUDGET = 1_000
 

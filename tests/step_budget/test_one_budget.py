@@ -18,10 +18,10 @@ from remat_compiler.errors import InfeasibleBudget
 from remat_compiler.observer import Observer, observed_by
 from remat_compiler.partition.request import PartitionRequest
 from remat_compiler.report.plan_report import StepFigures
-from remat_compiler.simulate.step_peak import whole_step_peak
 from remat_compiler.step_budget import joint_plans
 from remat_compiler.step_budget.compiled_graph import CompiledGraph
 from remat_compiler.step_budget.watched_step import WatchedStep
+from remat_compiler.step_model.peak import whole_step_peak
 
 WIDTH, BATCH = 64, 512
 LOOSE, TIGHT, IMPOSSIBLE = 4_000_000, 1_400_000, 400_000

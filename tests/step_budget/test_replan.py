@@ -8,9 +8,11 @@ import pytest
 
 from builders import chain, residual
 from remat_compiler.errors import InfeasibleBudget
-from remat_compiler.simulate.step_peak import Call, GraphMemory, Turn, whole_step_peak
 from remat_compiler.step_budget.compiled_graph import CompiledGraph
 from remat_compiler.step_budget.replan import decide
+from remat_compiler.step_model.events import Call, Turn
+from remat_compiler.step_model.graph_memory import GraphMemory
+from remat_compiler.step_model.peak import whole_step_peak
 from step_budget.made_up_graphs import MadeUpCompiler, new_coordinator, options_of, planned, step_of
 
 TURNS = [(Turn.FORWARD, 0), (Turn.FORWARD, 1), (Turn.BACKWARD, 1), (Turn.BACKWARD, 0)]

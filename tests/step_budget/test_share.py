@@ -10,9 +10,11 @@ import pytest
 from hypothesis import given, settings
 
 from builders import LIBRARY, generators
-from remat_compiler.simulate.step_peak import Call, GraphMemory, Turn, memory_of, whole_step_peak
 from remat_compiler.simulate.timeline import simulate
 from remat_compiler.step_budget.share import PlanLevel, levels_of, share
+from remat_compiler.step_model.events import Call, Turn
+from remat_compiler.step_model.graph_memory import GraphMemory, memory_of
+from remat_compiler.step_model.peak import whole_step_peak
 from remat_passes.planning.save_all import SaveAll
 from remat_passes.registry import make_planner
 

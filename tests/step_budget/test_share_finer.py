@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remat_compiler.simulate.step_peak import Call, GraphMemory, Turn, whole_step_peak
 from remat_compiler.step_budget.share import PlanLevel
 from remat_compiler.step_budget.share_finer import HALVINGS, MOST_PLANS, finer
+from remat_compiler.step_model.events import Call, Turn
+from remat_compiler.step_model.graph_memory import GraphMemory
+from remat_compiler.step_model.peak import whole_step_peak
 
 
 class Graphs:

@@ -7,10 +7,13 @@ from random import Random
 from hypothesis import given, settings
 
 from builders import generators
-from remat_compiler.simulate.allowance import Allowance
-from remat_compiler.simulate.step_peak import Call, GraphMemory, Passed, Turn, handed_on, whole_step_peak
 from remat_compiler.step_budget.share import PlanLevel
 from remat_compiler.step_budget.share_sizes import GROWTH, GraphChoices, SizeShares
+from remat_compiler.step_model.allowance import Allowance
+from remat_compiler.step_model.events import Call, Passed, Turn
+from remat_compiler.step_model.graph_memory import GraphMemory
+from remat_compiler.step_model.handed_on import handed_on
+from remat_compiler.step_model.peak import whole_step_peak
 
 
 def random_levels(rng: Random) -> tuple[PlanLevel, ...]:

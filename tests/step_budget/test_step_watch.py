@@ -13,9 +13,9 @@ from torch._dynamo.backends.common import aot_autograd
 from torch.testing._internal.two_tensor import TwoTensor
 
 from dry_run.steps import interpret
-from remat_compiler.simulate.step_peak import Call, Leaf, Passed, Turn
 from remat_compiler.step_budget.step_watch import StepWatch
 from remat_compiler.step_budget.watched_step import WatchedStep
+from remat_compiler.step_model.events import Call, Leaf, Passed, Turn
 
 F, B, DROPPED = Turn.FORWARD, Turn.BACKWARD, Turn.DROPPED
 Step = WatchedStep["Watched"]

@@ -12,18 +12,11 @@ from drawn_graphs import GraphBuilder
 from remat_compiler.ir.graph import OpId, Phase, StorageKind, TrainingGraph
 from remat_compiler.ir.plan import Plan
 from remat_compiler.ir.problem import CostTable
-from remat_compiler.simulate.step_peak import (
-    Call,
-    GradientsBefore,
-    GraphMemory,
-    Leaf,
-    Passed,
-    Sightings,
-    Turn,
-    memory_of,
-    whole_step_peak,
-)
 from remat_compiler.simulate.timeline import MemoryTimeline, simulate
+from remat_compiler.step_model.alive import EarlierGradients
+from remat_compiler.step_model.events import Call, Leaf, Passed, Sightings, Turn
+from remat_compiler.step_model.graph_memory import GraphMemory, memory_of
+from remat_compiler.step_model.peak import whole_step_peak
 
 F, B, DROPPED = Turn.FORWARD, Turn.BACKWARD, Turn.DROPPED
 FRONT = GraphMemory(forward_bytes=100, held_bytes=60, backward_bytes=90, left_bytes=20)
@@ -98,7 +91,7 @@ def test_gradients_are_added_to_those_from_before(
     # Held and forward bytes are nothing, so that the last backward peaks.
     memories = [GraphMemory(0, 0, 90, 20), GraphMemory(0, 0, 0, 30)]
     turns = [(F, 0), (F, 1), (B, 1), (B, 0)]
-    assert whole_step_peak(memories, calls, turns, before=GradientsBefore(before)) == peak
+    assert whole_step_peak(memories, calls, turns, before=EarlierGradients(before)) == peak
 
 
 def test_outputs_are_among_what_is_left_behind_and_count_once() -> None:

@@ -6,17 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from remat_compiler.simulate.sharding import FirstStep, Seen, ShardedGroup, first_step
-from remat_compiler.simulate.step_peak import (
-    Call,
-    Event,
-    GradientsBefore,
-    GraphMemory,
-    Sightings,
-    Turn,
-    beside_bytes,
-    whole_step_peak,
-)
+from remat_compiler.step_model.alive import EarlierGradients
+from remat_compiler.step_model.events import Call, Event, Sightings, Turn
+from remat_compiler.step_model.graph_memory import GraphMemory
+from remat_compiler.step_model.peak import beside_bytes, whole_step_peak
+from remat_compiler.step_model.sharding import FirstStep, Seen, ShardedGroup, first_step
 
 F, B = Turn.FORWARD, Turn.BACKWARD
 LAYER = GraphMemory(forward_bytes=30, held_bytes=20, backward_bytes=50, left_bytes=16)
@@ -109,7 +103,7 @@ def test_the_peak_is_that_of_the_step_played_through(
     memory = GraphMemory(30, 20, backward, 16)
     played = Played(groups, memory, accumulated=accumulated)
     played.run()
-    before = GradientsBefore(shards=dict.fromkeys(range(3), left) if accumulated else {})
+    before = EarlierGradients(shards=dict.fromkeys(range(3), left) if accumulated else {})
     predicted = whole_step_peak([memory], CALLS, TURNS, Sightings(played.sharded), before)
     assert predicted == played.peak
     assert predicted > whole_step_peak([memory], CALLS, TURNS)
