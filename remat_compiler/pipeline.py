@@ -49,7 +49,6 @@ from remat_compiler.step_budget.behind_the_plan import BehindThePlan
 from remat_compiler.step_budget.beside_the_plan import Untrained
 from remat_compiler.step_budget.compiled_graph import CompiledGraph
 from remat_compiler.step_budget.coordinator import StepCoordinator
-from remat_compiler.step_budget.dynamic_graph import DynamicGraph
 from remat_compiler.step_budget.first_step import (
     allowance_of_several,
     check_first_step,
@@ -58,8 +57,10 @@ from remat_compiler.step_budget.first_step import (
     has_fixed_sizes,
     part_of_fraction,
 )
-from remat_compiler.step_budget.recompile_context import RecompileContext
+from remat_compiler.step_budget.fixed_plans import FixedPlans
+from remat_compiler.step_budget.graph_plans import GraphPlans
 from remat_compiler.step_budget.replan import decide
+from remat_compiler.step_budget.size_plans import SizePlans
 from remat_compiler.step_model.allowance import Allowance
 
 logger = logger_of(__name__)
@@ -197,16 +198,16 @@ def _for_these_sizes(
             outcome.keep(attempt, part.budget_bytes, PART_ONLY, final=False)
     if not attempt.trains:
         return _untrained(compiler, attempt)
-    recompile, on_gpu = None, counted_device_type(inputs) != "cpu"
+    plans, on_gpu = GraphPlans(), counted_device_type(inputs) != "cpu"
     if context is not None:
         # Twins without data: the real inputs must not stay alive until the step is known.
         again = replace(search, compile_=compiler.with_inputs(torch_compat.fake_twins(inputs)).run)
-        recompile = RecompileContext(again, SearchGoal(first), context, on_gpu)
+        plans = FixedPlans(again, SearchGoal(first), context, on_gpu)
     # The outcome tells by the attempt whether it has reported it.
     attempt = outcome.attempt = with_room(attempt, 1, on_gpu, outcome.reports, first.offload_bytes)
     whole = None if options.memory_budget.minimises else first.budget_bytes
     return CompiledGraph(
-        *(attempt, options, whole, outcome.keep, recompile, COORDINATOR, inputs),
+        *(attempt, options, whole, outcome.keep, plans, COORDINATOR, inputs),
         has_part=part is not None,
         of_several=of_several and known is not None and context is not None,
         refused_alone=refused,
@@ -255,7 +256,7 @@ def _for_all_sizes(
     outcome.keep(attempt, limit, "" if part is None else PART_ONLY, final=part is None)
     if not attempt.trains:
         return _untrained(compiler, attempt)
-    changing, memory = None, attempt.check.memory
+    plans, memory = GraphPlans(), attempt.check.memory
     compilation = torch_compat.saved_compilation()
     if compilation is None or attempt.check.unknown or not attempt.partitions:
         logger.warning(
@@ -281,21 +282,20 @@ def _for_all_sizes(
         )
         dispatch = dispatched(context, options, attempt, seconds, part)
         # Asked again here, during the compilation: afterwards Dynamo does not tell which function it is.
-        changing = DynamicGraph(
+        plans = SizePlans(
             dispatch, attempt, symbols, continuation_of(compiler.gm, COORDINATOR, changing=True), context.input_bytes
         )
         attempt = replace(attempt, compiled=dispatch)
-    shared, whole = part is not None and changing is not None, first.budget_bytes
+    shared, whole = part is not None and plans.at_all_sizes, first.budget_bytes
     return CompiledGraph(
         attempt,
         options,
         whole,
         outcome.keep,
-        None,
+        plans,
         COORDINATOR,
         inputs,
         has_part=shared,
-        changing=changing,
         reports=lambda: outcome.reports,
     )
 

@@ -11,7 +11,7 @@ from remat_compiler.errors import BudgetFacts, InfeasibleBudget
 from remat_compiler.log import logger_of
 from remat_compiler.options import RematOptions
 from remat_compiler.step_budget.coordinator import StepCoordinator
-from remat_compiler.step_budget.dynamic_graph import DynamicGraph
+from remat_compiler.step_budget.graph_plans import GraphPlans
 from remat_compiler.step_model.graph_memory import GraphMemory
 from remat_compiler.units import counted, format_bytes, told_apart
 
@@ -25,7 +25,7 @@ class Called(Protocol):
         coordinator: Follows the steps of the process.
         options: The user's options.
         budget_bytes: The budget of the whole step in bytes; `None` if it is not known in bytes.
-        changing: Runs the graph if its sizes change.
+        plans: How it may be planned again.
         steps: The steps that it is known to be part of.
         warned: Whether a step that may exceed the budget was told of.
     """
@@ -33,7 +33,7 @@ class Called(Protocol):
     coordinator: StepCoordinator[Any]
     options: RematOptions
     budget_bytes: int | None
-    changing: DynamicGraph | None
+    plans: GraphPlans
     steps: list[Any]
     warned: bool
 
@@ -57,14 +57,14 @@ def check_room(graph: Called, arguments: Sequence[Any]) -> None:
         return
     held = graph.coordinator.held_bytes(graph.options)
     # Even with nothing open: it may have given way in an earlier step, and gets its limit back.
-    if graph.changing is not None and ref(graph) in graph.coordinator.unsettled:
-        _make_room(graph, graph.changing, arguments, limit, held)
+    if ref(graph) in graph.coordinator.unsettled:
+        _make_room(graph, arguments, limit, held)
     if not before:
         return
-    memory = graph.memory if graph.changing is None else graph.changing.dispatch.memory_at(arguments)
+    memory = graph.plans.memory_at(arguments, graph.memory)
     if memory is None or held + memory.peak_bytes <= limit:
         return
-    changing = any(one.changing is not None for one, _ in ((graph, None), *before))
+    changing = any(one.plans.at_all_sizes for one, _ in ((graph, None), *before))
     # Once it belongs to known steps its limit was decided for those: a deviating step is warned of, not stopped.
     if changing and graph.options.on_infeasible != "min" and not graph.steps:
         gc.collect()  # what a refused step left behind may be alive only because of reference cycles
@@ -84,12 +84,15 @@ def check_room(graph: Called, arguments: Sequence[Any]) -> None:
         )
 
 
-def _make_room(graph: Called, changing: DynamicGraph, arguments: Sequence[Any], limit: int, held: int) -> None:
+def _make_room(graph: Called, arguments: Sequence[Any], limit: int, held: int) -> None:
     """Limit the graph to what the others leave free; if nothing fits that, to its limit in known steps."""
-    before = changing.dispatch.allowance
-    changing.make_room(limit, held)
+    dispatch = graph.plans.dispatch
+    if dispatch is None:
+        return
+    before = dispatch.allowance
+    graph.plans.make_room(limit, held)
     if graph.steps:
         try:
-            changing.dispatch.memory_at(arguments)
+            dispatch.memory_at(arguments)
         except InfeasibleBudget:
-            changing.dispatch.allow(before)
+            dispatch.allow(before)

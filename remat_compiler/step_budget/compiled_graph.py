@@ -13,9 +13,10 @@ from dataclasses import replace
 from typing import Any
 from weakref import ref
 
+import torch
+
 from remat_compiler import torch_compat
 from remat_compiler.compilation.attempt import Attempt
-from remat_compiler.compilation.offloading import with_room
 from remat_compiler.errors import InfeasibleBudget
 from remat_compiler.log import logger_of
 from remat_compiler.options import RematOptions
@@ -24,11 +25,10 @@ from remat_compiler.report.plan_report import PlanReport, StepFigures
 from remat_compiler.step_budget.beside_open_calls import check_room
 from remat_compiler.step_budget.beside_the_plan import BesideThePlan, Outside
 from remat_compiler.step_budget.coordinator import StepCoordinator
-from remat_compiler.step_budget.dynamic_graph import DynamicGraph
 from remat_compiler.step_budget.gradients_before import GradientsBefore
+from remat_compiler.step_budget.graph_plans import GraphPlans
 from remat_compiler.step_budget.known_steps import Place, is_among
 from remat_compiler.step_budget.out_of_memory import explain_failure
-from remat_compiler.step_budget.recompile_context import RecompileContext, follows_others
 from remat_compiler.step_budget.watched_step import WatchedStep
 from remat_compiler.step_model.graph_memory import GraphMemory
 
@@ -44,14 +44,13 @@ class CompiledGraph:
         budget_bytes: The budget of the whole step in bytes; `None` if it is not known in bytes.
         keep: Reports and stores the final state of a graph: the compilation, its own budget, a note for the user, and
             the figures of its whole step.
-        recompile: How the graph is compiled again; `None` if it cannot be.
+        plans: How it may be planned again.
         coordinator: Follows the steps of the process.
         example_inputs: The graph's inputs, as Dynamo gave them.
         has_part: Whether the graph has only a part of the budget until its step is known; else it was compiled as if
             it made up the step alone.
         of_several: Whether an earlier process planned it for a fraction of the peak of several graphs.
         refused_alone: Why it cannot make up a step alone; `None` if it may, or that is not known.
-        changing: Runs the graph if its sizes change; `None` for fixed sizes.
         reports: What is known of its plans now.
     """
 
@@ -61,14 +60,13 @@ class CompiledGraph:
         options: RematOptions,
         budget_bytes: int | None,
         keep: Callable[[Attempt, int | None, str, StepFigures | None], None],
-        recompile: RecompileContext | None,
+        plans: GraphPlans,
         coordinator: StepCoordinator[CompiledGraph],
         example_inputs: Sequence[Any],
         *,
         has_part: bool,
         of_several: bool = False,
         refused_alone: InfeasibleBudget | None = None,
-        changing: DynamicGraph | None = None,
         reports: Callable[[], Sequence[PlanReport]] = tuple,
     ) -> None:
         self.compiled = attempt.compiled
@@ -76,13 +74,12 @@ class CompiledGraph:
         self.native = attempt.native
         self.options = options
         self.budget_bytes = budget_bytes
-        self.recompile = recompile
+        self.plans = plans
         # What one run may move off the device, and the runs of a step, once graphs share a step.
         self.room_bytes, self.runs = 0, 1
         self.room_runs = 1  # those that the present room was reserved for
         self._has_part, self._of_several, self.refused_alone = has_part, of_several, refused_alone
-        self.changing = changing
-        self.awaits_earlier_graphs = follows_others(example_inputs)
+        self.awaits_earlier_graphs = _follows_others(example_inputs)
         self.completed_step: WatchedStep[CompiledGraph] | None = None
         # The steps that it is known to be part of, its calls in them, and its refused calls in others: both by the call
         # before, `None` for the first one of a step.
@@ -109,7 +106,7 @@ class CompiledGraph:
         # Which output has the compiled graph's node for its `grad_fn`, and that node's class once a call was searched.
         self._output = 0
         self._kind: type[Any] | None = None
-        self._dispatch = None if changing is None else changing.dispatch
+        self._dispatch = plans.dispatch
         coordinator.follow(self)
 
     def __call__(self, *arguments: Any) -> Any:
@@ -278,7 +275,8 @@ class CompiledGraph:
     @property
     def memory_now(self) -> GraphMemory | None:
         """Its memory at the sizes of its latest call."""
-        return self.memory if self.changing is None else self.changing.dispatch.memory_now or self.memory
+        now = None if self._dispatch is None else self._dispatch.memory_now
+        return now or self.memory
 
     def noted_memory(self, note: Any) -> GraphMemory | None:
         """The memory of a call, from what is noted of it."""
@@ -287,8 +285,8 @@ class CompiledGraph:
     @property
     def figures(self) -> PartitionFigures | None:
         """What is known of the partition of its joint graph; `None` if a compiler's cache had the code."""
-        if self.changing is not None:
-            return self.changing.first.partitions[0].figures
+        if self.plans.figures is not None:
+            return self.plans.figures
         if self._figures is None and self.attempt is not None and self.attempt.partition is not None:
             self._figures = self.attempt.partition.figures
         return self._figures
@@ -304,17 +302,14 @@ class CompiledGraph:
         one = self.figures
         if one is None:
             return None
-        if self.changing is not None:
-            return self.changing.unbudgeted
-        return self.memory if one.unchanged else one.memory_before
+        of_plans = self.plans.unbudgeted
+        return of_plans or (self.memory if one.unchanged else one.memory_before)
 
     @property
     def has_part(self) -> bool:
         """Whether it has only a part of the budget: until its step is known, or since it gave way to an open call."""
-        changing, whole = self.changing, self.budget_bytes
-        if changing is None or changing.shares_budget or whole is None:
-            return self._has_part
-        return self._has_part or changing.dispatch.limit_bytes < whole
+        whole = self.budget_bytes
+        return self._has_part or (whole is not None and self.plans.has_less_than(whole))
 
     @property
     def is_planned_alone(self) -> bool:
@@ -329,11 +324,8 @@ class CompiledGraph:
 
     def plan_again(self) -> None:
         """Plan again to learn the partition if a compiler's cache had the code; the code stays."""
-        if self.recompile is not None and self.attempt is not None and self.figures is None:
-            # A hit in AOTAutograd's cache would skip the partitioner; of the rest, only code is generated.
-            with self.recompile.dynamo_context(), torch_compat.partitioner_always_runs():
-                again = self.recompile.search.compile_(self.attempt.request, real=False)
-            self.attempt = replace(self.attempt, partitions=again.partitions)
+        if self.attempt is not None and self.figures is None:
+            self.attempt = self.plans.learnt(self.attempt)
 
     def exchange(self, attempt: Attempt) -> None:
         """Run `attempt` from now on.
@@ -341,10 +333,8 @@ class CompiledGraph:
         Raises:
             OffloadError: There is no room for what it moves off the device; the present code stays.
         """
-        if self.recompile is not None:
-            before = None if self.attempt is None else self.attempt.room
-            attempt = with_room(attempt, self.runs, self.recompile.pinned, before=before)
-            self.room_runs = self.runs
+        attempt = self.plans.with_room(attempt, self.runs, self.attempt)
+        self.room_runs = self.runs
         self.attempt, self.compiled, self._memory, self._figures = attempt, attempt.compiled, None, None
 
     def finalise(self) -> None:
@@ -363,6 +353,11 @@ class CompiledGraph:
         """Note that the budget was decided for steps like this one."""
         if not is_among(step, self.steps):
             self.steps = [*self.steps, step]
+
+
+def _follows_others(example_inputs: Sequence[Any]) -> bool:
+    """Whether an input is the result of other differentiable operators."""
+    return any(isinstance(x, torch.Tensor) and x.requires_grad and not x.is_leaf for x in example_inputs)
 
 
 _NOWHERE = object()

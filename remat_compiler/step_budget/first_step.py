@@ -28,7 +28,7 @@ from remat_compiler.partition.request import PartitionRequest
 from remat_compiler.step_budget.calls_alike import allowance_of_alike, calls_alike
 from remat_compiler.step_budget.compiled_graph import CompiledGraph
 from remat_compiler.step_budget.coordinator import StepCoordinator, share_budget
-from remat_compiler.step_budget.dynamic_graph import Continues, first_allowance
+from remat_compiler.step_budget.size_plans import Continues, first_allowance
 from remat_compiler.step_budget.watched_step import WatchedStep
 from remat_compiler.step_model.allowance import Allowance
 from remat_compiler.step_model.events import Call, Turn

@@ -1,4 +1,4 @@
-"""The levels at which a graph of a step can be planned, and its compilation at one of them."""
+"""The levels at which a graph of a step can be planned."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import astuple, replace
 from functools import partial
 
-from remat_compiler.compilation.attempt import Attempt
 from remat_compiler.ir.plan import PlanResult
 from remat_compiler.ir.problem import RematProblem
 from remat_compiler.step_budget.compiled_graph import CompiledGraph
 from remat_compiler.step_budget.known_plans import KnownPlans
 from remat_compiler.step_budget.share import PlanLevel, levels_of, planned_level
 from remat_compiler.step_budget.share_sizes import GraphChoices
+from remat_compiler.step_budget.size_plans import SizePlans
 from remat_compiler.step_model.events import Passed
 from remat_compiler.step_model.graph_memory import GraphMemory
 from remat_passes.registry import make_planner
@@ -30,11 +30,11 @@ def member_of(graph: CompiledGraph, passed: Sequence[Passed]) -> GraphChoices:
         passed: Gradients that its backward hands to the graph that runs next.
     """
     levels = levels_of_graph(graph)
-    if graph.changing is None:
+    if not isinstance(graph.plans, SizePlans):
         return GraphChoices(tuple(passing(level, passed) for level in levels))
     # Their bytes change with the sizes: taken off by `grown`, not here.
     arguments = tuple(one.argument for one in passed)
-    return GraphChoices(levels, partial(graph.changing.grown, arguments), arguments)
+    return GraphChoices(levels, partial(graph.plans.grown, arguments), arguments)
 
 
 def passing(level: PlanLevel, passed: Sequence[Passed]) -> PlanLevel:
@@ -48,7 +48,7 @@ def level_without_budget(graph: CompiledGraph) -> PlanLevel:
     memory, unbudgeted = graph.memory, graph.unbudgeted
     assert memory is not None
     # What cannot be compiled again has one level: as it is.
-    if not _is_planned_anew(graph) or unbudgeted is None:
+    if not _can_change(graph) or unbudgeted is None:
         return PlanLevel(memory.peak_bytes, 0, memory, graph.added_ns)
     if _is_as_good(graph, memory, unbudgeted):
         return PlanLevel(memory.peak_bytes, 0, memory, 0, is_present=True)
@@ -58,29 +58,14 @@ def level_without_budget(graph: CompiledGraph) -> PlanLevel:
 def _is_as_good(graph: CompiledGraph, present: GraphMemory, unbudgeted: GraphMemory) -> bool:
     """Whether the present compilation adds no time and takes no more than the step without a budget."""
     # Sizes that change have other variants, and what may be moved off the device is shared anew.
-    if graph.changing is not None or graph.attempt is None or graph.attempt.request.offload_bytes:
+    if graph.plans.at_all_sizes or graph.attempt is None or graph.attempt.request.offload_bytes:
         return False
     return not graph.added_ns and all(now <= then for now, then in zip(astuple(present), astuple(unbudgeted)))
 
 
-def checked_without_budget(graph: CompiledGraph) -> GraphMemory | None:
-    """Its memory without a budget by the dry run, the reference of fractions; by the simulator if that is not known."""
-    if graph.recompile is None or graph.attempt is None or graph.changing is not None:
-        return graph.unbudgeted
-    one = graph.figures
-    if one is not None and one.unchanged:
-        return graph.memory
-    # Emitted once for this, unless the search did so before: the simulator's peak is not exact.
-    if graph.native is None:
-        with graph.recompile.dynamo_context():
-            attempt = graph.recompile.search.compile_(graph.attempt.request.without_budget, real=False)
-        graph.native = attempt.check.memory
-    return graph.unbudgeted if graph.native is None else graph.native
-
-
-def _is_planned_anew(graph: CompiledGraph) -> bool:
-    """Whether it can be compiled at other levels than its present one."""
-    return (graph.recompile is not None or graph.changing is not None) and graph.figures is not None
+def _can_change(graph: CompiledGraph) -> bool:
+    """Whether it can be planned at other levels than its present one."""
+    return graph.plans.can_change and graph.figures is not None
 
 
 def levels_of_graph(
@@ -95,7 +80,7 @@ def levels_of_graph(
         thorough: Whether the lowest levels are looked for thoroughly, which takes several times as long.
     """
     unbudgeted, one = graph.unbudgeted, graph.figures
-    if not _is_planned_anew(graph) or unbudgeted is None or one is None:
+    if not _can_change(graph) or unbudgeted is None or one is None:
         return (level_without_budget(graph),)
     problem = replace(one.problem, offload_bytes=graph.room_bytes if moves else 0)
     levels = levels_of(problem, unbudgeted, _level_planner(graph, thorough), extremes=extremes)
@@ -114,7 +99,7 @@ def planned_between(
         moves: See `levels_of_graph`.
         thorough: See `levels_of_graph`.
     """
-    if not _is_planned_anew(graph) or graph.figures is None:
+    if not _can_change(graph) or graph.figures is None:
         return None
     problem = replace(graph.figures.problem, offload_bytes=graph.room_bytes if moves else 0)
     return planned_level(problem, budget_bytes, between_bytes, _level_planner(graph, thorough))
@@ -125,22 +110,3 @@ def _level_planner(graph: CompiledGraph, thorough: bool) -> Callable[[RematProbl
     reorders = graph.attempt is None or graph.attempt.request.reorders
     options = {"effort": LEVEL_EFFORT, "time_limit": 0.0, "reorders": reorders, "thorough": thorough}
     return KNOWN.planner(make_planner(graph.options.planner, **options))
-
-
-def compiled_at(graph: CompiledGraph, level: PlanLevel, *, real: bool) -> Attempt | None:
-    """The graph compiled at one level; its present compilation if it is at that level, or cannot be compiled again."""
-    if graph.recompile is None or graph.attempt is None or level.is_present:
-        return graph.attempt
-    request = replace(
-        graph.attempt.request,
-        budget_bytes=level.budget_bytes,
-        between_bytes=level.between_bytes,
-        fraction=None,
-        may_be_native=True,  # at this level's bytes, not at those of the request
-        offload_bytes=level.offload_bytes,
-        take_smallest=True,  # the extreme levels ask for 1 byte, that is for the smallest peak
-    )
-    if request == graph.attempt.request:
-        return graph.attempt
-    with graph.recompile.dynamo_context():
-        return graph.recompile.search.compile_(request, real=real)

@@ -9,7 +9,6 @@ from functools import partial
 from remat_compiler.compilation.attempt import Attempt
 from remat_compiler.dynamic_shapes.variant_value import WORTH_IT
 from remat_compiler.step_budget.graph_levels import (
-    compiled_at,
     level_without_budget,
     levels_of_graph,
     planned_between,
@@ -134,7 +133,7 @@ class JointPlans:
         return smallest(levels, self.joint.runs, self.joint.peak)
 
     def _compiled(self, levels: Sequence[PlanLevel], *, real: bool = False) -> JointPlan:
-        attempts = [compiled_at(graph, level, real=real) for graph, level in zip(self.graphs, levels)]
+        attempts = [graph.plans.compiled_at(graph, level, real=real) for graph, level in zip(self.graphs, levels)]
         return JointPlan(attempts, levels, self.joint.peak_of(attempts))
 
     def _worth_it(self, found: Sequence[PlanLevel]) -> bool:

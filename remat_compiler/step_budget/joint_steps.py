@@ -11,7 +11,6 @@ from dataclasses import replace
 from remat_compiler.compilation.attempt import Attempt
 from remat_compiler.step_budget.compiled_graph import CompiledGraph
 from remat_compiler.step_budget.gradients_before import before_calls
-from remat_compiler.step_budget.graph_levels import checked_without_budget
 from remat_compiler.step_budget.watched_step import WatchedStep
 from remat_compiler.step_model.events import Call, CallKey, Turn
 from remat_compiler.step_model.graph_memory import GraphMemory
@@ -117,7 +116,7 @@ class JointSteps:
         budget = self.options.memory_budget
         if budget.part is None:
             return None if budget.minimises else self.step.graphs[0].budget_bytes
-        unbudgeted = [memory for graph in self.graphs if (memory := checked_without_budget(graph)) is not None]
+        unbudgeted = [memory for graph in self.graphs if (memory := graph.plans.without_budget(graph)) is not None]
         if len(unbudgeted) < len(self.graphs):
             return None
         # A fraction gives each step a limit of its own.  One limit serves all if the difference counts as taken.

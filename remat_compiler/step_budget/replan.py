@@ -20,20 +20,17 @@ decision, about what they leave free.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import copy
 from dataclasses import replace
 from typing import NoReturn
 
 from remat_compiler.errors import BudgetFacts, InfeasibleBudget
 from remat_compiler.log import logger_of
 from remat_compiler.report.plan_report import StepFigures
-from remat_compiler.step_budget.beside_gradients import decide_beside_gradients
 from remat_compiler.step_budget.beside_the_plan import BesideThePlan, Outside
 from remat_compiler.step_budget.compiled_graph import CompiledGraph
 from remat_compiler.step_budget.coordinator import share_budget
 from remat_compiler.step_budget.gradients_before import GradientsBefore
 from remat_compiler.step_budget.graph_levels import (
-    compiled_at,
     member_of,
     passing,
 )
@@ -41,6 +38,7 @@ from remat_compiler.step_budget.joint_plans import JointPlan, JointPlans
 from remat_compiler.step_budget.joint_steps import JointSteps
 from remat_compiler.step_budget.known_steps import learn, refuse
 from remat_compiler.step_budget.share_sizes import BudgetSplit, GraphChoices, SharedBudget, SizeShares
+from remat_compiler.step_budget.size_plans import SizePlans
 from remat_compiler.step_budget.watched_step import WatchedStep
 from remat_compiler.step_model.allowance import Allowance
 from remat_compiler.step_model.events import Turn
@@ -75,9 +73,12 @@ def decide(step: WatchedStep[CompiledGraph]) -> None:
         else:
             # In this order: gradients from before a step are no reason to keep a plan that is over the budget alone.
             if not step.graphs[0].is_planned_alone:
-                _decide_alone(step.graphs[0])
+                step.graphs[0].plans.decide_alone(step.graphs[0])
             if before:
-                decide_beside_gradients(step.graphs[0], together.joint)
+                joint = together.joint
+                step.graphs[0].plans.decide_beside(
+                    step.graphs[0], joint.limit_bytes(), joint.gradient_bytes, freed=joint.freed
+                )
     except InfeasibleBudget as error:
         # Decided, too: without `finalise` the next call, which may be of another step, would decide it once more.
         refuse(step, error)
@@ -92,29 +93,6 @@ def decide(step: WatchedStep[CompiledGraph]) -> None:
     learn(step)
     for graph in together.graphs:
         graph.finalise()
-
-
-def _decide_alone(graph: CompiledGraph) -> None:
-    """Give all of the budget to a graph that got a part of it, or was planned beside the graphs of other steps."""
-    own_budget = graph.budget_bytes
-    if graph.changing is not None:
-        assert own_budget is not None, "only a budget in bytes holds for all sizes"
-        graph.changing.take_all(own_budget)
-        graph.keep(own_budget)
-        return
-    if graph.recompile is None:
-        # Of one plan for all sizes: nothing else was found within its own fraction.
-        assert graph.refused_alone is not None
-        raise copy(graph.refused_alone)
-    assert graph.attempt is not None
-    # A fraction could not be decided before: it is one of this graph's own peak, which is known to be alone only here.
-    # Under bytes, a plan that fits and adds nothing in a part of the budget cannot get better with all of it.
-    may_be_better = own_budget is not None and (graph.added_ns > 0 or graph.attempt.is_over(own_budget))
-    if graph.options.memory_budget.part is not None or may_be_better:
-        with graph.recompile.dynamo_context():
-            attempt, own_budget = graph.recompile.search.run(graph.recompile.alone)
-        graph.exchange(attempt)
-    graph.keep(own_budget)
 
 
 class _Replan:
@@ -141,7 +119,7 @@ class _Replan:
             )
         limit = self.joint.limit_bytes()
         peak = self.joint.peak(known)
-        change = any(graph.changing is not None for graph in self.graphs)
+        change = any(graph.plans.at_all_sizes for graph in self.graphs)
         if not all(share_budget(graph.options, self.options) for graph in self.graphs):
             # Nobody said how to split different budgets.  Within the smallest of them, no budget is exceeded.
             limit = min((g.budget_bytes for g in self.graphs if g.budget_bytes is not None), default=None)
@@ -164,7 +142,7 @@ class _Replan:
         if limit is None or (peak <= limit and settled):
             self._keep_all(peak, limit)
             return
-        fixed = [graph for graph in self.graphs if graph.recompile is None]
+        fixed = [graph for graph in self.graphs if not graph.plans.can_change]
         if peak > limit and len(fixed) == len(self.graphs):
             if peak - self.joint.gradient_bytes <= limit:
                 self._keep_all(peak, limit)  # `look_beside` warns
@@ -216,29 +194,28 @@ class _Replan:
         if self.joint.gradient_bytes and limit is None:
             limit = self.joint.limit_bytes()  # of a fraction, which depends on these gradients
         # What is planned beside them at each of many sizes is warned of at the sizes that exceed the budget.
-        changing = [graph.changing for graph in self.graphs if graph.changing is not None]
-        if limit is not None and not any(one.keeps_beside for one in changing):
+        if limit is not None and not any(graph.plans.keeps_beside for graph in self.graphs):
             found.say(peak, self.joint.gradient_bytes, limit, why=_NO_SMALLER_PLAN)
         return found
 
     def _share_sizes(self, limit: int) -> None:
         """Limit the graphs whose sizes change; compile the others again at their levels."""
         self.plans.learn()
-        changing = [graph.changing for graph in self.graphs]
+        changing = [graph.plans if isinstance(graph.plans, SizePlans) else None for graph in self.graphs]
         passed = handed_on(self.joint.calls, self.joint.turns)
         members = [member_of(graph, passed.get(i, ())) for i, graph in enumerate(self.graphs)]
         shares, division = self._division(members, limit)
         # Graphs of fixed sizes first: what they are measured to take once compiled is all that is left to decide on.
         for i, graph in enumerate(self.graphs):
-            if graph.changing is None:
-                attempt = compiled_at(graph, division.levels[i], real=True)
+            if not graph.plans.at_all_sizes:
+                attempt = graph.plans.compiled_at(graph, division.levels[i], real=True)
                 if attempt is not None and attempt is not graph.attempt:
                     graph.exchange(attempt)
                 memory = graph.memory
                 if memory is not None:
                     members[i] = GraphChoices((passing(replace(division.levels[i], memory=memory), passed.get(i, ())),))
         # The others share what those really leave, which differs a little from what the simulator foresaw.
-        if any(graph.changing is None for graph in self.graphs):
+        if not all(graph.plans.at_all_sizes for graph in self.graphs):
             shares, division = self._division(members, limit)
         coordinator = self.graphs[0].coordinator
         shared = SharedBudget(
@@ -247,7 +224,7 @@ class _Replan:
         shared.apply(division)
         step = self._figures(None, limit)
         for graph, allowance in zip(self.graphs, division.allowances):
-            fixed = graph.memory if graph.changing is None else None
+            fixed = None if graph.plans.at_all_sizes else graph.memory
             own = allowance.limit_bytes if fixed is None else fixed.peak_bytes
             graph.keep(own, "the limits of the step's graphs hold at all sizes", self._as_run(graph, step))
 
@@ -275,8 +252,7 @@ class _Replan:
         if self.options.on_infeasible != "min":
             # Limits of 0 bytes refuse all later calls, too: a call cannot tell which kind of step it will be in.
             for graph in self.graphs:
-                if graph.changing is not None:
-                    graph.changing.share(Allowance.whole(0), self)
+                graph.plans.share(Allowance.whole(0), self)
             self._refuse(limit, least)
         self._warn_of_smallest(limit, least)
         shares = SizeShares(members, self.joint.calls, self.joint.turns, least, self.joint.seen)
@@ -373,7 +349,7 @@ class _Replan:
     def _exchange(self, plan: JointPlan, limit: int | None) -> None:
         step = self._figures(plan.peak_bytes, limit)
         for graph, attempt, level in zip(self.graphs, plan.attempts, plan.levels):
-            final = attempt if attempt is None or attempt.real else compiled_at(graph, level, real=True)
+            final = attempt if attempt is None or attempt.real else graph.plans.compiled_at(graph, level, real=True)
             if final is not None and final is not graph.attempt:
                 graph.exchange(final)
             # The largest of the three: the next process must find that what is stored fits its own budget.
@@ -415,6 +391,5 @@ class _Replan:
             GRAPH_BREAKS,
         )
         for graph in self.graphs:
-            if graph.changing is not None and graph.budget_bytes is not None:
-                graph.changing.take_all(graph.budget_bytes)
+            graph.plans.take_all(graph.budget_bytes)
             graph.keep(graph.budget_bytes, f"the budget holds for this graph only: {found}, but {why}")

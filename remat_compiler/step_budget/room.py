@@ -19,9 +19,9 @@ def share_room(graphs: Sequence[CompiledGraph], runs: Sequence[int]) -> None:
         graphs: The graphs of some steps; those that cannot be compiled again keep what they have.
         runs: How often a step runs each at most.
     """
-    fixed = sum(n * _moved_bytes(graph) for graph, n in zip(graphs, runs) if graph.recompile is None)
+    fixed = sum(n * _moved_bytes(graph) for graph, n in zip(graphs, runs) if graph.plans.offload_bytes is None)
     left = max(_budget(graphs) - fixed, 0)
-    planned = [(graph, n) for graph, n in zip(graphs, runs) if graph.recompile is not None]
+    planned = [(graph, n) for graph, n in zip(graphs, runs) if graph.plans.offload_bytes is not None]
     held = [0 if graph.unbudgeted is None else n * graph.unbudgeted.held_bytes for graph, n in planned]
     for (graph, n), own in zip(planned, held):
         part = left * own // max(sum(held), 1) // max(n, 1)
@@ -40,7 +40,8 @@ def room_is_kept(graphs: Sequence[CompiledGraph], runs_of_steps: Sequence[Sequen
 
 
 def _budget(graphs: Sequence[CompiledGraph]) -> int:
-    return min((graph.recompile.alone.request.offload_bytes for graph in graphs if graph.recompile), default=0)
+    limits = [graph.plans.offload_bytes for graph in graphs]
+    return min((limit for limit in limits if limit is not None), default=0)
 
 
 def _moved_bytes(graph: CompiledGraph) -> int:

@@ -21,7 +21,8 @@ from remat_compiler.simulate.interlude import planned_around
 from remat_compiler.simulate.timeline import simulate
 from remat_compiler.step_budget.compiled_graph import CompiledGraph
 from remat_compiler.step_budget.coordinator import StepCoordinator
-from remat_compiler.step_budget.recompile_context import RecompileContext
+from remat_compiler.step_budget.fixed_plans import FixedPlans
+from remat_compiler.step_budget.graph_plans import GraphPlans
 from remat_compiler.step_budget.replan import decide
 from remat_compiler.step_budget.watched_step import WatchedStep
 from remat_compiler.step_model.events import Turn
@@ -132,10 +133,10 @@ def planned(
         request = replace(request, budget_bytes=1, take_smallest=True)
     first = replace(request, budget_bytes=(budget or 4) // 4, take_smallest=True) if has_part else request
     search = BudgetSearch(compiler.compile_, options, chooses_layout=False)
-    recompile = RecompileContext(search, SearchGoal(request), nullcontext) if can_recompile else None
+    plans = FixedPlans(search, SearchGoal(request), nullcontext) if can_recompile else GraphPlans()
     attempt = compiler.compile_(first)
     compiler.requests.clear()
-    return CompiledGraph(attempt, options, budget, compiler.keep, recompile, coordinator, (), has_part=has_part)
+    return CompiledGraph(attempt, options, budget, compiler.keep, plans, coordinator, (), has_part=has_part)
 
 
 def step_of(*graphs: CompiledGraph) -> Step:

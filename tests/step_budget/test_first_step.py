@@ -15,7 +15,6 @@ from remat_compiler.options import RematOptions
 from remat_compiler.partition.request import PartitionRequest
 from remat_compiler.step_budget.compiled_graph import CompiledGraph
 from remat_compiler.step_budget.coordinator import StepCoordinator
-from remat_compiler.step_budget.dynamic_graph import FIRST_HELD, FIRST_PART
 from remat_compiler.step_budget.first_step import (
     allowance_of_several,
     check_first_step,
@@ -24,6 +23,7 @@ from remat_compiler.step_budget.first_step import (
     part_of_fraction,
 )
 from remat_compiler.step_budget.replan import decide
+from remat_compiler.step_budget.size_plans import FIRST_HELD, FIRST_PART
 from remat_compiler.step_budget.watched_step import WatchedStep
 from remat_compiler.step_model.allowance import Allowance
 from remat_compiler.step_model.graph_memory import GraphMemory

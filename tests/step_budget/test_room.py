@@ -11,6 +11,7 @@ from remat_compiler.ir.plan import PAGE_BYTES, Tier
 from remat_compiler.offload.place import Place
 from remat_compiler.offload.store import store_of
 from remat_compiler.step_budget.compiled_graph import CompiledGraph
+from remat_compiler.step_budget.fixed_plans import FixedPlans
 from remat_compiler.step_budget.room import room_is_kept, share_room
 from step_budget.made_up_graphs import MadeUpCompiler, new_coordinator, options_of, planned
 
@@ -22,10 +23,10 @@ def graphs_of(*compilers: MadeUpCompiler, can_recompile: bool = True) -> list[Co
     coordinator, options = new_coordinator(), options_of(10**9, offload_budget=BUDGET)
     made = [planned(one, options, coordinator, can_recompile=can_recompile) for one in compilers]
     for graph in made:
-        if graph.recompile is not None:
-            goal = graph.recompile.alone
+        if isinstance(graph.plans, FixedPlans):
+            goal = graph.plans.alone
             request = replace(goal.request, offload_bytes=BUDGET)
-            graph.recompile = replace(graph.recompile, alone=replace(goal, request=request))
+            graph.plans = replace(graph.plans, alone=replace(goal, request=request))
     return made
 
 

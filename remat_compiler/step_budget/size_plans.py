@@ -1,14 +1,18 @@
-"""A graph of changing sizes as one of several in a step: its limits, and its memory at other sizes."""
+"""A graph of changing sizes as one of several in a step: limits that hold at all sizes, and its memory at others."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
 from enum import Enum
+from typing import Any, ClassVar
 
 from remat_compiler import torch_compat
 from remat_compiler.compilation.attempt import Attempt
 from remat_compiler.dynamic_shapes.dispatch import Dispatch
+from remat_compiler.partition.result import PartitionFigures
+from remat_compiler.report.plan_report import StepFigures
+from remat_compiler.step_budget.graph_plans import GraphPlans, Planned
 from remat_compiler.step_model.allowance import Allowance
 from remat_compiler.step_model.graph_memory import GraphMemory
 
@@ -42,7 +46,7 @@ def first_allowance(left_bytes: int, continues: Continues) -> Allowance:
     return Allowance(left, held, left)
 
 
-class DynamicGraph:
+class SizePlans(GraphPlans):
     """A graph of changing sizes: its dispatch, its limits in steps, and its memory by size.
 
     Args:
@@ -52,6 +56,10 @@ class DynamicGraph:
         continues: Whether the step goes on after it, by what is known at compile time.
         input_bytes: Bytes of the arguments at given positions, at given sizes.
     """
+
+    can_change: ClassVar[bool] = True
+    at_all_sizes: ClassVar[bool] = True
+    dispatch: Dispatch
 
     def __init__(
         self,
@@ -71,7 +79,7 @@ class DynamicGraph:
         self._sizes = tuple(number for _, number in first.request.sizes)
 
     def make_room(self, limit_bytes: int, held_bytes: int) -> None:
-        """Called before a forward while the step is still being learnt: limit it to what earlier graphs leave free.
+        """See `GraphPlans`.
 
         Args:
             limit_bytes: The budget of the step.
@@ -95,29 +103,48 @@ class DynamicGraph:
         """Whether its limits next to the other graphs of its steps are decided."""
         return bool(self._of_steps)
 
-    def take_all(self, limit_bytes: int) -> None:
-        """Give it the whole budget, unless it shares the budget in some kind of step."""
-        if not self.shares_budget:
+    def take_all(self, limit_bytes: int | None) -> None:
+        """See `GraphPlans`."""
+        if limit_bytes is not None and not self.shares_budget:
             self._allow(Allowance.whole(limit_bytes))
 
-    def keep_beside(self, limit_bytes: int, gradient_bytes: int) -> None:
-        """Keep to what gradients from before the step leave of the budget.
+    def decide_alone(self, graph: Planned) -> None:
+        """See `GraphPlans`."""
+        assert graph.budget_bytes is not None, "only a budget in bytes holds for all sizes"
+        self.take_all(graph.budget_bytes)
+        graph.keep(graph.budget_bytes)
 
-        Sizes that no plan fits then run by the smallest peak, as long as that is within the budget by itself.
-        """
+    def decide_beside(self, graph: Planned, limit_bytes: int | None, gradient_bytes: int, *, freed: bool) -> None:
+        """See `GraphPlans`: sizes that no plan fits then run by the smallest peak, as long as that alone fits."""
+        if limit_bytes is None:
+            return
         # At least 1 byte, so that all of the budget is spare where the gradients alone exceed it.
         left_bytes = max(limit_bytes - gradient_bytes, 1)
         self._allow(Allowance.whole(left_bytes, spare_bytes=limit_bytes - left_bytes))
+        graph.keep(limit_bytes, "", StepFigures(1, None, limit_bytes, gradient_bytes=gradient_bytes))
 
     @property
     def keeps_beside(self) -> bool:
-        """Whether it keeps to what gradients from before the step leave."""
+        """See `GraphPlans`."""
         return self.dispatch.allowance.spare_bytes > 0
 
     def _allow(self, allowance: Allowance) -> None:
         # Every change makes the dispatch decide all sizes again, and may compile.
         if allowance != self.dispatch.allowance:
             self.dispatch.allow(allowance)
+
+    @property
+    def figures(self) -> PartitionFigures:
+        """What is known of the partition at the first sizes."""
+        return self.first.partitions[0].figures
+
+    def memory_at(self, arguments: Sequence[Any], memory: GraphMemory | None) -> GraphMemory | None:
+        """See `GraphPlans`."""
+        return self.dispatch.memory_at(arguments)
+
+    def has_less_than(self, whole_bytes: int) -> bool:
+        """See `GraphPlans`."""
+        return not self.shares_budget and self.dispatch.limit_bytes < whole_bytes
 
     @property
     def unbudgeted(self) -> GraphMemory:

@@ -11,7 +11,7 @@ import pytest
 
 from dynamic_shapes.made_up_graph import MadeUpGraph, native_bytes, whole
 from remat_compiler.dynamic_shapes.dispatch import Dispatch
-from remat_compiler.step_budget.dynamic_graph import Continues, DynamicGraph, first_allowance
+from remat_compiler.step_budget.size_plans import Continues, SizePlans, first_allowance
 from remat_compiler.step_model.allowance import Allowance
 from remat_compiler.step_model.graph_memory import GraphMemory
 from remat_compiler.torch_compat import InputSymbol
@@ -19,7 +19,7 @@ from remat_compiler.torch_compat import InputSymbol
 LIMIT = native_bytes(100)
 
 
-def graph(continues: Continues = Continues.NO, upper: int | None = None) -> DynamicGraph:
+def graph(continues: Continues = Continues.NO, upper: int | None = None) -> SizePlans:
     """One that was compiled for a first call of size 100, which it fits without recomputation."""
     maker = MadeUpGraph().maker(LIMIT, on_infeasible="min")
     first = maker._first
@@ -36,7 +36,7 @@ def graph(continues: Continues = Continues.NO, upper: int | None = None) -> Dyna
     def input_bytes(positions: Sequence[int], sizes: Sequence[int]) -> int:
         return len(positions) * sizes[0]
 
-    return DynamicGraph(made, shown, [symbol], continues, input_bytes)
+    return SizePlans(made, shown, [symbol], continues, input_bytes)
 
 
 @pytest.mark.parametrize(
