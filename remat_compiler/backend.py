@@ -19,9 +19,10 @@ except (ImportError, AttributeError) as error:
     raise UnsupportedTorch(torch.__version__, str(error), "nothing can be compiled") from error
 
 from remat_compiler.dynamic_shapes.recompile_limit import compilation_failed, watch_recompilations
+from remat_compiler.graphs.steps import COORDINATOR
 from remat_compiler.memory_budget import MemoryBudget
 from remat_compiler.options import Environment, RematOptions
-from remat_compiler.pipeline import COORDINATOR, compile_graph
+from remat_compiler.pipeline import compile_graph
 from remat_compiler.step_budget.nothing_planned import NothingPlanned
 from remat_compiler.units import format_bytes
 from remat_passes.registry import planner_class

@@ -57,8 +57,8 @@ def compile(  # noqa: A001 - the name that users of torch expect
 
     from remat_compiler import torch_compat
     from remat_compiler.backend import checked_options
+    from remat_compiler.graphs.steps import steps_are_known
     from remat_compiler.options import Environment
-    from remat_compiler.pipeline import steps_are_known
 
     if not isinstance(model, torch.nn.Module):
         raise OptionError(

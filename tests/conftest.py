@@ -139,7 +139,7 @@ def little_overhead() -> None:
 @pytest.fixture
 def steps_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """What other tests left open, or did not settle, is no part of this one's steps."""
-    from remat_compiler.pipeline import COORDINATOR
+    from remat_compiler.graphs.steps import COORDINATOR
     from remat_compiler.step_budget.step_watch import PATIENCE, Here
 
     monkeypatch.setattr(COORDINATOR.watch, "here", Here())

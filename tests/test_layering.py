@@ -25,6 +25,7 @@ COMPILER = (
         "compiled_module",
         "backend",
         "pipeline",
+        "graphs",
         "step_budget",
         "dynamic_shapes",
         "compilation",

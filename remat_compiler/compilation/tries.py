@@ -189,7 +189,7 @@ class Tries:
             return best
         tries = Tries(self.compile, self.options, self.chooses_layout, None, minimises=True)
         tries.native = self.native
-        # As `pipeline.first_request` asks: the inner compiler's own layout takes copies of weights.
+        # As `graphs.question.first_request` asks: the inner compiler's own layout takes copies of weights.
         lowest = self._lowest(replace(request, free_layout=False))
         # It is refused as a rule, and kernels are compiled for what is kept.
         return tries._best(lowest, None, trial=True) or best

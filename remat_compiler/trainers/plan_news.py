@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from remat_compiler.pipeline import steps_are_known
+from remat_compiler.graphs.steps import steps_are_known
 from remat_compiler.report.figures import latest_step, summarise
 from remat_compiler.report.store import reports
 

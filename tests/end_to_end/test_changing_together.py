@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from instruments.measure import measure_step, train_step
-from remat_compiler import pipeline
 from remat_compiler.dynamic_shapes.dispatch import Dispatch
 from remat_compiler.errors import InfeasibleBudget
+from remat_compiler.graphs.steps import COORDINATOR
 from remat_compiler.observer import Observer, observed_by
 from remat_compiler.step_budget.compiled_graph import CompiledGraph
 from remat_compiler.step_budget.watched_step import WatchedStep
@@ -238,7 +238,7 @@ def test_a_model_whose_loss_is_outside_has_the_whole_budget(marked: bool, made: 
     assert [use.variant.added for use in one.uses[-2:]] == [0.0, 0.0]
     assert len(one.variants) == 1 or marked
     gc.collect()
-    assert not [graph for graph in pipeline.COORDINATOR.unsettled_graphs() if graph.budget_bytes == int(1.2 * eager)]
+    assert not [graph for graph in COORDINATOR.unsettled_graphs() if graph.budget_bytes == int(1.2 * eager)]
 
 
 def test_what_a_model_holds_is_not_taken_off_the_budget_of_another(made: list[Dispatch]) -> None:

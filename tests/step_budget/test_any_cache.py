@@ -18,7 +18,7 @@ from torch import nn
 
 from remat_compiler.backend import remat
 from remat_compiler.errors import InfeasibleBudget
-from remat_compiler.pipeline import COORDINATOR
+from remat_compiler.graphs.steps import COORDINATOR
 from remat_compiler.step_budget.step_watch import Here
 
 STEPS = 2

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from remat_compiler.graphs.steps import COORDINATOR
 from remat_compiler.options import RematOptions
-from remat_compiler.pipeline import COORDINATOR
 from remat_compiler.step_budget.coordinator import StepCoordinator, share_budget
 from remat_compiler.step_budget.step_watch import PATIENCE
 from remat_compiler.step_budget.watched_step import WatchedStep

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from instruments.measure import measure_step
 from remat_compiler.backend import remat
 from remat_compiler.errors import InfeasibleBudget
-from remat_compiler.pipeline import COORDINATOR
+from remat_compiler.graphs.steps import COORDINATOR
 from remat_compiler.step_budget import joint_plans
 from remat_compiler.step_budget.compiled_graph import CompiledGraph
 from remat_compiler.units import format_bytes

@@ -23,7 +23,7 @@ from unittest import mock
 import torch
 
 from remat_compiler import torch_compat
-from remat_compiler.pipeline import COORDINATOR
+from remat_compiler.graphs.steps import COORDINATOR
 from remat_compiler.step_budget.compiled_graph import CompiledGraph
 
 OPTIONS = {"memory_budget": "1GiB", "inner": "eager"}

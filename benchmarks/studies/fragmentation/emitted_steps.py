@@ -28,12 +28,12 @@ from remat_compiler.dry_run.dry_run import DryRun, FakeStep, dry_run
 from remat_compiler.dry_run.emitted_wrapper import EmittedGraph, GraphRecorder
 from remat_compiler.dry_run.peak_formula import condition_on
 from remat_compiler.errors import RematError
+from remat_compiler.graphs.question import first_request
 from remat_compiler.ir.arenas import Allocations, Arenas
 from remat_compiler.ir.layout import ALIGNMENT_BYTES, Block
 from remat_compiler.options import Environment, RematOptions
 from remat_compiler.partition.request import PartitionRequest
 from remat_compiler.partition.session import Session
-from remat_compiler.pipeline import first_request
 from remat_compiler.simulate.lives import Life
 from remat_compiler.simulate.reserved import AllocationTrace
 from remat_passes.registry import planner_class
