@@ -176,17 +176,6 @@ def test_a_small_disk_is_told_of(room: Store, tmp_path: Path, caplog: pytest.Log
     assert remat_compiler.reports()[-1].offloaded_bytes
 
 
-def test_changing_sizes_move_nothing_and_are_told_so(
-    room: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    model = Layers()
-    call = compile_with(model, dynamic=True, memory_budget=10**6, **options(tmp_path))
-    for batch in (64, 128):
-        call(torch.randn(batch, 128)).backward()
-    assert "offload_budget has no effect on a graph whose sizes change" in caplog.text
-    assert room.held_bytes == 0
-
-
 @pytest.mark.in_turn
 def test_a_budget_that_cannot_be_kept_is_refused_with_moving_too(room: Store, tmp_path: Path) -> None:
     call = compile_with(Layers(), memory_budget=1000, on_infeasible="error", **options(tmp_path))

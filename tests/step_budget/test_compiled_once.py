@@ -13,7 +13,7 @@ from remat_compiler.backend import remat
 from remat_compiler.compilation.attempt import Attempt
 from remat_compiler.observer import Observer, observed_by
 from remat_compiler.step_budget.compiled_graph import CompiledGraph
-from remat_compiler.step_budget.graph_levels import compiled_at, level_without_budget
+from remat_compiler.step_budget.graph_levels import level_without_budget
 from remat_compiler.step_budget.watched_step import WatchedStep
 
 WIDTH, BATCH, FRACTION = 64, 512, 0.8
@@ -134,7 +134,7 @@ def test_a_graph_that_is_as_good_as_without_a_budget_stays(seen: Seen) -> None:
     level = level_without_budget(small)
     assert level.is_present
     seen.taken()
-    assert compiled_at(small, level, real=True) is small.attempt
+    assert small.plans.compiled_at(small, level, real=True) is small.attempt
     assert not seen.taken()
     # It recomputes, so that another compilation would be the faster one.
     assert large.added_ns > 0
