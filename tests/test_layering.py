@@ -53,6 +53,7 @@ COMPILER = (
         "memory_budget",
         "option_values",
         "devices",
+        "operators",
         "errors",
         "log",
         "units",
@@ -82,6 +83,7 @@ DATA = frozenset({"simulate", "ir", "progress", "errors", "log"})
 """Rooms of the compiler that passes may import."""
 WITHOUT_TORCH = (
     *("remat_compiler.errors", "remat_compiler.options", "remat_compiler.ir", "remat_compiler.simulate"),
+    "remat_compiler.operators",
     "remat_passes",
 )
 PRIVATE_BUT_TYPES = frozenset({"torch._ops"})

@@ -235,7 +235,7 @@ class _Builder:
 
     def _save_policy(self, nodes: list[fx.Node], no_recompute: str) -> SavePolicy:
         """The user's demand; a result that cannot be recomputed may be saved even in a region to be recomputed."""
-        policies = [operators.save_policy_of(n) for n in nodes]
+        policies = [torch_compat.save_policy(n) for n in nodes]
         # The tag may be on any of the items; all come from one operator.
         policy = next((p for p in policies if p is not SavePolicy.FREE), SavePolicy.FREE)
         return SavePolicy.FREE if no_recompute and policy is SavePolicy.MUST_NOT_SAVE else policy

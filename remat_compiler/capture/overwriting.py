@@ -46,8 +46,9 @@ def overwritings(node: fx.Node, roots: Mapping[fx.Node, fx.Node]) -> list[Overwr
     if node.op != "call_function" or not isinstance(target, OpOverload) or roots.get(node) is not node:
         return []
     found = []
+    given = torch_compat.arguments_by_name(node)
     for position, schema in enumerate(target._schema.arguments):
-        argument = node.args[position] if position < len(node.args) else node.kwargs.get(schema.name)
+        argument = given.get(schema.name)
         form = torch_compat.overwriting_form(target, position) if isinstance(argument, fx.Node) else None
         if form is None or not isinstance(argument, fx.Node):
             continue

@@ -177,9 +177,6 @@ def formed_bytes(call: OpCall) -> int | None:
         return call.copied_bytes
     if call.device_type not in DEVICE_TYPES:
         return None
-    # Inductor's own random numbers come from seeds within its loops.
-    if str(call.func).startswith("prims.inductor_"):
-        return 0
     return modelled_bytes(call) if call.device_type == "cuda" else formed_cpu_bytes(call)
 
 
