@@ -6,7 +6,6 @@ import torch
 from torch import fx
 
 from remat_compiler import torch_compat
-from remat_compiler.capture.operators import is_mutable
 from remat_compiler.capture.storages import find_roots
 
 _COPY = torch.ops.aten.copy_.default
@@ -50,7 +49,7 @@ def _placeholders_written(graph: fx.Graph, calls: list[fx.Node]) -> set[fx.Node]
 def written_arguments(node: fx.Node) -> list[fx.Node]:
     """Arguments that the node changes in place."""
     target = node.target
-    if not isinstance(target, torch._ops.OpOverload) or not is_mutable(target):
+    if not isinstance(target, torch._ops.OpOverload) or not target._schema.is_mutable:
         return []
     written = [one.name for one in target._schema.arguments if one.alias_info is not None and one.alias_info.is_write]
     given = torch_compat.arguments_by_name(node)

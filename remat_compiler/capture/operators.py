@@ -107,12 +107,6 @@ def _is_reduction(target: torch._ops.OpOverload) -> bool:
 
 
 @cache
-def is_mutable(target: torch._ops.OpOverload) -> bool:
-    """Whether the operator changes an argument in place."""
-    return bool(target._schema.is_mutable)
-
-
-@cache
 def is_view(target: torch._ops.OpOverload) -> bool:
     """Whether the results share the memory of an argument."""
     # Its result aliases an argument as a view does, but it computes.

@@ -1,8 +1,10 @@
 """Bytes that operators hold inside which read an index, a length or a mask, on a CPU, by closed forms.
 
+The table of operators names a form for each operator that has one; several hold the same kinds of memory:
+
     indices of 32 bits, as 64        those of gather, scatter and their kind
     an index for each element and dimension of a mask
-    arguments as one piece           where they are not, those that the table of operators names (`one_piece`)
+    arguments as one piece           where they are not, by `one_piece` in the table
     sums in float32                  those of 16 bits, of gather, scatter and index_add
 """
 
