@@ -160,7 +160,7 @@ class _Builder:
         """The operator whose node is `main`, with its inlined producers and items."""
         before, read_roots = self._producers(main)
         items = self._items(main)
-        # Collectives are complete before anything reads their results, wherever a plan puts them.
+        # Collectives are complete before anything reads their results, at any place that a plan gives them.
         waits = [u for made in (main, *items) for u in made.users if self.classes.get(u) is NodeClass.WAIT]
         traits = operators.traits_of(main)
         reason = operators.reason_not_to_recompute(main, traits, self.gathers)

@@ -1,6 +1,6 @@
-"""What Inductor computes again in each reader, and what it computes once: its rules for pointwise values.
+"""Inductor's rules for pointwise values: which are computed again in each reader, and which once.
 
-They count what the loop of a value would hold if all that is not in memory were computed within it: the tensors that it
+They count the contents of a value's loop, if all that is not in memory were computed within it: the tensors that it
 reads, its operators, and whether one of these is dear on a CPU (`StorageBox.should_realize_on_reuse` and
 `has_exceeded_max_reads` of `torch._inductor.ir`).  A value that is computed once is *realised*; it still takes no
 memory if one loop holds it and all its readers.
@@ -60,7 +60,7 @@ class Inlined:
 
     def through(self, view: fx.Node) -> Inlined:
         """The same, reached through `view`."""
-        # Beyond that nothing depends on the count, which doubles where a loop reads values as they are and transposed.
+        # Beyond that nothing depends on the count, which doubles if a loop reads values as they are and transposed.
         if torch_compat.facts_of(view.target).same_order or self.operators > _ENOUGH_OPERATORS:
             return self
         reads, computes = ({(*access, view) for access in found} for found in (self.reads, self.computes))
@@ -96,7 +96,7 @@ def is_realised(node: fx.Node, inlined: Inlined, readers: Collection[fx.Node]) -
         inlined: What its loop holds.
         readers: What reads it in the same graph, directly or through views.
     """
-    # What is padded as it is written belongs to that loop.
+    # A value that is padded as it is written belongs to that loop.
     if len(readers) == 1 and all(map(torch_compat.is_padded_in_loop, readers)):
         return False
     device = _device(node)

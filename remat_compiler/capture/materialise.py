@@ -14,7 +14,7 @@ pointwise value lives in registers unless something forces it into memory.  The 
   is computed, its *frontier*.  It is still inlined if that loses nothing: the frontier is not larger than the value,
   or the backward reads all of the frontier anyway.
 
-Values computed from no tensor (constants, ranges) are recomputed wherever they are needed.
+Values computed from no tensor (constants, ranges) are recomputed by each reader.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class _Fusion:
 
     def _needs_memory(self, node: fx.Node) -> bool:
         """Whether the pointwise `node` is written to memory."""
-        # In memory whoever reads it: Inductor writes random numbers there, outputs and saved values need it.
+        # In memory for any reader: Inductor writes random numbers there, outputs and saved values need it.
         if is_random_value(node) or node in self.forced or torch_compat.save_policy(node) is SavePolicy.MUST_SAVE:
             return True
         if is_concatenated(node):

@@ -1,4 +1,4 @@
-"""Which scatters into a view copy no memory around their argument, when a graph is interpreted.
+"""Scatters into a view that copy no memory around their argument, in graphs that are interpreted.
 
     x = whole[:48]                     an input, or any view of a part of its memory
     y = select_scatter(x, v, 0, 0)     torch copies all of `whole`; marked, this copies x

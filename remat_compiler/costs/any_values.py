@@ -1,7 +1,7 @@
-"""Which calls may be executed on made-up values while a program is compiled: those that are safe on any.
+"""Calls that may be executed on made-up values while a program is compiled, since they are safe on any.
 
-The table of operators says which operators are (`operators.row.Row.safe`).  All are torch's own: what one of another
-library does is not known here.  A new operator of torch is not executed until the table has it.
+The table of operators names the operators (`safe` in `operators/row`).  All are torch's own: those of other libraries
+might do anything.  A new operator of torch is not executed until the table has it.
 """
 
 from __future__ import annotations

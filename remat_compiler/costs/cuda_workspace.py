@@ -1,4 +1,4 @@
-"""What operators hold inside on a GPU that is not there, by closed forms from torch's own sources.
+"""Memory that operators take inside on a GPU that is not there, by closed forms from torch's own sources.
 
     operator                       holds beside its results
     flash attention, backward      the query's gradient and the sums of the softmax in float32; if heads are grouped,

@@ -1,4 +1,4 @@
-"""Bytes that operators hold inside which read an index, a length or a mask, on a CPU, by closed forms.
+"""Memory that operators with an index, a length or a mask take inside on a CPU, by closed forms.
 
 The table of operators names a form for each operator that has one; several hold the same kinds of memory:
 

@@ -82,7 +82,7 @@ def corrected_fake_result(func: Any, args: tuple[Any, ...], result: Any) -> Any:
     backward = "backward" in func._schema.name
     normalised, *rest = result
     like = inputs[1 if backward else 0]
-    # A backward gives no gradient of the input if nobody needs one.
+    # A backward gives no gradient of the input if none is needed.
     if normalised is not None and facts.result == "types and layout":
         normalised = torch.empty_like(normalised, memory_format=suggest_memory_format(like))
     results = [normalised, *rest]
