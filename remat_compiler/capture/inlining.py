@@ -26,7 +26,6 @@ _MOST_OPERATORS = {"cpu": 50}
 _MOST_OPERATORS_ELSEWHERE = 30
 _ENOUGH_OPERATORS = max(*_MOST_OPERATORS.values(), _MOST_OPERATORS_ELSEWHERE)
 """Operators above which a value is realised on every device, and all that is computed from it in the same loop."""
-
 _STEP_OPERATORS = 7
 """Operators more that a slice adds to a loop where it skips elements."""
 

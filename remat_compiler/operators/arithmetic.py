@@ -36,8 +36,7 @@ ROWS = (
     Row("rrelu_with_noise rrelu_with_noise_backward rrelu_with_noise_functional", safe=True),
     Row("where prims::where masked_fill fill prims::fill rsub floor_divide linalg_cross polar complex", safe=True),
     Row("isin _conj_physical _masked_scale", safe=True),
-    Row("fill_", safe=True, cpu=NOTHING, cuda=NOTHING),
-    Row("zero zero_", cpu=NOTHING, cuda=NOTHING),
+    Row("fill_ zero zero_", cpu=NOTHING, cuda=NOTHING),
     Row("ldexp mvlgamma", in_steps=True, overwriting="composed"),
     Row("deg2rad rad2deg", in_steps=True),
     Row("mul.Scalar multiply.Scalar", overwriting="rounds number"),
@@ -45,8 +44,7 @@ ROWS = (
     # Random numbers; a generator's state is put back after a draw.
     Row("rand rand_like randn randn_like", safe=True, evaluations=10.0, gpu_evaluations=5.0),
     Row("bernoulli native_dropout", safe=True, cuda=NOTHING, evaluations=10.0, gpu_evaluations=5.0),
-    Row("native_dropout_backward randint", safe=True, cuda=NOTHING),
-    Row("_fused_dropout", safe=True, cuda=NOTHING),
+    Row("native_dropout_backward _fused_dropout randint", safe=True, cuda=NOTHING),
     Row("randint_like randperm normal uniform exponential cauchy geometric log_normal random", safe=True),
     Row("multinomial poisson binomial _standard_gamma prims::normal prims::uniform", safe=True),
     # Inductor's own random numbers come from seeds within its loops.
@@ -66,9 +64,8 @@ ROWS = (
     # Normalisations.
     Row("_softmax _log_softmax", safe=True, cuda=NOTHING, evaluations=1.0),
     Row("_softmax_backward_data _log_softmax_backward_data", safe=True, cuda=NOTHING),
-    Row("_safe_softmax _masked_softmax _masked_softmax_backward renorm", safe=True),
+    Row("_safe_softmax _masked_softmax _masked_softmax_backward renorm rms_norm", safe=True),
     Row("_weight_norm_interface _weight_norm_interface_backward", safe=True),
-    Row("rms_norm", safe=True),
     Row("_fused_rms_norm _fused_rms_norm_backward", safe=True, cuda=NOTHING),
     Row("native_layer_norm", loop="reduction", safe=True, cuda=NOTHING, result="types"),
     Row("native_group_norm", loop="reduction", safe=True, result="types"),

@@ -55,21 +55,19 @@ ROWS = (
     Row("grid_sampler_2d grid_sampler_2d_backward grid_sampler_3d grid_sampler_3d_backward", safe=True),
     Row("affine_grid_generator affine_grid_generator_backward", safe=True),
     Row("upsample_nearest2d", loop="pointwise", safe=True),
-    # Linear algebra.
-    Row("_fft_c2c _fft_c2r _fft_r2c", safe=True),
+    # Linear algebra and Fourier transforms.
     Row("_linalg_det _linalg_slogdet _linalg_solve_ex _linalg_eigh _linalg_svd _linalg_eigvals linalg_eig", safe=True),
     Row(
         "linalg_qr linalg_householder_product linalg_inv_ex linalg_ldl_factor_ex linalg_lu linalg_lu_factor_ex",
         safe=True,
     ),
     Row("linalg_matrix_exp linalg_pinv linalg_cholesky_ex linalg_solve_triangular triangular_solve", safe=True),
-    Row("cholesky cholesky_solve cholesky_inverse geqrf ormqr", safe=True),
+    Row("cholesky cholesky_solve cholesky_inverse geqrf ormqr _fft_c2c _fft_c2r _fft_r2c", safe=True),
     # Operators that are given others, or graphs.
     Row("higher_order::run_and_save_rng_state higher_order::run_with_rng_state", runs="with random state"),
     Row("higher_order::graphsafe_run_with_rng_state", runs="with random state"),
     Row("higher_order::with_effects", runs="in order of effects"),
-    Row("higher_order::cond higher_order::scan higher_order::map_impl", runs="graphs"),
-    Row("higher_order::associative_scan", runs="graphs"),
+    Row("higher_order::cond higher_order::scan higher_order::associative_scan higher_order::map_impl", runs="graphs"),
     Row("higher_order::while_loop", runs="graphs in a loop"),
     # Torch gives a user's Triton kernel clones of what it writes.
     Row("higher_order::triton_kernel_wrapper_functional", is_functional=True),

@@ -30,9 +30,8 @@ ROWS = (
     Row("linspace logspace tril_indices triu_indices prims::iota", safe=True),
     # Copies, which write their result directly.
     Row("clone _to_copy", safe=True, cpu=NOTHING, cuda=NOTHING, same_values=True),
-    Row("prims::clone", safe=True, cpu=NOTHING, cuda=NOTHING),
     Row("prims::convert_element_type", same_values=True),
-    Row("lift_fresh_copy prims::device_put", cpu=NOTHING, cuda=NOTHING),
+    Row("lift_fresh_copy prims::clone prims::device_put", cpu=NOTHING, cuda=NOTHING),
     Row("copy_", safe=True, cuda=NOTHING),
     Row("view_copy alias_copy _reshape_copy view_as_complex_copy view_as_real_copy narrow_copy expand_copy", safe=True),
     Row("permute_copy diagonal_copy squeeze_copy t_copy transpose_copy unsqueeze_copy unfold_copy", safe=True),

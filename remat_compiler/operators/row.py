@@ -27,7 +27,7 @@ class Row:
         cpu: Bytes that it takes inside on a CPU, beside its results: `NOTHING`, or a closed form's name in
             `costs/index_workspace`.  Empty: measured if safe; else as `one_piece` says, or seen as the program runs it.
         one_piece: Positions, among its tensors, of those that it copies on a CPU if they do not lie in one piece.
-        cuda: The same on a GPU where it is not measured: `NOTHING`, or a form of `costs/cuda_workspace`.
+        cuda: As `cpu`, on a GPU where it is not measured: `NOTHING`, or a closed form's name in `costs/cuda_workspace`.
         in_steps: Whether it is pointwise, but computes values in between, which take memory.
         evaluations: Arithmetic of one element in evaluations of erf, as a kernel of torch.  `None`: as little as that
             of a multiplication.

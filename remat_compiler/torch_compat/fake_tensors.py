@@ -29,7 +29,6 @@ FAKE_RUN_ERRORS: tuple[type[Exception], ...] = (
 )
 """Errors of operators on fake tensors if the result depends on data, or no shape function is registered."""
 
-
 _SEEDS = (2, 3)
 """Positions of seed and offset among the results of attention that has them on the CPU."""
 _NORMS = ("types", "types and layout")
