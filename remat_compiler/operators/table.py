@@ -58,11 +58,7 @@ DIGEST = digest_of(TABLE)
 
 
 def family_of(name: str) -> str:
-    """The family of kernels whose rate is measured together; empty for matrix products and all that is outside.
-
-    Args:
-        name: Of an operator of any library, since kernels of all libraries and devices are in the families.
-    """
+    """The family, of any library and device, whose rate is measured for all; empty for products and other operators."""
     backward = "_backward" if "backward" in name else ""
     if "convolution" in name:
         return f"convolution{backward}"

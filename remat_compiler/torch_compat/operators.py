@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from operator import attrgetter
 from typing import Any
 
@@ -66,6 +67,7 @@ def overload_name(op: OpOverload) -> str:
     return str(op.name())  # type: ignore[no-untyped-call]
 
 
+@lru_cache(4096)
 def facts_of(target: object) -> Row:
     """The row of an operator in the table of operators; `NO_FACTS` for any other target of a node."""
     if isinstance(target, HigherOrderOperator):
