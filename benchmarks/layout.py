@@ -30,8 +30,8 @@ import numpy as np
 
 from instruments.layout_problems import PlannedStep, made_up_step, overlapping, planned_steps, published
 from instruments.make_instances import instance_name, instance_paths
+from instruments.problem_file import read_problem
 from remat_compiler.ir.layout import Layout, LayoutPlanner, LayoutProblem
-from remat_compiler.ir.problem_file import read_problem
 from remat_compiler.simulate.reserved import reserved_bytes
 from remat_compiler.simulate.verify_layout import layout_defects
 from remat_passes.layout.exact import Exact

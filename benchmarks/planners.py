@@ -20,10 +20,10 @@ from pathlib import Path
 
 from instruments.make_instances import instance_name, instance_paths
 from instruments.planner_rows import Row, by_case, cpu_seconds, plot, read_rows, summary, table, violations, write_rows
+from instruments.problem_file import read_problem
 from remat_compiler.ir.plan import PlanResult, PlanStatus
 from remat_compiler.ir.planner import Planner
 from remat_compiler.ir.problem import RematProblem
-from remat_compiler.ir.problem_file import read_problem
 from remat_compiler.simulate.verify import verify
 from remat_passes.bounds.lower_bound import lower_bound_ns
 from remat_passes.planning.auto import Auto

@@ -25,11 +25,11 @@ from pathlib import Path
 from typing import Any
 
 from instruments.make_instances import INSTANCES, instance_name, instance_paths
+from instruments.problem_file import read_problem
 from instruments.replay_rows import Answer, Change, lines, plot, summary, write_changes
 from remat_compiler.ir.graph import OpId
 from remat_compiler.ir.plan import Plan
 from remat_compiler.ir.problem import RematProblem
-from remat_compiler.ir.problem_file import read_problem
 from remat_compiler.simulate.timeline import simulate
 from remat_compiler.simulate.verify import verify
 from remat_passes.planning.save_all import SaveAll

@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 import remat_passes
 from numba.core.dispatcher import Dispatcher
-from remat_compiler.ir.problem_file import read_problem
+from instruments.problem_file import read_problem
 from remat_passes.ahead_of_time import compile_loops
 from remat_passes.planning.auto import Auto
 from remat_passes.planning.coop import Coop

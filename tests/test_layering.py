@@ -55,6 +55,7 @@ COMPILER = (
         "memory_budget",
         "option_values",
         "devices",
+        "operators",
         "errors",
         "log",
         "units",
@@ -85,6 +86,7 @@ DATA = frozenset({"simulate", "ir", "progress", "errors", "log"})
 WITHOUT_TORCH = (
     *("remat_compiler.errors", "remat_compiler.options", "remat_compiler.ir", "remat_compiler.simulate"),
     "remat_compiler.step_model",
+    "remat_compiler.operators",
     "remat_passes",
 )
 PRIVATE_BUT_TYPES = frozenset({"torch._ops"})

@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from instruments.generated_instances import FAMILIES, generate
+from instruments.problem_file import read_problem, without_sources, write_problem
 from remat_compiler.ir.problem import RematProblem
-from remat_compiler.ir.problem_file import read_problem, without_sources, write_problem
 
 INSTANCES = Path(__file__).parents[1] / "instances"
 """The folder of all instances."""

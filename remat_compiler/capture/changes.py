@@ -6,7 +6,6 @@ import torch
 from torch import fx
 
 from remat_compiler import torch_compat
-from remat_compiler.capture.operators import is_mutable
 from remat_compiler.capture.storages import find_roots
 
 _COPY = torch.ops.aten.copy_.default
@@ -50,14 +49,8 @@ def _placeholders_written(graph: fx.Graph, calls: list[fx.Node]) -> set[fx.Node]
 def written_arguments(node: fx.Node) -> list[fx.Node]:
     """Arguments that the node changes in place."""
     target = node.target
-    if not isinstance(target, torch._ops.OpOverload) or not is_mutable(target):
+    if not isinstance(target, torch._ops.OpOverload) or not target._schema.is_mutable:
         return []
-    found = []
-    arguments = target._schema.arguments
-    # Operators with an `out` take it by keyword alone.
-    given = {**dict(zip((argument.name for argument in arguments), node.args)), **node.kwargs}
-    for argument in arguments:
-        value = given.get(argument.name)
-        if argument.alias_info is not None and argument.alias_info.is_write and isinstance(value, fx.Node):
-            found.append(value)
-    return found
+    written = [one.name for one in target._schema.arguments if one.alias_info is not None and one.alias_info.is_write]
+    given = torch_compat.arguments_by_name(node)
+    return [given[name] for name in written if isinstance(given.get(name), fx.Node)]

@@ -53,7 +53,7 @@ def early_loops(joint: fx.GraphModule, num_fwd_outputs: int) -> list[fx.Node]:
     for node in nodes:
         late = place[node] > end and phases[node] is not Phase.FORWARD
         if late and (node in movable or phases[node] is Phase.TANGENT_FREE):
-            # Right after the latest of its arguments, wherever those moved to.
+            # Right after the latest of its arguments, which may have moved themselves.
             key[node] = max([end, *(key[a] for a in node.all_input_nodes)])
         else:
             key[node] = place[node]

@@ -160,7 +160,7 @@ class _Builder:
         """The operator whose node is `main`, with its inlined producers and items."""
         before, read_roots = self._producers(main)
         items = self._items(main)
-        # Collectives are complete before anything reads their results, wherever a plan puts them.
+        # Collectives are complete before anything reads their results, at any place that a plan gives them.
         waits = [u for made in (main, *items) for u in made.users if self.classes.get(u) is NodeClass.WAIT]
         traits = operators.traits_of(main)
         reason = operators.reason_not_to_recompute(main, traits, self.gathers)
@@ -235,7 +235,7 @@ class _Builder:
 
     def _save_policy(self, nodes: list[fx.Node], no_recompute: str) -> SavePolicy:
         """The user's demand; a result that cannot be recomputed may be saved even in a region to be recomputed."""
-        policies = [operators.save_policy_of(n) for n in nodes]
+        policies = [torch_compat.save_policy(n) for n in nodes]
         # The tag may be on any of the items; all come from one operator.
         policy = next((p for p in policies if p is not SavePolicy.FREE), SavePolicy.FREE)
         return SavePolicy.FREE if no_recompute and policy is SavePolicy.MUST_NOT_SAVE else policy

@@ -22,7 +22,6 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from torch import fx
-from torch._ops import OpOverload
 
 from remat_compiler import torch_compat
 from remat_compiler.capture.graph import CapturedGraph
@@ -30,9 +29,6 @@ from remat_compiler.capture.overwriting import overwritings, touches_plainly
 from remat_compiler.capture.storages import readers as readers_of
 from remat_compiler.ir.graph import Op, OpId, Phase, StorageId, StorageKind
 
-_CHANGED_AFTERWARDS = ("index_put", "index_add", "embedding_dense_backward", "scatter")
-"""Operators, by a part of the name, whose result Inductor makes by changing memory that it has filled before; of that
-no loop takes over anything."""
 _ENDS = frozenset({StorageKind.ACTIVATION, StorageKind.TEMPORARY})
 """Kinds whose life may end in the backward: neither held by the caller, nor handed in by autograd."""
 
@@ -53,7 +49,8 @@ def bytes_taken_over(captured: CapturedGraph) -> tuple[int, ...]:
         ending = [s for s in op.reads if storages[s].kind in _ENDS and _ends(op, readers[s], nearest)]
         # Inductor reuses memory of equal size only.
         same = [owner[s] for s in ending if s in owner and storages[s].size_bytes == size_bytes]
-        same = [root for root in same if not _is_changed_afterwards(root)]
+        # Of memory that Inductor fills and then changes, no loop takes over anything.
+        same = [root for root in same if not torch_compat.facts_of(root.target).fills_first]
         if any(_read_in_place(root, node, inside, captured.roots) for root in same):
             taken[op.id] = size_bytes
     return tuple(taken)
@@ -96,14 +93,6 @@ def _ends(op: Op, readers: Sequence[Op], nearest: OpId) -> bool:
     near = [r for r in readers if r.id > nearest and r is not op and r.phase is not Phase.FORWARD]
     # Readers that the operator depends on have run before it, in the same loop or earlier.
     return readers[-1] is op and all(not set(r.writes).isdisjoint(op.reads) for r in near)
-
-
-def _is_changed_afterwards(root: fx.Node) -> bool:
-    """Whether Inductor fills the memory of `root` and then changes it."""
-    target = root.target
-    name = target._schema.name.split("::")[-1] if isinstance(target, OpOverload) else ""
-    # Scattering a whole slice is a loop like others.
-    return any(part in name for part in _CHANGED_AFTERWARDS) and name not in ("slice_scatter", "select_scatter")
 
 
 def _read_in_place(root: fx.Node, result: fx.Node, inside: Sequence[fx.Node], roots: Mapping[fx.Node, fx.Node]) -> bool:

@@ -1,6 +1,6 @@
-"""What Inductor computes again in each reader, and what it computes once: its rules for pointwise values.
+"""Inductor's rules for pointwise values: which are computed again in each reader, and which once.
 
-They count what the loop of a value would hold if all that is not in memory were computed within it: the tensors that it
+They count the contents of a value's loop, if all that is not in memory were computed within it: the tensors that it
 reads, its operators, and whether one of these is dear on a CPU (`StorageBox.should_realize_on_reuse` and
 `has_exceeded_max_reads` of `torch._inductor.ir`).  A value that is computed once is *realised*; it still takes no
 memory if one loop holds it and all its readers.
@@ -16,10 +16,6 @@ from torch import fx
 
 from remat_compiler import torch_compat
 
-_aten = torch.ops.aten
-_DEAR_ON_CPU = frozenset(
-    {_aten.exp, _aten.log, _aten.log10, _aten.log1p, _aten.log2, _aten.sigmoid, _aten.tanh, _aten.silu, _aten.gelu}
-)
 _REUSED_READS = 4
 """Reads above which a value with several readers is realised (``realize_reads_threshold``)."""
 _MOST_READS = {"cpu": 12}
@@ -30,13 +26,8 @@ _MOST_OPERATORS = {"cpu": 50}
 _MOST_OPERATORS_ELSEWHERE = 30
 _ENOUGH_OPERATORS = max(*_MOST_OPERATORS.values(), _MOST_OPERATORS_ELSEWHERE)
 """Operators above which a value is realised on every device, and all that is computed from it in the same loop."""
-
-_ARITHMETIC = {_aten.slice_scatter: 5, _aten.select_scatter: 4, _aten.constant_pad_nd: 7}
-"""Operators of what is computed on indices; others compute on values alone."""
-_STEP_ARITHMETIC = 7
-"""Operators more for every how manieth element a slice has."""
-_SAME_INDEX = frozenset({_aten.view, _aten._unsafe_view, _aten.reshape, _aten.unsqueeze, _aten.squeeze, _aten.alias})
-"""Views whose elements are read one after the other as before."""
+_STEP_OPERATORS = 7
+"""Operators more that a slice adds to a loop where it skips elements."""
 
 Access = tuple[fx.Node, ...]
 """A value, and the views through which a loop reaches it: another slice is another access."""
@@ -68,8 +59,8 @@ class Inlined:
 
     def through(self, view: fx.Node) -> Inlined:
         """The same, reached through `view`."""
-        # Beyond that nothing depends on the count, which doubles where a loop reads values as they are and transposed.
-        if _packet(view) in _SAME_INDEX or self.operators > _ENOUGH_OPERATORS:
+        # Beyond that nothing depends on the count, which doubles if a loop reads values as they are and transposed.
+        if torch_compat.facts_of(view.target).same_order or self.operators > _ENOUGH_OPERATORS:
             return self
         reads, computes = ({(*access, view) for access in found} for found in (self.reads, self.computes))
         return Inlined(frozenset(reads), frozenset(computes))
@@ -93,7 +84,7 @@ class Inlined:
         """Operators, reads and constants."""
         nodes = [access[0] for access in self.computes]
         numbers = {number for node in nodes for number in node.args if isinstance(number, (int, float))}
-        return sum(map(_arithmetic, nodes)) + len(self.reads) + len(numbers)
+        return sum(map(_operators_of, nodes)) + len(self.reads) + len(numbers)
 
 
 def is_realised(node: fx.Node, inlined: Inlined, readers: Collection[fx.Node]) -> bool:
@@ -104,7 +95,7 @@ def is_realised(node: fx.Node, inlined: Inlined, readers: Collection[fx.Node]) -
         inlined: What its loop holds.
         readers: What reads it in the same graph, directly or through views.
     """
-    # What is padded as it is written belongs to that loop.
+    # A value that is padded as it is written belongs to that loop.
     if len(readers) == 1 and all(map(torch_compat.is_padded_in_loop, readers)):
         return False
     device = _device(node)
@@ -116,12 +107,12 @@ def is_realised(node: fx.Node, inlined: Inlined, readers: Collection[fx.Node]) -
         return True
     # A loop that broadcasts the value would compute it again for each of its elements.
     is_reused = len(readers) > 1 or any(_elements(reader) > _elements(node) for reader in readers)
-    return device == "cpu" and is_reused and any(_packet(one) in _DEAR_ON_CPU for one, *_ in inlined.computes)
+    return device == "cpu" and is_reused and any(torch_compat.facts_of(one.target).dear for one, *_ in inlined.computes)
 
 
 def is_concatenated(node: fx.Node) -> bool:
     """Whether the result is put together in memory, each argument being computed in its place; so it is on CPUs."""
-    return node.target is _aten.cat.default and _device(node) == "cpu"
+    return node.target is torch.ops.aten.cat.default and _device(node) == "cpu"
 
 
 def is_computed_in_slice(node: fx.Node, reader: fx.Node) -> bool:
@@ -149,13 +140,7 @@ def _device(node: fx.Node) -> str:
     return value.device.type if isinstance(value, torch.Tensor) else ""
 
 
-def _packet(node: fx.Node) -> torch._ops.OpOverloadPacket | None:
-    """The operator, whatever its overload."""
-    return node.target.overloadpacket if isinstance(node.target, torch._ops.OpOverload) else None
-
-
-def _arithmetic(node: fx.Node) -> int:
+def _operators_of(node: fx.Node) -> int:
     """Operators that a pointwise node adds to a loop."""
-    packet = _packet(node)
-    has_step = packet is _aten.slice_scatter and len(node.args) > 5 and node.args[5] != 1
-    return (1 if packet is None else _ARITHMETIC.get(packet, 1)) + (_STEP_ARITHMETIC if has_step else 0)
+    skips = node.target is torch.ops.aten.slice_scatter.default and len(node.args) > 5 and node.args[5] != 1
+    return torch_compat.facts_of(node.target).index_operators + (_STEP_OPERATORS if skips else 0)

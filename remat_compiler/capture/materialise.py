@@ -14,7 +14,7 @@ pointwise value lives in registers unless something forces it into memory.  The 
   is computed, its *frontier*.  It is still inlined if that loses nothing: the frontier is not larger than the value,
   or the backward reads all of the frontier anyway.
 
-Values computed from no tensor (constants, ranges) are recomputed wherever they are needed.
+Values computed from no tensor (constants, ranges) are recomputed by each reader.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from collections.abc import Iterable
 
 from torch import fx
 
+from remat_compiler import torch_compat
 from remat_compiler.capture.inlining import Inlined, is_computed_in_slice, is_concatenated, is_of_one_loop, is_realised
-from remat_compiler.capture.operators import NodeClass, is_pooling, is_random, save_policy_of
+from remat_compiler.capture.operators import NodeClass, is_pooling, is_random
 from remat_compiler.capture.storages import readers, storage_bytes
 from remat_compiler.ir.graph import Phase, SavePolicy
 
@@ -52,7 +53,7 @@ def materialised_by_inductor(
 
 def is_random_value(node: fx.Node) -> bool:
     """Whether the node holds random numbers; Inductor writes those to memory."""
-    return is_random(node) or str(node.target) == "prims.inductor_random.default"
+    return is_random(node) or torch_compat.facts_of(node.target).seeds == "given"
 
 
 class _Fusion:
@@ -99,8 +100,8 @@ class _Fusion:
 
     def _needs_memory(self, node: fx.Node) -> bool:
         """Whether the pointwise `node` is written to memory."""
-        # In memory whoever reads it: Inductor writes random numbers there, outputs and saved values need it.
-        if is_random_value(node) or node in self.forced or save_policy_of(node) is SavePolicy.MUST_SAVE:
+        # In memory for any reader: Inductor writes random numbers there, outputs and saved values need it.
+        if is_random_value(node) or node in self.forced or torch_compat.save_policy(node) is SavePolicy.MUST_SAVE:
             return True
         if is_concatenated(node):
             return True

@@ -1,11 +1,11 @@
-"""Which arguments a pointwise operator may overwrite with its result, by what the graph says of both.
+"""The arguments that a pointwise operator may overwrite with its result, as far as the graph shows.
 
     y = addmm(...)         owns its memory
     v = view(y)            all of that memory
     z = relu(v)            may become relu_(v), if nothing reads the memory of y afterwards
 
 Whether the memory dies there depends on the plan: `rewrite.overwriting` looks for that in finished graphs, and
-`capture.in_place` for what holds under every plan.
+`capture.in_place` for memory that dies under every plan.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Overwriting:
 
 
 def overwritings(node: fx.Node, roots: Mapping[fx.Node, fx.Node]) -> list[Overwriting]:
-    """What `node` may overwrite, in the order of its arguments.
+    """The arguments that `node` may overwrite, in order.
 
     Args:
         node: An operator.
@@ -46,13 +46,14 @@ def overwritings(node: fx.Node, roots: Mapping[fx.Node, fx.Node]) -> list[Overwr
     if node.op != "call_function" or not isinstance(target, OpOverload) or roots.get(node) is not node:
         return []
     found = []
+    given = torch_compat.arguments_by_name(node)
     for position, schema in enumerate(target._schema.arguments):
-        argument = node.args[position] if position < len(node.args) else node.kwargs.get(schema.name)
+        argument = given.get(schema.name)
         form = torch_compat.overwriting_form(target, position) if isinstance(argument, fx.Node) else None
         if form is None or not isinstance(argument, fx.Node):
             continue
         root = roots.get(argument)
-        # Another argument in the same memory might be read where the result has been written already.
+        # Another argument in the same memory might be read at a place that has been overwritten already.
         sharing = [a for a in _tensors_of(node) if roots.get(a) is root]
         if root is not None and len(sharing) == 1 and _owns_memory(root) and _fits(root, argument, node):
             found.append(Overwriting(root, argument, form))
@@ -67,7 +68,7 @@ def _tensors_of(node: fx.Node) -> list[fx.Node]:
 
 
 def _owns_memory(root: fx.Node) -> bool:
-    """Whether the memory was made by an operator that is known to share it with nobody.
+    """Whether the memory was made by an operator that is known to share it with no other.
 
     Inputs and constants belong to the caller: a backward that runs twice reads them again.  Operators of other
     libraries, collectives and copies beside the step may read or write it later than they return.

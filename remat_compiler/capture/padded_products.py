@@ -1,6 +1,6 @@
-"""Writes padded products in place of others: what `padding` has decided.
+"""Put padded products in place of others, as `padding` has decided.
 
-Zeros are written where an operand is computed, and its other readers read a view of the result.
+Zeros are written by the loop that computes an operand, and its other readers read a view of the result.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Padded:
 
 
 def is_written_in_place(base: fx.Node) -> bool:
-    """Whether a loop computes the base, which can write it padded, and nobody needs it otherwise."""
+    """Whether a loop computes the base, which can write it padded, and no reader needs it otherwise."""
     if any(user.op == "output" for user in base.users):
         return False
     value = base

@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from remat_compiler import torch_compat
-from remat_compiler.capture.operators import NodeClass, is_mutable, is_view, node_class
+from remat_compiler.capture.operators import NodeClass, is_view, node_class
 
 
 def find_roots(graph: fx.Graph, classes: Mapping[fx.Node, NodeClass] | None = None) -> dict[fx.Node, fx.Node]:
@@ -57,10 +57,8 @@ def _aliased_argument(node: fx.Node, kind: NodeClass, roots: dict[fx.Node, fx.No
 def _writes_first_argument(node: fx.Node) -> bool:
     """Whether the node returns its first argument after changing it in place."""
     target = node.target
-    return isinstance(target, torch._ops.OpOverload) and is_mutable(target) and _changes_first(target)
-
-
-def _changes_first(target: torch._ops.OpOverload) -> bool:
+    if not isinstance(target, torch._ops.OpOverload) or not target._schema.is_mutable:
+        return False
     first = target._schema.arguments[0].alias_info
     return first is not None and first.is_write
 

@@ -1,4 +1,4 @@
-"""Which scatters into a view copy no memory around their argument, when a graph is interpreted.
+"""Scatters into a view that copy no memory around their argument, in graphs that are interpreted.
 
     x = whole[:48]                     an input, or any view of a part of its memory
     y = select_scatter(x, v, 0, 0)     torch copies all of `whole`; marked, this copies x
@@ -16,9 +16,6 @@ from remat_compiler import torch_compat
 from remat_compiler.capture.operators import NodeClass, node_class
 from remat_compiler.capture.storages import find_roots
 
-_RESHAPES = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default, torch.ops.aten.reshape.default)
-"""Views that an interpreter copies if another layout does not allow them."""
-
 
 def read_by_place(graph: fx.Graph) -> set[fx.Node]:
     """The nodes whose memory is read by places in it, which a copy of their elements alone would not have."""
@@ -26,14 +23,15 @@ def read_by_place(graph: fx.Graph) -> set[fx.Node]:
     found: set[fx.Node] = set()
     # Readers first: a scatter that keeps its places reads all of its argument's memory.
     for node in reversed(graph.nodes):
-        if torch_compat.reads_places(node) or (torch_compat.is_storage_scatter(node) and node in found):
+        facts = torch_compat.facts_of(node.target)
+        if facts.by_place or (facts.scatters_into and node in found):
             found.add(roots[node.args[0]])
     return found
 
 
 def mark_view_scatters(joint: fx.GraphModule) -> None:
     """Mark the scatters of a joint graph that may copy their argument alone; the graph is changed in place."""
-    scatters = [node for node in joint.graph.nodes if torch_compat.is_storage_scatter(node)]
+    scatters = [node for node in joint.graph.nodes if torch_compat.facts_of(node.target).scatters_into]
     if not scatters:
         return
     keeping = read_by_place(joint.graph)
@@ -45,10 +43,11 @@ def mark_view_scatters(joint: fx.GraphModule) -> None:
     changing = {torch.ops.aten.clone.default, *(node.target for node in scatters)}
     # Arguments first: the layout of a result is that of the argument, be it a view of another result.
     for node in joint.graph.nodes:
-        root = roots.get(node)
-        if torch_compat.is_storage_scatter(node):
+        root, facts = roots.get(node), torch_compat.facts_of(node.target)
+        if facts.scatters_into:
             node.meta["val"] = torch_compat.value_of_scatter(node)
-        elif root is not None and root.target in changing and root is not node and node.target not in _RESHAPES:
+        # A view that an interpreter copies, if another layout does not allow it, keeps its own.
+        elif root is not None and root.target in changing and root is not node and not facts.may_copy:
             _lay_out(node)
 
 

@@ -1,6 +1,6 @@
-"""Measure how fast a device is: in less than 0.5 s where it is idle, in a few seconds where others use it.
+"""Measure how fast a device is: in less than 0.5 s if it is idle, in a few seconds if others use it.
 
-Whoever else uses the device makes it look slower, never faster, so the best of some samples counts, and only once
+Other users of the device make it look slower, never faster, so the best of some samples counts, and only once
 another one confirms it; on a CPU, the time during which another program has the core does not count.  Rates are rounded
 to powers of 2^(1/4), so that two calibrations of one device, or of two equal devices, usually agree to the bit.
 """

@@ -1,16 +1,14 @@
-"""What operators hold inside on a GPU that is not there, by closed forms from torch's own sources.
+"""Memory that operators take inside on a GPU that is not there, by closed forms from torch's own sources.
 
     operator                       holds beside its results
     flash attention, backward      the query's gradient and the sums of the softmax in float32; if heads are grouped,
                                    gradients of keys and values for each query head (flash_api.cpp, mha_bwd)
     efficient attention, backward  likewise; for float32 the product of output and gradient (attention_backward.cu)
     cuDNN attention, backward      taken to be as flash's: cuDNN does not say
-    products                       nothing: cuBLAS's workspace is kept once for a stream
     logsumexp                      the largest along each row, and powers of the differences (ReduceOps.cpp)
-    fused optimizers, copies       nothing: they write in place
 
-Convolutions hold what cuDNN's choice of an algorithm needs, which no source tells: they stay unknown, and are named in
-the report.  Pointwise operators convert on the way and hold nothing.
+The table of operators names those that hold nothing.  Pointwise operators convert on the way and hold nothing.  What
+has no form, such as a convolution, stays unknown, and is named in the report.
 """
 
 from __future__ import annotations
@@ -22,7 +20,9 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
+from remat_compiler import torch_compat
 from remat_compiler.costs.op_call import OpCall, TensorSpec
+from remat_compiler.operators.row import NOTHING
 from remat_compiler.units import rounded_up
 
 Arguments = tuple[Any, ...]
@@ -36,29 +36,10 @@ def modelled_bytes(call: OpCall) -> int | None:
     func, args = call.executed.func, call.executed.args
     if not isinstance(func, OpOverload):
         return None
-    name = func._schema.name.partition("::")[2]
-    if name in _RESULTS_ONLY or torch.Tag.pointwise in func.tags or name.startswith(_IN_PLACE):
+    form = torch_compat.facts_of(func).cuda
+    if form == NOTHING or torch.Tag.pointwise in func.tags:
         return 0
-    form = _FORMS.get(name)
-    return None if form is None else form(args)
-
-
-_IN_PLACE = ("_foreach_", "_fused_")
-"""What names of operators on many tensors begin with, of which optimizers are made."""
-_RESULTS_ONLY = frozenset(
-    {
-        *("mm", "addmm", "bmm", "baddbmm", "_scaled_mm"),
-        *("randint", "native_dropout", "native_dropout_backward", "bernoulli", "bernoulli_"),
-        *("embedding", "gather", "index_select", "nll_loss_forward", "nll_loss_backward", "cat", "stack", "copy_"),
-        *("native_layer_norm", "max_pool2d_with_indices", "_softmax", "_log_softmax"),
-        *("_softmax_backward_data", "_log_softmax_backward_data"),
-    }
-)
-
-
-def _attention_forward(_: Arguments) -> int:
-    """Flash splits keys among blocks, with sums of their own, for few short queries alone, as in generation."""
-    return 0
+    return FORMS[form](args) if form else None
 
 
 def _flash_backward(args: Arguments) -> int:
@@ -97,13 +78,11 @@ def _logsumexp(args: Arguments) -> int:
     return values.num_bytes + rows
 
 
-_FORMS: dict[str, Callable[[Arguments], int]] = {
+FORMS: dict[str, Callable[[Arguments], int]] = {
     "logsumexp": _logsumexp,
-    "_scaled_dot_product_flash_attention": _attention_forward,
-    "_scaled_dot_product_efficient_attention": _attention_forward,
     # As measured on an H100.
-    "_scaled_dot_product_cudnn_attention": lambda _: 512,
-    "_scaled_dot_product_flash_attention_backward": _flash_backward,
-    "_scaled_dot_product_cudnn_attention_backward": _flash_backward,
-    "_scaled_dot_product_efficient_attention_backward": _efficient_backward,
+    "cudnn_attention": lambda _: 512,
+    "flash_backward": _flash_backward,
+    "efficient_backward": _efficient_backward,
 }
+"""The forms by their names in the table of operators, for the arguments of a call."""

@@ -1,6 +1,6 @@
-"""What users declare that operators take inside, beside their results.
+"""Memory that operators take inside, beside their results, as users declare it.
 
-An operator of another library is not run while compiling, so no measurement tells what it takes.  Its author knows.
+An operator of another library is not run while compiling, so it cannot be measured.  Its author knows.
 """
 
 from __future__ import annotations

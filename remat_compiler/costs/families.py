@@ -10,7 +10,6 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
-from torch._ops import OpOverload
 
 from remat_compiler.costs.clock import best_computing_ns
 
@@ -20,16 +19,6 @@ _CONVOLUTION_EXTENTS = {"cpu": (2, 64, 28), "cuda": (32, 256, 56)}
 """Batch, channels, pixels a side."""
 _ATTENTION_EXTENTS = {"cpu": (2, 4, 128, 64), "cuda": (8, 16, 1024, 64)}
 """Batch, heads, length, width of a head."""
-
-
-def family_of(target: object) -> str:
-    """The family of a kernel; empty for matrix products and all kernels outside the families."""
-    # By name, so that kernels of all libraries and devices are found.
-    name = target._schema.name if isinstance(target, OpOverload) else str(target)
-    backward = "_backward" if "backward" in name else ""
-    if "convolution" in name:
-        return f"convolution{backward}"
-    return f"attention{backward}" if "attention" in name else ""
 
 
 def family_rate(family: str, device_type: str) -> float:

@@ -1,13 +1,11 @@
-"""Bytes that operators hold inside which read an index, a length or a mask, on a CPU, by closed forms.
+"""Memory that operators with an index, a length or a mask take inside on a CPU, by closed forms.
 
-They are not executed on made-up values (see `any_values`).  Most hold nothing beside their results.  What they hold is
+The table of operators names a form for each operator that has one; several hold the same kinds of memory:
 
     indices of 32 bits, as 64        those of gather, scatter and their kind
     an index for each element and dimension of a mask
-    arguments as one piece           where they are not, those that `_AS_ONE_PIECE` names
+    arguments as one piece           where they are not, by `one_piece` in the table
     sums in float32                  those of 16 bits, of gather, scatter and index_add
-
-by torch's own sources (`aten/src/ATen/native`), and as measured over all samples of torch's own tests.
 """
 
 from __future__ import annotations
@@ -18,9 +16,10 @@ from itertools import zip_longest
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 
-from remat_compiler.costs.op_call import OpCall, TensorSpec, operator_name, tensor_specs
+from remat_compiler import torch_compat
+from remat_compiler.costs.op_call import OpCall, TensorSpec, tensor_specs
+from remat_compiler.operators.row import NOTHING
 
 INDEX_BYTES = 8
 _SUM_BYTES = 4
@@ -31,14 +30,13 @@ _SHORT_SLICE = 16
 
 def formed_cpu_bytes(call: OpCall) -> int | None:
     """Workspace of `call` on a CPU in bytes; `None` if no form is known."""
-    if not isinstance(call.func, OpOverload) or call.func.namespace != "aten":
-        return None
-    name, specs = operator_name(call.func), list(tensor_specs((call.args, call.kwargs)))
-    if name in _FORMS:
-        return _FORMS[name](call)
-    if name in _INDEXED:
-        return _indexed(name, call)
-    return _copied(specs, _AS_ONE_PIECE[name]) if name in _AS_ONE_PIECE else None
+    facts = torch_compat.facts_of(call.func)
+    if facts.cpu == NOTHING:
+        return 0
+    if facts.cpu:
+        return FORMS[facts.cpu](call)
+    specs = list(tensor_specs((call.args, call.kwargs)))
+    return _copied(specs, facts.one_piece) if facts.one_piece else None
 
 
 def _copied(specs: list[TensorSpec], positions: Iterable[int]) -> int:
@@ -70,15 +68,22 @@ def _number(call: OpCall, position: int, name: str, default: Any) -> Any:
     return call.args[position] if position < len(call.args) else call.kwargs.get(name, default)
 
 
-def _indexed(name: str, call: OpCall) -> int:
-    values, *indices = tensor_specs((call.args, call.kwargs))
-    sums = _SUMS.get(name.removesuffix("_")) if values.dtype in _FEW_DIGITS else None
-    return sum(map(_index_bytes, indices)) + (0 if sums is None else sums(call))
+def _indices(call: OpCall) -> int:
+    _, *indices = tensor_specs((call.args, call.kwargs))
+    return sum(map(_index_bytes, indices))
 
 
-def _sums_of_all(call: OpCall) -> int:
-    values: TensorSpec = call.args[0]
-    return math.prod(values.shape) * _SUM_BYTES
+def _with_sums(call: OpCall, count: int) -> int:
+    """Indices, and so many sums where the values have few digits."""
+    return _indices(call) + (count * _SUM_BYTES if call.args[0].dtype in _FEW_DIGITS else 0)
+
+
+def _scattered(call: OpCall) -> int:
+    return _with_sums(call, math.prod(call.args[0].shape))
+
+
+def _scatter_reduced(call: OpCall) -> int | None:
+    return None if "mean" in call.args else _scattered(call)
 
 
 def _gathered(call: OpCall) -> int:
@@ -86,21 +91,21 @@ def _gathered(call: OpCall) -> int:
     index: TensorSpec = call.args[2]
     same = all(size == 1 or stride == 0 for size, stride in zip(index.shape[1:], index.stride[1:]))
     rows = call.args[1] % max(len(index.shape), 1) == 0 and same
-    return 0 if rows else math.prod(index.shape) * _SUM_BYTES
+    return _with_sums(call, 0 if rows else math.prod(index.shape))
 
 
-def _sums_of_slices(call: OpCall) -> int:
+def _slices_added(call: OpCall) -> int:
     """At most: of all at once, if slices are short or not in one piece, else of two slices at a time."""
     values: TensorSpec = call.args[0]
     shape, dim = values.shape, int(call.args[1])
     if len(shape) < 2:
-        return 0
+        return _indices(call)
     dim, count = dim % len(shape), math.prod(shape)
     part = count // max(shape[dim], 1)
-    return count * _SUM_BYTES if dim == len(shape) - 1 or part < _SHORT_SLICE else 2 * part * _SUM_BYTES
+    return _with_sums(call, count if dim == len(shape) - 1 or part < _SHORT_SLICE else 2 * part)
 
 
-def _put(call: OpCall) -> int:
+def _index_list(call: OpCall) -> int:
     """``index`` and ``index_put``: only the list of indices holds any."""
     return sum(map(_index_bytes, tensor_specs(call.args[1])))
 
@@ -173,57 +178,22 @@ def _bag_backward(call: OpCall) -> int | None:
     return count * (row + 2 * INDEX_BYTES) + INDEX_BYTES + _copied([gradient], [0])
 
 
-_INDEXED = frozenset(
-    {
-        "gather", "scatter", "scatter_add", "index_add", "index_copy", "index_fill", "put", "take", "nll_loss_backward",
-        "nll_loss2d_backward", "_ctc_loss", "bincount", "one_hot", "scatter_", "scatter_add_", "index_add_",
-        "index_copy_", "index_fill_", "put_",
-    }
-)  # fmt: skip
-_SUMS: dict[str, Callable[[OpCall], int]] = {
-    "scatter": _sums_of_all,
-    "scatter_add": _sums_of_all,
-    "scatter_reduce": _sums_of_all,
-    "gather": _gathered,
-    "index_add": _sums_of_slices,
-}
-_AS_ONE_PIECE: dict[str, tuple[int, ...]] = {
-    "embedding": (1,),
-    "embedding_dense_backward": (0, 1),
-    "max_pool3d_with_indices_backward": (0,),
-    "adaptive_max_pool3d_backward": (0,),
-    "fractional_max_pool2d_backward": (0,),
-    "fractional_max_pool3d_backward": (0,),
-    "max_unpool2d": (0, 1),
-    "max_unpool3d": (0, 1),
-    "multi_margin_loss": (0,),
-    "multi_margin_loss_backward": (1,),
-    "_segment_reduce_backward": (0, 2),
-    "searchsorted": (0, 1),
-    "bucketize": (0, 1),
-}
-"""Positions of the tensors that each operator copies if they do not lie in one piece, counted among its tensors."""
-_FORMS: dict[str, Callable[[OpCall], int | None]] = {
-    "index": _put,
-    "_unsafe_index": _put,
-    "index_put": _put,
-    "index_put_": _put,
-    "_unsafe_index_put": _put,
-    "index_select": _selected,
-    "max_pool2d_with_indices_backward": _pool_backward,
-    "adaptive_max_pool2d_backward": _pool_backward,
-    "nll_loss_forward": _nll_loss,
-    "nll_loss2d_forward": _nll_loss,
-    "masked_scatter": lambda _: 0,
-    "masked_scatter_": lambda _: 0,
-    "masked_scatter_backward": _masked_select,
+FORMS: dict[str, Callable[[OpCall], int | None]] = {
+    "indices": _indices,
+    "index_list": _index_list,
+    "gathered": _gathered,
+    "scattered": _scattered,
+    "scatter_reduced": _scatter_reduced,
+    "slices_added": _slices_added,
+    "selected": _selected,
     "masked_select": _masked_select,
-    "scatter_reduce": lambda call: None if "mean" in call.args else _indexed("scatter_reduce", call),
-    "repeat_interleave": lambda call: sum(spec.num_bytes for spec in tensor_specs(call.args)),
-    "_ctc_loss_backward": _ctc_backward,
-    "linalg_lu_solve": _lu_solve,
+    "all_arguments": lambda call: sum(spec.num_bytes for spec in tensor_specs(call.args)),
+    "pool_backward": _pool_backward,
+    "nll_loss": _nll_loss,
+    "ctc_backward": _ctc_backward,
+    "lu_solve": _lu_solve,
     "lu_unpack": _lu_unpack,
-    "_embedding_bag": _bag,
-    "_embedding_bag_forward_only": _bag,
-    "_embedding_bag_backward": _bag_backward,
+    "bag": _bag,
+    "bag_backward": _bag_backward,
 }
+"""The forms by their names in the table of operators."""

@@ -19,7 +19,7 @@ from remat_compiler.offload.place import Place
 from remat_compiler.offload.store import store_of
 
 _SIZES = tuple(2**exponent for exponent in (16, 18, 20, 22, 24, 26))
-"""Sizes of the copies that are timed: from what stays in caches to what needs memory that nobody has touched."""
+"""Sizes of the copies that are timed: from some that stay in caches to some that need memory not yet touched."""
 _FIGURES = (
     *("latency_ns", "drag_percent plus 1"),
     *(f"{direction} {size} ns" for size in _SIZES for direction in ("out", "back")),
@@ -100,7 +100,7 @@ def _drag_percent(place: Place) -> int:
     """What products of matrices lose beside a copy out, in percent of the time that the copy takes alone."""
     factor, value = torch.full((512, 512), 0.5), torch.zeros(_BESIDE_BYTES, dtype=torch.uint8)
     slot = store_of(place, pinned=False).take(_BESIDE_BYTES)
-    # The first copy pays for pages that nobody has touched.
+    # The first copy pays for pages that were not touched before.
     copy_out(value, slot).wait()
     copy_ns = best_ns(lambda: copy_out(value, slot).wait(), "cpu", most=4, seconds=0.3)
     once_ns = best_ns(lambda: torch.mm(factor, factor), "cpu", most=5, seconds=0.05)
@@ -130,7 +130,7 @@ def _times_ns(place: Place, device_type: str, size_bytes: int) -> tuple[int, int
     def out() -> None:
         copy_out(value, slot).wait()
 
-    # The first copy pays for pages that nobody has touched.
+    # The first copy pays for pages that were not touched before.
     out()
     done = copy_out(value, slot)
     done.wait()

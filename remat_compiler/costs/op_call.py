@@ -14,27 +14,7 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch.utils._pytree import tree_map_only
 
 from remat_compiler import torch_compat
-
-GRAPHSAFE = "graphsafe_run_with_rng_state"
-"""What torch's checkpoints use on a GPU: it is given a generator rather than the bytes of its state."""
-RANDOM_STATE_OPS = ("run_and_save_rng_state", "run_with_rng_state", GRAPHSAFE)
-"""Higher-order operators that can be repeated: they run one operator with a random state saved or set."""
-
-COLLECTIVE_NAMESPACES = torch_compat.COLLECTIVE_NAMESPACES
-
-# Creation and plain copies write their result directly.
-_NO_WORKSPACE = frozenset(
-    {
-        "empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided",
-        "full", "full_like", "new_full", "zeros", "zeros_like", "new_zeros", "ones", "ones_like", "new_ones",
-        "zero", "zero_", "fill_", "scalar_tensor", "lift_fresh_copy", "clone", "arange", "detach", "detach_",
-        "_unsafe_view", "alias", "_to_copy", "eye", "device", "wait_tensor", "set_", "resize_", "resize_as_",
-        "device_put", "squeeze_", "unsqueeze_", "transpose_", "t_", "_local_scalar_dense", "_assert_async",
-        "_functional_assert_async", "_assert_tensor_metadata", "nonzero", "nonzero_static",
-    }
-)  # fmt: skip
-_OF_SEVERAL_STEPS = frozenset({"deg2rad", "ldexp", "mvlgamma", "rad2deg"})
-"""Pointwise operators that compute values in between, which take memory."""
+from remat_compiler.operators.row import NOTHING
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +105,7 @@ class OpCall:
             symbolic: Leave symbolic sizes as they are; see `concrete`.
         """
         if isinstance(func, OpOverload):
-            if func in torch_compat.GATHERS | torch_compat.SCATTERS and torch_compat.is_of_gloo(args[-1]):
+            if torch_compat.facts_of(func).collective in ("gather", "scatter") and torch_compat.is_of_gloo(args[-1]):
                 return OpCall.any(func, args, kwargs, symbolic=symbolic)
             # Decided by the operator alone, without a look at the arguments.
             if allocates_results_only(func):
@@ -164,9 +144,10 @@ class OpCall:
 
         Source: `AsyncAllgatherWork` and `ProcessGroupGloo::_reduce_scatter_base` in torch's `ProcessGroupGloo.cpp`.
         """
-        if self.func in torch_compat.GATHERS:
+        collective = torch_compat.facts_of(self.func).collective
+        if collective == "gather":
             return self.argument_bytes * int(self.args[1])
-        return self.argument_bytes if self.func in torch_compat.SCATTERS else None
+        return self.argument_bytes if collective == "scatter" else None
 
     @property
     def device_type(self) -> str:
@@ -185,7 +166,7 @@ class OpCall:
     @property
     def executed(self) -> OpCall:
         """The call of the operator that it runs with a random state, or in the order of effects; else itself."""
-        runs_other = str(self.func) in (*RANDOM_STATE_OPS, "with_effects")
+        runs_other = torch_compat.facts_of(self.func).runs in ("with random state", "in order of effects")
         start = next((i for i, arg in enumerate(self.args) if runs_other and isinstance(arg, OpOverload)), None)
         return self if start is None else OpCall(self.args[start], self.args[start + 1 :], self.kwargs, self.key)
 
@@ -205,7 +186,8 @@ class OpCall:
             # Any other bytes are refused.
             state = torch.cuda.get_rng_state() if self.device_type == "cuda" else torch.get_rng_state()
             args = (state, *args[1:])
-        elif operator_name(self.func) == GRAPHSAFE:
+        # Torch's checkpoints give it a generator on a GPU, rather than the bytes of its state.
+        elif operator_name(self.func) == "graphsafe_run_with_rng_state":
             # A state by itself, so that the generator of the program is left as it is.
             kwargs["rng_state"] = torch.cuda.default_generators[torch.cuda.current_device()].clone_state()
         return args, kwargs
@@ -237,8 +219,9 @@ def allocates_results_only(func: OpOverload) -> bool:
     """Whether an operator takes nothing inside, whatever its arguments."""
     # Operators of this project do, and those that move values cannot run on made-up ones.  FSDP2 only copies; buffers
     # of collectives are not from torch's allocator on a GPU; for gloo's see `OpCall.copied_bytes`.
-    own = func.namespace in ("remat", "fsdp", *COLLECTIVE_NAMESPACES)
-    return func.is_view or own or operator_name(func) in _NO_WORKSPACE
+    own = func.namespace in ("remat", "fsdp", *torch_compat.COLLECTIVE_NAMESPACES)
+    facts = torch_compat.facts_of(func)
+    return func.is_view or own or facts.cpu == facts.cuda == NOTHING
 
 
 def operator_name(func: Any) -> str:
@@ -265,7 +248,7 @@ def _one_element(tensor: torch.Tensor) -> TensorSpec:
 
 def _computes_in_place_of_result(func: OpOverload, values: Any) -> bool:
     """Whether the operator writes each element of its result as it computes it."""
-    if torch.Tag.pointwise not in func.tags or operator_name(func) in _OF_SEVERAL_STEPS:
+    if torch.Tag.pointwise not in func.tags or torch_compat.facts_of(func).in_steps:
         return False
     tensors = list(tensors_in(values))
     return len({tensor.dtype for tensor in tensors}) <= 1 and not any(map(_lazily, tensors))

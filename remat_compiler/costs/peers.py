@@ -47,7 +47,7 @@ def peers_of(gpu: Gpu | None) -> Peers:
 
 def received_bytes(node: fx.Node) -> int | None:
     """Bytes that a node gathers from the other ranks; `None` if it is no gather."""
-    if node.target not in torch_compat.GATHERS:
+    if torch_compat.facts_of(node.target).collective != "gather":
         return None
     ranks, value = node.args[1], node.meta.get("val")
     if not isinstance(ranks, int) or value is None:

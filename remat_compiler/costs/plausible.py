@@ -1,4 +1,4 @@
-"""Which calibrated figures of a device cannot be right, by the others, and which of two calibrations counts."""
+"""Calibrated figures of a device that cannot be right, judged by the others; and the better of two calibrations."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class Rates:
     on_gpu: bool = False
 
     def kernel_rate(self, family: str, dtype: torch.dtype) -> float:
-        """FLOP rate of kernels of the family (see `families.family_of`) on the type."""
+        """FLOP rate of kernels of the family (see `operators.table.family_of`) on the type."""
         product = self.flops_per_s.get(type_name(dtype), self.flops_per_s["float32"])
         return product * self.efficiency.get(family, 1.0)
 

@@ -22,10 +22,10 @@ from torch import fx
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 from remat_compiler import torch_compat
-from remat_compiler.costs.families import family_of
 from remat_compiler.costs.peers import received_bytes
 from remat_compiler.costs.rates import Rates, rates_of
 from remat_compiler.costs.traffic import CapturedOps, Traffic
+from remat_compiler.operators.table import family_of
 
 
 class Roofline:
@@ -55,7 +55,7 @@ class Roofline:
         if flops:
             product = torch_compat.Product.of(node)
             slowdown = 1.0 if product is None else product.slowdown()
-            seconds += slowdown * flops / rates.kernel_rate(family_of(node.target), _result(node).dtype)
+            seconds += slowdown * flops / rates.kernel_rate(family_of(str(node.target)), _result(node).dtype)
         # Infinite among nominal rates, where elements cost nothing.
         elif rates.special_per_s < math.inf:
             arithmetic = self.traffic.evaluations(op_id, on_gpu=rates.on_gpu) / rates.special_per_s

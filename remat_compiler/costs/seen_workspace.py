@@ -1,8 +1,8 @@
-"""What operators take inside as the program itself runs them, of those that are not run while compiling.
+"""Memory that operators take inside, seen as the program runs them, for those that are not run while compiling.
 
 A graph that holds such an operator is watched in its first calls: a dispatch mode sees each operator, interpreted or of
-emitted code, and takes down the allocator's events around those that are awaited.  Nothing runs that the program
-does not run, and results are its own.
+emitted code, and records the allocator's events around those that are awaited.  Only the program itself runs, and
+its results are its own.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from remat_compiler.costs.op_call import OpCall
 from remat_compiler.costs.workspace import WorkspaceTable, peak_beyond
 
 LOOKS = 8
-"""Calls of a graph that are watched: what is taken may depend on values, and on sizes that change."""
+"""Calls of a graph that are watched: the memory may depend on values, and on sizes that change."""
 
 Run = Callable[[list[Any]], Any]
 
 
 def watched(run: Run, table: WorkspaceTable) -> Run:
-    """What runs a graph, watched in its first calls if the table awaits operators; else `run` itself."""
+    """A callable that runs a graph and watches its first calls, if the table awaits operators; else `run` itself."""
     return _Watched(run, table) if table.awaited else run
 
 
@@ -46,7 +46,7 @@ class _Watched:
 
 
 class _WorkspaceWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Takes down what awaited operators take inside."""
+    """Records the memory that awaited operators take inside."""
 
     # Otherwise torch raises an error for those that hold graphs.
     supports_higher_order_operators = True
@@ -63,7 +63,7 @@ class _WorkspaceWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         call = OpCall.any(func, args, kwargs) if str(func) in self._table.awaited else None
         if call is None:
             return func(*args, **kwargs)
-        # On a GPU the first run may take what libraries keep, too: at most so much.
+        # On a GPU the first run may also allocate memory that libraries keep: the figure is an upper limit.
         deltas, result = torch_compat.memory_deltas(lambda: func(*args, **kwargs), call.device_type)
         self._table.saw(call, peak_beyond(deltas))
         return result

@@ -20,11 +20,13 @@ import torch
 from remat_compiler import torch_compat
 from remat_compiler.files import is_first_failure, read_bounded, write_whole
 from remat_compiler.log import logger_of
+from remat_compiler.operators.table import DIGEST
 
 log = logger_of(__name__)
 
 FORMAT_VERSION = 1
-"""Version of the stored file; another one is a miss."""
+"""Version of the file's form, and of the way figures are measured; another one is a miss.  A fact about an operator
+needs no other version: the whole table of operators is part of the `environment`."""
 LARGEST = 2**56
 """Largest figure that a file may hold: far above all that is measured, and sums of such figures fit 64 bits."""
 
@@ -128,8 +130,9 @@ def shared_store(kind: str, directory: Path | None, least: int = 0) -> FigureSto
 
 
 def environment() -> tuple[str, ...]:
-    """Everything besides the operator itself that decides its time and its allocations."""
+    """Everything besides the call that decides its time and its allocations, and what is known of operators."""
     return (
+        f"operators {DIGEST}",
         f"torch {torch.__version__}",
         # A process that uses no GPU is not to make a context there, which takes memory to the end.
         f"device {device_name('cuda') if torch_compat.uses_cuda() else 'cpu'}",

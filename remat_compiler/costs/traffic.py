@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Mapping
 from typing import Any, Protocol
 
 import torch
@@ -51,45 +50,11 @@ class CapturedOps(Protocol):
         """For each operator, whether it is part of a fused loop."""
 
 
-SPECIAL_EVALUATIONS: Mapping[str, float] = {
-    **dict.fromkeys(
-        ("exp", "exp2", "expm1", "log", "log1p", "log2", "erf", "erfc", "sin", "cos", "sigmoid", "tanh"), 1.0
-    ),
-    **dict.fromkeys(("gelu", "silu", "softplus", "mish", "elu", "logsumexp", "_softmax", "_log_softmax"), 1.0),
-    **dict.fromkeys(("gelu_backward", "silu_backward", "prepare_softmax_online"), 2.0),
-    **dict.fromkeys(("rsqrt", "sqrt"), 0.5),
-    **dict.fromkeys(("erfinv", "tan", "atan2", "lgamma", "digamma"), 3.0),
-    **dict.fromkeys(
-        ("inductor_random", "rand", "rand_like", "randn", "randn_like", "bernoulli", "native_dropout"), 10.0
-    ),
-}
-"""Arithmetic of one element, in evaluations of erf.
-
-Measured on what Inductor emits for a CPU with AVX-512, one thread, values in the cache: erf takes 1.0 ns, exp 0.6,
-log 1.2, sigmoid 0.8, rsqrt 0.6, tanh 3.1, the Philox generator (not vectorised) 13.6.
-"""
-LOOP_EVALUATIONS: Mapping[str, float] = {**SPECIAL_EVALUATIONS, "tanh": 3.0}
-"""The same in a fused loop; Inductor's generated code for tanh is slower than torch's own kernel."""
 PLAIN_EVALUATIONS = 0.1
-"""The same for any other pointwise operator (a multiplication takes 0.1 ns, a selection 0.3)."""
-GPU_EVALUATIONS: Mapping[str, float] = {
-    **SPECIAL_EVALUATIONS,
-    **dict.fromkeys(("exp", "exp2", "log", "log2", "sin", "cos"), 0.5),
-    **dict.fromkeys(
-        ("inductor_random", "rand", "rand_like", "randn", "randn_like", "bernoulli", "native_dropout"), 5.0
-    ),
-}
-"""The same on a GPU, counted in instructions, of which erf takes 20 (`calibration.SPECIAL_FLOPS`).
-
-The unit for special functions has an eighth of the lanes, so what it computes by itself counts 8, and two instructions
-around it. Ten rounds of Philox, with four multiplications of integers at half the rate each, count 100.
-"""
+"""Arithmetic of one element of a pointwise operator that has none in the table of operators, in evaluations of erf (a
+multiplication takes 0.1 ns, a selection 0.3, erf 1.0)."""
 GPU_PLAIN_EVALUATIONS = 1 / 20
-"""The same for any other pointwise operator there: one instruction."""
-_GATHERS = frozenset(
-    {"embedding", "index", "index_select", "gather", "_unsafe_index", "select_scatter", "slice_scatter"}
-)
-"""Operators that read no more bytes of their first argument than they return."""
+"""The same on a GPU: one instruction."""
 
 
 class Traffic:
@@ -111,11 +76,9 @@ class Traffic:
 
     def evaluations(self, op_id: int, *, on_gpu: bool = False) -> float:
         """Arithmetic on elements within the operator, in evaluations of a special function."""
-        table = LOOP_EVALUATIONS if self.captured.loops[op_id] else SPECIAL_EVALUATIONS
-        plain = PLAIN_EVALUATIONS
-        if on_gpu:
-            table, plain = GPU_EVALUATIONS, GPU_PLAIN_EVALUATIONS
-        return sum(self._evaluations(node, table, plain) for node in self.captured.nodes[op_id] if self._computes(node))
+        is_loop = self.captured.loops[op_id]
+        nodes = [node for node in self.captured.nodes[op_id] if self._computes(node)]
+        return sum(self._elements(node) * _evaluations(node, is_loop, on_gpu) for node in nodes)
 
     def _read_bytes(self, op_id: int) -> int:
         """Bytes that the operator touches of each storage, at most all of it."""
@@ -133,7 +96,7 @@ class Traffic:
                     continue
                 nbytes = self._of(argument)[1]
                 # A table is looked up row by row: no more of it is read than comes out.
-                if position == 0 and _name(node) in _GATHERS:
+                if position == 0 and torch_compat.facts_of(node.target).looks_up:
                     nbytes = min(nbytes, result_bytes)
                 touched[storage] = touched.get(storage, 0) + nbytes
         # Several nodes of the operator may read one storage; it is fetched once.
@@ -143,13 +106,13 @@ class Traffic:
         """Whether the node is more than a view or an item of another's result."""
         return node.target is not operator.getitem and self.captured.roots.get(node, node) is node
 
-    def _evaluations(self, node: fx.Node, table: Mapping[str, float], plain: float) -> float:
-        name = _name(node)
+    def _elements(self, node: fx.Node) -> int:
+        """Elements that the node computes."""
         elements = self._of(node)[0]
-        # A reduction works on its arguments, which are larger than its result; a gather does not touch the whole table.
-        if name not in _GATHERS:
-            elements = max([elements, *(self._of(argument)[0] for argument in node.all_input_nodes)])
-        return elements * table.get(name, plain)
+        if torch_compat.facts_of(node.target).looks_up:
+            return elements
+        # A reduction works on its arguments, which are larger than its result.
+        return max([elements, *(self._of(argument)[0] for argument in node.all_input_nodes)])
 
     def _of(self, node: fx.Node) -> tuple[int, int]:
         """Elements of the node's largest tensor, and the bytes in memory that reading it touches."""
@@ -172,7 +135,10 @@ def _elements_and_bytes(value: Any) -> tuple[int, int]:
     return 0, 0
 
 
-def _name(node: fx.Node) -> str:
-    """Name of the node's operator without namespace and overload."""
-    target = node.target
-    return target._schema.name.split("::")[-1] if isinstance(target, torch._ops.OpOverload) else ""
+def _evaluations(node: fx.Node, is_loop: bool, on_gpu: bool) -> float:
+    """Arithmetic of one element, in evaluations of a special function."""
+    facts = torch_compat.facts_of(node.target)
+    if facts.evaluations is None:
+        return GPU_PLAIN_EVALUATIONS if on_gpu else PLAIN_EVALUATIONS
+    other = facts.gpu_evaluations if on_gpu else facts.loop_evaluations if is_loop else None
+    return facts.evaluations if other is None else other

@@ -177,9 +177,6 @@ def formed_bytes(call: OpCall) -> int | None:
         return call.copied_bytes
     if call.device_type not in DEVICE_TYPES:
         return None
-    # Inductor's own random numbers come from seeds within its loops.
-    if str(call.func).startswith("prims.inductor_"):
-        return 0
     return modelled_bytes(call) if call.device_type == "cuda" else formed_cpu_bytes(call)
 
 
@@ -206,8 +203,8 @@ def measure_workspace(call: OpCall, level: int = logging.WARNING) -> int | None:
     try:
         with torch_compat.outside_tracing(), torch.random.fork_rng(devices), torch.no_grad():
             args, kwargs = call.real_arguments()
-            ways = [partial(call.func, *given, **kwargs) for given in _ways(call, args)]
-            return max(workspace_of(way, call.device_type) for way in ways)
+            runs = [partial(call.func, *given, **kwargs) for given in _arguments_of_paths(call, args)]
+            return max(workspace_of(run, call.device_type) for run in runs)
     except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError, AssertionError) as error:
         log.log(level, "the workspace of %s is unknown: %s", call.key, error)
         return None
@@ -220,8 +217,8 @@ def _is_too_large(call: OpCall) -> bool:
     return left is not None and given > _MOST_TRIED * left
 
 
-def _ways(call: OpCall, args: tuple[Any, ...]) -> list[tuple[Any, ...]]:
-    """The arguments by which the call takes all ways: each branch of a condition, two rounds of a loop."""
+def _arguments_of_paths(call: OpCall, args: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+    """For each path through the call its arguments: for each branch of a condition, and for two rounds of a loop."""
     name = str(call.func)
     if name == "cond":
         return [(choice, *args[1:]) for choice in (True, False)]

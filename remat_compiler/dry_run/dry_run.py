@@ -129,7 +129,7 @@ class DryRun:
         """What the budget must cover.
 
         The peak of the graph with what blocks may add, or its held bytes together with the other graphs that run
-        meanwhile, or what is reserved for it, whichever is largest.
+        meanwhile, or the bytes reserved for it; the largest of these.
         """
         # Other graphs run between forward and backward, so they add to the bytes held there, not to the peak.
         beside = self.boundary_bytes + self.between_bytes if self.between_bytes else 0

@@ -54,7 +54,7 @@ class _WithoutWriting(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class _Unobserved:
-    """Makes the tensors of emitted code; whoever counts the step is told of them, if there is such."""
+    """Makes the tensors of emitted code, and reports them to the counter of the step, if there is one."""
 
     def entered(self, is_backward: bool, arguments: Sequence[Any]) -> None:
         """A wrapper is called."""

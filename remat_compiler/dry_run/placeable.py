@@ -1,4 +1,4 @@
-"""Which allocations of a step that ran on fake tensors may lie in arenas, and where emitted graphs make them."""
+"""Allocations of a step, run on fake tensors, that may lie in arenas, and the places where emitted graphs make them."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def placeable(
     timeline: Sequence[Sample],
     positions: Mapping[int, int],
 ) -> PlaceableStep | None:
-    """What of a step may lie in arenas: what its graphs allocate and nobody else holds.
+    """The allocations that may lie in arenas: those that a step's graphs make, and nothing outside of them holds.
 
     Outputs and gradients are the caller's, and live as long as the caller likes.
 

@@ -1,4 +1,4 @@
-"""Who is told of a graph that runs on fake tensors, and makes its tensors, in arenas where these have a place."""
+"""The observer of a graph that runs on fake tensors; it makes the tensors, in arenas if these have a place for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a step that ran on fake tensors asks of the allocator, in order, and the blocks that serve it.
+"""The requests of a step, run on fake tensors, to the allocator, in order, and the blocks that serve them.
 
 torch's caching allocator on CUDA serves a request by a free block that may be larger, and ``max_memory_allocated``
 counts whole blocks: a block of its large pool is cut only if more than 1 MiB would be left.  Which block serves a

@@ -82,7 +82,6 @@ from remat_compiler.torch_compat.in_place_calls import traceable_call
 from remat_compiler.torch_compat.inductor import (
     LAY_OUT,
     PAD,
-    STORE,
     CustomPartitionerFn,
     FusionLimit,
     code_generation_only,
@@ -119,13 +118,11 @@ from remat_compiler.torch_compat.operators import (
     COLLECTIVE_NAMESPACES,
     FLEX_ATTENTION,
     FLEX_ATTENTION_BACKWARD,
-    GATHERS,
-    SCATTERS,
-    WAITS,
+    arguments_by_name,
     can_replay,
+    facts_of,
     has_fixed_sizes,
     has_unbacked_shape,
-    is_effectful_hop,
     is_functional_hop,
     is_of_gloo,
     never_repeatable,
@@ -216,9 +213,4 @@ from remat_compiler.torch_compat.tensors import (
     wrapped_again,
     wrapped_tensors,
 )
-from remat_compiler.torch_compat.view_scatters import (
-    is_storage_scatter,
-    reads_places,
-    scatter_into_copy,
-    value_of_scatter,
-)
+from remat_compiler.torch_compat.view_scatters import scatter_into_copy, value_of_scatter

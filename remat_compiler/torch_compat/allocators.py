@@ -54,7 +54,7 @@ def reserving_no_more() -> Iterator[None]:
 
 
 def _reserved_and_idle() -> tuple[int, int]:
-    """Bytes that the allocator has of the current device, and those of them that nobody uses."""
+    """Bytes that the allocator has of the current device, and those of them that are not in use."""
     if not uses_cuda():
         return 0, 0
     reserved = torch.cuda.memory_reserved()

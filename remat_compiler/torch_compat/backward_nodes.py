@@ -108,7 +108,7 @@ def _with_wrapped_backward(node: Any) -> Any:
         def backward(ctx: Any, *gradients: Any) -> Any:
             global _begun
             _begun += 1
-            # Calls that nobody follows have no table.
+            # Calls that are not followed have no table.
             found = getattr(ctx, _CALLS, None)
             entry = None if found is None else found.get(id(ctx))
             if entry is not None and entry[3] is not None:

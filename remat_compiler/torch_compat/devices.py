@@ -17,8 +17,8 @@ from remat_compiler.units import format_bytes
 def free_device_bytes(example_inputs: Any) -> int | None:
     """Bytes that the accelerator of the inputs has left for a step; `None` on a CPU, which has no such limit.
 
-    That is what nobody uses, less what the optimizers of this process take with their first step (`optimizer_state`).
-    Rounded down by less than 2 %, so that processes with about the same free memory make the same plan.
+    That is the unused memory, less that of the first step of this process's optimizers (`optimizer_state`), rounded
+    down by less than 2 %, so that processes with about the same free memory make the same plan.
     """
     devices = {x.device for x in example_inputs if isinstance(x, torch.Tensor) and x.device.type == "cuda"}
     if not devices:

@@ -1,4 +1,4 @@
-"""What a backward takes for eager operators, before it comes to compiled graphs."""
+"""Memory that a backward takes for eager operators, before it comes to compiled graphs."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from torch import fx
 from torch._prims_common import suggest_memory_format
 from torch._subclasses import fake_tensor
 
-from remat_compiler.torch_compat.operators import WAITS
+from remat_compiler.torch_compat.operators import facts_of
 from remat_compiler.torch_compat.sizes import size_hint
 
 FakeTensor = fake_tensor.FakeTensor
@@ -29,10 +29,9 @@ FAKE_RUN_ERRORS: tuple[type[Exception], ...] = (
 )
 """Errors of operators on fake tensors if the result depends on data, or no shape function is registered."""
 
-
-_SEEDED = frozenset({"aten::_scaled_dot_product_efficient_attention", "aten::_efficient_attention_forward"})
 _SEEDS = (2, 3)
-"""Positions of seed and offset among their results."""
+"""Positions of seed and offset among the results of attention that has them on the CPU."""
+_NORMS = ("types", "types and layout")
 
 
 def active_fake_mode() -> Any:
@@ -61,19 +60,19 @@ def corrected_fake_result(func: Any, args: tuple[Any, ...], result: Any) -> Any:
     CUDA graph is captured (``_efficient_attention_forward`` of ATen's ``attention.cu``); the shape function gives both
     the device of the query.
     """
-    if func in WAITS:
+    facts = facts_of(func)
+    if facts.collective == "wait":
         return args[0]
     if _shrinks_its_result(func):
         return _shrunken(func, args, result)
-    name = func._schema.name if getattr(func, "_schema", None) else ""
-    if name in STORAGE_SCATTERS:
+    if facts.scatters_into:
         return _in_copied_storage(args[0], result)
-    if name in _SEEDED:
+    if facts.result == "seed on CPU":
         return tuple(
             torch.empty_like(one, device="cpu") if i in _SEEDS and isinstance(one, torch.Tensor) else one
             for i, one in enumerate(result)
         )
-    if not name.startswith(_NORMS):
+    if facts.result not in _NORMS:
         return result
     # Tensors first: input, weight, bias and running statistics; a backward has the gradient before the input.
     inputs = [arg for arg in args[:5] if isinstance(arg, torch.Tensor)]
@@ -82,11 +81,11 @@ def corrected_fake_result(func: Any, args: tuple[Any, ...], result: Any) -> Any:
     backward = "backward" in func._schema.name
     normalised, *rest = result
     like = inputs[1 if backward else 0]
-    # A backward gives no gradient of the input if nobody needs one.
-    if normalised is not None and name.startswith(_BATCH_NORMS):
+    # A backward gives no gradient of the input if none is needed.
+    if normalised is not None and facts.result == "types and layout":
         normalised = torch.empty_like(normalised, memory_format=suggest_memory_format(like))
     results = [normalised, *rest]
-    for position, dtype in _types_of_norm(name, inputs).items():
+    for position, dtype in _types_of_norm(func._schema.name, inputs).items():
         if results[position] is not None and results[position].dtype is not dtype:
             results[position] = torch.empty_like(results[position], dtype=dtype)
     return tuple(results)
@@ -124,11 +123,11 @@ def _type_of_item(node: fx.Node) -> torch.dtype | None:
     made, position = node.args
     assert isinstance(made, fx.Node)
     assert isinstance(position, int)
-    name = made.target._schema.name if isinstance(made.target, torch._ops.OpOverload) else ""
-    if not name.startswith(_NORMS):
+    target: Any = made.target
+    if facts_of(target).result not in _NORMS:
         return None
     inputs = [one for one in fake_call(made)[1][:5] if isinstance(one, torch.Tensor)]
-    return _types_of_norm(name, inputs).get(position) if inputs[0].device.type == "cpu" else None
+    return _types_of_norm(target._schema.name, inputs).get(position) if inputs[0].device.type == "cpu" else None
 
 
 def is_seed_on_cpu(node: fx.Node) -> bool:
@@ -136,12 +135,12 @@ def is_seed_on_cpu(node: fx.Node) -> bool:
     if node.target is not operator.getitem or node.args[1] not in _SEEDS:
         return False
     made: Any = node.args[0]
-    return isinstance(made.target, torch._ops.OpOverload) and made.target._schema.name in _SEEDED
+    return facts_of(made.target).result == "seed on CPU"
 
 
 def value_as_run(node: fx.Node) -> Any:
     """The value that `node` has in the traced graph, in a storage as large as the real operator leaves it."""
-    if not isinstance(node.target, torch._ops.OpOverload) or not _shrinks_its_result(node.target):
+    if not _shrinks_its_result(node.target):
         return node.meta.get("val")
     func, args, _, traced = fake_call(node)
     return _shrunken(func, args, traced)
@@ -149,17 +148,18 @@ def value_as_run(node: fx.Node) -> Any:
 
 def _shrinks_its_result(func: Any) -> bool:
     """Whether the operator may allocate more than its result needs; given a tensor for its result, it does not."""
-    schema = getattr(func, "_schema", None)
-    return schema is not None and schema.name in _SHRINKING and not schema.is_mutable
+    shrinks = facts_of(func).result in ("shrunk input", "shrunk terms")
+    return shrinks and not func._schema.is_mutable
 
 
 def _shrunken(func: Any, args: tuple[Any, ...], result: torch.Tensor) -> torch.Tensor:
     """A tensor like `result`, in the storage of what was shrunk to it."""
     elements: Any
-    name = func._schema.name
-    if name in _RESIZED and result.device.type == "cpu" and size_hint(args[0].numel()) > size_hint(result.numel()):
+    if facts_of(func).result == "shrunk input":
+        if result.device.type != "cpu" or size_hint(args[0].numel()) <= size_hint(result.numel()):
+            return result
         elements = args[0].numel()
-    elif name in _REDUCED_LOSSES and result.dim() == 0:
+    elif result.dim() == 0:
         elements = prod(torch.broadcast_shapes(args[0].shape, args[1].shape))  # type: ignore[no-untyped-call]
     else:
         return result
@@ -184,31 +184,15 @@ def is_expanded(value: torch.Tensor) -> bool:
     )
 
 
-_RESIZED = ("aten::col2im", "aten::im2col")
-
-_REDUCED_LOSSES = ("aten::binary_cross_entropy", "aten::mse_loss", "aten::smooth_l1_loss", "aten::soft_margin_loss")
-
-STORAGE_SCATTERS = frozenset(
-    {"aten::select_scatter", "aten::slice_scatter", "aten::diagonal_scatter", "aten::as_strided_scatter", "aten::copy"}
-)
-"""Scatters into a view that copy the storage of their first argument."""
-
-_SHRINKING = frozenset({*_RESIZED, *_REDUCED_LOSSES})
-
-_BATCH_NORMS = ("aten::native_batch_norm", "aten::_native_batch_norm_legit", "aten::_batch_norm_with_update")
-_NORMS = (*_BATCH_NORMS, "aten::native_layer_norm", "aten::native_group_norm")
-
-
 def is_laid_out_as_traced(node: fx.Node, item: object) -> bool:
     """Whether a result of `node`, or the given item of it, has the type, the layout and the storage that torch traced.
 
     `corrected_fake_result` lists those that have not; of symbolic sizes among these nothing is known.
     """
     func, args, _, traced = fake_call(node)
-    name = func._schema.name
     if _shrinks_its_result(func):
         return False
-    if not name.startswith(_BATCH_NORMS):
+    if facts_of(func).result != "types and layout":
         return True
     # Statistics may be of another type.
     if item != 0 or any(isinstance(a, torch.Tensor) and a._has_symbolic_sizes_strides for a in args):

@@ -125,7 +125,7 @@ def compile_with_inductor(gm: fx.GraphModule, example_inputs: Any, partitioner: 
 def code_generation_only() -> Iterator[None]:
     """Let Inductor emit wrappers without compiling kernels; the code serves dry runs and is in no cache."""
     _guard_kernel_compilers()
-    # Caches would hand the code without kernels to whoever compiles the same graph.
+    # Caches would hand the code without kernels to the next compilation of the same graph.
     with _outlining.set(), settings({KERNEL_CACHES: True}):
         yield
 
@@ -170,7 +170,7 @@ def _where_memory_is_freed(ready: Callable[[Any], bool]) -> Callable[[Any], bool
 
 @cache
 def _guard_arguments_of_bodies() -> None:
-    """Keep Inductor from taking arguments of a branch's or a loop's body for saved values that nobody reads any more.
+    """Keep Inductor from taking arguments of a branch's or a loop's body for saved values that are not read any more.
 
     It asks by their positions, and these are the positions of the saved values among the arguments of the backward.
     """

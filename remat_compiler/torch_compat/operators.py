@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from operator import attrgetter
 from typing import Any
 
@@ -14,41 +15,18 @@ from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch.utils.checkpoint import CheckpointPolicy
 
 from remat_compiler.ir.graph import SavePolicy
+from remat_compiler.operators.row import Row
+from remat_compiler.operators.table import NO_FACTS, row_of
 
 FLEX_ATTENTION, FLEX_ATTENTION_BACKWARD = flex_attention, flex_attention_backward
 """Attention with scores of the program's own."""
 COLLECTIVE_NAMESPACES = frozenset({"_c10d_functional", "c10d_functional", "c10d", "_dtensor", "symm_mem"})
 """Namespaces of operators that communicate between ranks."""
 
-_FUNCTIONAL = torch.ops._c10d_functional if torch.distributed.is_available() else None
-WAITS: frozenset[Any] = frozenset() if _FUNCTIONAL is None else frozenset({_FUNCTIONAL.wait_tensor.default})
-"""Operators that return their argument, once the collective that makes it is complete."""
-GATHERS: frozenset[Any] = (
-    frozenset() if _FUNCTIONAL is None else frozenset({_FUNCTIONAL.all_gather_into_tensor.default})
-)
-"""Operators ``(part, number of ranks, group)`` that return the parts of all ranks of a group, one after another."""
-SCATTERS: frozenset[Any] = (
-    frozenset() if _FUNCTIONAL is None else frozenset({_FUNCTIONAL.reduce_scatter_tensor.default})
-)
-"""Operators ``(whole, reduction, number of ranks, group)`` that return this rank's part of a sum over ranks."""
-
-
-def is_effectful_hop(node: fx.Node) -> bool:
-    """Whether the node is a higher-order operator that carries an effect token."""
-    return isinstance(node.target, HigherOrderOperator) and str(node.target) == "with_effects"
-
-
-_FUNCTIONAL_HOPS = frozenset({"triton_kernel_wrapper_functional", "flex_attention", "flex_attention_backward"})
-"""Higher-order operators that write results of their own and nothing else: torch makes them so."""
-
 
 def is_functional_hop(node: fx.Node) -> bool:
-    """Whether the node is a higher-order operator that makes the same results again, and does nothing else.
-
-    Torch gives a user's Triton kernel clones of what it writes.  Attention with scores of the program's own is as its
-    functions of scores are, which are graphs.
-    """
-    if not isinstance(node.target, HigherOrderOperator) or str(node.target) not in _FUNCTIONAL_HOPS:
+    """Whether the node is a higher-order operator that makes the same results again, and does nothing else."""
+    if not facts_of(node.target).is_functional:
         return False
     held = [one for one in node.all_input_nodes if one.op == "get_attr"]
     modules = [attrgetter(str(one.target))(node.graph.owning_module) for one in held]
@@ -87,6 +65,20 @@ def _overloads(packet: OpOverloadPacket) -> tuple[OpOverload, ...]:
 def overload_name(op: OpOverload) -> str:
     """Name of the overload, such as ``"ns::name"`` or ``"ns::name.overload"``."""
     return str(op.name())  # type: ignore[no-untyped-call]
+
+
+@lru_cache(4096)
+def facts_of(target: object) -> Row:
+    """The row of an operator in the table of operators; `NO_FACTS` for any other target of a node."""
+    if isinstance(target, HigherOrderOperator):
+        return row_of(f"higher_order::{target}")
+    return row_of(overload_name(target)) if isinstance(target, OpOverload) else NO_FACTS
+
+
+def arguments_by_name(node: fx.Node) -> dict[str, Any]:
+    """The arguments that are given to an overload, by their names in its schema."""
+    names = (argument.name for argument in node.target._schema.arguments)  # type: ignore[union-attr]
+    return {**dict(zip(names, node.args)), **node.kwargs}
 
 
 def never_repeatable(op: OpOverload) -> str:

@@ -14,7 +14,7 @@ from sympy import expand, sympify
 from torch._ops import OpOverload, OpOverloadPacket
 
 from remat_compiler.torch_compat.fake_tensors import FakeTensor
-from remat_compiler.torch_compat.operators import overload_name
+from remat_compiler.torch_compat.operators import facts_of, overload_name
 from remat_compiler.torch_compat.sizes import size_hint, symbol_hint
 
 
@@ -39,7 +39,7 @@ def overwriting_form(op: OpOverload, position: int) -> OverwritingForm | None:
     """
     if torch.Tag.pointwise not in op.tags or torch.Tag.nondeterministic_seeded in op.tags or not allocates_results(op):
         return None
-    if op.overloadpacket in _COMPOSED:
+    if facts_of(op).overwriting == "composed":
         return None
     # A list of tensors has no one place.
     if not _makes_one_tensor(op) or str(op._schema.arguments[position].type) != "Tensor":
@@ -56,7 +56,7 @@ def rounds_alike(op: OpOverload, number: object, dtype: torch.dtype) -> bool:
 
     Types of 16 bits are computed with in 32: an operator that rounds its number first uses another one.
     """
-    if op not in _ROUNDED_OTHERWISE or not dtype.is_floating_point or dtype.itemsize > 2:
+    if facts_of(op).overwriting != "rounds number" or not dtype.is_floating_point or dtype.itemsize > 2:
         return True
     return isinstance(number, int | float) and torch.tensor(number, dtype=dtype).item() == number
 
@@ -159,10 +159,3 @@ def _names(packet: OpOverloadPacket) -> list[str]:
 def _parameters(op: OpOverload) -> list[tuple[str, str, bool]]:
     """Names and types of the arguments, but for those that are results."""
     return [(a.name, str(a.type), a.kwarg_only) for a in op._schema.arguments if not a.is_out]
-
-
-_COMPOSED = frozenset({torch.ops.aten.mvlgamma, torch.ops.aten.ldexp})
-"""Operators composed of others, whose memory for what is between these is not saved."""
-
-_ROUNDED_OTHERWISE = frozenset({torch.ops.aten.mul.Scalar, torch.ops.aten.multiply.Scalar})
-"""In place, these round their number to the tensor's type before they use it; else to the type that they compute in."""

@@ -1,4 +1,4 @@
-"""Dynamo leaves this project's own functions alone, and whatever they call.
+"""Functions of this project, and all that they call, which Dynamo leaves alone.
 
 A compiled function that calls ``loss.backward()`` runs it in eager, with Dynamo looking at each Python frame below, as
 the hooks of a backward are.  Those of torch it skips by their files.

@@ -31,7 +31,7 @@ def enter_inductor(stack: ExitStack, gpu: Gpu) -> None:
 
 
 def enter_generation(stack: ExitStack) -> None:
-    """Let Inductor generate code that nobody runs, for any device, until `stack` is closed."""
+    """Let Inductor generate code that never runs, for any device, until `stack` is closed."""
     stack.enter_context(replaced(GENERATION, _by_default_on_cpu))
 
 

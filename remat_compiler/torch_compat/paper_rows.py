@@ -1,4 +1,4 @@
-"""What must be changed of torch for a GPU that is not there, as rows like those of `patches`.
+"""Changes of torch for a GPU that is not there, as rows like those of `patches`.
 
 These changes are made in processes of their own alone, see `paper_device`.
 """

@@ -1,4 +1,4 @@
-"""What modules sharded by FSDP2 (`torch.distributed.fsdp.fully_shard`) hold at a moment, read from their states."""
+"""Memory that modules sharded by FSDP2 (`torch.distributed.fsdp.fully_shard`) hold at a moment, by their states."""
 
 from __future__ import annotations
 

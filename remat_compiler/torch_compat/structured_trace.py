@@ -24,8 +24,8 @@ def compile_id(compilation: Compilation | None) -> str:
 def structured_trace_is_on() -> bool:
     """Whether anything listens to the structured trace.
 
-    That may be wrong before the first record of a process: torch's own listener finds out then that nobody asked for
-    a trace.  Dynamo writes a record at the begin of every compilation.
+    That may be wrong before the first record of a process: torch's own listener finds out then that no trace was asked
+    for.  Dynamo writes a record at the begin of every compilation.
     """
     return bool(logging_internal.trace_log.handlers)
 

@@ -1,4 +1,4 @@
-"""Symbolic sizes: those of a graph's inputs, a copy of them that nobody else knows, and byte counts as polynomials.
+"""Symbolic sizes: those of a graph's inputs, a private copy of them, and byte counts as polynomials.
 
 Code that runs with a copy (`OwnSymbols`) cannot put a guard on a size that Dynamo watches: all its assumptions are in
 `OwnSymbols.assumptions` afterwards.

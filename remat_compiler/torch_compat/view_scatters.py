@@ -10,54 +10,37 @@ holds the elements of the argument alone, in its strides.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
 from torch import fx
 from torch._ops import OpOverload
 
-from remat_compiler.torch_compat.fake_tensors import (
-    STORAGE_SCATTERS,
-    corrected_fake_result,
-    fake_call,
-    is_expanded,
-    new_fake,
-)
+from remat_compiler.torch_compat.fake_tensors import corrected_fake_result, fake_call, is_expanded, new_fake
+from remat_compiler.torch_compat.operators import facts_of, overloads_of
 
-_aten = torch.ops.aten
-_VIEWS: dict[Any, OpOverload] = {
-    _aten.select_scatter.default: _aten.select.int,
-    _aten.slice_scatter.default: _aten.slice.Tensor,
-    _aten.diagonal_scatter.default: _aten.diagonal.default,
-}
-"""The view that is written, by the scatter, whose arguments after the first two are those of the view.
-
-`as_strided_scatter` may write beside its argument, so it needs the storage."""
-_COPY = _aten.copy.default
-_BY_PLACE = (_aten.as_strided.default, _aten.as_strided_copy.default, _aten.as_strided_scatter.default)
+_COPY = torch.ops.aten.copy.default
 _MARK = "remat_scatters_into_copy"
-
-
-def is_storage_scatter(node: fx.Node) -> bool:
-    """Whether the operator copies the storage of its first argument rather than the argument."""
-    return isinstance(node.target, OpOverload) and node.target._schema.name in STORAGE_SCATTERS
-
-
-def reads_places(node: fx.Node) -> bool:
-    """Whether the operator finds elements by their places in the storage of its first argument."""
-    return node.target in _BY_PLACE
 
 
 def scatter_into_copy(node: fx.Node) -> None:
     """Have interpreters copy nothing but the first argument of a scatter, if that is all that it may write to."""
-    if node.target in _VIEWS or node.target is _COPY:
+    facts = facts_of(node.target)
+    if facts.scatters_into and not facts.by_place:
         node.meta[_MARK] = True
 
 
 def scatters_into_copy(node: fx.Node) -> bool:
     """Whether interpreters copy nothing but the first argument of a scatter."""
     # Copies of its value off the device take over what is noted of it.
-    return _MARK in node.meta and is_storage_scatter(node)
+    return _MARK in node.meta and bool(facts_of(node.target).scatters_into)
+
+
+@cache
+def _view_of(scatter: object) -> OpOverload:
+    """The view that is written, whose arguments are those of the scatter after the first two."""
+    return overloads_of(f"aten::{facts_of(scatter).scatters_into}")[0]
 
 
 def value_of_scatter(node: fx.Node) -> torch.Tensor:
@@ -84,5 +67,5 @@ def scattered(target: Any, whole: torch.Tensor, part: torch.Tensor, *place: Any,
     if target is _COPY:
         copy.copy_(part, *place, **named)
     else:
-        _VIEWS[target](copy.copy_(whole), *place, **named).copy_(part)
+        _view_of(target)(copy.copy_(whole), *place, **named).copy_(part)
     return copy

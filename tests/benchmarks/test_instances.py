@@ -10,11 +10,11 @@ import pytest
 from instruments.generated_instances import FAMILIES, generate
 from instruments.make_instances import INSTANCES, instance_name, instance_paths
 from instruments.planner_rows import Row, by_case, read_rows, summary, table, violations, write_rows
+from instruments.problem_file import read_problem, unpack, without_sources
 from planners import run_instance
 from remat_compiler.ir.graph import Phase
 from remat_compiler.ir.json_form import dumps
 from remat_compiler.ir.plan import PlanStatus
-from remat_compiler.ir.problem_file import read_problem, unpack, without_sources
 from remat_compiler.simulate.verify import verify
 from remat_passes.planning.auto import Auto
 from remat_passes.planning.min_cut import MinCut

@@ -6,8 +6,8 @@ import pytest
 
 from instruments.layout_problems import PlannedStep, planned_steps
 from instruments.make_instances import INSTANCES, SUFFIX
+from instruments.problem_file import read_problem
 from layout import PLANNERS, line, rows_of_step, summary
-from remat_compiler.ir.problem_file import read_problem
 from remat_compiler.simulate.timeline import simulate
 
 

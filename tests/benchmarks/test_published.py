@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from instruments.capture_problems import capture
+from instruments.problem_file import without_sources
 from instruments.published_models import GPUS, MODELS, Gpt2, capture_fake
 from remat_compiler.costs.workspace import WorkspaceTable
-from remat_compiler.ir.problem_file import without_sources
 from remat_passes.planning.auto import Auto
 from studies.hiremate import measured_gpt2
 from studies.hiremate.published import by_case, plot, rows_of, saved_within, table

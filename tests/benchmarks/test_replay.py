@@ -10,12 +10,12 @@ import pytest
 
 import replay
 from instruments.make_instances import instance_paths
+from instruments.problem_file import pack, read_problem, unpack
 from instruments.replay_rows import Answer, Change, lines, plot, read_changes, summary, write_changes
 from instruments.replay_worker import fitted, read
 from remat_compiler.ir.codec import encode
 from remat_compiler.ir.plan import PlanStatus
 from remat_compiler.ir.problem import RematProblem
-from remat_compiler.ir.problem_file import pack, read_problem, unpack
 from remat_passes.planning.chen_sqrt import ChenSqrt
 
 (CHAIN,) = instance_paths("chain_uniform_small")

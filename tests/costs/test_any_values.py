@@ -215,6 +215,18 @@ def test_sums_of_few_digits_are_taken_in_float32(case: int) -> None:
     assert measured <= formed <= (2 * measured if func is aten.index_add.default else measured)
 
 
+@pytest.mark.parametrize(
+    ("func", "arguments"),
+    [
+        (aten.scatter_reduce_.two, (_halves(48, 32), 1, _places(32, 48, 2), _halves(48, 2), "amax")),
+        (aten.scatter_add_.default, (_halves(48, 32), 0, _places(48, 20, 32), _halves(20, 32))),
+        (aten.index_put_.default, (torch.randn(6, 5), [_rows(3, torch.int32)], torch.randn(3, 5))),
+    ],
+)
+def test_a_closed_form_holds_for_the_operator_in_place(func: OpOverload, arguments: tuple[Any, ...]) -> None:
+    assert formed_cpu_bytes(call_of(func, *arguments)) == peak_of(lambda: func(*arguments)) > 0
+
+
 @pytest.mark.parametrize("layout", range(3))
 @pytest.mark.parametrize("case", range(len(READERS)))
 def test_closed_forms_are_what_the_allocator_sees(case: int, layout: int) -> None:

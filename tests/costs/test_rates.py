@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 
 from remat_compiler.costs import calibration, rates
 from remat_compiler.costs.calibration import Calibration, calibrate, is_confirmed, rounded
-from remat_compiler.costs.families import FAMILIES, family_of
+from remat_compiler.costs.families import FAMILIES
 from remat_compiler.costs.plausible import implausible
 from remat_compiler.costs.rates import NOMINAL, rates_of
 from remat_compiler.costs.store import shared_store
 from remat_compiler.devices.gpus import GPUS, Gpu
+from remat_compiler.operators.table import family_of
 
 
 @given(st.floats(1e3, 1e15))
@@ -233,7 +234,7 @@ def test_families_are_no_faster_than_a_data_sheet_would_say(a_card: Gpu, monkeyp
 def test_families_of_kernels() -> None:
     aten = torch.ops.aten
     found = [
-        family_of(op)
+        family_of(str(op))
         for op in (
             aten.convolution.default,
             aten.convolution_backward.default,

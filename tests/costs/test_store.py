@@ -5,14 +5,19 @@ from __future__ import annotations
 import json
 import logging
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import fx, nn
 
+from remat_compiler.compilation.graph_key import PlanKey, plan_key
 from remat_compiler.costs import store
 from remat_compiler.costs.store import FigureStore, shared_store
+from remat_compiler.operators.table import TABLE, digest_of
+from remat_compiler.options import RematOptions
 
 
 def test_a_second_store_reads_what_the_first_kept(tmp_path: Path) -> None:
@@ -126,3 +131,22 @@ def test_the_environment_names_device_versions_and_threads() -> None:
     text = "\n".join(store.environment())
     for word in ("torch ", "device ", "threads ", store.device_name("cpu")):
         assert word in text
+
+
+def test_figures_and_plans_of_other_facts_about_operators_are_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever changes a row of the table of operators has no version to raise."""
+    FigureStore("most_workspace_bytes", tmp_path).add({"mm": 7})
+    before = plan_key_of_nothing()
+    row = TABLE["aten::mm"]
+    with monkeypatch.context() as changed:
+        changed.setattr(store, "DIGEST", digest_of({**TABLE, "aten::mm": replace(row, safe=not row.safe)}))
+        assert not FigureStore("most_workspace_bytes", tmp_path).current()
+        assert plan_key_of_nothing().digest != before.digest
+    assert dict(FigureStore("most_workspace_bytes", tmp_path).current()) == {"mm": 7}
+    assert plan_key_of_nothing() == before
+
+
+def plan_key_of_nothing() -> PlanKey:
+    return plan_key(fx.symbolic_trace(nn.Identity()), (), RematOptions(), 7, "rates")

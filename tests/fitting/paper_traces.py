@@ -14,7 +14,6 @@ import remat_compiler
 from fitting.paper_models import language
 from remat_compiler.costs import calibration, families
 from remat_compiler.costs.calibration import rounded
-from remat_compiler.costs.families import family_of
 from remat_compiler.costs.rates import Rates, rates_of
 from remat_compiler.devices.gpus import Gpu
 from remat_compiler.fitting.counted_step import settle
@@ -24,6 +23,7 @@ from remat_compiler.fitting.paper_step import on_paper as fit_here
 from remat_compiler.fitting.request import FitRequest
 from remat_compiler.fitting.step_trace import OperatorCall, StepTrace
 from remat_compiler.fitting.tracing import trace_on_paper, workspaces_of
+from remat_compiler.operators.table import family_of
 from remat_compiler.torch_compat import (
     FakeTensorMode,
     paper_device,
@@ -86,7 +86,7 @@ class MadeUpClock(torch.utils._python_dispatch.TorchDispatchMode):
         formula = flop_registry.get(func.overloadpacket)
         first = next(part for part in tree_leaves(args) if isinstance(part, torch.Tensor))
         if formula is not None:
-            family = family_of(func)
+            family = family_of(str(func))
             faster = 4 if family.startswith("convolution") else 1
             rate = faster * self.rates.kernel_rate(family, first.dtype)
             self.seconds += formula(*args, **kwargs or {}, out_val=result) / rate

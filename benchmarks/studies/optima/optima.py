@@ -17,9 +17,9 @@ from pathlib import Path
 
 from instruments.make_instances import instance_name, instance_paths
 from instruments.planner_rows import cpu_seconds
+from instruments.problem_file import read_problem
 from remat_compiler.ir.plan import PlanStatus
 from remat_compiler.ir.problem import RematProblem
-from remat_compiler.ir.problem_file import read_problem
 from remat_passes.planning.auto import Auto
 from remat_passes.planning.ilp import Ilp
 from remat_passes.planning.save_all import SaveAll

@@ -5,7 +5,7 @@
 
 While a program is compiled for the first time, with nothing known of any operator, the product sets dispatch modes
 aside; here it is given this one instead.  The table says how often each operator ran.  Those that stand not among the
-ones that are safe on any values (`remat_compiler/costs/any_values.py`) are named below it, and end the command with 1.
+ones that are safe on any values (`safe` in `remat_compiler/operators`) are named below it, and end the command with 1.
 """
 
 from __future__ import annotations

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from builders import problems
 from drawn_graphs import chain, joint_plan
+from instruments.problem_file import pack, read_problem, unpack, without_sources, write_problem
 from remat_compiler.errors import FormatError
 from remat_compiler.ir.graph import Phase
 from remat_compiler.ir.json_form import dumps, loads
 from remat_compiler.ir.plan import Plan
 from remat_compiler.ir.problem import CostTable, RematProblem
-from remat_compiler.ir.problem_file import pack, read_problem, unpack, without_sources, write_problem
 from remat_compiler.simulate.timeline import simulate
 
 GRAPH = chain([8, 16, 32])

@@ -1,4 +1,4 @@
-"""Problems in files: the JSON of `json_form`, plain or packed by gzip, for benchmarks and for reports of defects.
+"""Problems in files: the JSON of `json_form`, plain or packed by gzip.
 
 The same problem gives the same bytes, since the gzip header holds neither a name nor a time.
 """

@@ -1,0 +1,1 @@
+"""One table of operators: the facts about each that follow from its name, for capturing, counting and rewriting."""
