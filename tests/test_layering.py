@@ -27,6 +27,7 @@ COMPILER = (
         "pipeline",
         "step_budget",
         "dynamic_shapes",
+        "watching",
         "compilation",
         "partition",
         "rewrite",
