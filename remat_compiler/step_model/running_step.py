@@ -163,7 +163,7 @@ class RunningStep(Generic[G]):
         keeps = {call for turn, call in self.step.turns if turn is Turn.KEPT}
         if not trained:
             # No call came and went.  With graphs that are all kept for another backward, the step may still be over.
-            return self.step if kept <= keeps else None
+            return self._part(self.step.turns) if kept <= keeps else None
         self._survived = self._survived + 1 if kept == self._kept else 1
         self._kept, self._found_until = kept, len(self.step.turns)
         # Open while the same call is made again: the caller keeps its output.  Otherwise it may belong to the step, as
