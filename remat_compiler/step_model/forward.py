@@ -81,8 +81,8 @@ class Numbering:
         """
         found: dict[frozenset[int], Passed] = {}
         for one in received:
-            # No address, as of some subclasses: a negative number is none either, and keeps the argument apart.
-            addresses = one.addresses or frozenset({-1 - one.argument})
+            # No address, as of some subclasses: a negative number is none either, and keeps the value apart.
+            addresses = one.addresses or frozenset({-1 - len(self._values)})
             maker = next((call for call, made in tuple(makers.items()) if made & addresses), None)
             # Autograd adds up the gradients of a value that is passed twice.
             if addresses not in found:
