@@ -103,10 +103,10 @@ def refuse(step: Step[Any], error: InfeasibleBudget) -> None:
 
 
 def kept(known: Step[Any]) -> Step[Any]:
-    """A known step whose calls keep their graphs, all of them, for another backward."""
-    first = next((i for i, (turn, _) in enumerate(known.turns) if turn is Turn.BACKWARD), len(known.turns))
-    backwards = [Event(Turn.KEPT, call) for turn, call in known.turns[first:] if turn is Turn.BACKWARD]
-    return known.begun(len(known.calls), [*known.turns[:first], *backwards, *known.turns[first:]], known.memories)
+    """A known step whose calls keep their graphs, all of them, for another backward in the end."""
+    backwards = [event for event in known.turns if event.turn is Turn.BACKWARD]
+    turns = [Event(Turn.KEPT, event.call) if event.turn is Turn.BACKWARD else event for event in known.turns]
+    return known.begun(len(known.calls), [*turns, *backwards], known.memories)
 
 
 def until(place: Place, open_calls: Mapping[int, GraphMemory | None]) -> Step[Any]:
