@@ -126,14 +126,14 @@ class StepCoordinator(Generic[G]):
         """Watch the step of this thread in full from now on; calls that were known and are open become part of it."""
         here = self.watch.here
         here.forget_dropped()
-        entries = tuple(here.open.values())
+        live = [(one, node) for one in tuple(here.open.values()) if (node := one.node()) is not None]
         # Without a step in the entry: such calls went by the fast path.
-        live = [(one, node) for one in entries if one.step is None and (node := one.node()) is not None]
-        if not live:
+        unwatched = [(one, node) for one, node in live if one.step is None]
+        if not unwatched:
             return
-        known = {one.call: (one, node) for one, node in live}
+        known = {one.call: (one, node) for one, node in unwatched}
         # A call that was kept from an earlier step may have the number of one of this step.
-        clash = len(known) < len(live)
+        clash = len(known) < len(unwatched)
         if clash or self.watch.current.step.calls or here.known in (None, NOWHERE):
             # Known and unknown calls are mixed: what ran between them is lost, only the open calls are certain.
             step = Step[G]()

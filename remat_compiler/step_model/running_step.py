@@ -212,7 +212,8 @@ class ThreadSteps(Generic[G]):
         return self._now
 
     def go_on_with(self, step: Step[G], open_calls: Iterable[int]) -> RunningStep[G]:
-        """Be in the middle of a step from now on."""
+        """Be in the middle of a step from now on; nothing is told of the present one any more."""
+        self._now.over = True
         self._now = RunningStep(self, step, open_calls)
         return self._now
 

@@ -151,6 +151,21 @@ def test_a_kept_call_counts_with_one_of_the_same_number(coordinator: StepCoordin
     assert coordinator.held_bytes(graph.options) == 2 * 40
 
 
+def test_a_call_that_is_watched_counts_with_one_that_is_not(coordinator: StepCoordinator[Any]) -> None:
+    """Nothing was to be learnt for a while amid a step, as where another thread decides in between."""
+    graph, memory, completed = MadeUp(coordinator), GraphMemory(50, 40, 60, 10), list[Step]()
+    coordinator._complete = completed.append  # type: ignore[method-assign]
+    watched, known = (Twice.apply(torch.ones(1, requires_grad=True)) for _ in range(2))
+    coordinator.watch.forward(graph, [], [watched], memory)
+    coordinator.watch.here.open[id(known.grad_fn)] = OpenCall(ref(known.grad_fn), graph, memory, None, 0)
+    assert coordinator.held_bytes(graph.options) == 2 * 40
+    known.backward()
+    assert coordinator.held_bytes(graph.options) == 40
+    watched.backward()
+    assert coordinator.held_bytes(graph.options) == 0
+    assert [len(step.calls) for step in graph.steps] == []
+
+
 def test_graphs_are_followed_without_being_kept(coordinator: StepCoordinator[Any]) -> None:
     graph = MadeUp(coordinator)
     assert coordinator.unsettled_graphs() == [graph]
