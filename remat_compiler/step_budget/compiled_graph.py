@@ -142,6 +142,8 @@ class CompiledGraph:
 
     def _run(self, arguments: Sequence[Any]) -> Any:
         """Run the compiled code; in a checkpointed region that is computed again, that of the region's forward."""
+        if not torch_compat.may_be_in_region():
+            return self.compiled(*arguments)
         return torch_compat.run_in_region(self, lambda: self.compiled(*arguments), self._latest_code, arguments)
 
     def _latest_code(self) -> Callable[..., Any]:
