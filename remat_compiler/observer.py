@@ -38,10 +38,10 @@ class Observer:
         """A graph's first calls will be collected from: the `Attempt` that was compiled first, and the `Collector`."""
 
     def step_completes(self, step: Any) -> None:
-        """The graphs of a `WatchedStep` are about to be decided about."""
+        """The graphs of a `Step` are about to be decided about."""
 
     def step_decided(self, step: Any) -> None:
-        """The graphs of a `WatchedStep` are decided about."""
+        """The graphs of a `Step` are decided about."""
 
 
 @contextmanager

@@ -140,10 +140,9 @@ def little_overhead() -> None:
 def steps_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """What other tests left open, or did not settle, is no part of this one's steps."""
     from remat_compiler.graphs.steps import COORDINATOR
-    from remat_compiler.step_budget.step_watch import PATIENCE, Here
+    from remat_compiler.watching.open_calls import Here
 
     monkeypatch.setattr(COORDINATOR.watch, "here", Here())
-    monkeypatch.setattr(COORDINATOR.watch, "_patience", PATIENCE)
     COORDINATOR.unsettled.clear()
     COORDINATOR._whole_steps.clear()
 

@@ -28,6 +28,7 @@ COMPILER = (
         "graphs",
         "step_budget",
         "dynamic_shapes",
+        "watching",
         "compilation",
         "partition",
         "rewrite",

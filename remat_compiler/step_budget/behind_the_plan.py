@@ -20,7 +20,7 @@ from remat_compiler.options import RematOptions
 from remat_compiler.step_budget.beside_the_plan import BesideThePlan, Outside
 from remat_compiler.step_budget.coordinator import share_budget
 from remat_compiler.step_budget.gradients_before import GradientsBefore
-from remat_compiler.step_model.graph_memory import GraphMemory
+from remat_compiler.watching.open_calls import OpenCall
 
 
 class Beside(Hashable, Protocol):
@@ -42,13 +42,9 @@ class Beside(Hashable, Protocol):
         """Look for gradients from before its steps in its next calls."""
         ...
 
-    def noted_memory(self, note: Any) -> GraphMemory | None:
-        """The memory of a call, from what is noted of it."""
-        ...
 
-
-OpenCalls = Callable[[], Mapping[int, tuple[Any, Beside, Any, Any, int]]]
-"""The calls of planned graphs in this thread whose backward has not run, see `step_watch.Here`."""
+OpenCalls = Callable[[], Mapping[int, OpenCall[Any]]]
+"""The calls of planned graphs, each a `Beside`, in this thread whose backward has not run; see `open_calls.Here`."""
 
 
 class BehindThePlan:
@@ -66,14 +62,15 @@ class BehindThePlan:
         calls = tuple(self._open_calls().values())
         if not calls:
             return
-        node, graph, note, _, _ = calls[-1]
-        beside, budget, latest = graph.beside, graph.options.memory_budget, node()
+        last = calls[-1]
+        graph: Beside = last.graph
+        beside, budget, latest = graph.beside, graph.options.memory_budget, last.node()
         if beside is None or latest is None:
             return
         if graph.gradients is not None and graph.gradients.appear(graph):
-            for _, other, *_ in calls:
-                other.look_again()
-        memory = graph.noted_memory(note)
+            for one in calls:
+                one.graph.look_again()
+        memory = last.memory
         # As much work behind the graphs as in a step that was looked at, at the same sizes, is no news.
         kind = torch_compat.nodes_behind(latest, roots), 0 if memory is None else memory.held_bytes
         if not beside.is_new_behind(kind):
@@ -90,15 +87,15 @@ class BehindThePlan:
     def _held(self, options: RematOptions) -> tuple[int | None, int]:
         """Bytes that the open calls which share a budget hold, `None` if not known, and eager operators before them."""
         held_bytes, calls = 0, Counter[Beside]()
-        for node, graph, note, _, _ in tuple(self._open_calls().values()):
-            made = node()
-            if made is None or not share_budget(graph.options, options):
+        for one in tuple(self._open_calls().values()):
+            made = one.node()
+            if made is None or not share_budget(one.graph.options, options):
                 continue
-            memory = graph.noted_memory(note)
+            memory = one.memory
             if memory is None:
                 return None, 0
             outputs = torch_compat.outputs_of(made)
             gone = outputs is not None and all(one.expired() for one in outputs)
             held_bytes += memory.held_bytes - (memory.released_bytes if gone else 0)
-            calls[graph] += 1
+            calls[one.graph] += 1
         return held_bytes, sum(graph.outside.eager_of(count) for graph, count in calls.items())

@@ -64,7 +64,7 @@ def check_room(graph: Called, arguments: Sequence[Any]) -> None:
     memory = graph.plans.memory_at(arguments, graph.memory)
     if memory is None or held + memory.peak_bytes <= limit:
         return
-    changing = any(one.plans.at_all_sizes for one, _ in ((graph, None), *before))
+    changing = any(one.plans.at_all_sizes for one in (graph, *(held.graph for held in before)))
     # Once it belongs to known steps its limit was decided for those: a deviating step is warned of, not stopped.
     if changing and graph.options.on_infeasible != "min" and not graph.steps:
         gc.collect()  # what a refused step left behind may be alive only because of reference cycles

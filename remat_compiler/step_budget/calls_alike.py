@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
 from remat_compiler import torch_compat
-from remat_compiler.step_budget.watched_step import WatchedStep
 from remat_compiler.step_model.allowance import Allowance
 from remat_compiler.step_model.sharding import FirstStep, first_step
+from remat_compiler.step_model.step import Step
+from remat_compiler.watching.forwards import is_other_leaf
 
 
 def allowance_of_alike(free_bytes: int, alike: FirstStep) -> Allowance:
@@ -45,7 +44,7 @@ def calls_alike(example_inputs: Sequence[Any]) -> FirstStep | None:
     overlap = pipeline.forwards > 1
     copies = pipeline.calls if overlap else 1
     # Gradients of what was received from another rank wait until they are sent.
-    ahead_bytes = pipeline.gradient_bytes + sum(torch_compat.num_bytes(x) for x in example_inputs if is_received(x))
+    ahead_bytes = pipeline.gradient_bytes + sum(torch_compat.num_bytes(x) for x in example_inputs if is_other_leaf(x))
     if now is not None and overlap:
         ahead_bytes += now.during_bytes
     if sharded is not None:
@@ -53,13 +52,7 @@ def calls_alike(example_inputs: Sequence[Any]) -> FirstStep | None:
     return FirstStep(ahead_bytes, copies, overlap)
 
 
-def is_received(one: Any) -> bool:
-    """Whether an input gets a gradient and is no parameter, such as what a rank received from another one."""
-    leaf = isinstance(one, torch.Tensor) and one.requires_grad and one.is_leaf
-    return leaf and not isinstance(one, torch.nn.Parameter)
-
-
-def is_rehearsal(step: WatchedStep[Any]) -> bool:
+def is_rehearsal(step: Step[Any]) -> bool:
     """Whether a complete step only told a pipeline's stages of shapes: the steps to come hold more calls at once.
 
     Before their first step, stages run one micro-batch through forward and backward.
@@ -68,5 +61,4 @@ def is_rehearsal(step: WatchedStep[Any]) -> bool:
     if pipeline is None:
         return False
     # The loss has no parameters, and may have been left to eager.
-    parameters = step.parameters
-    return sum(bool(parameters[call.graph, call.parameters]) for call in step.calls) < pipeline.forwards
+    return sum(bool(step.parameters[step.key(call)]) for call in range(len(step.calls))) < pipeline.forwards

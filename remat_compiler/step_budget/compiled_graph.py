@@ -27,10 +27,11 @@ from remat_compiler.step_budget.beside_the_plan import BesideThePlan, Outside
 from remat_compiler.step_budget.coordinator import StepCoordinator
 from remat_compiler.step_budget.gradients_before import GradientsBefore
 from remat_compiler.step_budget.graph_plans import GraphPlans
-from remat_compiler.step_budget.known_steps import Place, is_among
 from remat_compiler.step_budget.out_of_memory import explain_failure
-from remat_compiler.step_budget.watched_step import WatchedStep
 from remat_compiler.step_model.graph_memory import GraphMemory
+from remat_compiler.step_model.known_steps import NOWHERE, Place, is_among
+from remat_compiler.step_model.step import Step
+from remat_compiler.watching.open_calls import OpenCall
 
 logger = logger_of(__name__)
 
@@ -80,12 +81,12 @@ class CompiledGraph:
         self.room_runs = 1  # those that the present room was reserved for
         self._has_part, self._of_several, self.refused_alone = has_part, of_several, refused_alone
         self.awaits_earlier_graphs = _follows_others(example_inputs)
-        self.completed_step: WatchedStep[CompiledGraph] | None = None
+        self.completed_step: Step[CompiledGraph] | None = None
         # The steps that it is known to be part of, its calls in them, and its refused calls in others: both by the call
         # before, `None` for the first one of a step.
-        self.steps: list[WatchedStep[CompiledGraph]] = []
-        self.places: dict[Any, Place] = {}
-        self.refusals: dict[Any, InfeasibleBudget] = {}
+        self.steps: list[Step[CompiledGraph]] = []
+        self.places: dict[Place | None, Place] = {}
+        self.refusals: dict[Place | None, InfeasibleBudget] = {}
         self.beside: BesideThePlan | None = None
         self.gradients: GradientsBefore | None = None
         self.outside = Outside()
@@ -128,7 +129,7 @@ class CompiledGraph:
                 return self._found(arguments, outputs, place)
             note = self._dispatch and self._dispatch.latest
             # As `follow_backward` does it.  `None`: nobody is told of the backward, the entry only disappears.
-            calls[id(node)] = (ref(node), self, note, None, place.call)
+            calls[id(node)] = OpenCall(ref(node), self, note, None, place.call)
             node._remat_calls = calls
             return outputs
         except RuntimeError as error:
@@ -137,6 +138,8 @@ class CompiledGraph:
 
     def _run(self, arguments: Sequence[Any]) -> Any:
         """Run the compiled code; in a checkpointed region that is computed again, that of the region's forward."""
+        if not torch_compat.may_be_in_region():
+            return self.compiled(*arguments)
         return torch_compat.run_in_region(self, lambda: self.compiled(*arguments), self._latest_code, arguments)
 
     def _latest_code(self) -> Callable[..., Any]:
@@ -146,8 +149,9 @@ class CompiledGraph:
     def explain(self, error: RuntimeError, *, in_backward: bool = False) -> None:
         """Add a note to an error of this graph if memory ran out; see `explain_oom`."""
         if torch_compat.is_out_of_memory(error):
-            calls = [of.noted_memory(note) for _, of, note, *_ in tuple(self._watch.here.open.values())]
-            explain_failure(error, self._reports(), [one.held_bytes for one in calls if one], in_backward=in_backward)
+            memories = [one.memory for one in tuple(self._watch.here.open.values())]
+            held = [memory.held_bytes for memory in memories if memory is not None]
+            explain_failure(error, self._reports(), held, in_backward=in_backward)
 
     def _found(self, arguments: Sequence[Any], outputs: Any, place: Place) -> Any:
         """Note a call of a known step after searching its outputs for the node of the compiled graph."""
@@ -161,7 +165,7 @@ class CompiledGraph:
             if looking is not None:
                 torch_compat.note_outputs(node, arguments, outputs)
             note = self._dispatch and self._dispatch.latest
-            self._watch.here.open[id(node)] = (ref(node), self, note, None, place.call)
+            self._watch.here.open[id(node)] = OpenCall(ref(node), self, note, None, place.call)
             self._watch.follow(node, self._watch.here.open, looking)
         return outputs
 
@@ -180,7 +184,7 @@ class CompiledGraph:
         if self.gradients is None or self.options.memory_budget.minimises:
             return None
         calls = dict(self._watch.here.open)
-        begins = all(of.gradients is not self.gradients for _, of, *_ in calls.values())
+        begins = all(one.graph.gradients is not self.gradients for one in calls.values())
         # Until it is known which graphs share its steps, calls that began since the last look may be of the same one.
         if begins and not self.steps and self._open_before is not None:
             begins = calls.keys() <= self._open_before
@@ -235,24 +239,24 @@ class CompiledGraph:
             self.outside.see(arguments, outputs)
             looking = self._looks_beside(arguments)
             torch_compat.note_outputs(torch_compat.compiled_backward(outputs), arguments, outputs)
-        here.known = _NOWHERE if place is None else place
+        here.known = NOWHERE if place is None else place
         self._watch.forward(self, arguments, outputs, self.memory_now, looking)
         return outputs
 
     def _place(self) -> Place | None:
         """The place in known steps of the call that begins; `None` if it is in none of them."""
         here = self._watch.here
-        place = self.places.get(here.known if here.open else None)
+        place = self.places.get(here.before)
         # More open calls than ever at this place hold more than the budget was shared for.
         return None if place is None or len(here.open) > place.most_open else place
 
     def _refuse_again(self) -> None:
         """Raise the error again with which steps that make this call were refused."""
         here = self._watch.here
-        if (here.known if here.open else None) in self.refusals:
+        if here.before in self.refusals:
             gc.collect()  # calls of the refused step may be open only because of reference cycles
             here.forget_dropped()
-            error = self.refusals.get(here.known if here.open else None)
+            error = self.refusals.get(here.before)
             if error is not None:
                 # A copy has no traceback, whose frames would hold on to the step that failed.
                 raise copy(error)
@@ -349,7 +353,7 @@ class CompiledGraph:
             self.attempt = replace(short, compiled=self.compiled)
         self.coordinator.leave_out(self)
 
-    def belongs_to(self, step: WatchedStep[CompiledGraph]) -> None:
+    def belongs_to(self, step: Step[CompiledGraph]) -> None:
         """Note that the budget was decided for steps like this one."""
         if not is_among(step, self.steps):
             self.steps = [*self.steps, step]
@@ -358,7 +362,3 @@ class CompiledGraph:
 def _follows_others(example_inputs: Sequence[Any]) -> bool:
     """Whether an input is the result of other differentiable operators."""
     return any(isinstance(x, torch.Tensor) and x.requires_grad and not x.is_leaf for x in example_inputs)
-
-
-_NOWHERE = object()
-"""The place of a call that is in no known step: the calls after it find no place either."""

@@ -15,11 +15,12 @@ from remat_compiler import torch_compat
 from remat_compiler.observer import observers
 from remat_compiler.options import RematOptions
 from remat_compiler.step_budget.calls_alike import is_rehearsal
-from remat_compiler.step_budget.known_steps import Place, Placed, is_among, is_known, kept, learn, until
-from remat_compiler.step_budget.step_watch import PATIENCE, StepWatch
-from remat_compiler.step_budget.watched_step import WatchedStep
 from remat_compiler.step_model.events import Turn
 from remat_compiler.step_model.graph_memory import GraphMemory
+from remat_compiler.step_model.known_steps import NOWHERE, Placed, is_among, is_known, kept, learn, until
+from remat_compiler.step_model.running_step import PATIENCE
+from remat_compiler.step_model.step import HeldCall, Step
+from remat_compiler.watching.step_watch import StepWatch
 
 
 class Coordinated(Placed, Protocol):
@@ -40,8 +41,8 @@ class Coordinated(Placed, Protocol):
     frame: int | None
     awaits_earlier_graphs: bool
     aside_bytes: int
-    steps: list[WatchedStep[Any]]
-    completed_step: WatchedStep[Any] | None
+    steps: list[Step[Any]]
+    completed_step: Step[Any] | None
     steps_without: int
 
     @property
@@ -53,7 +54,7 @@ class Coordinated(Placed, Protocol):
         """End the learning about its steps so far."""
         ...
 
-    def belongs_to(self, step: WatchedStep[Any]) -> None:
+    def belongs_to(self, step: Step[Any]) -> None:
         """Note that the budget was decided for steps like this one."""
         ...
 
@@ -81,13 +82,13 @@ class StepCoordinator(Generic[G]):
             any.
     """
 
-    def __init__(self, decide: Callable[[WatchedStep[G]], None]) -> None:
+    def __init__(self, decide: Callable[[Step[G]], None]) -> None:
         self._decide = decide
         self.watch: StepWatch[G] = StepWatch(self._complete, self._kept, _failed)
         self.unsettled: set[ref[G]] = set()
         self._whole_steps: set[int] = set()
 
-    def decide(self, step: WatchedStep[G]) -> None:
+    def decide(self, step: Step[G]) -> None:
         """Decide about a complete step; see `replan.decide`."""
         if is_rehearsal(step):
             for graph in step.graphs:
@@ -124,30 +125,28 @@ class StepCoordinator(Generic[G]):
         """Watch the step of this thread in full from now on; calls that were known and are open become part of it."""
         here = self.watch.here
         here.forget_dropped()
-        entries = tuple(here.open.values())
+        live = [(one, node) for one in tuple(here.open.values()) if (node := one.node()) is not None]
         # Without a step in the entry: such calls went by the fast path.
-        live = [(entry, node) for entry in entries if entry[3] is None and (node := entry[0]()) is not None]
-        if not live:
+        unwatched = [(one, node) for one, node in live if one.step is None]
+        if not unwatched:
             return
-        known = {entry[4]: (entry, node) for entry, node in live}
+        known = {one.call: (one, node) for one, node in unwatched}
         # A call that was kept from an earlier step may have the number of one of this step.
-        clash = len(known) < len(live)
-        if clash or self.watch.current.calls or not isinstance(here.known, Place):
+        clash = len(known) < len(unwatched)
+        if clash or self.watch.current.step.calls or here.known in (None, NOWHERE):
             # Known and unknown calls are mixed: what ran between them is lost, only the open calls are certain.
-            step = WatchedStep[G]()
-            for entry, _ in live:
-                step.add(entry[1], entry[1].noted_memory(entry[2]))
+            step = Step[G]()
+            for one, _ in live:
+                step.add(one.graph, one.memory)
             self.watch.go_on_with(step, enumerate(node for _, node in live))
             return
-        notes = {call: entry[1].noted_memory(entry[2]) for call, (entry, _) in known.items()}
-        self.watch.go_on_with(until(here.known, notes), ((call, node) for call, (_, node) in known.items()))
+        memories = {call: one.memory for call, (one, _) in known.items()}
+        self.watch.go_on_with(until(here.known, memories), ((call, node) for call, (_, node) in known.items()))
 
-    def open_calls_sharing(self, options: RematOptions) -> list[tuple[G, GraphMemory | None]]:
+    def open_calls_sharing(self, options: RematOptions) -> list[HeldCall[G]]:
         """The open calls in this thread's step that share the budget of these options, with their memory."""
         self.catch_up()
-        return [
-            (graph, memory) for graph, memory in self.watch.current.open_calls if share_budget(graph.options, options)
-        ]
+        return [held for held in self.watch.current.held_calls if share_budget(held.graph.options, options)]
 
     def held_bytes(self, options: RematOptions) -> int:
         """Bytes that `open_calls_sharing` and sharded modules hold, as far as that is known.
@@ -160,9 +159,9 @@ class StepCoordinator(Generic[G]):
         sharded = torch_compat.sharded_now()
         gathered_bytes = 0 if sharded is None else sharded.during_bytes
         calls = self.open_calls_sharing(options)
-        return gathered_bytes + sum(memory.held_bytes for _, memory in calls if memory is not None)
+        return gathered_bytes + sum(held.memory.held_bytes for held in calls if held.memory is not None)
 
-    def _complete(self, step: WatchedStep[G]) -> None:
+    def _complete(self, step: Step[G]) -> None:
         """Leave a complete step to the next call of its graphs: this may be autograd's thread during a backward."""
         calls = step.calls
         if len(calls) == 1 and not any(turn in (Turn.BACKWARD, Turn.KEPT) for turn, _ in step.turns):
@@ -170,7 +169,7 @@ class StepCoordinator(Generic[G]):
             # step continues after this graph.
             return
         self._leave_out_idle(step.graphs)
-        aside_bytes = sum(memory.held_bytes for _, memory in step.aside if memory is not None)
+        aside_bytes = sum(held.memory.held_bytes for held in step.aside if held.memory is not None)
         decided = is_known(step) or is_among(step, step.graphs[0].steps)
         # Decided with at least as much held by earlier steps: that decision still holds.
         if decided and all(aside_bytes <= graph.aside_bytes for graph in step.graphs):
@@ -196,7 +195,7 @@ class StepCoordinator(Generic[G]):
         if graph.completed_step is None and known and not any(map(_keeps_graphs, graph.steps)):
             graph.completed_step = kept(known[-1])
 
-    def _is_learnt_alone(self, step: WatchedStep[G]) -> bool:
+    def _is_learnt_alone(self, step: Step[G]) -> bool:
         """Whether a step of one call leaves nothing to share; if so, it is learnt here."""
         alone = step.graphs[0]
         if alone.awaits_earlier_graphs:
@@ -223,7 +222,7 @@ class StepCoordinator(Generic[G]):
                 self.leave_out(graph)
 
 
-def _keeps_graphs(step: WatchedStep[Any]) -> bool:
+def _keeps_graphs(step: Step[Any]) -> bool:
     """Whether a backward in the step keeps its graph."""
     return any(turn is Turn.KEPT for turn, _ in step.turns)
 

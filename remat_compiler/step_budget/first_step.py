@@ -29,11 +29,11 @@ from remat_compiler.step_budget.calls_alike import allowance_of_alike, calls_ali
 from remat_compiler.step_budget.compiled_graph import CompiledGraph
 from remat_compiler.step_budget.coordinator import StepCoordinator, share_budget
 from remat_compiler.step_budget.size_plans import Continues, first_allowance
-from remat_compiler.step_budget.watched_step import WatchedStep
 from remat_compiler.step_model.allowance import Allowance
-from remat_compiler.step_model.events import Call, Turn
+from remat_compiler.step_model.events import Call, Event, Turn
 from remat_compiler.step_model.graph_memory import GraphMemory
 from remat_compiler.step_model.peak import whole_step_peak
+from remat_compiler.step_model.step import Step
 from remat_compiler.units import told_apart
 
 logger = logger_of(__name__)
@@ -148,19 +148,19 @@ def check_first_step(
     Raises:
         InfeasibleBudget: It does, and the options do not say to take the smallest peak, which only warns.
     """
-    step = coordinator.watch.current
+    step = coordinator.watch.current.step
     # A budget measured on the device ("auto") is less what the others hold already, and budgets of their own are not
     # shared: then the graph is judged by itself.
     in_bytes = options.memory_budget.named_bytes is not None
     if not in_bytes or not all(share_budget(graph.options, options) for graph in step.graphs):
-        step = WatchedStep[CompiledGraph]()
-    memories = [one for one in step.notes if one is not None]
-    if len(memories) < len(step.notes):
+        step = Step[CompiledGraph]()
+    memories = [one for one in step.memories if one is not None]
+    if len(memories) < len(step.calls):
         return  # nothing can be said without the memory of all of them
     new = len(memories)
     # One memory for each call, not for each graph: calls of one graph may be at different sizes.
     calls = [*(Call(i, call.passed) for i, call in enumerate(step.calls)), Call(new)]
-    turns = [*step.turns, (Turn.FORWARD, new)]
+    turns = [*step.turns, Event(Turn.FORWARD, new)]
     peak = whole_step_peak([*memories, memory], calls, turns, step.seen)
     if peak <= limit_bytes:
         return

@@ -11,10 +11,10 @@ from dataclasses import replace
 from remat_compiler.compilation.attempt import Attempt
 from remat_compiler.step_budget.compiled_graph import CompiledGraph
 from remat_compiler.step_budget.gradients_before import before_calls
-from remat_compiler.step_budget.watched_step import WatchedStep
 from remat_compiler.step_model.events import Call, CallKey, Turn
 from remat_compiler.step_model.graph_memory import GraphMemory
 from remat_compiler.step_model.peak import whole_step_peak
+from remat_compiler.step_model.step import Step
 
 
 class JointSteps:
@@ -37,7 +37,7 @@ class JointSteps:
         freed: Whether graphs are planned beside more of them.
     """
 
-    def __init__(self, step: WatchedStep[CompiledGraph]) -> None:
+    def __init__(self, step: Step[CompiledGraph]) -> None:
         self.step = step
         self.steps, self.graphs = _connected(step)
         self.options = step.graphs[0].options
@@ -47,7 +47,7 @@ class JointSteps:
         self.runs: list[int] = [sum(runs) for runs in zip(*self.runs_of_steps)]
         # A call that was dropped in this step may have a backward in the next of its kind: without its turn it counts
         # as one whose backward is still to come, at the end.
-        self._turns = [[(turn, call) for turn, call in one.turns if turn is not Turn.DROPPED] for one in self.steps]
+        self._turns = [[event for event in one.turns if event.turn is not Turn.DROPPED] for one in self.steps]
         self.calls, self.turns = self._calls[0], self._turns[0]
         self._seen = [one.seen for one in self.steps]
         self.seen = step.seen
@@ -58,15 +58,14 @@ class JointSteps:
         self._before = [before_calls(self._parameters(one), found) for one in self.steps]
         # What the limit of each step is below the largest.
         self._below = [0] * len(self.steps)
-        kept: list[GraphMemory] = [memory for _, memory in step.aside if memory is not None]
-        self.aside_bytes = sum(memory.held_bytes for memory in kept)
+        self.aside_bytes = sum(held.memory.held_bytes for held in step.aside if held.memory is not None)
 
-    def _renumbered(self, step: WatchedStep[CompiledGraph]) -> list[Call]:
+    def _renumbered(self, step: Step[CompiledGraph]) -> list[Call]:
         """The calls of a step, by the graph numbers used here."""
         numbers = {graph: i for i, graph in enumerate(self.graphs)}
         return [replace(call, graph=numbers[step.graphs[call.graph]]) for call in step.calls]
 
-    def _parameters(self, step: WatchedStep[CompiledGraph]) -> dict[CallKey, frozenset[int]]:
+    def _parameters(self, step: Step[CompiledGraph]) -> dict[CallKey, frozenset[int]]:
         """The identities of parameters in a step, by the graph numbers used here."""
         numbers = {graph: i for i, graph in enumerate(self.graphs)}
         return {(numbers[step.graphs[graph]], of): parameters for (graph, of), parameters in step.parameters.items()}
@@ -128,8 +127,8 @@ class JointSteps:
 
 
 def _connected(
-    step: WatchedStep[CompiledGraph],
-) -> tuple[list[WatchedStep[CompiledGraph]], list[CompiledGraph]]:
+    step: Step[CompiledGraph],
+) -> tuple[list[Step[CompiledGraph]], list[CompiledGraph]]:
     """A step with the known steps that share graphs with it, directly or through others, and all their graphs."""
     steps, graphs = [step], list(step.graphs)
     # The list grows while it is walked, so that steps of graphs found later are found, too.

@@ -36,15 +36,15 @@ from remat_compiler.step_budget.graph_levels import (
 )
 from remat_compiler.step_budget.joint_plans import JointPlan, JointPlans
 from remat_compiler.step_budget.joint_steps import JointSteps
-from remat_compiler.step_budget.known_steps import learn, refuse
 from remat_compiler.step_budget.share_sizes import BudgetSplit, GraphChoices, SharedBudget, SizeShares
 from remat_compiler.step_budget.size_plans import SizePlans
-from remat_compiler.step_budget.watched_step import WatchedStep
 from remat_compiler.step_model.allowance import Allowance
 from remat_compiler.step_model.events import Turn
 from remat_compiler.step_model.graph_memory import GraphMemory
 from remat_compiler.step_model.handed_on import handed_on
+from remat_compiler.step_model.known_steps import learn, refuse
 from remat_compiler.step_model.peak import whole_step_peak
+from remat_compiler.step_model.step import Step
 from remat_compiler.units import counted, format_bytes, told_apart
 
 logger = logger_of(__name__)
@@ -53,7 +53,7 @@ _NO_SMALLER_PLAN = "no plan was found that takes less; training goes on"
 GRAPH_BREAKS = 'TORCH_LOGS="graph_breaks" shows where the step is cut'
 
 
-def decide(step: WatchedStep[CompiledGraph]) -> None:
+def decide(step: Step[CompiledGraph]) -> None:
     """Keep the graphs of a complete step as they are, or share the budget among them and compile them again.
 
     After any exception but `InfeasibleBudget` everything is as before, and the next call tries again.
@@ -98,7 +98,7 @@ def decide(step: WatchedStep[CompiledGraph]) -> None:
 class _Replan:
     """The decision about the graphs of one step."""
 
-    def __init__(self, step: WatchedStep[CompiledGraph]) -> None:
+    def __init__(self, step: Step[CompiledGraph]) -> None:
         self.joint = JointSteps(step)
         self.plans = JointPlans(self.joint)
         self.step, self.graphs, self.options = step, self.joint.graphs, self.joint.options

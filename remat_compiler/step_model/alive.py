@@ -71,6 +71,10 @@ class Alive:
         self._waiting = [one for one in self._waiting if one.to != call and is_awaited(one, self._calls, now)]
         return before
 
+    def hold(self, call: int) -> None:
+        """The forward of `call` has run."""
+        self.held[call] = self._graphs[self._calls[call].graph].held_bytes
+
     def end(self, call: int, kept: int) -> None:
         """The backward of `call` has run, and leaves gradients; `kept` bytes stay for another backward."""
         one, memory = self._calls[call], self._graphs[self._calls[call].graph]

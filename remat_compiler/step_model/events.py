@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 from remat_compiler.step_model.sharding import Seen
 
@@ -74,8 +75,12 @@ class Turn(str, Enum):
 
 BACKWARDS = (Turn.BACKWARD, Turn.KEPT)
 
-Event = tuple[Turn, int]
-"""What happens, and to which call."""
+
+class Event(NamedTuple):
+    """What happens, and to which call."""
+
+    turn: Turn
+    call: int
 
 
 @dataclass(slots=True)
@@ -92,9 +97,9 @@ class Sightings:
 
     def renumbered(self, numbers: Mapping[int, int]) -> Sightings:
         """What was seen of some calls, which have other numbers now."""
-        sharded = {(turn, numbers[call]): seen for (turn, call), seen in self.sharded.items() if call in numbers}
+        sharded = {Event(turn, numbers[call]): seen for (turn, call), seen in self.sharded.items() if call in numbers}
         released = {
-            numbers[call]: (turn, numbers[at])
+            numbers[call]: Event(turn, numbers[at])
             for call, (turn, at) in self.released.items()
             if call in numbers and at in numbers
         }
@@ -111,4 +116,4 @@ def missing_backwards(calls: Sequence[Call], turns: Sequence[Event]) -> list[Eve
     """
     # A kept graph may run backward again, but needs no backward added for it.
     ended = {call for turn, call in turns if turn is not Turn.FORWARD}
-    return [(Turn.BACKWARD, call) for call in reversed(range(len(calls))) if call not in ended]
+    return [Event(Turn.BACKWARD, call) for call in reversed(range(len(calls))) if call not in ended]

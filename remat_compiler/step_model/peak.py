@@ -99,7 +99,7 @@ def _runs(
         if turn is Turn.FORWARD:
             # The saved values are this call's own while it runs; they count against the others only afterwards.
             yield graph, alive.size_bytes + during_bytes, memory.forward_bytes
-            alive.held[call] = memory.held_bytes
+            alive.hold(call)
         elif turn is not Turn.DROPPED:
             # Values kept for another backward are not freed on the way.
             kept = before if turn is Turn.KEPT else 0
@@ -116,8 +116,8 @@ def _also_missing(events: Sequence[Event], seen: Mapping[Event, Seen]) -> Mappin
         return seen
     found = dict(seen)
     for turn, call in events:
-        forward = seen.get((Turn.FORWARD, call))
-        if turn in BACKWARDS and (turn, call) not in seen and forward is not None:
+        forward = seen.get(Event(Turn.FORWARD, call))
+        if turn in BACKWARDS and Event(turn, call) not in seen and forward is not None:
             scatter_bytes = max((group.scatter_bytes for group in forward.own), default=0)
-            found[turn, call] = replace(forward, scatter_bytes=max(scatter_bytes, forward.scatter_bytes))
+            found[Event(turn, call)] = replace(forward, scatter_bytes=max(scatter_bytes, forward.scatter_bytes))
     return found

@@ -77,8 +77,8 @@ def follow_backward(
         node: Autograd's node of a compiled graph.
         calls: Calls by the identity of their node.
         told: Gets the entry, whether the graph is kept for another backward, and the backward's results; if it is kept,
-            the entry stays in `calls`.  If the fourth item of an entry is `None`, it is called only for such a graph.
-        begins: Gets the entry before the backward runs, if its fourth item is not `None`.
+            the entry stays in `calls`.  If the entry has no `step`, it is called only for such a graph.
+        begins: Gets the entry before the backward runs, if it has a `step`.
         of_this: Called before the backward of this node runs, in any case; what it returns gets the backward's results.
         fails: Gets the entry and the error of a backward that fails, before the error goes on to the caller.
     """
@@ -111,7 +111,7 @@ def _with_wrapped_backward(node: Any) -> Any:
             # Calls that are not followed have no table.
             found = getattr(ctx, _CALLS, None)
             entry = None if found is None else found.get(id(ctx))
-            if entry is not None and entry[3] is not None:
+            if entry is not None and entry.step is not None:
                 getattr(function, _LISTENERS)[1](entry)
             own = getattr(ctx, _BEGINS, None)
             made = None if own is None else own()
@@ -134,7 +134,7 @@ def _with_wrapped_backward(node: Any) -> Any:
             if found is not None:
                 kept = torch._C._autograd._get_current_graph_task_keep_graph()
                 entry = found.get(id(ctx)) if kept else found.pop(id(ctx), None)
-                if entry is not None and (kept or entry[3] is not None):
+                if entry is not None and (kept or entry.step is not None):
                     getattr(function, _LISTENERS)[0](entry, kept, result)
             return result
 

@@ -15,6 +15,11 @@ _top_hooks: Callable[[bool], Any] = _hooks._top_saved_tensors_default_hooks
 _CALLS = "_remat_calls"
 
 
+def may_be_in_region() -> bool:
+    """Whether tensors that autograd saves are hooked, as they are in such a region; cheap."""
+    return _top_hooks(True) is not None
+
+
 def run_in_region(graph: object, run: Callable[[], Any], latest: Callable[[], Any], arguments: Any) -> Any:
     """Call a graph; where a region is computed again, by the code that its call in the forward ran.
 

@@ -16,8 +16,8 @@ from remat_compiler.errors import InfeasibleBudget
 from remat_compiler.graphs.steps import COORDINATOR
 from remat_compiler.observer import Observer, observed_by
 from remat_compiler.step_budget.compiled_graph import CompiledGraph
-from remat_compiler.step_budget.watched_step import WatchedStep
 from remat_compiler.step_model.peak import whole_step_peak
+from remat_compiler.step_model.step import Step
 from remat_compiler.units import format_bytes
 from step_budget.test_one_budget import WIDTH, Blocks, Broken, BrokenTwice, Tower, compile_model, equal, gradients
 
@@ -73,7 +73,7 @@ def first_peaks() -> Iterator[list[int]]:
     found: list[int] = []
 
     class Watcher(Observer):
-        def step_completes(self, step: WatchedStep[CompiledGraph]) -> None:
+        def step_completes(self, step: Step[CompiledGraph]) -> None:
             memories = [memory for memory in (graph.memory_now for graph in step.graphs) if memory is not None]
             assert len(memories) == len(step.graphs)
             found.append(whole_step_peak(memories, step.calls, step.turns))

@@ -24,12 +24,12 @@ from remat_compiler.step_budget.coordinator import StepCoordinator
 from remat_compiler.step_budget.fixed_plans import FixedPlans
 from remat_compiler.step_budget.graph_plans import GraphPlans
 from remat_compiler.step_budget.replan import decide
-from remat_compiler.step_budget.watched_step import WatchedStep
-from remat_compiler.step_model.events import Turn
+from remat_compiler.step_model.events import Event, Turn
 from remat_compiler.step_model.graph_memory import GraphMemory, memory_of
+from remat_compiler.step_model.step import Step as AnyStep
 from remat_passes.registry import make_planner
 
-Step = WatchedStep[CompiledGraph]
+Step = AnyStep[CompiledGraph]
 PLANNER = "chain_dp"
 
 
@@ -141,9 +141,8 @@ def planned(
 
 def step_of(*graphs: CompiledGraph) -> Step:
     """A complete step that calls `graphs` in a row, and runs them backward in reverse."""
-    step: Step = WatchedStep()
+    step: Step = AnyStep()
     for graph in graphs:
-        step.add(graph, None)
-    step.turns += [(Turn.BACKWARD, call) for call in reversed(range(len(graphs)))]
-    step.open.clear()
+        step.add(graph)
+    step.turns += [Event(Turn.BACKWARD, call) for call in reversed(range(len(graphs)))]
     return step

@@ -19,7 +19,7 @@ from torch import nn
 from remat_compiler.backend import remat
 from remat_compiler.errors import InfeasibleBudget
 from remat_compiler.graphs.steps import COORDINATOR
-from remat_compiler.step_budget.step_watch import Here
+from remat_compiler.watching.open_calls import Here
 
 STEPS = 2
 INPUTS = {"convolution": (4, 1, 16, 16), "linear": (64, 16), "pointwise": (64, 16)}

@@ -12,9 +12,9 @@ from remat_compiler import torch_compat
 from remat_compiler.step_budget.calls_alike import allowance_of_alike, is_rehearsal
 from remat_compiler.step_budget.first_step import allowance_of_several, first_request_of_several
 from remat_compiler.step_budget.gradients_before import GradientsBefore, bytes_of
-from remat_compiler.step_budget.watched_step import WatchedStep
 from remat_compiler.step_model.allowance import Allowance
 from remat_compiler.step_model.sharding import FirstStep
+from remat_compiler.step_model.step import Step
 from step_budget.test_first_step import BUDGET, HIDDEN, LOSS, coordinator, options_of, request
 
 
@@ -60,20 +60,20 @@ def test_a_single_micro_batch_changes_nothing(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_micro_batch_that_only_tells_of_shapes_decides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     running(monkeypatch, 2, 4, 100)
-    weight, step = nn.Parameter(torch.ones(3)), WatchedStep[Any]()
+    weight, step = nn.Parameter(torch.ones(3)), Step[Any]()
 
     def calls(count: int) -> None:
         for _ in range(count):
             # The stage, and a loss, which has no parameters.
-            step.add_call("stage", (), None, frozenset(), frozenset({id(weight)}))
-            step.add_call("loss", (), None, frozenset(), frozenset())
+            step.add("stage", None, frozenset({id(weight)}))
+            step.add("loss", None, frozenset())
 
     calls(1)
     assert is_rehearsal(step)
     calls(1)
     assert not is_rehearsal(step)
     monkeypatch.undo()
-    assert not is_rehearsal(WatchedStep[Any]()), "outside of a pipeline each step counts"
+    assert not is_rehearsal(Step[Any]()), "outside of a pipeline each step counts"
 
 
 def test_gradients_are_expected_where_each_micro_batch_is_a_step_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from remat_compiler.compilation.attempt import Attempt
 from remat_compiler.observer import Observer, observed_by
 from remat_compiler.step_budget.compiled_graph import CompiledGraph
 from remat_compiler.step_budget.graph_levels import level_without_budget
-from remat_compiler.step_budget.watched_step import WatchedStep
+from remat_compiler.step_model.step import Step
 
 WIDTH, BATCH, FRACTION = 64, 512, 0.8
 
@@ -46,7 +46,7 @@ class Seen(Observer):
     def attempt_ends(self, attempt: Attempt) -> None:
         self.attempts.append(attempt)
 
-    def step_completes(self, step: WatchedStep[CompiledGraph]) -> None:
+    def step_completes(self, step: Step[CompiledGraph]) -> None:
         self.graphs = list(step.graphs)
 
     def taken(self) -> list[Attempt]:

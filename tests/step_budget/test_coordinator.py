@@ -13,12 +13,13 @@ from torch import Tensor, nn
 from remat_compiler.graphs.steps import COORDINATOR
 from remat_compiler.options import RematOptions
 from remat_compiler.step_budget.coordinator import StepCoordinator, share_budget
-from remat_compiler.step_budget.step_watch import PATIENCE
-from remat_compiler.step_budget.watched_step import WatchedStep
-from remat_compiler.step_model.events import Turn
+from remat_compiler.step_model.events import Event, Turn
 from remat_compiler.step_model.graph_memory import GraphMemory
+from remat_compiler.step_model.running_step import PATIENCE
+from remat_compiler.step_model.step import Step as AnyStep
+from remat_compiler.watching.open_calls import OpenCall
 
-Step = WatchedStep[Any]
+Step = AnyStep[Any]
 
 
 def options_of(**options: Any) -> RematOptions:
@@ -79,12 +80,11 @@ def coordinator() -> StepCoordinator[Any]:
 
 def run(coordinator: StepCoordinator[Any], *graphs: MadeUp, backward: bool = True) -> Step:
     """A complete step that calls `graphs` in a row, and runs them backward."""
-    step: Step = WatchedStep()
+    step: Step = AnyStep()
     for graph in graphs:
-        step.add(graph, None)
+        step.add(graph)
     for call in reversed(range(len(graphs))):
-        step.turns.append((Turn.BACKWARD if backward else Turn.DROPPED, call))
-    step.open.clear()
+        step.turns.append(Event(Turn.BACKWARD if backward else Turn.DROPPED, call))
     coordinator.watch._complete(step)
     return step
 
@@ -147,8 +147,23 @@ def test_a_kept_call_counts_with_one_of_the_same_number(coordinator: StepCoordin
     here = coordinator.watch.here
     outputs = [Twice.apply(torch.ones(1, requires_grad=True)) for _ in range(2)]
     for output in outputs:
-        here.open[id(output.grad_fn)] = (ref(output.grad_fn), graph, GraphMemory(50, 40, 60, 10), None, 0)
+        here.open[id(output.grad_fn)] = OpenCall(ref(output.grad_fn), graph, GraphMemory(50, 40, 60, 10), None, 0)
     assert coordinator.held_bytes(graph.options) == 2 * 40
+
+
+def test_a_call_that_is_watched_counts_with_one_that_is_not(coordinator: StepCoordinator[Any]) -> None:
+    """Nothing was to be learnt for a while amid a step, as where another thread decides in between."""
+    graph, memory, completed = MadeUp(coordinator), GraphMemory(50, 40, 60, 10), list[Step]()
+    coordinator._complete = completed.append  # type: ignore[method-assign]
+    watched, known = (Twice.apply(torch.ones(1, requires_grad=True)) for _ in range(2))
+    coordinator.watch.forward(graph, [], [watched], memory)
+    coordinator.watch.here.open[id(known.grad_fn)] = OpenCall(ref(known.grad_fn), graph, memory, None, 0)
+    assert coordinator.held_bytes(graph.options) == 2 * 40
+    known.backward()
+    assert coordinator.held_bytes(graph.options) == 40
+    watched.backward()
+    assert coordinator.held_bytes(graph.options) == 0
+    assert [len(step.calls) for step in graph.steps] == []
 
 
 def test_graphs_are_followed_without_being_kept(coordinator: StepCoordinator[Any]) -> None:

@@ -9,7 +9,7 @@ from torch import nn
 import remat_compiler.backend  # noqa: F401 - registers the backend
 from remat_compiler.observer import Observer, observed_by
 from remat_compiler.step_budget.compiled_graph import CompiledGraph
-from remat_compiler.step_budget.watched_step import WatchedStep
+from remat_compiler.step_model.step import Step
 
 
 class ReadBehindABreak(nn.Module):
@@ -28,7 +28,7 @@ class Steps(Observer):
     def __init__(self) -> None:
         self.passed: list[list[int]] = []
 
-    def step_completes(self, step: WatchedStep[CompiledGraph]) -> None:
+    def step_completes(self, step: Step[CompiledGraph]) -> None:
         self.passed.append([len(call.passed) for call in step.calls])
 
 

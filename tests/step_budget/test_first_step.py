@@ -24,9 +24,9 @@ from remat_compiler.step_budget.first_step import (
 )
 from remat_compiler.step_budget.replan import decide
 from remat_compiler.step_budget.size_plans import FIRST_HELD, FIRST_PART
-from remat_compiler.step_budget.watched_step import WatchedStep
 from remat_compiler.step_model.allowance import Allowance
 from remat_compiler.step_model.graph_memory import GraphMemory
+from remat_compiler.step_model.step import Step
 
 BUDGET = 1_000
 
@@ -67,10 +67,10 @@ class MadeUpCoordinator:
 
     @property
     def watch(self) -> Any:
-        step: WatchedStep[Any] = WatchedStep()
+        step: Step[Any] = Step()
         for memory in self.memories:
             step.add(SimpleNamespace(options=self.options), memory)
-        return SimpleNamespace(current=step)
+        return SimpleNamespace(current=SimpleNamespace(step=step))
 
 
 def coordinator(held: int = 0, options: RematOptions | None = None) -> StepCoordinator[CompiledGraph]:

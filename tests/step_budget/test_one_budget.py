@@ -20,8 +20,8 @@ from remat_compiler.partition.request import PartitionRequest
 from remat_compiler.report.plan_report import StepFigures
 from remat_compiler.step_budget import joint_plans
 from remat_compiler.step_budget.compiled_graph import CompiledGraph
-from remat_compiler.step_budget.watched_step import WatchedStep
 from remat_compiler.step_model.peak import whole_step_peak
+from remat_compiler.step_model.step import Step
 
 WIDTH, BATCH = 64, 512
 LOOSE, TIGHT, IMPOSSIBLE = 4_000_000, 1_400_000, 400_000
@@ -96,7 +96,7 @@ def decided() -> Iterator[list[tuple[int, int]]]:
     """For each complete step of several graphs, the predicted peak as the step ran, and as the next ones will."""
     found: list[tuple[int, int]] = []
 
-    def peak(step: WatchedStep[CompiledGraph]) -> int:
+    def peak(step: Step[CompiledGraph]) -> int:
         memories = [graph.memory for graph in step.graphs]
         known = [memory for memory in memories if memory is not None]
         return whole_step_peak(known, step.calls, step.turns) if len(known) == len(memories) else -1
@@ -104,10 +104,10 @@ def decided() -> Iterator[list[tuple[int, int]]]:
     class Watcher(Observer):
         before = 0
 
-        def step_completes(self, step: WatchedStep[CompiledGraph]) -> None:
+        def step_completes(self, step: Step[CompiledGraph]) -> None:
             self.before = peak(step)
 
-        def step_decided(self, step: WatchedStep[CompiledGraph]) -> None:
+        def step_decided(self, step: Step[CompiledGraph]) -> None:
             if len(step.calls) > 1:
                 found.append((self.before, peak(step)))
 

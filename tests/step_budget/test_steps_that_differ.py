@@ -140,7 +140,7 @@ def test_an_output_that_is_kept_does_not_keep_steps_open(
     assert any("still held" in warned for warned in warnings_in(caplog))
     for _ in range(8):
         step()
-    assert len(COORDINATOR.watch.current.calls) < 6
+    assert len(COORDINATOR.watch.current.step.calls) < 6
     kept.clear()
     gc.collect()
     assert max(peak_of(step, a, b) for _ in range(3)) <= budget

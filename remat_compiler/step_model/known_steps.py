@@ -9,20 +9,21 @@ belongs to a new kind of step.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from remat_compiler.errors import InfeasibleBudget
-from remat_compiler.step_budget.watched_step import WatchedStep
-from remat_compiler.step_model.events import Turn
+from remat_compiler.step_model.events import Event, Turn
+from remat_compiler.step_model.graph_memory import GraphMemory
+from remat_compiler.step_model.step import Step
 
 
 class Placed(Protocol):
     """A graph with its places in known steps, and its refused calls, by the place of the call before."""
 
-    places: dict[Any, Place]
-    refusals: dict[Any, InfeasibleBudget]
+    places: dict[Place | None, Place]
+    refusals: dict[Place | None, InfeasibleBudget]
 
 
 @dataclass(slots=True, eq=False)
@@ -35,29 +36,33 @@ class Place:
         most_open: Largest number of calls that were open before it.
     """
 
-    step: WatchedStep[Any]
+    step: Step[Any]
     call: int
     most_open: int
 
 
-def learn(step: WatchedStep[Any]) -> None:
+NOWHERE = Place(Step(), -1, 0)
+"""The place of a call that is in no known step: the calls after it find no place either."""
+
+
+def learn(step: Step[Any]) -> None:
     """Give the calls of this step places, so that they are known from now on."""
     _walk(step, new=True)
 
 
-def is_known(step: WatchedStep[Any]) -> bool:
+def is_known(step: Step[Any]) -> bool:
     """Whether all calls of this step have places, and nothing in it goes beyond them."""
     return _walk(step, new=False)
 
 
-def is_among(step: WatchedStep[Any], steps: Sequence[WatchedStep[Any]]) -> bool:
+def is_among(step: Step[Any], steps: Sequence[Step[Any]]) -> bool:
     """Whether one of `steps` ran the same graphs in the same order, forward and backward."""
     # Parameters and gradients passed on are not compared: only which graphs ran, and when.
     course = (step.graphs, step.turns, [call.graph for call in step.calls])
     return any((one.graphs, one.turns, [call.graph for call in one.calls]) == course for one in steps)
 
 
-def _walk(step: WatchedStep[Any], *, new: bool) -> bool:
+def _walk(step: Step[Any], *, new: bool) -> bool:
     """Follow a step from place to place; whether it came to the end.
 
     Args:
@@ -68,7 +73,7 @@ def _walk(step: WatchedStep[Any], *, new: bool) -> bool:
     open_calls = 0
     for turn, call in step.turns:
         if turn is Turn.FORWARD:
-            graph: Placed = step.graphs[step.calls[call].graph]
+            graph: Placed = step.graph_of(call)
             found = graph.places.get(place)
             if new and found is None:
                 found = graph.places[place] = Place(step, call, open_calls)
@@ -85,44 +90,44 @@ def _walk(step: WatchedStep[Any], *, new: bool) -> bool:
     return True
 
 
-def refuse(step: WatchedStep[Any], error: InfeasibleBudget) -> None:
+def refuse(step: Step[Any], error: InfeasibleBudget) -> None:
     """Refuse, from now on, the first call of this step that no known step makes: nothing after it needs to run."""
     place: Place | None = None
     for turn, call in step.turns:
         if turn is Turn.FORWARD:
-            graph: Placed = step.graphs[step.calls[call].graph]
+            graph: Placed = step.graph_of(call)
             if place not in graph.places:
                 graph.refusals[place] = error
                 return
             place = graph.places[place]
 
 
-def kept(known: WatchedStep[Any]) -> WatchedStep[Any]:
-    """A known step whose calls keep their graphs, all of them, for another backward."""
-    first = next((i for i, (turn, _) in enumerate(known.turns) if turn is Turn.BACKWARD), len(known.turns))
-    backwards = [(Turn.KEPT, call) for turn, call in known.turns[first:] if turn is Turn.BACKWARD]
-    return known.begun(len(known.calls), [*known.turns[:first], *backwards, *known.turns[first:]], known.notes)
+def kept(known: Step[Any]) -> Step[Any]:
+    """A known step whose calls keep their graphs, all of them, for another backward in the end."""
+    backwards = [event for event in known.turns if event.turn is Turn.BACKWARD]
+    turns = [Event(Turn.KEPT, event.call) if event.turn is Turn.BACKWARD else event for event in known.turns]
+    return known.begun(len(known.calls), [*turns, *backwards], known.memories)
 
 
-def until(place: Place, open_calls: dict[int, Any]) -> WatchedStep[Any]:
+def until(place: Place, open_calls: Mapping[int, GraphMemory | None]) -> Step[Any]:
     """A watched step that has come to `place`, as far as the known step and the calls that are open tell.
 
     Args:
         place: The place of the latest call.
-        open_calls: The notes of the calls that are open, by number.
+        open_calls: The memory of the calls that are open, by number.
     """
     known = place.step
     # The known step up to the call, without the ends of calls that are open this time.
-    forward = known.turns.index((Turn.FORWARD, place.call))
+    forward = known.turns.index(Event(Turn.FORWARD, place.call))
     turns = [
-        (turn, call) for turn, call in known.turns[: forward + 1] if turn is Turn.FORWARD or call not in open_calls
+        event for event in known.turns[: forward + 1] if event.turn is Turn.FORWARD or event.call not in open_calls
     ]
     ended = {call for turn, call in turns if turn is not Turn.FORWARD}
     # Calls that are over this time, but were not yet when the known step came here, ended before the latest forward; if
     # the latest call itself is over, after it.
     missing = [call for call in range(place.call + 1) if call not in ended and call not in open_calls]
-    turns[-1:] = [*((Turn.BACKWARD, call) for call in missing if call != place.call), turns[-1]]
+    turns[-1:] = [*(Event(Turn.BACKWARD, call) for call in missing if call != place.call), turns[-1]]
     if place.call in missing:
-        turns.append((Turn.BACKWARD, place.call))
-    notes = [open_calls.get(call, known.notes[call]) for call in range(place.call + 1)]
-    return known.begun(place.call + 1, turns, notes)
+        turns.append(Event(Turn.BACKWARD, place.call))
+    memories = [open_calls.get(call, known.memories[call]) for call in range(place.call + 1)]
+    return known.begun(place.call + 1, turns, memories)

@@ -13,12 +13,12 @@ from torch._dynamo.backends.common import aot_autograd
 from torch.testing._internal.two_tensor import TwoTensor
 
 from dry_run.steps import interpret
-from remat_compiler.step_budget.step_watch import StepWatch
-from remat_compiler.step_budget.watched_step import WatchedStep
 from remat_compiler.step_model.events import Call, Leaf, Passed, Turn
+from remat_compiler.step_model.step import Step
+from remat_compiler.watching.step_watch import StepWatch
 
 F, B, DROPPED = Turn.FORWARD, Turn.BACKWARD, Turn.DROPPED
-Step = WatchedStep["Watched"]
+WatchedStep = Step["Watched"]
 
 
 class Watched:
@@ -62,15 +62,15 @@ def squared() -> Any:
 
 
 @pytest.fixture
-def steps() -> Iterator[list[Step]]:
+def steps() -> Iterator[list[WatchedStep]]:
     """The complete steps."""
-    found: list[Step] = []
+    found: list[WatchedStep] = []
     yield found
     gc.collect()
 
 
 @pytest.fixture
-def watch(steps: list[Step]) -> StepWatch[Watched]:
+def watch(steps: list[WatchedStep]) -> StepWatch[Watched]:
     return StepWatch(steps.append)
 
 
@@ -78,19 +78,19 @@ def leaf() -> Tensor:
     return torch.randn(4, 8, requires_grad=True)
 
 
-def test_two_graphs_in_a_row(watch: StepWatch[Watched], steps: list[Step]) -> None:
+def test_two_graphs_in_a_row(watch: StepWatch[Watched], steps: list[WatchedStep]) -> None:
     first, second = Watched(watch, torch.sin), Watched(watch, lambda y: y.exp().sum())
     y = first(leaf())
-    assert [graph for graph, _ in watch.current.open_calls] == [first]
+    assert [held.graph for held in watch.current.held_calls] == [first]
     second(y).backward()
     (step,) = steps
     assert step.graphs == [first, second]
     assert step.calls == [Call(0, leaves=(Leaf(0, 4 * 8 * 4),)), Call(1, (Passed(4 * 8 * 4, 0, 0),))]
     assert step.turns == [(F, 0), (F, 1), (B, 1), (B, 0)]
-    assert [graph for graph, _ in watch.current.open_calls] == []
+    assert [held.graph for held in watch.current.held_calls] == []
 
 
-def test_each_step_by_itself(watch: StepWatch[Watched], steps: list[Step]) -> None:
+def test_each_step_by_itself(watch: StepWatch[Watched], steps: list[WatchedStep]) -> None:
     alone, weight = Watched(watch, lambda y: y.exp().sum()), torch.nn.Parameter(torch.randn(8))
     for _ in range(3):
         alone(weight).backward()
@@ -98,7 +98,7 @@ def test_each_step_by_itself(watch: StepWatch[Watched], steps: list[Step]) -> No
 
 
 def test_calls_of_micro_batches_share_parameters_and_not_what_they_read(
-    watch: StepWatch[Watched], steps: list[Step]
+    watch: StepWatch[Watched], steps: list[WatchedStep]
 ) -> None:
     alone, weight, inputs = Watched(watch, lambda y, w: (y * w).sum()), torch.nn.Parameter(torch.randn(8)), leaf()
     losses = [alone(x, weight) for x in (inputs, leaf(), inputs)]
@@ -109,7 +109,7 @@ def test_calls_of_micro_batches_share_parameters_and_not_what_they_read(
     assert [call.leaves for call in step.calls] == [(Leaf(number, 4 * 8 * 4),) for number in (0, 1, 0)]
 
 
-def test_overlapping_micro_batches_make_up_one_step(steps: list[Step]) -> None:
+def test_overlapping_micro_batches_make_up_one_step(steps: list[WatchedStep]) -> None:
     """As in pipelines: a backward of an earlier call, between two open ones, ends no step."""
     watch = StepWatch(steps.append)
     alone = Watched(watch, lambda y: y.exp().sum())
@@ -129,7 +129,7 @@ def test_overlapping_micro_batches_make_up_one_step(steps: list[Step]) -> None:
     assert step.turns == order
 
 
-def test_calls_that_were_set_aside_too_early_are_waited_for_next_time(steps: list[Step]) -> None:
+def test_calls_that_were_set_aside_too_early_are_waited_for_next_time(steps: list[WatchedStep]) -> None:
     """As many micro-batches go through a second part one by one, and then back through the first part."""
     watch = StepWatch(steps.append)
     first, second = Watched(watch, torch.sin), Watched(watch, lambda y: y.exp().sum())
@@ -151,7 +151,7 @@ def test_calls_that_were_set_aside_too_early_are_waited_for_next_time(steps: lis
     assert [call.graph for call in steps[-1].calls] == [0] * 5 + [1] * 5
 
 
-def test_what_is_let_go_of_ends_without_a_backward(watch: StepWatch[Watched], steps: list[Step]) -> None:
+def test_what_is_let_go_of_ends_without_a_backward(watch: StepWatch[Watched], steps: list[WatchedStep]) -> None:
     first, second = Watched(watch, torch.sin), Watched(watch, torch.exp)
     z = second(first(leaf()))
     del z
@@ -160,7 +160,7 @@ def test_what_is_let_go_of_ends_without_a_backward(watch: StepWatch[Watched], st
     assert sorted(step.turns[2:]) == [(DROPPED, 0), (DROPPED, 1)]
 
 
-def test_a_kept_loss_does_not_keep_its_step_open(watch: StepWatch[Watched], steps: list[Step]) -> None:
+def test_a_kept_loss_does_not_keep_its_step_open(watch: StepWatch[Watched], steps: list[WatchedStep]) -> None:
     alone = Watched(watch, lambda y: y.exp().sum())
     loss = alone(leaf())
     loss.backward()
@@ -170,7 +170,7 @@ def test_a_kept_loss_does_not_keep_its_step_open(watch: StepWatch[Watched], step
     assert len(steps) == 1
 
 
-def test_the_same_graph_twice(watch: StepWatch[Watched], steps: list[Step]) -> None:
+def test_the_same_graph_twice(watch: StepWatch[Watched], steps: list[WatchedStep]) -> None:
     twin = Watched(watch, torch.sin)
     (twin(leaf()) - twin(leaf())).sum().backward()
     (step,) = steps
@@ -179,7 +179,7 @@ def test_the_same_graph_twice(watch: StepWatch[Watched], steps: list[Step]) -> N
     assert set(step.turns[2:]) == {(B, 0), (B, 1)}
 
 
-def test_a_critic_between_and_a_gradient_passed_over_it(watch: StepWatch[Watched], steps: list[Step]) -> None:
+def test_a_critic_between_and_a_gradient_passed_over_it(watch: StepWatch[Watched], steps: list[WatchedStep]) -> None:
     maker, critic = Watched(watch, torch.sin), Watched(watch, lambda y: y.exp().sum())
     made = maker(leaf())
     critic(made.detach().requires_grad_()).backward()
@@ -190,7 +190,7 @@ def test_a_critic_between_and_a_gradient_passed_over_it(watch: StepWatch[Watched
 
 
 def test_a_view_of_an_output_is_linked_and_other_operators_are_not(
-    watch: StepWatch[Watched], steps: list[Step]
+    watch: StepWatch[Watched], steps: list[WatchedStep]
 ) -> None:
     first, second = Watched(watch, torch.sin), Watched(watch, lambda a, b: (a.sum() + b.sum()).exp())
     y = first(leaf())
@@ -199,7 +199,7 @@ def test_a_view_of_an_output_is_linked_and_other_operators_are_not(
     assert step.calls[1].passed == (Passed(32, 0, 0), Passed(128, None, 1, 0))
 
 
-def test_calls_with_one_value_of_other_operators_are_told(watch: StepWatch[Watched], steps: list[Step]) -> None:
+def test_calls_with_one_value_of_other_operators_are_told(watch: StepWatch[Watched], steps: list[WatchedStep]) -> None:
     first, second = Watched(watch, torch.sin), Watched(watch, torch.exp)
     y, z = leaf().cos(), leaf().cos()
     (first(y) + second(z.view(-1).view_as(z)) + second(y)).sum().backward()
@@ -208,7 +208,7 @@ def test_calls_with_one_value_of_other_operators_are_told(watch: StepWatch[Watch
 
 
 @pytest.mark.filterwarnings("ignore:TwoTensor does not implement")
-def test_what_a_subclass_wraps_links_calls(watch: StepWatch[Watched], steps: list[Step]) -> None:
+def test_what_a_subclass_wraps_links_calls(watch: StepWatch[Watched], steps: list[WatchedStep]) -> None:
     first, second = Watched(watch, torch.sin), Watched(watch, lambda y: y.exp().sum())
     second(first(TwoTensor(leaf(), leaf()).detach().requires_grad_())).backward()
     (step,) = steps
@@ -216,7 +216,7 @@ def test_what_a_subclass_wraps_links_calls(watch: StepWatch[Watched], steps: lis
 
 
 def test_tensors_whose_memory_is_not_known_are_watched_all_the_same() -> None:
-    steps: list[WatchedStep[str]] = []
+    steps: list[Step[str]] = []
     watch: StepWatch[str] = StepWatch(steps.append)
     compressed = torch.eye(4).to_sparse_csr().requires_grad_() * 2
     made = squared().apply(leaf())
@@ -227,21 +227,21 @@ def test_tensors_whose_memory_is_not_known_are_watched_all_the_same() -> None:
 
 
 def test_a_graph_that_is_kept_for_another_backward_is_open_until_that_has_run() -> None:
-    steps: list[WatchedStep[str]] = []
+    steps: list[Step[str]] = []
     watch: StepWatch[str] = StepWatch(steps.append)
     made = squared().apply(leaf())
     watch.forward("graph", [], [made])
     loss = made.sum()
     loss.backward(retain_graph=True)
     assert steps == []
-    assert [graph for graph, _ in watch.current.open_calls] == ["graph"]
+    assert [held.graph for held in watch.current.held_calls] == ["graph"]
     loss.backward()
     (step,) = steps
     assert step.turns == [(F, 0), (Turn.KEPT, 0), (B, 0)]
 
 
 def test_a_kept_call_is_set_aside_once_the_same_call_is_made_again() -> None:
-    steps: list[WatchedStep[str]] = []
+    steps: list[Step[str]] = []
     watch: StepWatch[str] = StepWatch(steps.append)
     x, function = leaf(), squared()
 
@@ -257,14 +257,14 @@ def test_a_kept_call_is_set_aside_once_the_same_call_is_made_again() -> None:
     assert len(steps) == 5
     assert steps[0].turns == [(F, 0), (B, 0)]
     assert [len(step.aside) for step in steps] == [1] * len(steps)
-    assert len(watch.current.calls) <= 2
+    assert len(watch.current.step.calls) <= 2
     del kept
 
 
-def test_calls_without_gradients_are_not_noted(watch: StepWatch[Watched], steps: list[Step]) -> None:
+def test_calls_without_gradients_are_not_noted(watch: StepWatch[Watched], steps: list[WatchedStep]) -> None:
     alone = Watched(watch, torch.sin)
     with torch.no_grad():
         alone(leaf())
     alone(torch.randn(4, 8))
-    assert watch.current.calls == []
+    assert watch.current.step.calls == []
     assert steps == []
