@@ -30,6 +30,7 @@ COMPILER = (
         "compilation",
         "partition",
         "rewrite",
+        "chunks",
     ),
     *(
         "dry_run",
