@@ -19,7 +19,7 @@ from typing import Any, Final
 from remat_compiler.errors import OptionError, UnknownName, suggestion
 from remat_compiler.log import logger_of
 from remat_compiler.memory_budget import LARGEST_BUDGET, BudgetKind, MemoryBudget, parse_bytes
-from remat_compiler.option_values import count, folder, one_of, seconds, shown, slowdown, switch
+from remat_compiler.option_values import MOST, count, folder, one_of, seconds, shown, slowdown, switch
 
 logger = logger_of(__name__)
 
@@ -121,6 +121,8 @@ class RematOptions:
             planned offsets of a few tensors, if Inductor compiles and less is reserved so, by the allocator's model.
         inplace_buffers: Whether an operator may write its result into the memory of an argument whose life ends there.
             With Inductor it stands for Inductor's own setting of that name, if the code gives it.
+        chunks: Most chunks in which the loss of a large product, as of a vocabulary's logits, is computed with its
+            gradients; 1 (``"never"``) leaves every operator whole.
         offload_budget: Most bytes that values moved off the device may take where they are moved to; 0 moves nothing.
         offload_tier: Where they are moved to: ``"host"`` memory, a file on a ``"disk"``, or ``"auto"``: to host memory
             from an accelerator, to a disk from a CPU.
@@ -142,6 +144,7 @@ class RematOptions:
     budget_of: str = "allocated"
     layout: str = "plain"
     inplace_buffers: bool = True
+    chunks: int = 1
     offload_budget: int = 0
     offload_tier: str = "auto"
     offload_dir: Path | None = None
@@ -210,6 +213,17 @@ def _offload_bytes(value: object) -> int:
     )
 
 
+def _chunks(value: object) -> int:
+    """Most chunks; ``"never"`` is 1."""
+    if isinstance(value, str) and value.strip().lower() == "never":
+        return 1
+    if isinstance(value, bool) or not isinstance(value, Integral) or not 1 <= int(value) <= MOST:
+        raise OptionError(
+            f'chunks must be "never" or a whole number from 1 to {MOST} (the most chunks), got {shown(value)}'
+        )
+    return int(value)
+
+
 def _planner(check: Callable[[str], object], value: object) -> str:
     """`value` if it names a planner."""
     if not isinstance(value, str) or not value:
@@ -232,6 +246,7 @@ _CHECKS: Final[dict[str, Callable[[object], object]]] = {
     "budget_of": partial(one_of, "budget_of", allowed=BUDGETS_OF),
     "layout": partial(one_of, "layout", allowed=LAYOUTS),
     "inplace_buffers": partial(switch, "inplace_buffers"),
+    "chunks": _chunks,
     "offload_budget": _offload_bytes,
     "offload_tier": partial(one_of, "offload_tier", allowed=OFFLOAD_TIERS),
     "offload_dir": partial(folder, "offload_dir"),
@@ -273,6 +288,6 @@ def _switch_text(text: str) -> object:
 
 
 _READERS: Final[dict[str, Callable[[str], object]]] = {
-    **dict.fromkeys(("max_slowdown", "time_limit", "max_variants"), _number_text),
+    **dict.fromkeys(("max_slowdown", "time_limit", "max_variants", "chunks"), _number_text),
     **dict.fromkeys(("inplace_buffers", "offload_direct"), _switch_text),
 }

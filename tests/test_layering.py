@@ -32,6 +32,7 @@ COMPILER = (
         "compilation",
         "partition",
         "rewrite",
+        "chunks",
     ),
     *(
         "dry_run",

@@ -60,6 +60,9 @@ from remat_compiler.units import format_bytes
         ({"offload_tier": "dick"}, "unknown offload_tier 'dick'; did you mean 'disk'?"),
         ({"offload_dir": ""}, "offload_dir must be the path of a folder"),
         ({"offload_direct": 1}, "offload_direct must be True or False, got 1"),
+        ({"chunks": 0}, 'chunks must be "never" or a whole number from 1 to 1000000 (the most chunks), got 0'),
+        ({"chunks": True}, "got True"),
+        ({"chunks": "auto"}, "got 'auto'"),
         ({"inplace_buffers": "yes"}, "inplace_buffers must be True or False, got 'yes'"),
     ],
 )
@@ -81,6 +84,11 @@ def test_inplace_buffers_is_a_setting_of_inductor_too(inner: str, handed_on: tup
         given, check_planner=check_planner, environment=EMPTY, is_inductors=lambda name, _: name == "inplace_buffers"
     )
     assert (parsed.inplace_buffers, parsed.inductor) == (False, handed_on)
+
+
+@pytest.mark.parametrize(("given", "chunks"), [("never", 1), (1, 1), (16, 16)])
+def test_chunks_are_a_number_or_never(given: object, chunks: int) -> None:
+    assert parse(chunks=given).chunks == chunks
 
 
 def test_options_must_be_a_mapping() -> None:
@@ -111,6 +119,7 @@ OF_THE_ENVIRONMENT: dict[str, tuple[str, object]] = {
     "budget_of": ("reserved", "reserved"),
     "layout": ("planned", "planned"),
     "inplace_buffers": ("0", False),
+    "chunks": ("16", 16),
     "offload_budget": ("2GiB", 2 * 1024**3),
     "offload_tier": ("host", "host"),
     "offload_dir": ("/fast", Path("/fast")),

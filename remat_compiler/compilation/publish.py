@@ -84,6 +84,9 @@ def _report(
     notes = []
     if partition.unchanged:
         notes.append("the step fits: torch's own partition is used as it is")
+    notes += [str(loss) for loss in partition.chunked]
+    if options.chunks > 1 and not partition.chunked:
+        notes.append("nothing is computed in chunks: no product is followed by a loss that can be cut")
     where = where_in_cache(partition.result)
     if where:
         notes.append(f"the plan comes from the cache ({where})")

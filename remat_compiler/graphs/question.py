@@ -148,6 +148,7 @@ def first_request(options: RematOptions, environment: Environment, example_input
         budget_of=options.budget_of,
         layout=options.layout,
         inplace_buffers=options.inplace_buffers,
+        chunks=options.chunks,
         # The inner compiler's own layout takes copies of weights: never the smallest peak.
         free_layout=not budget.minimises,
     )

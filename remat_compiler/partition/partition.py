@@ -86,7 +86,7 @@ def _partition(stages: JointStages, plan_with: Callable[[RematProblem], PlanResu
     takes_native = request.may_be_native and request.planner in ("auto", "min_cut")
     if native is not None and takes_native and _fits(native, request, budget_bytes):
         split = replace(native, problem=replace(native.problem, budget_bytes=budget_bytes))
-        return Partition(joint, joint_nodes, split, before, True, False, stages.stages)
+        return Partition(joint, joint_nodes, split, before, True, False, stages.stages, chunked=stages.chunked)
     # Not before: torch's own partition computes nothing again from a buffer, if it can save what it computed.
     if stages.copy_small_buffers(before.timeline.peak_bytes):
         captured, costs = stages.captured_with_costs()
@@ -122,7 +122,7 @@ def _carried_out(
         lowered.forward, lowered.backward, problem, result, simulate(problem.graph, problem.costs, plan)
     )
     split, copies = stages.overwriting(split), bool(stages.copies)
-    return Partition(stages.joint, joint_nodes, split, before, False, early, stages.stages, copies)
+    return Partition(stages.joint, joint_nodes, split, before, False, early, stages.stages, copies, stages.chunked)
 
 
 @contextmanager

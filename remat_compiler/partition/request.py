@@ -38,6 +38,7 @@ class PartitionRequest:
         budget_of: What the budget covers, see `RematOptions`; decides the check alone.
         layout: Where values lie, see `RematOptions`; decides how the emitted code allocates alone.
         inplace_buffers: Whether interpreted operators may overwrite arguments, see `RematOptions`.
+        chunks: Most chunks that a loss is computed in; 1 leaves it whole.
         gathers: Whether inputs may be gathered from the ranks again, see `compilation.gathers`.
         layer_bytes: Bytes of each layer at these sizes as an estimator predicts them, for planners of layers; empty
             for those that the graph itself gives.
@@ -64,6 +65,7 @@ class PartitionRequest:
     budget_of: str = "allocated"
     layout: str = "plain"
     inplace_buffers: bool = True
+    chunks: int = 1
     gathers: bool = False
 
     @property

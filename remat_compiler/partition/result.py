@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from torch import fx
 
+from remat_compiler.chunks.losses import ChunkedLoss
 from remat_compiler.errors import RematError
 from remat_compiler.ir.graph import TrainingGraph
 from remat_compiler.ir.plan import Plan, PlanResult
@@ -74,6 +75,7 @@ class Partition:
         early_loops: Whether loops of the backward run early, which Inductor may fuse so that more is alive at once.
         stages: Name and seconds of each stage.
         copies_inputs: Whether the plan has copies of inputs for the inner compiler's layout of convolutions.
+        chunked: Losses that are computed in chunks.
     """
 
     joint: fx.GraphModule
@@ -84,6 +86,7 @@ class Partition:
     early_loops: bool
     stages: tuple[tuple[str, float], ...]
     copies_inputs: bool = False
+    chunked: tuple[ChunkedLoss, ...] = ()
 
     @property
     def problem(self) -> RematProblem:

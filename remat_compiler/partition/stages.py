@@ -19,6 +19,7 @@ from remat_compiler.capture.padding import pad_products
 from remat_compiler.capture.pair import capture_pair
 from remat_compiler.capture.storages import storage_bytes
 from remat_compiler.capture.view_scatters import mark_view_scatters
+from remat_compiler.chunks.losses import ChunkedLoss, chunk_losses
 from remat_compiler.costs.table import cost_table
 from remat_compiler.distributed.agreement import Point
 from remat_compiler.errors import PlanRejected, RanksDiffer, Unplannable
@@ -71,6 +72,7 @@ class JointStages:
         # Inductor reuses memory by itself, by settings of its own.
         self.overwrites = request.inplace_buffers and not self.fused
         self.copies: tuple[fx.Node, ...] = ()
+        self.chunked: tuple[ChunkedLoss, ...] = ()
         self.stages: tuple[tuple[str, float], ...] = ()
 
     @contextmanager
@@ -95,6 +97,9 @@ class JointStages:
         with self.stage("prepare"):
             torch_compat.prepare_joint(self.joint, self.num_fwd_outputs, self.static_input_indices)
             joint_nodes = len(self.joint.graph.nodes)
+            # Before anything is decided, so that planners see an ordinary problem.
+            if self.request.chunks > 1:
+                self.chunked = chunk_losses(self.joint, self.num_fwd_outputs, self.request.chunks)
             # Before the capture: copies of inputs that the step changes are storages of the problem.
             protect_changed_inputs(self.joint, self.num_fwd_outputs)
             # And so are those that Inductor makes, which chooses a layout only where it may.

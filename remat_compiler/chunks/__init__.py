@@ -1,0 +1,1 @@
+"""Regions of a joint graph computed in chunks: what one operator needs at once is no longer the floor of every plan."""

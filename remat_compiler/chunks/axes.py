@@ -1,0 +1,296 @@
+"""Along which dimensions operators may be cut: the rules of independence, by classes of operators.
+
+An *axis* of an operator is a dimension of its results with the dimensions of operands that it is computed from, slice
+by slice; or one that the operator sums over, whose slices give parts of a sum.
+
+    mm(a, b)               row i: dimension 0 of a     column j: dimension 1 of b     summed: 1 of a with 0 of b
+    log_softmax(x, 1)      dimension 0 of x; none for 1, since each element depends on its whole row
+
+An operator without axes is not cut.  So no operator is that draws random numbers, communicates, or changes memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from remat_compiler.chunks.cut import Partial, operands, shape_of
+
+_aten = torch.ops.aten
+_prims = torch.ops.prims
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """One dimension along which an operator may be cut.
+
+    Attributes:
+        results: Its dimension in each result, or that it is summed over.
+        operands: Its dimension in each operand; `None` where every slice reads all of it.
+    """
+
+    results: tuple[int | Partial, ...]
+    operands: tuple[int | None, ...]
+
+
+def axes_of(node: fx.Node) -> list[Axis]:
+    """The axes of an operator on plain tensors of known sizes."""
+    target = node.target
+    if node.op != "call_function" or not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable:
+        return []
+    if torch.Tag.nondeterministic_seeded in target.tags or not all(map(is_plain, (node, *node.all_input_nodes))):
+        return []
+    rule = _RULES.get(target)
+    if rule is not None:
+        return list(rule(node))
+    pointwise = torch.Tag.pointwise in target.tags or target in _POINTWISE
+    return _pointwise(node) if pointwise and isinstance(node.meta["val"], torch.Tensor) else []
+
+
+def is_plain(node: fx.Node) -> bool:
+    """Whether the node is a tensor, or some tensors, of sizes that are numbers."""
+    values = node.meta.get("val")
+    if not isinstance(values, (list, tuple)):
+        values = (values,)
+    # A result that an operator does not make is None.
+    given = [value for value in values if value is not None]
+    return bool(given) and all(
+        isinstance(v, torch.Tensor) and v.layout is torch.strided and all(isinstance(n, int) for n in v.shape)
+        for v in given
+    )
+
+
+def is_tuple(node: fx.Node) -> bool:
+    """Whether the node's value is several tensors."""
+    return isinstance(node.meta.get("val"), (list, tuple))
+
+
+def results_of(node: fx.Node) -> list[torch.Tensor]:
+    """The tensors that an operator makes."""
+    values = node.meta["val"]
+    return list(values) if isinstance(values, (list, tuple)) else [values]
+
+
+def at(dim: Any, rank: int) -> int:
+    """A dimension counted from the front."""
+    return int(dim) % max(rank, 1)
+
+
+def argument(node: fx.Node, position: int) -> Any:
+    """The argument at a position of the schema, however it is given, or its default."""
+    if position < len(node.args):
+        return node.args[position]
+    named = node.target._schema.arguments[position]  # type: ignore[union-attr]
+    return node.kwargs.get(named.name, named.default_value)
+
+
+def _pointwise(node: fx.Node) -> list[Axis]:
+    shape, found = shape_of(node), []
+    for dim, size in enumerate(shape):
+        aligned = []
+        for operand in operands(node):
+            given = shape_of(operand)
+            place = dim - (len(shape) - len(given))
+            aligned.append(place if place >= 0 and given[place] == size else None)
+        if size != 1:
+            found.append(Axis((dim,), tuple(aligned)))
+    return found
+
+
+def _made(node: fx.Node) -> list[Axis]:
+    """A value that depends on no operand: of one number, or of any."""
+    reads = (None,) * len(operands(node))
+    return [Axis((dim,), reads) for dim in range(len(shape_of(node)))]
+
+
+def _reduction(node: fx.Node) -> list[Axis]:
+    """``op(x, dims, keepdim)``; without dimensions it reduces all."""
+    rank = len(shape_of(operands(node)[0]))
+    given = argument(node, 1)
+    if given is None or given == []:
+        # Of all elements, an index is not one along a dimension.
+        given = [] if node.target in _INDICES else list(range(rank))
+        if not given:
+            return []
+    reduced = {at(dim, rank) for dim in (given if isinstance(given, (list, tuple)) else [given])}
+    return _reduced(node, reduced, kept=bool(_keeps(node)))
+
+
+def _keeps(node: fx.Node) -> Any:
+    position = next(i for i, a in enumerate(node.target._schema.arguments) if a.name == "keepdim")  # type: ignore[union-attr]
+    return argument(node, position)
+
+
+def _reduced(node: fx.Node, reduced: set[int], *, kept: bool) -> list[Axis]:
+    rank, count, found = len(shape_of(operands(node)[0])), len(results_of(node)), []
+    for dim in range(rank):
+        if dim not in reduced:
+            place = dim if kept else dim - sum(other < dim for other in reduced)
+            found.append(Axis((place,) * count, (dim,)))
+        elif node.target in _SUMS:
+            found.append(Axis((Partial.SUM,) * count, (dim,)))
+    return found
+
+
+def _sum_of_all(node: fx.Node) -> list[Axis]:
+    return _reduced(node, set(range(len(shape_of(operands(node)[0])))), kept=False)
+
+
+def _along(position: int) -> Callable[[fx.Node], list[Axis]]:
+    """Operators that work along the dimension at this position of their arguments, and elementwise along the others."""
+
+    def rule(node: fx.Node) -> list[Axis]:
+        return _others(node, {at(argument(node, position), len(results_of(node)[0].shape))})
+
+    return rule
+
+
+def _others(node: fx.Node, taken: set[int]) -> list[Axis]:
+    """All dimensions but some, where all operands and results have one size."""
+    given = operands(node)
+    shapes = [shape_of(operand) for operand in given] + [tuple(value.shape) for value in results_of(node)]
+    if len({len(shape) for shape in shapes}) != 1:
+        return []
+    same = [dim for dim in range(len(shapes[0])) if dim not in taken and len({shape[dim] for shape in shapes}) == 1]
+    return [Axis((dim,) * len(results_of(node)), (dim,) * len(given)) for dim in same]
+
+
+def _with_one_less(node: fx.Node) -> list[Axis]:
+    """``select(x, dim, i)``: one operand, and a result without that dimension."""
+    rank = len(shape_of(operands(node)[0]))
+    return _reduced(node, {at(argument(node, 1), rank)}, kept=False)
+
+
+def _with_one_more(node: fx.Node) -> list[Axis]:
+    """``unsqueeze(x, dim)``, and ``select_backward(gradient, shape, dim, i)``."""
+    rank = len(shape_of(node))
+    new = at(argument(node, 1 if node.target is _aten.unsqueeze.default else 2), rank)
+    return [Axis((dim,), (dim - (dim > new),)) for dim in range(rank) if dim != new]
+
+
+def _squeezed(node: fx.Node) -> list[Axis]:
+    shape = shape_of(operands(node)[0])
+    given = argument(node, 1)
+    dims = {at(dim, len(shape)) for dim in (given if isinstance(given, (list, tuple)) else [given])}
+    return _reduced(node, {dim for dim in dims if shape[dim] == 1}, kept=False)
+
+
+def _permuted(node: fx.Node) -> list[Axis]:
+    rank = len(shape_of(node))
+    order = list(range(rank))
+    if node.target is _aten.permute.default:
+        order = [at(dim, rank) for dim in argument(node, 1)]
+    elif rank > 1:
+        swapped = (0, 1) if node.target is _aten.t.default else (argument(node, 1), argument(node, 2))
+        one, other = (at(dim, rank) for dim in swapped)
+        order[one], order[other] = other, one
+    return [Axis((new,), (old,)) for new, old in enumerate(order)]
+
+
+def _expanded(node: fx.Node) -> list[Axis]:
+    shape, given = shape_of(node), shape_of(operands(node)[0])
+    front = len(shape) - len(given)
+    places = (dim - front if dim >= front and given[dim - front] == size else None for dim, size in enumerate(shape))
+    return [Axis((dim,), (place,)) for dim, place in enumerate(places) if shape[dim] != 1]
+
+
+def _padded(node: fx.Node) -> list[Axis]:
+    rank, amounts = len(shape_of(node)), argument(node, 1)
+    padded = {rank - 1 - i // 2 for i, amount in enumerate(amounts) if amount}
+    return [Axis((dim,), (dim,)) for dim in range(rank) if dim not in padded]
+
+
+def _product(node: fx.Node) -> list[Axis]:
+    """``mm(a, b)``, ``bmm(a, b)``, and those that add a first argument."""
+    rank, added = len(shape_of(node)), len(operands(node)) - 2
+    row, column = rank - 2, rank - 1
+    found = [Axis((dim,), (*_bias(node, dim), dim, dim)) for dim in range(row)]
+    found += [Axis((row,), (*_bias(node, row), row, None)), Axis((column,), (*_bias(node, column), None, column))]
+    # What is added would be so once for each chunk.
+    return found if added else [*found, Axis((Partial.SUM,), (column, row))]
+
+
+def _bias(node: fx.Node, dim: int) -> Iterable[int | None]:
+    if len(operands(node)) < 3:
+        return ()
+    shape, given = shape_of(node), shape_of(operands(node)[0])
+    place = dim - (len(shape) - len(given))
+    return (place if place >= 0 and given[place] == shape[dim] else None,)
+
+
+def _looked_up(node: fx.Node) -> list[Axis]:
+    """``embedding(table, indices)``."""
+    return [Axis((dim,), (None, dim)) for dim in range(len(shape_of(operands(node)[1])))]
+
+
+_NONE, _SUM_REDUCTION = 0, 2
+"""How torch numbers the reductions of a loss."""
+
+
+def _nll_loss(node: fx.Node) -> list[Axis]:
+    """``nll_loss_forward(x, target, weights, reduction, ignored)``: the loss, and the weights' sum."""
+    if len(shape_of(operands(node)[0])) != 2 or argument(node, 3) not in (_NONE, _SUM_REDUCTION):
+        return []
+    loss = 0 if argument(node, 3) == _NONE else Partial.SUM
+    return [Axis((loss, Partial.SUM), (0, 0, *[None] * (len(operands(node)) - 2)))]
+
+
+def _nll_loss_backward(node: fx.Node) -> list[Axis]:
+    """``nll_loss_backward(gradient, x, target, weights, reduction, ignored, sum of weights)``."""
+    if len(shape_of(operands(node)[1])) != 2 or argument(node, 4) not in (_NONE, _SUM_REDUCTION):
+        return []
+    gradient = 0 if argument(node, 4) == _NONE else None
+    return [Axis((0,), (gradient, 0, 0, *[None] * (len(operands(node)) - 3)))]
+
+
+_INDICES = frozenset({_aten.argmax.default, _aten.argmin.default})
+_SUMS = frozenset({_aten.sum.default, _aten.sum.dim_IntList})
+_POINTWISE = frozenset(
+    {
+        _aten._to_copy.default, _aten.clone.default, _aten.detach.default, _aten.alias.default,
+        _prims.convert_element_type.default, _aten.zeros_like.default, _aten.ones_like.default,
+        _aten.full_like.default, _aten.masked_fill.Scalar, _aten.masked_fill.Tensor, _aten.where.self,
+    }
+)  # fmt: skip
+
+
+def _rows(rule: Callable[[fx.Node], Sequence[Axis]], *targets: Any) -> dict[Any, Callable[[fx.Node], Sequence[Axis]]]:
+    return dict.fromkeys(targets, rule)
+
+
+_RULES: dict[Any, Callable[[fx.Node], Sequence[Axis]]] = {
+    **_rows(_product, _aten.mm.default, _aten.addmm.default, _aten.bmm.default, _aten.baddbmm.default),
+    **_rows(
+        _reduction, _aten.sum.dim_IntList, _aten.mean.dim, _aten.amax.default, _aten.amin.default,
+        _aten.logsumexp.default, _aten.argmax.default, _aten.argmin.default, _aten.any.dim, _aten.any.dims,
+        _aten.all.dim, _aten.all.dims,
+        _aten.max.dim, _aten.min.dim, _aten.prod.dim_int, _aten.var.correction, _aten.var_mean.correction,
+    ),
+    **_rows(_sum_of_all, _aten.sum.default),
+    **_rows(
+        _along(1), _aten._log_softmax.default, _aten._softmax.default, _aten.gather.default, _aten.scatter.value,
+        _aten.scatter.src, _aten.scatter_add.default, _aten.cumsum.default, _aten.cat.default, _aten.slice.Tensor,
+        _aten.sort.default,
+    ),
+    **_rows(
+        _along(2), _aten._log_softmax_backward_data.default, _aten._softmax_backward_data.default,
+        _aten.slice_backward.default, _aten.slice_scatter.default, _aten.topk.default,
+    ),
+    **_rows(_with_one_less, _aten.select.int),
+    **_rows(_with_one_more, _aten.unsqueeze.default, _aten.select_backward.default),
+    **_rows(_squeezed, _aten.squeeze.dim, _aten.squeeze.dims),
+    **_rows(_permuted, _aten.permute.default, _aten.t.default, _aten.transpose.int),
+    **_rows(_expanded, _aten.expand.default),
+    **_rows(_padded, _aten.constant_pad_nd.default),
+    **_rows(_looked_up, _aten.embedding.default),
+    **_rows(
+        _made, _aten.full.default, _aten.zeros.default, _aten.ones.default, _aten.new_full.default,
+        _aten.new_zeros.default, _aten.new_ones.default,
+    ),
+    **_rows(_nll_loss, _aten.nll_loss_forward.default),
+    **_rows(_nll_loss_backward, _aten.nll_loss_backward.default),
+}  # fmt: skip

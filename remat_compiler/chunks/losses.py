@@ -1,0 +1,147 @@
+"""Losses in chunks: the amplifying product of a model's head, its loss, and the gradients of both."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from torch import fx
+
+from remat_compiler import torch_compat
+from remat_compiler.capture.phases import find_phases
+from remat_compiler.capture.source import source_line
+from remat_compiler.chunks.axes import is_plain, is_tuple
+from remat_compiler.chunks.cut import Cut, even_bounds, operands, shape_of
+from remat_compiler.chunks.means import divide_last
+from remat_compiler.chunks.region import LARGE, PRODUCTS, Region, amplifiers, find_region
+from remat_compiler.chunks.rewriting import in_chunks, is_in_chunks
+from remat_compiler.chunks.tangent import depending_on, multiples_of, scalar_tangents, take_out
+from remat_compiler.chunks.writing import NotCuttable, copied
+from remat_compiler.ir.graph import Phase
+from remat_compiler.units import format_bytes
+
+AMPLIFIES = 4
+"""Elements of the product for each of the operand whose rows are cut; below, little is gained."""
+SECOND = 4
+"""Another loss is cut if so many of it are as large as the first."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkedLoss:
+    """A region that was cut.
+
+    Attributes:
+        chunks: How many chunks there are.
+        product: Name of the product that makes its largest value.
+        source: The line of the user's program that it comes from; empty when not known.
+        whole_bytes: Bytes of that value.
+    """
+
+    chunks: int
+    product: str
+    source: str
+    whole_bytes: int
+
+    def __str__(self) -> str:
+        where = f"{self.product} at {self.source}" if self.source else self.product
+        return (
+            f"the loss is computed in {self.chunks} chunks: {where}, {format_bytes(self.whole_bytes)}, is never whole"
+        )
+
+
+def chunk_losses(joint: fx.GraphModule, num_fwd_outputs: int, chunks: int) -> tuple[ChunkedLoss, ...]:
+    """Compute the losses of a joint graph in chunks.
+
+    Args:
+        joint: Joint graph, prepared; its graph is replaced if there is something to cut, and else stays as it is.
+        num_fwd_outputs: How many of its outputs belong to the forward.
+        chunks: Most chunks; a region whose rows belong together may have fewer.
+
+    Returns:
+        What was cut, the largest first.
+    """
+    found: list[ChunkedLoss] = []
+    while True:
+        made = _largest(joint, num_fwd_outputs, chunks, found[0].whole_bytes // SECOND if found else 0)
+        if made is None:
+            break
+        graph, loss = made
+        joint.graph = graph
+        found.append(loss)
+    return tuple(found)
+
+
+def _largest(
+    joint: fx.GraphModule, num_fwd_outputs: int, chunks: int, least_bytes: int
+) -> tuple[fx.Graph, ChunkedLoss] | None:
+    """The joint graph with its largest loss of at least so many bytes in chunks; `None` if there is none."""
+    phases = find_phases(joint.graph, torch_compat.joint_outputs(joint, num_fwd_outputs)[0])
+    forward = [n for n, phase in phases.items() if phase is Phase.FORWARD and not is_in_chunks(n)]
+    for product, dim in amplifiers(joint.graph, forward, AMPLIFIES):
+        value = product.meta["val"]
+        whole_bytes = value.numel() * value.element_size()
+        if whole_bytes < least_bytes:
+            break
+        # A layer's product is amplifying, too; what becomes of it is multiplied again in the forward.
+        large = value.numel() // LARGE
+        behind = depending_on(joint.graph, [product])
+        if any(_contracts(node, large) for node in forward if node in behind and node is not product):
+            continue
+        for granule in _granules(joint.graph, product, dim):
+            cut = Cut(dim, dim, even_bounds(shape_of(product)[dim], chunks, granule))
+            try:
+                made = _with_loss_cut(joint.graph, product, cut) if cut.chunks > 1 else None
+            except NotCuttable:
+                made = None
+            if made is not None:
+                return made, ChunkedLoss(cut.chunks, product.name, source_line(product), whole_bytes)
+    return None
+
+
+def _contracts(node: fx.Node, large: int) -> bool:
+    """Whether the node is a product that reads a large value and gives a small one."""
+    if node.target not in PRODUCTS or not all(map(is_plain, (node, *node.all_input_nodes))):
+        return False
+    sizes = [operand.meta["val"].numel() for operand in operands(node)]
+    return bool(max(sizes) >= large and node.meta["val"].numel() < large)
+
+
+def _granules(graph: fx.Graph, product: fx.Node, dim: int) -> list[int]:
+    """Rows that may have to stay together: 1, and those of one sequence where the rows are seen as several."""
+    rows = shape_of(product)[dim]
+    found = {1}
+    for node in graph.nodes:
+        if is_plain(node) and not is_tuple(node) and len(shape_of(node)) > 2:
+            batch, length, *_ = shape_of(node)
+            if batch * length == rows:
+                found.add(length)
+    return sorted(found)
+
+
+def _with_loss_cut(graph: fx.Graph, found: fx.Node, cut: Cut) -> fx.Graph | None:
+    """A graph with the loss behind this product in chunks; `None` if it is not to be cut."""
+    nodes = copied(graph)
+    product = nodes[found]
+    new = product.graph
+    divide_last(new, product.meta["val"].numel() // LARGE)
+    region = find_region(new, product, cut)
+    if region is None:
+        return None
+    for tangent in scalar_tangents(new):
+        leaving = _leaving_with(new, region, tangent)
+        if leaving:
+            take_out(new, tangent, leaving)
+            region = find_region(new, product, cut)
+            if region is None:
+                return None
+    return in_chunks(new, region)
+
+
+def _leaving_with(graph: fx.Graph, region: Region, tangent: fx.Node) -> list[fx.Node]:
+    """Results of the region that are multiples of the tangent, if all that depends on any tangent in it is one."""
+    multiples = multiples_of(graph, tangent)
+    tangents: Iterable[fx.Node] = filter(torch_compat.is_tangent, graph.find_nodes(op="placeholder"))
+    late = depending_on(graph, tangents)
+    if any(node in late and node not in multiples for node in region.cuttings):
+        return []
+    return [node for node in region.leaving() if node in multiples]

@@ -1,0 +1,199 @@
+"""The region around a product that makes far more than it reads: where its large values come from and go to.
+
+    h, w ─► logits = mm ─► log_softmax ─► loss          rows of all large values are cut together;
+              │               │                         small values between them are cut, too;
+              │             gradient ─► mm(.., w)       what reads a large value and gives a small one leaves:
+              └── large ──────┘      └► mm(.., h)       rows one behind the other, or parts of a sum
+
+The region is closed: no value in it that is large is needed whole, by an operator without a rule or by the caller.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from remat_compiler.chunks.axes import axes_of, is_plain, is_tuple
+from remat_compiler.chunks.cut import Cut, Cutting, Partial, Placement, operands
+from remat_compiler.chunks.rules import cutting
+
+_aten = torch.ops.aten
+PRODUCTS = frozenset({_aten.mm.default, _aten.addmm.default, _aten.bmm.default, _aten.baddbmm.default})
+LARGE = 4
+"""A value is large if so many of it have as many elements as the product that makes the region."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Region:
+    """Operators that are computed in chunks.
+
+    Attributes:
+        product: The product whose result is large.
+        cuttings: How each operator is cut, in the order of the graph; of an item, how its tuple is.
+        chunks: How many chunks there are.
+    """
+
+    product: fx.Node
+    cuttings: Mapping[fx.Node, Cutting]
+    chunks: int
+
+    def placement(self, node: fx.Node) -> Placement:
+        """What becomes of an operator's result in chunks; of a tuple, its first."""
+        return self.cuttings[node].results[0]
+
+    def is_read_in_chunks(self, reader: fx.Node, position: int) -> bool:
+        """Whether the reader's chunks read the chunks of this operand, and not its whole."""
+        source = operands(reader)[position]
+        if reader not in self.cuttings or source not in self.cuttings:
+            return False
+        if reader.target is operator.getitem:
+            return True
+        cut = self.cuttings[reader].operands[position]
+        return cut is not None and self.placement(source) == cut
+
+    def leaving(self) -> list[fx.Node]:
+        """Operators whose whole results are read, in order."""
+        return [
+            node for node in self.cuttings if not is_tuple(node) and any(self.reads_whole(u, node) for u in node.users)
+        ]
+
+    def reads_whole(self, reader: fx.Node, source: fx.Node) -> bool:
+        """Whether the reader reads the whole result of an operator of the region."""
+        return any(o is source and not self.is_read_in_chunks(reader, i) for i, o in enumerate(operands(reader)))
+
+
+def find_region(graph: fx.Graph, product: fx.Node, cut: Cut) -> Region | None:
+    """The region around a product whose result is cut so; `None` if a large value would be needed whole."""
+    large = product.meta["val"].numel() // LARGE
+    barred: set[fx.Node] = set()
+    while product not in barred:
+        found = _Search(graph, product, cut, large, barred)
+        again = found.open_ends()
+        if not again:
+            kept = found.kept()
+            return Region(product, {node: found.cuttings[node] for node in graph.nodes if node in kept}, cut.chunks)
+        barred |= again
+    return None
+
+
+class _Search:
+    """What can be cut with a product, but for operators that are barred."""
+
+    def __init__(self, graph: fx.Graph, product: fx.Node, cut: Cut, large: int, barred: Iterable[fx.Node]) -> None:
+        self.graph = graph
+        self.large = large
+        self.barred = frozenset(barred)
+        self.cuttings: dict[fx.Node, Cutting] = {}
+        self.stack: list[fx.Node] = []
+        self._cut(product, None, cut)
+        while self.stack:
+            self._go_on(self.stack.pop())
+
+    def _cut(self, node: fx.Node, operand: int | None, cut: Cut) -> None:
+        """Cut an operator if its operand or its result may be cut so."""
+        if node in self.cuttings or node in self.barred:
+            return
+        found = cutting(node, operand, cut)
+        if found is not None:
+            self.cuttings[node] = found
+            self.stack.append(node)
+
+    def _go_on(self, node: fx.Node) -> None:
+        """Cut what the operator reads, if it is large, and what reads its result."""
+        found = self.cuttings[node]
+        for source, cut in zip(operands(node), found.operands):
+            # A large value that is made whole would be there beside all chunks.
+            if cut is not None and source.op == "call_function" and self._is_large(source):
+                self._cut(source, None, cut)
+        if is_tuple(node):
+            for user in node.users:
+                if user.target is operator.getitem and user not in self.barred:
+                    result = found.results[_position(user)]
+                    self.cuttings[user] = Cutting((None,), (result,), found.changes)
+                    self.stack.append(user)
+            return
+        result = found.results[0]
+        # Where a product makes a small value of a large one, sizes fall: nothing is gained behind it.
+        if isinstance(result, Partial) or (node.target in PRODUCTS and not self._is_large(node)):
+            return
+        for user in node.users:
+            position = operands(user).index(node)
+            self._cut(user, position, result)
+
+    def _is_large(self, node: fx.Node) -> bool:
+        value = node.meta.get("val")
+        return is_plain(node) and isinstance(value, torch.Tensor) and value.numel() >= self.large
+
+    def _is_large_and_cut(self, node: fx.Node) -> bool:
+        found = self.cuttings.get(node)
+        if found is None or not isinstance(found.results[0], Cut):
+            return False
+        if is_tuple(node):
+            return any(isinstance(v, torch.Tensor) and v.numel() >= self.large for v in node.meta["val"])
+        return self._is_large(node)
+
+    def _in_chunks(self, reader: fx.Node, source: fx.Node) -> bool:
+        """Whether an operator of the region reads all of what it reads of another one in chunks."""
+        found = self.cuttings.get(reader)
+        if found is None:
+            return False
+        if reader.target is operator.getitem:
+            return True
+        cuts = [cut for one, cut in zip(operands(reader), found.operands) if one is source]
+        return all(cut == self.cuttings[source].results[0] for cut in cuts)
+
+    def open_ends(self) -> set[fx.Node]:
+        """Operators whose large results something reads whole."""
+        large = filter(self._is_large_and_cut, self.cuttings)
+        return {node for node in large if not all(self._in_chunks(user, node) for user in node.users)}
+
+    def kept(self) -> set[fx.Node]:
+        """Operators with large results, those that read such, and what lies between them."""
+        kept: set[fx.Node] = set()
+        for node in reversed(self.graph.nodes):
+            if node not in self.cuttings:
+                continue
+            between = any(user in kept and self._in_chunks(user, node) for user in node.users)
+            reads = any(self._is_large_and_cut(o) and self._in_chunks(node, o) for o in node.all_input_nodes)
+            if between or reads or self._is_large_and_cut(node):
+                kept.add(node)
+        # Items and their tuple stay together.
+        for node in list(kept):
+            if node.target is operator.getitem:
+                kept.add(node.all_input_nodes[0])
+            elif is_tuple(node):
+                kept.update(user for user in node.users if user in self.cuttings)
+        return kept
+
+
+def _position(item: fx.Node) -> int:
+    """Which of several results the item is."""
+    position: Any = item.args[1]
+    return int(position)
+
+
+def amplifiers(graph: fx.Graph, among: Iterable[fx.Node], least: int) -> list[tuple[fx.Node, int]]:
+    """Products that make far more than they read along a dimension, and that dimension; the largest first.
+
+    Args:
+        graph: A joint graph.
+        among: Nodes to look at.
+        least: Elements made for each that is read in the operand that is cut.
+    """
+    place = {node: i for i, node in enumerate(graph.nodes)}
+    found: list[tuple[int, int, int, fx.Node]] = []
+    for node in among:
+        if node.target not in PRODUCTS or not is_plain(node) or not axes_of(node):
+            continue
+        result, factors = node.meta["val"], operands(node)[-2:]
+        if result.dim() != 2:
+            continue
+        for dim, factor in enumerate(factors):
+            if result.numel() >= least * factor.meta["val"].numel():
+                found.append((-result.numel() * result.element_size(), place[node], dim, node))
+    return [(node, dim) for _, _, dim, node in sorted(found)]

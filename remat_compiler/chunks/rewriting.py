@@ -1,0 +1,176 @@
+"""A joint graph with a region in chunks: each operator of it once for each chunk, one chunk behind the other.
+
+    before      mm, log_softmax, loss            ... the gradient of logits, dh, dw
+    after       mm, log_softmax, loss, gradient, dh, dw of chunk 0; then all of chunk 1; ...; dh together, dw added up
+
+Where chunks need a value that is complete only behind the last chunk, or the gradient of the loss, the region has
+several parts, each of them in chunks.  Sums are added up in 32 bits where values have fewer.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import fx
+
+from remat_compiler import torch_compat
+from remat_compiler.chunks.cut import Cut, Partial, operands, shape_of
+from remat_compiler.chunks.region import Region
+from remat_compiler.chunks.tangent import depending_on
+from remat_compiler.chunks.writing import arguments_with, call, call_like
+
+_aten = torch.ops.aten
+_prims = torch.ops.prims
+IN_CHUNKS = "remat_chunk"
+"""What nodes have in `meta` that belong to a chunk: its number."""
+_FEW_BITS = (torch.float16, torch.bfloat16)
+
+Part = tuple[bool, int]
+"""Operators of the region that are written together: whether they need a tangent, and behind how many others."""
+
+
+def in_chunks(graph: fx.Graph, region: Region) -> fx.Graph:
+    """The graph with the region in chunks; `graph` stays as it is.
+
+    Raises:
+        NotCuttable: An operator does not take a chunk.
+    """
+    return _Writer(graph, region).write()
+
+
+class _Writer:
+    """Mutable state of one rewriting."""
+
+    def __init__(self, graph: fx.Graph, region: Region) -> None:
+        self.graph = graph
+        self.region = region
+        self.new = fx.Graph()
+        self.whole: dict[fx.Node, fx.Node] = {}
+        self.chunk: dict[tuple[fx.Node, int], fx.Node] = {}
+        self.slices: dict[tuple[fx.Node, Cut, int], fx.Node] = {}
+        self.sums: dict[fx.Node, fx.Node] = {}
+        self.leaving = frozenset(region.leaving())
+        self.part = _parts(graph, region)
+
+    def write(self) -> fx.Graph:
+        members: dict[Part, list[fx.Node]] = {}
+        for node, part in self.part.items():
+            members.setdefault(part, []).append(node)
+        for unit in self._order(members):
+            if isinstance(unit, fx.Node):
+                self.whole[unit] = self.new.node_copy(unit, self.whole.__getitem__)
+            else:
+                self._write_part(members[unit])
+        return self.new
+
+    def _order(self, members: Mapping[Part, list[fx.Node]]) -> list[fx.Node | Part]:
+        """Nodes outside the region, and its parts, each behind all that it reads and else as early as before."""
+        done: dict[fx.Node | Part, None] = {}
+        for node in self.graph.nodes:
+            stack: list[fx.Node | Part] = [self.part.get(node, node)]  # no recursion: graphs are deep
+            while stack:
+                top = stack[-1]
+                readers = [top] if isinstance(top, fx.Node) else members[top]
+                needed = dict.fromkeys(self.part.get(a, a) for reader in readers for a in reader.all_input_nodes)
+                missing = [one for one in needed if one not in done and one != top]
+                if missing:
+                    stack += reversed(missing)
+                else:
+                    done[stack.pop()] = None
+        return list(done)
+
+    def _write_part(self, nodes: list[fx.Node]) -> None:
+        for chunk in range(self.region.chunks):
+            for node in nodes:
+                new = self._write_chunk(node, chunk)
+                new.meta[IN_CHUNKS] = chunk
+                self.chunk[node, chunk] = new
+                if node in self.leaving and self.region.placement(node) is Partial.SUM:
+                    self._add(node, new)
+        for node in nodes:
+            if node in self.leaving:
+                self.whole[node] = self._joined(node)
+
+    def _write_chunk(self, node: fx.Node, chunk: int) -> fx.Node:
+        """The operator on one chunk."""
+        position = iter(range(len(operands(node))))
+        args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), lambda _: self._operand(node, next(position), chunk))
+        changes = self.region.cuttings[node].changes[chunk]
+        return call_like(self.new, node, node_args(node, args, changes), kwargs)
+
+    def _operand(self, node: fx.Node, position: int, chunk: int) -> fx.Node:
+        source = operands(node)[position]
+        if self.region.is_read_in_chunks(node, position):
+            return self.chunk[source, chunk]
+        cut = self.region.cuttings[node].operands[position]
+        return self.whole[source] if cut is None else self._slice(source, cut, chunk, node)
+
+    def _slice(self, source: fx.Node, cut: Cut, chunk: int, reader: fx.Node) -> fx.Node:
+        """A chunk of a value that is there as a whole."""
+        found = self.slices.get((source, cut, chunk))
+        if found is None:
+            value, shape = self.whole[source], shape_of(source)
+            if len(cut.dims) > 1:
+                value = self._viewed(value, cut.with_rows_together(shape), reader)
+            begin, end = cut.bounds[chunk : chunk + 2]
+            found = call(self.new, _aten.slice.Tensor, (value, cut.last, begin, end), like=reader)
+            self.slices[source, cut, chunk] = found
+        return found
+
+    def _viewed(self, value: fx.Node, shape: list[int], like: fx.Node) -> fx.Node:
+        if not value.meta["val"].is_contiguous():
+            value = call(self.new, _aten.clone.default, (value,), like=like, memory_format=torch.contiguous_format)
+        return call(self.new, _aten.view.default, (value, shape), like=like)
+
+    def _add(self, node: fx.Node, part: fx.Node) -> None:
+        """Add a chunk's part to the sum."""
+        before = self.sums.get(node)
+        if before is None:
+            few = part.meta["val"].dtype in _FEW_BITS
+            wide = (part, torch.float32)
+            self.sums[node] = call(self.new, _prims.convert_element_type.default, wide, like=node) if few else part
+        else:
+            self.sums[node] = call(self.new, _aten.add.Tensor, (before, part), like=node)
+
+    def _joined(self, node: fx.Node) -> fx.Node:
+        """The whole of what the chunks computed."""
+        placement, dtype = self.region.placement(node), node.meta["val"].dtype
+        if isinstance(placement, Partial):
+            total = self.sums[node]
+            if total.meta["val"].dtype is dtype:
+                return total
+            return call(self.new, _prims.convert_element_type.default, (total, dtype), like=node)
+        rows = [self.chunk[node, chunk] for chunk in range(self.region.chunks)]
+        whole = call(self.new, _aten.cat.default, (rows, placement.last), like=node)
+        if len(placement.dims) > 1:
+            whole = call(self.new, _aten.view.default, (whole, list(shape_of(node))), like=node)
+        return whole
+
+
+def node_args(node: fx.Node, args: tuple[Any, ...], changes: Mapping[int, Any]) -> tuple[Any, ...]:
+    """Positional arguments of one chunk of an operator; an item has no schema."""
+    return args if node.target is operator.getitem else arguments_with(node, args, changes)
+
+
+def _parts(graph: fx.Graph, region: Region) -> dict[fx.Node, Part]:
+    """The part of each operator of the region, in the order of the graph.
+
+    What reads a whole result of a part belongs to a later one.  So no part needs itself, through whatever nodes.
+    """
+    tangents = filter(torch_compat.is_tangent, graph.find_nodes(op="placeholder"))
+    late = depending_on(graph, tangents)
+    behind: dict[fx.Node, int] = {}
+    for node in graph.nodes:
+        given = ((source, region.is_read_in_chunks(node, i)) for i, source in enumerate(operands(node)))
+        behind[node] = max(
+            (behind[source] + (source in region.cuttings and not inside) for source, inside in given), default=0
+        )
+    return {node: (node in late, behind[node]) for node in region.cuttings}
+
+
+def is_in_chunks(node: fx.Node) -> bool:
+    """Whether the node belongs to a chunk already."""
+    return IN_CHUNKS in node.meta

@@ -1,0 +1,140 @@
+"""The one question that is asked of the rules: how is this operator cut, if that operand or its result is cut so.
+
+Most operators answer by their `axes`.  Those that count elements in another shape, or move rows along the dimension
+that is cut, have rules of their own here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import fx
+
+from remat_compiler.chunks.axes import Axis, argument, at, axes_of, is_plain, results_of
+from remat_compiler.chunks.cut import Cut, Cutting, Partial, Placement, operands, seen_through, shape_of, shifted
+
+_aten = torch.ops.aten
+_VIEWS = frozenset({_aten.view.default, _aten._unsafe_view.default, _aten.reshape.default})
+_SHAPES: dict[Any, int] = {
+    **dict.fromkeys(_VIEWS, 1),
+    **dict.fromkeys((_aten.full.default, _aten.zeros.default, _aten.ones.default), 0),
+    **dict.fromkeys((_aten.new_full.default, _aten.new_zeros.default, _aten.new_ones.default), 1),
+    **dict.fromkeys((_aten.expand.default, _aten.slice_backward.default, _aten.select_backward.default), 1),
+}
+"""Operators that are told the shape of their result, and the position of that argument."""
+_PARTS: dict[Any, int] = {_aten.slice.Tensor: 1, _aten.slice_backward.default: 2, _aten.slice_scatter.default: 2}
+"""Operators on a range of rows: the position of its dimension, behind which follow its start, its end and its step."""
+
+
+def cutting(node: fx.Node, operand: int | None, cut: Cut) -> Cutting | None:
+    """How an operator is cut.
+
+    Args:
+        node: The operator.
+        operand: Which of its operands is cut; `None` for its result.
+        cut: How that is cut.
+
+    Returns:
+        `None` if its chunks would not be independent, or if nothing is known of it.
+    """
+    if node.target in _VIEWS and is_plain(node) and is_plain(operands(node)[0]):
+        return _view(node, operand, cut)
+    dimension = _PARTS.get(node.target)
+    axes = axes_of(node)
+    if dimension is not None and is_plain(node) and operands(node):
+        dim = at(argument(node, dimension), len(shape_of(node)))
+        if dim in cut.dims:
+            return _part(node, operand, cut, dimension) if cut.first == cut.last else None
+    return _by_axes(node, axes, operand, cut)
+
+
+def _by_axes(node: fx.Node, axes: list[Axis], operand: int | None, cut: Cut) -> Cutting | None:
+    chosen = []
+    for dim in cut.dims:
+        axis = next((a for a in axes if (a.results[0] if operand is None else a.operands[operand]) == dim), None)
+        if axis is None:
+            return None
+        chosen.append(axis)
+    given = [_placed([axis.operands[i] for axis in chosen], cut) for i in range(len(operands(node)))]
+    made = [_placed([axis.results[i] for axis in chosen], cut) for i in range(len(results_of(node)))]
+    known = [one for one in made if isinstance(one, (Cut, Partial))]
+    if any(one is _NEITHER for one in given) or len(known) < len(made):
+        return None
+    return _cutting(node, [one if isinstance(one, Cut) else None for one in given], known)
+
+
+_NEITHER = object()
+"""Dimensions that are not cut together."""
+
+
+def _placed(dims: list[Any], cut: Cut) -> object:
+    """What becomes of an operand or result with these dimensions for those that are cut."""
+    first = dims[0]
+    if all(dim is first for dim in dims) and (first is None or isinstance(first, Partial)):
+        return first
+    apart = any(dim is None or isinstance(dim, Partial) for dim in dims)
+    if apart or dims != list(range(first, first + len(dims))):
+        return _NEITHER
+    return Cut(first, dims[-1], cut.bounds)
+
+
+def _cutting(
+    node: fx.Node, given: list[Cut | None], made: list[Placement], changes: list[dict[int, Any]] | None = None
+) -> Cutting:
+    """The cutting, with the shapes that the operator is told."""
+    cuts = [one for one in (*given, *made) if isinstance(one, Cut)]
+    differing: list[dict[int, Any]] = changes or [{} for _ in range(cuts[0].chunks)]
+    position = _SHAPES.get(node.target)
+    if position is not None and isinstance(made[0], Cut):
+        for chunk, change in enumerate(differing):
+            change[position] = made[0].shape(shape_of(node), chunk)
+    frozen: tuple[Mapping[int, Any], ...] = tuple(differing)
+    return Cutting(tuple(given), tuple(made), frozen)
+
+
+def _view(node: fx.Node, operand: int | None, cut: Cut) -> Cutting | None:
+    before, after = shape_of(operands(node)[0]), shape_of(node)
+    if operand is None:
+        source = seen_through(after, before, cut)
+        return None if source is None else _cutting(node, [source], [cut])
+    result = seen_through(before, after, cut)
+    return None if result is None else _cutting(node, [cut], [result])
+
+
+def _part(node: fx.Node, operand: int | None, cut: Cut, dimension: int) -> Cutting | None:
+    """An operator on a range of the rows that are cut, which reads fewer rows than there are, or makes more."""
+    dim, (start, end, step) = cut.first, _range(node, dimension)
+    if step != 1:
+        return None
+    takes = node.target is _aten.slice.Tensor
+    scatters = node.target is _aten.slice_scatter.default
+    whole = (shape_of(operands(node)[0]) if takes else shape_of(node))[dim]
+    # Cuts of the whole and of the range, whichever is given.
+    gives_whole = operand == 0 if takes or scatters else operand is None
+    if scatters and operand is None:
+        gives_whole = True
+    outer = cut if gives_whole else shifted(cut, -start, whole)
+    inner = shifted(cut, start, end - start) if gives_whole else cut
+    if outer is None or inner is None:
+        return None
+    changes = []
+    for chunk in range(outer.chunks):
+        # The chunk's first row of the range, in the chunk of the whole.
+        begin = inner.bounds[chunk] + start - outer.bounds[chunk]
+        rows = inner.bounds[chunk + 1] - inner.bounds[chunk]
+        changes.append({dimension + 1: begin, dimension + 2: begin + rows})
+    if takes:
+        return _cutting(node, [outer], [inner], changes)
+    return _cutting(node, [outer, inner] if scatters else [inner], [outer], changes)
+
+
+def _range(node: fx.Node, dimension: int) -> tuple[int, int, int]:
+    """Start, end and step of the rows."""
+    whole = (shape_of(operands(node)[0]) if node.target is _aten.slice.Tensor else shape_of(node))[
+        at(argument(node, dimension), len(shape_of(node)))
+    ]
+    start, end = argument(node, dimension + 1), argument(node, dimension + 2)
+    begin, until, step = slice(start, end, argument(node, dimension + 3)).indices(whole)
+    return begin, max(begin, until), step

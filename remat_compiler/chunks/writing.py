@@ -1,0 +1,73 @@
+"""New nodes of a joint graph, with what is known of them: their fake values, and where they come from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import fx
+
+from remat_compiler.errors import Unplannable
+
+_ORIGIN = ("stack_trace", "nn_module_stack", "fwd_nn_module_stack", "partitioner_tag", "recompute", "ac_graph_id")
+
+
+class NotCuttable(Unplannable):
+    """A region turned out not to be computed in chunks, as where a chunk cannot be seen in another shape."""
+
+
+def copied(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
+    """For each node, that of another graph which is the same, to be changed."""
+    new = fx.Graph()
+    nodes: dict[fx.Node, fx.Node] = {}
+    for node in graph.nodes:
+        nodes[node] = new.node_copy(node, nodes.__getitem__)
+    return nodes
+
+
+def call(graph: fx.Graph, target: Any, args: tuple[Any, ...], *, like: fx.Node, **kwargs: Any) -> fx.Node:
+    """A new operator where the graph is written, that comes from the same place of the program as another node.
+
+    Raises:
+        NotCuttable: The operator does not take these arguments.
+    """
+    name = getattr(target, "_opname", like.name)
+    node = graph.create_node("call_function", target, args, kwargs, name)
+    node.meta = {key: like.meta[key] for key in _ORIGIN if key in like.meta}
+    node.meta["val"] = _computed(graph, target, args, kwargs)
+    return node
+
+
+def call_like(graph: fx.Graph, node: fx.Node, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> fx.Node:
+    """A copy of an operator with other arguments.
+
+    Raises:
+        NotCuttable: The operator does not take these arguments.
+    """
+    new = graph.create_node("call_function", node.target, args, dict(kwargs), node.name)
+    new.meta = {**node.meta, "val": _computed(graph, node.target, args, kwargs)}
+    return new
+
+
+def arguments_with(node: fx.Node, args: tuple[Any, ...], changes: Mapping[int, Any]) -> tuple[Any, ...]:
+    """Positional arguments of an operator, some of them others; those in between have their defaults."""
+    if not changes:
+        return args
+    schema = node.target._schema.arguments  # type: ignore[union-attr]
+    given = [args[i] if i < len(args) else schema[i].default_value for i in range(max(len(args), max(changes) + 1))]
+    for position, value in changes.items():
+        given[position] = value
+    return tuple(given)
+
+
+def _computed(graph: fx.Graph, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """The fake result of an operator on nodes."""
+    given, named = fx.map_arg((args, dict(kwargs)), lambda node: node.meta["val"])
+    values: Iterable[Any] = (node.meta.get("val") for node in graph.find_nodes(op="placeholder"))
+    mode = next(value.fake_mode for value in values if isinstance(value, torch.Tensor))
+    try:
+        with mode, torch.no_grad():
+            return target(*given, **named)
+    except RuntimeError as error:
+        raise NotCuttable(f"{target} on chunks: {error}") from error

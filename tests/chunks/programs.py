@@ -1,0 +1,188 @@
+"""Programs that end in a loss over many classes, as people write them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+CLASSES, WIDTH, IGNORED = 512, 16, -100
+Loss = Callable[[Tensor, Tensor], Tensor | tuple[Tensor, ...]]
+
+
+class Head(nn.Module):
+    """A small model with a large product and its loss.
+
+    Args:
+        loss: From logits and targets to what the program returns.
+        bias: Whether the head adds one.
+        frozen: Whether the head is not trained.
+        tied: Whether its weight is an embedding's, too.
+    """
+
+    def __init__(self, loss: Loss, *, bias: bool = False, frozen: bool = False, tied: bool = False) -> None:
+        super().__init__()
+        self.loss, self.tied = loss, tied
+        self.body = nn.Linear(WIDTH, WIDTH)
+        self.head = nn.Linear(WIDTH, CLASSES, bias=bias)
+        self.head.requires_grad_(not frozen)
+
+    def forward(self, x: Tensor, targets: Tensor) -> Tensor | tuple[Tensor, ...]:
+        if self.tied:
+            x = x + F.embedding(targets.clamp(min=0), self.head.weight)
+        return self.loss(self.head(torch.tanh(self.body(x))), targets)
+
+
+class Adapted(nn.Module):
+    """A frozen head with a trained product of two small matrices beside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(WIDTH, WIDTH)
+        self.head = nn.Linear(WIDTH, CLASSES, bias=False).requires_grad_(False)
+        self.down, self.up = nn.Linear(WIDTH, 4, bias=False), nn.Linear(4, CLASSES, bias=False)
+
+    def forward(self, x: Tensor, targets: Tensor) -> Tensor:
+        hidden = torch.tanh(self.body(x))
+        return F.cross_entropy(self.head(hidden) + 0.5 * self.up(self.down(hidden)), targets)
+
+
+class Distilled(nn.Module):
+    """A student that is to give what a frozen teacher gives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.student, self.teacher = nn.Linear(WIDTH, CLASSES), nn.Linear(WIDTH, CLASSES).requires_grad_(False)
+
+    def forward(self, x: Tensor, targets: Tensor) -> Tensor:
+        student, teacher = self.student(torch.tanh(x)), self.teacher(x)
+        known = F.log_softmax(student / 2, -1)
+        far = F.kl_div(known, F.log_softmax(teacher / 2, -1), log_target=True, reduction="batchmean")
+        return F.cross_entropy(student, targets) + 4 * far
+
+
+class TwoHeads(nn.Module):
+    """Two vocabularies, with a loss each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(WIDTH, CLASSES), nn.Linear(WIDTH, CLASSES // 2)
+
+    def forward(self, x: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        x = torch.tanh(x)
+        other = F.cross_entropy(self.other(x), targets.clamp(min=0) // 2)
+        return F.cross_entropy(self.one(x), targets), other
+
+
+def capped(logits: Tensor, targets: Tensor) -> Tensor:
+    """The loss of logits that are held between bounds."""
+    return F.cross_entropy(30 * torch.tanh(logits / 30), targets)
+
+
+def with_z_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """A loss that holds the normaliser near 1, too."""
+    return F.cross_entropy(logits, targets) + 0.1 * torch.logsumexp(logits, -1).square().mean()
+
+
+def weighted_rows(logits: Tensor, targets: Tensor) -> Tensor:
+    """A loss for each row, weighed by the program."""
+    rows = F.cross_entropy(logits, targets, reduction="none")
+    return (rows * torch.arange(len(targets)).to(rows.dtype)).mean()
+
+
+def weighted_classes(logits: Tensor, targets: Tensor) -> Tensor:
+    """Rare classes count more."""
+    weights = torch.arange(CLASSES).to(logits.dtype) / CLASSES + 0.1
+    return F.cross_entropy(logits, targets, weight=weights)
+
+
+def two_losses(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Two losses on one product, with a gradient each."""
+    return F.cross_entropy(logits, targets), logits.square().mean()
+
+
+def centred(logits: Tensor, targets: Tensor) -> Tensor:
+    """Every chunk needs a value of all logits, and of their gradients."""
+    return F.cross_entropy(logits - logits.mean(), targets)
+
+
+def in_sequences(logits: Tensor, targets: Tensor) -> Tensor:
+    """Rows of several sequences, and a loss of at least 32 bits."""
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return F.cross_entropy(wide.reshape(-1, CLASSES), targets.flatten())
+
+
+def shifted(logits: Tensor, targets: Tensor) -> Tensor:
+    """Rows of several sequences, of which each predicts its next."""
+    return F.cross_entropy(logits[:, :-1].reshape(-1, CLASSES), targets[:, 1:].reshape(-1))
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program.
+
+    Attributes:
+        make: Makes the module.
+        shape: Shape of the targets; inputs have the width behind it.
+        chunks: How many chunks there are when four are asked for.
+    """
+
+    make: Callable[[], nn.Module]
+    shape: tuple[int, ...] = (31,)
+    chunks: int = 4
+
+
+def _of(loss: Loss, shape: tuple[int, ...] = (31,), chunks: int = 4, **head: bool) -> Program:
+    return Program(partial(Head, loss, **head), shape, chunks)
+
+
+PROGRAMS: dict[str, Program] = {
+    "mean": _of(F.cross_entropy),
+    "sum": _of(partial(F.cross_entropy, reduction="sum")),
+    "none": _of(partial(F.cross_entropy, reduction="none")),
+    "whole_rows": _of(F.cross_entropy, (32,)),
+    "weighted_rows": _of(weighted_rows),
+    "weighted_classes": _of(weighted_classes),
+    "label_smoothing": _of(partial(F.cross_entropy, label_smoothing=0.1)),
+    "capped": _of(capped),
+    "z_loss": _of(with_z_loss),
+    "two_losses": _of(two_losses),
+    "centred": _of(centred),
+    "bias": _of(F.cross_entropy, bias=True),
+    "frozen": _of(F.cross_entropy, frozen=True),
+    "tied": _of(F.cross_entropy, tied=True),
+    "in_sequences": _of(in_sequences, (2, 16)),
+    "shifted": _of(shifted, (6, 8), 3),
+    "one_sequence_shifted": _of(shifted, (1, 32)),
+    "adapted": Program(Adapted),
+    "distilled": Program(Distilled),
+    "two_heads": Program(TwoHeads),
+}
+
+
+def with_logits(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """The program returns the logits, too."""
+    return F.cross_entropy(logits, targets), logits
+
+
+def of_both_sides(logits: Tensor, targets: Tensor) -> Tensor:
+    """Every row depends on every other one."""
+    return F.cross_entropy(logits, targets) + F.log_softmax(logits, 0).square().mean()
+
+
+def with_dropout(logits: Tensor, targets: Tensor) -> Tensor:
+    """Random numbers would be others in chunks."""
+    return F.cross_entropy(F.dropout(logits, 0.5), targets)
+
+
+WHOLE: dict[str, Program] = {
+    "with_logits": _of(with_logits),
+    "of_both_sides": _of(of_both_sides),
+}
+"""Programs whose large values are needed whole."""
+
+DROPOUT = _of(with_dropout)

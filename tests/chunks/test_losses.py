@@ -1,0 +1,156 @@
+"""Losses in chunks give what eager gives, and hold no logits."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from chunks.chunked import Chunked, step
+from chunks.programs import CLASSES, DROPOUT, IGNORED, PROGRAMS, WHOLE, WIDTH, Head, Program, in_sequences
+from remat_compiler.capture.operators import NodeClass, node_class
+
+DECOMPOSED = pytest.mark.parametrize("decomposed", [False, True], ids=["interpreter", "inductor"])
+
+
+def inputs(program: Program, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Activations, and targets of which some are ignored."""
+    x = torch.randn(*program.shape, WIDTH, dtype=dtype)
+    targets = torch.randint(0, CLASSES, program.shape)
+    return x, torch.where(torch.rand(program.shape) < 0.2, IGNORED, targets)
+
+
+def run(program: Program, backend: Chunked, dtype: torch.dtype) -> tuple[list[Tensor], list[Tensor]]:
+    """What a step gives in chunks, and what it gives eagerly."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model, given = program.make().to(dtype), inputs(program, dtype)
+    torch.manual_seed(1)
+    made = step(torch.compile(model, backend=backend), model, given)
+    torch.manual_seed(1)
+    return made, step(model, model, given)
+
+
+@DECOMPOSED
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_loss_in_chunks_is_the_same(name: str, decomposed: bool) -> None:
+    backend = Chunked(4, decomposed)
+    program = PROGRAMS[name]
+    made, expected = run(program, backend, torch.float64)
+
+    torch.testing.assert_close(made, expected, rtol=1e-12, atol=1e-12)
+    assert [one.chunks for one in backend.found][:1] == [program.chunks]
+    assert largest(backend) < backend.found[0].whole_bytes
+
+
+def largest(backend: Chunked) -> int:
+    """Bytes of the largest value that the graph computes."""
+    values = (node.meta.get("val") for node in backend.graph.nodes if node_class(node) is not NodeClass.VIEW)
+    return max(value.numel() * value.element_size() for value in values if isinstance(value, Tensor))
+
+
+@DECOMPOSED
+@pytest.mark.parametrize("name", WHOLE)
+def test_values_that_are_needed_whole_are_left_so(name: str, decomposed: bool) -> None:
+    backend = Chunked(4, decomposed)
+    made, expected = run(WHOLE[name], backend, torch.float64)
+
+    assert not backend.found
+    torch.testing.assert_close(made, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_random_numbers_are_drawn_as_before() -> None:
+    backend = Chunked(4)
+    made, expected = run(DROPOUT, backend, torch.float64)
+
+    assert not backend.found
+    torch.testing.assert_close(made, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", ["mean", "z_loss", "in_sequences", "tied"])
+def test_rounding_is_no_worse_than_that_of_the_whole(name: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    program, backend = PROGRAMS[name], Chunked(4)
+    model, given = program.make().to(dtype), inputs(program, dtype)
+    assert_no_worse(model, model, given, backend, dtype)
+
+
+def assert_no_worse(
+    model: nn.Module, called: Callable[..., Any], given: tuple[Tensor, Tensor], backend: Chunked, dtype: torch.dtype
+) -> None:
+    """Whether chunks are as near to what exact arithmetic gives as the whole is."""
+    torch._dynamo.reset()
+    double = copy.deepcopy(model).double()
+    exact = step(double, double, (given[0].double(), given[1]))
+    made, whole = step(torch.compile(called, backend=backend), model, given), step(called, model, given)
+    assert [one.chunks for one in backend.found] == [4]
+    for one, other, right in zip(made, whole, exact):
+        assert error(one, right) <= 2 * error(other, right) + torch.finfo(dtype).eps
+
+
+def error(value: Tensor, right: Tensor) -> float:
+    """Distance, relative to the length."""
+    return float((value.double() - right).norm() / right.norm())
+
+
+@DECOMPOSED
+def test_under_autocast(decomposed: bool) -> None:
+    torch.manual_seed(0)
+    model, given = Head(in_sequences), inputs(PROGRAMS["in_sequences"], torch.float32)
+
+    def cast(x: Tensor, targets: Tensor) -> Any:
+        with torch.autocast("cpu", torch.bfloat16):
+            return model(x, targets)
+
+    assert_no_worse(model, cast, given, Chunked(4, decomposed), torch.bfloat16)
+
+
+def test_sums_of_few_bits_are_added_up_in_32() -> None:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model, given = PROGRAMS["mean"].make().bfloat16(), inputs(PROGRAMS["mean"], torch.bfloat16)
+    backend = Chunked(8)
+    step(torch.compile(model, backend=backend), model, given)
+
+    added = [n for n in backend.graph.nodes if n.target is torch.ops.aten.add.Tensor and n.meta["val"].numel() > 1]
+    assert added
+    assert {node.meta["val"].dtype for node in added} == {torch.float32}
+
+
+def test_a_scaled_loss_of_float16_stays_scaled() -> None:
+    """It is scaled so that small gradients are no zeros, which they would be with 1 in the place of the tangent."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model, given = Head(faint).half(), inputs(PROGRAMS["mean"], torch.float16)
+    backend = Chunked(4)
+    called = torch.compile(model, backend=backend)
+    made, whole = gradients_of_scaled(called, model, given), gradients_of_scaled(model, model, given)
+
+    assert backend.found
+    assert all(gradient.abs().sum() > 0 for gradient in whole)
+    torch.testing.assert_close(made, whole, rtol=2e-2, atol=1e-4)
+
+
+def faint(logits: Tensor, targets: Tensor) -> Tensor:
+    """A loss whose gradients are too small for the type."""
+    return nn.functional.cross_entropy(logits, targets) * 2.0**-14
+
+
+def gradients_of_scaled(called: Callable[..., Any], model: nn.Module, given: tuple[Tensor, Tensor]) -> list[Tensor]:
+    """Those of the parameters, of the loss times a number that the backward is given."""
+    model.zero_grad()
+    (called(*given) * 2.0**14).backward()
+    return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+
+
+def test_fewer_chunks_than_rows_and_one_chunk() -> None:
+    for asked, expected in ((1, []), (2, [2]), (31, [31]), (1000, [31])):
+        backend = Chunked(asked)
+        made, eager = run(PROGRAMS["mean"], backend, torch.float64)
+        torch.testing.assert_close(made, eager, rtol=1e-12, atol=1e-12)
+        assert [one.chunks for one in backend.found] == expected

@@ -1,0 +1,209 @@
+"""Each rule against the operator itself: chunks put together are what the operator gives on the whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, fx
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from remat_compiler.chunks.axes import results_of
+from remat_compiler.chunks.cut import Cut, Partial, even_bounds, operands, seen_through
+from remat_compiler.chunks.rules import cutting
+from remat_compiler.chunks.writing import arguments_with
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of an operator; its axes are the ways to cut it, by the first operand that is cut and its dimension."""
+
+    target: Callable[..., Any]
+    args: tuple[Any, ...]
+    cuts: int
+    """From how many operands, results and dimensions it can be cut."""
+
+
+def numbers(*shape: int) -> Tensor:
+    return torch.randn(shape, dtype=torch.float64)
+
+
+def indices(most: int, *shape: int) -> Tensor:
+    return torch.randint(0, most, shape)
+
+
+CALLS: dict[str, Call] = {
+    "mm": Call(aten.mm.default, (numbers(6, 5), numbers(5, 4)), 6),
+    "addmm": Call(aten.addmm.default, (numbers(4), numbers(6, 5), numbers(5, 4)), 5),
+    "addmm_whole": Call(aten.addmm.default, (numbers(6, 4), numbers(6, 5), numbers(5, 4)), 6),
+    "bmm": Call(aten.bmm.default, (numbers(3, 6, 5), numbers(3, 5, 4)), 9),
+    "add": Call(aten.add.Tensor, (numbers(6, 1, 4), numbers(5, 4)), 7),
+    "where": Call(aten.where.self, (numbers(6, 4) > 0, numbers(6, 1), numbers(4)), 6),
+    "mul_number": Call(aten.mul.Tensor, (numbers(6, 4), 2.0), 4),
+    "cast": Call(aten._to_copy.default, (numbers(6, 4),), 4),
+    "sum": Call(aten.sum.dim_IntList, (numbers(6, 5, 4), [1]), 5),
+    "sum_kept": Call(aten.sum.dim_IntList, (numbers(6, 5, 4), [0, 2], True), 4),
+    "sum_all": Call(aten.sum.default, (numbers(6, 5),), 2),
+    "amax": Call(aten.amax.default, (numbers(6, 5), [-1], True), 2),
+    "max": Call(aten.max.dim, (numbers(6, 5), 1), 2),
+    "any": Call(aten.any.dims, (numbers(6, 5) > 0, [1], True), 2),
+    "argmax": Call(aten.argmax.default, (numbers(6, 5), 1), 2),
+    "argmax_all": Call(aten.argmax.default, (numbers(6, 5),), 0),
+    "mean": Call(aten.mean.dim, (numbers(6, 5), [1]), 2),
+    "var_mean": Call(aten.var_mean.correction, (numbers(6, 5), [1]), 2),
+    "logsumexp": Call(aten.logsumexp.default, (numbers(6, 5), [1]), 2),
+    "log_softmax": Call(aten._log_softmax.default, (numbers(6, 5), 1, False), 2),
+    "log_softmax_backward": Call(
+        aten._log_softmax_backward_data.default, (numbers(6, 5), numbers(6, 5), 1, torch.float64), 3
+    ),
+    "gather": Call(aten.gather.default, (numbers(6, 5), 1, indices(5, 6, 2)), 3),
+    "gather_fewer_rows": Call(aten.gather.default, (numbers(6, 5), 1, indices(5, 4, 2)), 0),
+    "scatter": Call(aten.scatter.value, (numbers(6, 5), 1, indices(5, 6, 1), 3.0), 3),
+    "scatter_add": Call(aten.scatter_add.default, (numbers(6, 5), 1, indices(5, 6, 2), numbers(6, 2)), 4),
+    "cumsum": Call(aten.cumsum.default, (numbers(6, 5), 0), 2),
+    "cat": Call(aten.cat.default, ([numbers(6, 5), numbers(6, 2)], 1), 3),
+    "topk": Call(aten.topk.default, (numbers(6, 5), 2), 2),
+    "nll_sum": Call(aten.nll_loss_forward.default, (numbers(6, 5), indices(5, 6), numbers(5), 2, -100), 2),
+    "nll_none": Call(aten.nll_loss_forward.default, (numbers(6, 5), indices(5, 6), None, 0, -100), 3),
+    "nll_mean": Call(aten.nll_loss_forward.default, (numbers(6, 5), indices(5, 6), None, 1, -100), 0),
+    "nll_backward": Call(
+        aten.nll_loss_backward.default,
+        (numbers(6), numbers(6, 5), indices(5, 6), None, 0, -100, torch.tensor(6.0, dtype=torch.float64)),
+        4,
+    ),
+    "embedding": Call(aten.embedding.default, (numbers(7, 3), indices(7, 6, 4)), 4),
+    "full": Call(aten.full.default, ([6, 5], 2.0), 2),
+    "new_zeros": Call(aten.new_zeros.default, (numbers(2), [6, 5]), 2),
+    "view_merges": Call(aten.view.default, (numbers(2, 3, 4), [6, 4]), 4),
+    "view_splits": Call(aten.view.default, (numbers(6, 4), [2, 3, 4]), 4),
+    "permute": Call(aten.permute.default, (numbers(6, 5, 4), [2, 0, 1]), 6),
+    "t": Call(aten.t.default, (numbers(6, 5),), 4),
+    "unsqueeze": Call(aten.unsqueeze.default, (numbers(6, 5), 1), 4),
+    "squeeze": Call(aten.squeeze.dim, (numbers(6, 1, 5), 1), 4),
+    "expand": Call(aten.expand.default, (numbers(6, 1), [3, 6, 5]), 4),
+    "select": Call(aten.select.int, (numbers(6, 5, 4), 1, 2), 4),
+    "select_backward": Call(aten.select_backward.default, (numbers(6, 4), [6, 5, 4], 1, 2), 4),
+    "slice": Call(aten.slice.Tensor, (numbers(8, 5), 0, 0, 7), 4),
+    "slice_later": Call(aten.slice.Tensor, (numbers(8, 5), 0, 1, 9223372036854775807), 4),
+    "slice_steps": Call(aten.slice.Tensor, (numbers(8, 5), 0, 0, 8, 2), 2),
+    "slice_backward": Call(aten.slice_backward.default, (numbers(7, 5), [8, 5], 0, 0, 7, 1), 4),
+    "slice_scatter": Call(aten.slice_scatter.default, (numbers(8, 5), numbers(7, 5), 0, 1, 8), 6),
+    "pad": Call(aten.constant_pad_nd.default, (numbers(6, 5), [0, 2], 0.0), 2),
+    "triu": Call(aten.triu.default, (numbers(6, 5),), 0),
+    "flip": Call(aten.flip.default, (numbers(6, 5), [0]), 0),
+    "dropout": Call(aten.bernoulli.default, (torch.rand(6, 5),), 0),
+}
+
+
+def traced(call: Call) -> tuple[fx.Node, list[Tensor]]:
+    """The operator's node, with the values of its operands."""
+    flat = [a for a in torch.utils._pytree.tree_leaves(call.args) if isinstance(a, Tensor)]
+
+    def called(*tensors: Tensor) -> Any:
+        left = iter(tensors)
+        args = torch.utils._pytree.tree_map_only(Tensor, lambda _: next(left), call.args)
+        return call.target(*args)
+
+    graph = make_fx(called, tracing_mode="fake")(*flat).graph
+    node = next(n for n in graph.nodes if n.target is call.target)
+    place = {placeholder: i for i, placeholder in enumerate(graph.find_nodes(op="placeholder"))}
+    return node, [flat[place[operand]] for operand in operands(node)]
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_chunks_give_what_the_whole_gives(name: str) -> None:
+    call = CALLS[name]
+    node, values = traced(call)
+    found = 0
+    for operand in (None, *range(len(values))):
+        shape = tuple(results_of(node)[0].shape) if operand is None else tuple(values[operand].shape)
+        for dim, size in enumerate(shape):
+            if size < 2:
+                continue
+            cut = Cut(dim, dim, even_bounds(size, 2))
+            if cutting(node, operand, cut) is not None:
+                assert_same(node, values, operand, cut)
+                found += 1
+    assert found == call.cuts
+
+
+def assert_same(node: fx.Node, values: list[Tensor], operand: int | None, cut: Cut) -> None:
+    """Compute an operator in chunks and whole."""
+    how = cutting(node, operand, cut)
+    assert how is not None
+    made = [
+        called(node, [part(value, given, chunk) for value, given in zip(values, how.operands)], how.changes[chunk])
+        for chunk in range(cut.chunks)
+    ]
+    whole = called(node, values, {})
+    for i, (right, placement) in enumerate(zip(whole, how.results)):
+        parts = [results[i] for results in made]
+        joined = sum(parts) if placement is Partial.SUM else torch.cat(parts, placement.last)
+        torch.testing.assert_close(joined.reshape(right.shape), right, rtol=1e-12, atol=1e-12)
+
+
+def called(node: fx.Node, values: list[Tensor], changes: Mapping[int, Any]) -> list[Tensor]:
+    """The results of an operator on these operands."""
+    left = iter(values)
+    args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), lambda _: next(left))
+    made = node.target(*arguments_with(node, args, changes), **kwargs)
+    return list(made) if isinstance(made, tuple) else [made]
+
+
+def part(value: Tensor, cut: Cut | None, chunk: int) -> Tensor:
+    if cut is None:
+        return value
+    begin, end = cut.bounds[chunk : chunk + 2]
+    return value.reshape(cut.with_rows_together(value.shape)).narrow(cut.last, begin, end - begin)
+
+
+@pytest.mark.parametrize(
+    ("target", "args"),
+    [
+        (aten.add.Tensor, (numbers(2, 3, 4), numbers(2, 3, 1))),
+        (aten._log_softmax.default, (numbers(2, 3, 4), 2, False)),
+        (aten.sum.dim_IntList, (numbers(2, 3, 4), [2])),
+        (aten.sum.dim_IntList, (numbers(2, 3, 4), [0, 1])),
+        (aten.unsqueeze.default, (numbers(2, 3, 4), 3)),
+        (aten.gather.default, (numbers(2, 3, 4), 2, indices(4, 2, 3, 1))),
+    ],
+)
+def test_rows_of_two_dimensions_are_cut_together(target: Any, args: tuple[Any, ...]) -> None:
+    node, values = traced(Call(target, args, 1))
+    assert_same(node, values, 0, Cut(0, 1, (0, 2, 4, 6)))
+
+
+def test_rows_of_two_dimensions_stay_whole_where_only_one_is_read() -> None:
+    node, _ = traced(Call(aten.add.Tensor, (numbers(2, 3, 4), numbers(3, 4)), 1))
+    assert cutting(node, 0, Cut(0, 1, (0, 2, 4, 6))) is None
+    node, _ = traced(Call(aten.sum.dim_IntList, (numbers(2, 3, 4), [1]), 1))
+    assert cutting(node, 0, Cut(0, 1, (0, 2, 4, 6))) is None
+
+
+def test_seen_through_another_shape() -> None:
+    rows = Cut(0, 0, (0, 4, 8))
+    assert seen_through((8, 5), (2, 4, 5), rows) == Cut(0, 0, (0, 1, 2))
+    assert seen_through((8, 5), (2, 4, 5), Cut(0, 0, (0, 3, 8))) == Cut(0, 1, (0, 3, 8))
+    assert seen_through((8, 5), (1, 8, 5), rows) == Cut(1, 1, (0, 4, 8))
+    assert seen_through((8, 5), (40,), rows) == Cut(0, 0, (0, 20, 40))
+    assert seen_through((2, 4, 5), (8, 5), Cut(0, 1, (0, 3, 8))) == Cut(0, 0, (0, 3, 8))
+    assert seen_through((8, 5), (4, 10), Cut(0, 0, (0, 3, 8))) == Cut(0, 1, (0, 15, 40))
+    assert seen_through((8, 6), (8, 2, 3), Cut(1, 1, (0, 3, 6))) == Cut(1, 1, (0, 1, 2))
+    assert seen_through((5, 8), (40,), Cut(1, 1, (0, 4, 8))) is None
+
+
+def test_bounds_are_even_and_keep_rows_together() -> None:
+    assert even_bounds(10, 4) == (0, 3, 6, 9, 10)
+    assert even_bounds(12, 8, 4) == (0, 4, 8, 12)
+    assert even_bounds(5, 1) == (0, 5)
+
+
+def test_a_node_of_unknown_shape_is_left_alone() -> None:
+    graph = fx.Graph()
+    node = graph.call_function(aten.neg.default, (graph.placeholder("x"),))
+    assert cutting(node, 0, Cut(0, 0, (0, 1, 2))) is None

@@ -1,0 +1,89 @@
+"""Losses in chunks through ``torch.compile``: what eager gives, at foretold peaks below the floor of the whole."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import remat_compiler
+from end_to_end.compiling import compile_with, differences_from_eager
+from instruments.measure import measure_step, train_step
+from remat_compiler.report.plan_report import PlanReport
+from remat_compiler.report.summary import summary_text
+
+pytestmark = pytest.mark.usefixtures("compiles_anew")
+
+CLASSES, WIDTH, ROWS = 2048, 32, 255
+
+
+class Language(nn.Module):
+    """A layer, and a tied head over many classes; each row predicts the next."""
+
+    def __init__(self, *, reads_a_row: bool = False) -> None:
+        super().__init__()
+        self.reads_a_row = reads_a_row
+        self.embedding = nn.Embedding(CLASSES, WIDTH)
+        self.layer, self.norm = nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embedding(tokens)
+        x = self.norm(x + F.gelu(self.layer(x)))
+        logits = x[:-1] @ self.embedding.weight.T
+        loss = F.cross_entropy(logits, tokens[1:])
+        return loss + logits[-1].mean() if self.reads_a_row else loss
+
+
+TOKENS = torch.arange(ROWS + 1) * 7 % CLASSES
+LOGITS_BYTES = ROWS * CLASSES * 4
+
+
+def measured(chunks: int | str, inner: str, budget: float | str) -> tuple[int, PlanReport]:
+    """Peak of a step, and the report."""
+    torch.manual_seed(0)
+    remat_compiler.clear_reports()
+    step = train_step(compile_with(Language(), memory_budget=budget, inner=inner, chunks=chunks), {"tokens": TOKENS})
+    return measure_step(step).peak_bytes, remat_compiler.reports()[-1]
+
+
+@pytest.mark.parametrize("budget", [1.0, "min"])
+@pytest.mark.parametrize("inner", ["eager", "inductor"])
+def test_peaks_are_lower_and_as_foretold(inner: str, budget: float | str) -> None:
+    whole_bytes, whole = measured("never", inner, budget)
+    peak_bytes, report = measured(8, inner, budget)
+
+    assert (whole.peak_bytes, report.peak_bytes) == (whole_bytes, peak_bytes)
+    assert peak_bytes < whole_bytes
+    if budget == "min":
+        # Below what nothing reaches that has the logits whole.
+        assert peak_bytes < LOGITS_BYTES < whole.floor.peak_bytes
+        assert report.floor.peak_bytes < LOGITS_BYTES / 2
+    assert "in 8 chunks: mm at test_chunks.py" in summary_text(report)
+    assert "chunks:" not in summary_text(whole)
+
+
+@pytest.mark.parametrize("budget", [1.0, 0.5, "min"])
+@pytest.mark.parametrize("inner", ["eager", "inductor"])
+def test_equal_to_eager_but_for_rounding(inner: str, budget: float | str) -> None:
+    options = {"memory_budget": budget, "inner": inner, "chunks": 5}
+    assert differences_from_eager(Language(), (TOKENS,), tolerance=1e-5, **options) == []
+    assert "in 5 chunks" in summary_text(remat_compiler.reports()[-1])
+
+
+def test_a_backward_that_runs_twice() -> None:
+    torch.manual_seed(0)
+    model = Language()
+    compiled = compile_with(model, memory_budget="min", chunks=4)
+    (loss := compiled(TOKENS)).backward(retain_graph=True)
+    once = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    loss.backward()
+    for parameter, gradient in zip(model.parameters(), once):
+        torch.testing.assert_close(parameter.grad, 2 * gradient)
+
+
+def test_what_cannot_be_cut_is_told() -> None:
+    remat_compiler.clear_reports()
+    model = Language(reads_a_row=True)
+    assert differences_from_eager(model, (TOKENS,), tolerance=1e-5, chunks=4, memory_budget=1.0) == []
+    assert "nothing is computed in chunks" in summary_text(remat_compiler.reports()[-1])
