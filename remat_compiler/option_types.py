@@ -28,7 +28,7 @@ class Options(TypedDict, total=False):
     budget_of: Literal["allocated", "reserved"]
     layout: Literal["plain", "planned"]
     inplace_buffers: bool
-    chunks: int | Literal["never"]
+    chunks: int | Literal["auto", "never"]
     offload_budget: int | str
     offload_tier: Literal["auto", "host", "disk"]
     offload_dir: str | os.PathLike[str] | None

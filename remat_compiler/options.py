@@ -214,12 +214,13 @@ def _offload_bytes(value: object) -> int:
 
 
 def _chunks(value: object) -> int:
-    """Most chunks; ``"never"`` is 1."""
-    if isinstance(value, str) and value.strip().lower() == "never":
-        return 1
+    """Most chunks; ``"never"`` is 1, ``"auto"`` is 0: as many as the plan says."""
+    words = {"auto": 0, "never": 1}
+    if isinstance(value, str) and value.strip().lower() in words:
+        return words[value.strip().lower()]
     if isinstance(value, bool) or not isinstance(value, Integral) or not 1 <= int(value) <= MOST:
         raise OptionError(
-            f'chunks must be "never" or a whole number from 1 to {MOST} (the most chunks), got {shown(value)}'
+            f'chunks must be "auto", "never" or a whole number from 1 to {MOST} (the most chunks), got {shown(value)}'
         )
     return int(value)
 

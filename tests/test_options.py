@@ -60,9 +60,9 @@ from remat_compiler.units import format_bytes
         ({"offload_tier": "dick"}, "unknown offload_tier 'dick'; did you mean 'disk'?"),
         ({"offload_dir": ""}, "offload_dir must be the path of a folder"),
         ({"offload_direct": 1}, "offload_direct must be True or False, got 1"),
-        ({"chunks": 0}, 'chunks must be "never" or a whole number from 1 to 1000000 (the most chunks), got 0'),
+        ({"chunks": 0}, 'chunks must be "auto", "never" or a whole number from 1 to 1000000 (the most chunks), got 0'),
         ({"chunks": True}, "got True"),
-        ({"chunks": "auto"}, "got 'auto'"),
+        ({"chunks": "often"}, "got 'often'"),
         ({"inplace_buffers": "yes"}, "inplace_buffers must be True or False, got 'yes'"),
     ],
 )
@@ -86,8 +86,8 @@ def test_inplace_buffers_is_a_setting_of_inductor_too(inner: str, handed_on: tup
     assert (parsed.inplace_buffers, parsed.inductor) == (False, handed_on)
 
 
-@pytest.mark.parametrize(("given", "chunks"), [("never", 1), (1, 1), (16, 16)])
-def test_chunks_are_a_number_or_never(given: object, chunks: int) -> None:
+@pytest.mark.parametrize(("given", "chunks"), [("never", 1), (1, 1), (16, 16), ("auto", 0)])
+def test_chunks_are_a_number_or_a_word(given: object, chunks: int) -> None:
     assert parse(chunks=given).chunks == chunks
 
 

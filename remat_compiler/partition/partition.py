@@ -19,7 +19,8 @@ from remat_compiler.errors import PlanRejected
 from remat_compiler.ir.codec import encode
 from remat_compiler.ir.plan import FITTING, Plan, PlanResult, PlanStatus
 from remat_compiler.ir.problem import UNLIMITED_BYTES, CostTable, RematProblem
-from remat_compiler.partition.request import PartitionRequest
+from remat_compiler.partition.in_chunks import cheapest_in_chunks
+from remat_compiler.partition.request import AS_PLANNED, PartitionRequest
 from remat_compiler.partition.result import Baseline, NoPlan, Partition, SplitGraphs
 from remat_compiler.partition.session import Session
 from remat_compiler.partition.stages import JointStages, Planned
@@ -59,15 +60,25 @@ def partition(
         NoPlan: The planner found nothing within the budget.
         PlanRejected: The verifier refused the plan.
     """
-    stages = JointStages(joint, request, num_fwd_outputs, static_input_indices, session)
+
+    def cut(graph: fx.GraphModule, asked: PartitionRequest) -> Partition | None:
+        stages = JointStages(graph, asked, num_fwd_outputs, static_input_indices, session)
+        joint_nodes = stages.prepare()
+        if asked.chunks > 1 and request.chunks == AS_PLANNED and not stages.chunked:
+            return None
+        return _partition(stages, joint_nodes, plan_with)
+
     with _collection_paused(), torch_compat.copying_nodes():
-        return _partition(stages, plan_with)
+        if request.chunks == AS_PLANNED:
+            return cheapest_in_chunks(joint, request, cut)
+        made = cut(joint, request)
+        assert made is not None, "what is asked for in so many chunks may stay whole"
+        return made
 
 
-def _partition(stages: JointStages, plan_with: Callable[[RematProblem], PlanResult]) -> Partition:
-    """The stages of `partition`."""
+def _partition(stages: JointStages, joint_nodes: int, plan_with: Callable[[RematProblem], PlanResult]) -> Partition:
+    """The stages of `partition` from the capture on."""
     joint, request = stages.joint, stages.request
-    joint_nodes = stages.prepare()
     captured, costs = stages.captured_with_costs()
     before = _save_everything(captured, costs)
     # The step without a budget is only compared with.
