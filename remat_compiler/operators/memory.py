@@ -55,7 +55,7 @@ ROWS = (
     Row("prims::as_strided_scatter", safe=True, fills_first=True),
     Row("copy", safe=True, scatters_into="alias.default"),
     # Reads and checks.
-    Row("device _local_scalar_dense _assert_tensor_metadata", cpu=NOTHING, cuda=NOTHING),
+    Row("prim::device _local_scalar_dense _assert_tensor_metadata", cpu=NOTHING, cuda=NOTHING),
     Row("_assert_async _functional_assert_async", cpu=NOTHING, cuda=NOTHING),
     # Elements gathered.
     Row("embedding", loop="pointwise", one_piece=(1,), cuda=NOTHING, looks_up=True),
