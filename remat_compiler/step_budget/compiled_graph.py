@@ -6,12 +6,9 @@ Until then the graph keeps what is needed to compile it again.
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Sequence
-from copy import copy
 from dataclasses import replace
 from typing import Any
-from weakref import ref
 
 import torch
 
@@ -29,14 +26,14 @@ from remat_compiler.step_budget.gradients_before import GradientsBefore
 from remat_compiler.step_budget.graph_plans import GraphPlans
 from remat_compiler.step_budget.out_of_memory import explain_failure
 from remat_compiler.step_model.graph_memory import GraphMemory
-from remat_compiler.step_model.known_steps import NOWHERE, Place, is_among
+from remat_compiler.step_model.known_steps import is_among
 from remat_compiler.step_model.step import Step
-from remat_compiler.watching.open_calls import OpenCall
+from remat_compiler.watching.called_graph import CalledGraph
 
 logger = logger_of(__name__)
 
 
-class CompiledGraph:
+class CompiledGraph(CalledGraph):
     """What Dynamo calls for a graph that is trained: its compiled code, which may be exchanged after the first step.
 
     Args:
@@ -70,7 +67,7 @@ class CompiledGraph:
         refused_alone: InfeasibleBudget | None = None,
         reports: Callable[[], Sequence[PlanReport]] = tuple,
     ) -> None:
-        self.compiled = attempt.compiled
+        super().__init__(attempt.compiled, coordinator.watch, coordinator.unsettled, plans.dispatch)
         self.attempt: Attempt | None = attempt
         self.native = attempt.native
         self.options = options
@@ -81,12 +78,7 @@ class CompiledGraph:
         self.room_runs = 1  # those that the present room was reserved for
         self._has_part, self._of_several, self.refused_alone = has_part, of_several, refused_alone
         self.awaits_earlier_graphs = _follows_others(example_inputs)
-        self.completed_step: Step[CompiledGraph] | None = None
-        # The steps that it is known to be part of, its calls in them, and its refused calls in others: both by the call
-        # before, `None` for the first one of a step.
-        self.steps: list[Step[CompiledGraph]] = []
-        self.places: dict[Place | None, Place] = {}
-        self.refusals: dict[Place | None, InfeasibleBudget] = {}
+        self.steps: list[Step[CompiledGraph]] = []  # those that it is known to be part of
         self.beside: BesideThePlan | None = None
         self.gradients: GradientsBefore | None = None
         self.outside = Outside()
@@ -97,54 +89,12 @@ class CompiledGraph:
         # torch._dynamo.reset restarts the numbers: what is known of this one may be of another function.
         if compilation is not None and compilation.earlier == 0:
             coordinator.forget(compilation.frame)
-        self._keep, self._reports = keep, reports
-        # Short cuts for the fast path; the coordinator never replaces these objects.
-        self.coordinator, self._watch, self._unsettled = coordinator, coordinator.watch, coordinator.unsettled
+        self._keep, self._reports, self.coordinator = keep, reports, coordinator
         self._memory: GraphMemory | None = None
         self._figures: PartitionFigures | None = None
         self.warned = False
         self._open_before: frozenset[int] | None = None
-        # Which output has the compiled graph's node for its `grad_fn`, and that node's class once a call was searched.
-        self._output = 0
-        self._kind: type[Any] | None = None
-        self._dispatch = plans.dispatch
         coordinator.follow(self)
-
-    def __call__(self, *arguments: Any) -> Any:
-        """Run the forward."""
-        try:
-            # The fast path, a few dictionary look-ups, is for calls of known steps while nothing is to be learnt.
-            here = self._watch.here
-            calls = here.open
-            # A step begins when no call is open, whatever was called last.
-            place = self.places.get(here.known if calls else None)
-            if place is None or self._unsettled or len(calls) > place.most_open or self.completed_step is not None:
-                return self._watched(arguments)
-            outputs = self._run(arguments)
-            here.known = place
-            kind = self._kind
-            node: Any = None if kind is None else outputs[self._output].grad_fn
-            # Every compiled function has a node class of its own: another variant, or exchanged code, has another one.
-            if kind is None or not isinstance(node, kind):
-                return self._found(arguments, outputs, place)
-            note = self._dispatch and self._dispatch.latest
-            # As `follow_backward` does it.  `None`: nobody is told of the backward, the entry only disappears.
-            calls[id(node)] = OpenCall(ref(node), self, note, None, place.call)
-            node._remat_calls = calls
-            return outputs
-        except RuntimeError as error:
-            self.explain(error)
-            raise
-
-    def _run(self, arguments: Sequence[Any]) -> Any:
-        """Run the compiled code; in a checkpointed region that is computed again, that of the region's forward."""
-        if not torch_compat.may_be_in_region():
-            return self.compiled(*arguments)
-        return torch_compat.run_in_region(self, lambda: self.compiled(*arguments), self._latest_code, arguments)
-
-    def _latest_code(self) -> Callable[..., Any]:
-        latest = None if self._dispatch is None else self._dispatch.latest
-        return self.compiled if latest is None else latest.variant.compiled
 
     def explain(self, error: RuntimeError, *, in_backward: bool = False) -> None:
         """Add a note to an error of this graph if memory ran out; see `explain_oom`."""
@@ -153,23 +103,7 @@ class CompiledGraph:
             held = [memory.held_bytes for memory in memories if memory is not None]
             explain_failure(error, self._reports(), held, in_backward=in_backward)
 
-    def _found(self, arguments: Sequence[Any], outputs: Any, place: Place) -> Any:
-        """Note a call of a known step after searching its outputs for the node of the compiled graph."""
-        node = torch_compat.compiled_backward(outputs)
-        # While gradients are looked for, calls must come this way: the fast path stays off without a kind.
-        looking = self._looks_beside(arguments) if self._kind is None else None
-        if node is not None:
-            direct = [i for i, value in enumerate(outputs) if getattr(value, "grad_fn", None) is node]
-            if direct and looking is None:
-                self._output, self._kind = direct[0], type(node)
-            if looking is not None:
-                torch_compat.note_outputs(node, arguments, outputs)
-            note = self._dispatch and self._dispatch.latest
-            self._watch.here.open[id(node)] = OpenCall(ref(node), self, note, None, place.call)
-            self._watch.follow(node, self._watch.here.open, looking)
-        return outputs
-
-    def _looks_beside(self, arguments: Sequence[Any]) -> torch_compat.BackwardBegins | None:
+    def look(self, arguments: Sequence[Any]) -> torch_compat.BackwardBegins | None:
         """Look for memory that no graph plans, warn of it, and plan again where that helps; see `GradientsBefore`."""
         memory = self.memory
         if self.beside is None and memory is not None:
@@ -191,24 +125,14 @@ class CompiledGraph:
         self._open_before = frozenset(calls)
         return self.gradients.look(self, arguments, begins=begins)
 
-    def look_again(self) -> None:
-        """Have the next calls come by where gradients from before the step are looked for."""
-        self._kind = None
-
     def ask_for_decision(self) -> bool:
         """Have the budget of its known steps decided about once more, before its next call; whether there are any."""
         if self.steps and self.completed_step is None:
             self.completed_step = self.steps[-1]
         return bool(self.steps)
 
-    def _watched(self, arguments: Sequence[Any]) -> Any:
-        """Run the forward in a step that is not known yet, or may turn out to be another one."""
-        # On paper all tensors are fake, and their steps are the user's.
-        if not torch_compat.is_on_paper() and torch_compat.any_fake(arguments):
-            return self._run_on_fakes(arguments)
-        here = self._watch.here
-        # First: calls that nobody can run backward any more must not count as open below.
-        here.forget_dropped()
+    def decide_first(self) -> None:
+        """Decide about complete steps of this graph, of which the calls so far may be one."""
         self.steps_without = 0
         if self._unsettled:
             # Before this call counts: the calls so far may turn out to be a complete step, to be decided about now.
@@ -219,49 +143,24 @@ class CompiledGraph:
                 # Another thread may have decided while this one waited for the lock.
                 if self.completed_step is not None:
                     self.coordinator.decide(self.completed_step)
-        place = self._place()
-        if place is None:
-            self._refuse_again()
-        if place is not None and not self._unsettled:
-            # The decision, or the calls that were dropped, made this a known step after all.
-            outputs = self._run(arguments)
-            here.known = place
-            return self._found(arguments, outputs, place)
-        # An unknown step: it is watched in full from here, calls included that were open before.
+
+    def check(self, arguments: Sequence[Any]) -> None:
+        """Watch the step from here on, and check the call beside those that are open; see `check_room`."""
         self.coordinator.follow(self)
         self.coordinator.catch_up()
         check_room(self, arguments)
-        self._watch.begins_forward()
-        outputs = self._run(arguments)
+
+    def look_at_unknown(self, arguments: Sequence[Any], outputs: Any) -> torch_compat.BackwardBegins | None:
+        """Look at a call of a step that is not known, as `look` does."""
         # Judged by this graph alone, the least that the step takes: its other graphs may never become known.
-        looking = None
-        if not self.steps:
-            self.outside.see(arguments, outputs)
-            looking = self._looks_beside(arguments)
-            torch_compat.note_outputs(torch_compat.compiled_backward(outputs), arguments, outputs)
-        here.known = NOWHERE if place is None else place
-        self._watch.forward(self, arguments, outputs, self.memory_now, looking)
-        return outputs
+        if self.steps:
+            return None
+        self.outside.see(arguments, outputs)
+        looking = self.look(arguments)
+        torch_compat.note_outputs(torch_compat.compiled_backward(outputs), arguments, outputs)
+        return looking
 
-    def _place(self) -> Place | None:
-        """The place in known steps of the call that begins; `None` if it is in none of them."""
-        here = self._watch.here
-        place = self.places.get(here.before)
-        # More open calls than ever at this place hold more than the budget was shared for.
-        return None if place is None or len(here.open) > place.most_open else place
-
-    def _refuse_again(self) -> None:
-        """Raise the error again with which steps that make this call were refused."""
-        here = self._watch.here
-        if here.before in self.refusals:
-            gc.collect()  # calls of the refused step may be open only because of reference cycles
-            here.forget_dropped()
-            error = self.refusals.get(here.before)
-            if error is not None:
-                # A copy has no traceback, whose frames would hold on to the step that failed.
-                raise copy(error)
-
-    def _run_on_fakes(self, arguments: Sequence[Any]) -> Any:
+    def fake_outputs(self, arguments: Sequence[Any]) -> Any:
         """The outputs of a call on fake tensors, such as DDP makes between its buckets; it is no part of a step."""
         answer = None if self.attempt is None else self.attempt.fake_outputs
         return self.compiled(*arguments) if answer is None else answer
@@ -279,7 +178,7 @@ class CompiledGraph:
     @property
     def memory_now(self) -> GraphMemory | None:
         """Its memory at the sizes of its latest call."""
-        now = None if self._dispatch is None else self._dispatch.memory_now
+        now = None if self.plans.dispatch is None else self.plans.dispatch.memory_now
         return now or self.memory
 
     def noted_memory(self, note: Any) -> GraphMemory | None:

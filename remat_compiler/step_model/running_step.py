@@ -171,7 +171,7 @@ class RunningStep(Generic[G]):
         again = all(call in keeps or self.step.key(call) in trained for call in kept)
         if not again and self._survived < self.thread.patience.steps:
             return None
-        return self._part([event for event in turns if event.call in inside - kept])
+        return self._part([event for event in turns if event.call in inside])
 
     def _part(self, turns: Sequence[Event]) -> Step[G]:
         """A new step from some turns; turns of calls whose forward is not among them are left out."""
