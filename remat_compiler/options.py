@@ -122,7 +122,7 @@ class RematOptions:
         inplace_buffers: Whether an operator may write its result into the memory of an argument whose life ends there.
             With Inductor it stands for Inductor's own setting of that name, if the code gives it.
         chunks: Most chunks in which the loss of a large product, as of a vocabulary's logits, is computed with its
-            gradients; 1 (``"never"``) leaves every operator whole.
+            gradients; 1 (``"never"``) leaves every operator whole, 0 (``"auto"``) lets the plan say.
         offload_budget: Most bytes that values moved off the device may take where they are moved to; 0 moves nothing.
         offload_tier: Where they are moved to: ``"host"`` memory, a file on a ``"disk"``, or ``"auto"``: to host memory
             from an accelerator, to a disk from a CPU.

@@ -87,3 +87,17 @@ def test_what_cannot_be_cut_is_told() -> None:
     model = Language(reads_a_row=True)
     assert differences_from_eager(model, (TOKENS,), tolerance=1e-5, chunks=4, memory_budget=1.0) == []
     assert "nothing is computed in chunks" in summary_text(remat_compiler.reports()[-1])
+
+
+@pytest.mark.parametrize("inner", ["eager", "inductor"])
+def test_as_planned_the_loss_is_cut_only_where_the_budget_asks_for_it(inner: str) -> None:
+    whole_bytes, whole = measured("never", inner, 1.0)
+    peak_bytes, kept = measured("auto", inner, whole_bytes)
+    assert (peak_bytes, "chunks:" in summary_text(kept)) == (whole_bytes, False)
+    # Below what any plan of the whole reaches.
+    budget = whole.floor.peak_bytes // 2
+    peak_bytes, cut = measured("auto", inner, budget)
+    assert cut.peak_bytes == peak_bytes <= budget
+    assert "chunks: mm at test_chunks.py" in summary_text(cut)
+    # Without a budget it would be whole.
+    assert cut.peak_before_bytes > LOGITS_BYTES
