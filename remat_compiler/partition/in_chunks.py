@@ -18,7 +18,7 @@ from torch import fx
 
 from remat_compiler import torch_compat
 from remat_compiler.partition.request import PartitionRequest
-from remat_compiler.partition.result import NoPlan, Partition
+from remat_compiler.partition.result import Baseline, NoPlan, Partition
 
 COUNTS = (4, 16, 64)
 """Numbers of chunks that are planned for."""
@@ -65,8 +65,11 @@ def cheapest_in_chunks(joint: fx.GraphModule, request: PartitionRequest, cut: Cu
         # Without a plan, a refusal knows no peak.
         raise min(refusals, key=lambda one: (one.result.plan is None, one.needed_bytes))
     best = min(found, key=lambda one: _rank(one, budget_bytes))
-    # Without a budget the losses would be whole.
-    return replace(best, before=found[0].before) if not found[0].chunked else best
+    # Without a budget the losses would be whole: the first try, or the first refusal.
+    if found[0].chunked:
+        whole = refusals[0].problem
+        return replace(best, before=Baseline.saving_all(whole.graph, whole.costs))
+    return replace(best, before=found[0].before)
 
 
 def _is_free(made: Partition, budget_bytes: int) -> bool:

@@ -13,12 +13,11 @@ from dataclasses import replace
 from torch import fx
 
 from remat_compiler import torch_compat
-from remat_compiler.capture.graph import CapturedGraph
 from remat_compiler.distributed.agreement import Point
 from remat_compiler.errors import PlanRejected
 from remat_compiler.ir.codec import encode
 from remat_compiler.ir.plan import FITTING, Plan, PlanResult, PlanStatus
-from remat_compiler.ir.problem import UNLIMITED_BYTES, CostTable, RematProblem
+from remat_compiler.ir.problem import UNLIMITED_BYTES, RematProblem
 from remat_compiler.partition.in_chunks import cheapest_in_chunks
 from remat_compiler.partition.request import AS_PLANNED, PartitionRequest
 from remat_compiler.partition.result import Baseline, NoPlan, Partition, SplitGraphs
@@ -80,7 +79,7 @@ def _partition(stages: JointStages, joint_nodes: int, plan_with: Callable[[Remat
     """The stages of `partition` from the capture on."""
     joint, request = stages.joint, stages.request
     captured, costs = stages.captured_with_costs()
-    before = _save_everything(captured, costs)
+    before = Baseline.saving_all(captured.graph, costs)
     # The step without a budget is only compared with.
     agreed = None if request.budget_bytes is None else stages.agreed(costs, request.budget_bytes)
     if agreed is not None:
@@ -151,12 +150,6 @@ def _collection_paused() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
-
-
-def _save_everything(captured: CapturedGraph, costs: CostTable) -> Baseline:
-    """The step that recomputes nothing."""
-    plan = Plan.saving_all(captured.graph)
-    return Baseline(captured.graph, costs, plan, simulate(captured.graph, costs, plan), False)
 
 
 def _may_fit_natively(everything: Baseline, request: PartitionRequest) -> bool:

@@ -61,6 +61,12 @@ class Baseline:
     timeline: MemoryTimeline
     is_native: bool
 
+    @staticmethod
+    def saving_all(graph: TrainingGraph, costs: CostTable) -> Baseline:
+        """The step that recomputes nothing."""
+        plan = Plan.saving_all(graph)
+        return Baseline(graph, costs, plan, simulate(graph, costs, plan), False)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Partition:
