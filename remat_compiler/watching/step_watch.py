@@ -57,17 +57,22 @@ class StepWatch(Generic[G]):
             done = here.steps.completed()
             if done is None:
                 return
-            # Their backward is followed by a table of their own: it tells if the calls were set aside too early.
-            aside: dict[int, OpenCall[G]] = {}
-            for key, one in tuple(here.open.items()):
-                if one.step is step:
-                    here.open.pop(key, None)
-                    node = one.node()
-                    if node is not None:
-                        aside[key] = one
-                        self.follow(node, aside)
+            self._set_aside(step)
         # Without the lock: whoever is told may take other locks.
         self._tell(here.steps, done)
+
+    def _set_aside(self, step: RunningStep[G]) -> None:
+        """Take the open calls of a step off the table: the next step begins without them."""
+        # A function of its own: no name of a node may outlive it, or the collection that follows would not free that.
+        # Their backward is followed by a table of their own: it tells if the calls were set aside too early.
+        aside: dict[int, OpenCall[G]] = {}
+        for key, one in tuple(self.here.open.items()):
+            if one.step is step:
+                self.here.open.pop(key, None)
+                node = one.node()
+                if node is not None:
+                    aside[key] = one
+                    self.follow(node, aside)
 
     def go_on_with(self, step: Step[G], nodes: Iterable[tuple[int, Any]]) -> None:
         """Watch a step from its middle on.
