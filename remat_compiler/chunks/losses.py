@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 
 from torch import fx
 
@@ -35,18 +36,29 @@ class ChunkedLoss:
         product: Name of the product that makes its largest value.
         source: The line of the user's program that it comes from; empty when not known.
         whole_bytes: Bytes of that value.
+        chunk_bytes: Bytes of its largest chunk.
     """
 
     chunks: int
     product: str
     source: str
     whole_bytes: int
+    chunk_bytes: int
+
+    @staticmethod
+    def of(product: fx.Node, cut: Cut) -> ChunkedLoss:
+        """That of a product whose result is cut so."""
+        value = product.meta["val"]
+        whole_bytes = value.numel() * value.element_size()
+        rows = max(end - begin for begin, end in pairwise(cut.bounds))
+        return ChunkedLoss(
+            cut.chunks, product.name, source_line(product), whole_bytes, whole_bytes * rows // cut.bounds[-1]
+        )
 
     def __str__(self) -> str:
         where = f"{self.product} at {self.source}" if self.source else self.product
-        return (
-            f"the loss is computed in {self.chunks} chunks: {where}, {format_bytes(self.whole_bytes)}, is never whole"
-        )
+        sizes = f"{format_bytes(self.whole_bytes)} → {format_bytes(self.chunk_bytes)}"
+        return f"loss in {self.chunks} chunks: {sizes}, {where}"
 
 
 def chunk_losses(joint: fx.GraphModule, num_fwd_outputs: int, chunks: int) -> tuple[ChunkedLoss, ...]:
@@ -94,7 +106,7 @@ def _largest(
             except NotCuttable:
                 made = None
             if made is not None:
-                return made, ChunkedLoss(cut.chunks, product.name, source_line(product), whole_bytes)
+                return made, ChunkedLoss.of(product, cut)
     return None
 
 

@@ -191,7 +191,7 @@ def amplifiers(graph: fx.Graph, among: Iterable[fx.Node], least: int) -> list[tu
         if node.target not in PRODUCTS or not is_plain(node) or not axes_of(node):
             continue
         result, factors = node.meta["val"], operands(node)[-2:]
-        if result.dim() != 2:
+        if result.dim() != 2 or not result.numel():
             continue
         for dim, factor in enumerate(factors):
             if result.numel() >= least * factor.meta["val"].numel():

@@ -17,10 +17,13 @@ import torch
 from torch import fx
 
 from remat_compiler import torch_compat
+from remat_compiler.capture.changes import changed_inputs
+from remat_compiler.capture.operators import is_random
+from remat_compiler.capture.storages import find_roots
 from remat_compiler.chunks.cut import Cut, Partial, operands, shape_of
 from remat_compiler.chunks.region import Region
 from remat_compiler.chunks.tangent import depending_on
-from remat_compiler.chunks.writing import arguments_with, call, call_like
+from remat_compiler.chunks.writing import NotCuttable, arguments_with, call, call_like
 
 _aten = torch.ops.aten
 _prims = torch.ops.prims
@@ -53,7 +56,9 @@ class _Writer:
         self.slices: dict[tuple[fx.Node, Cut, int], fx.Node] = {}
         self.sums: dict[fx.Node, fx.Node] = {}
         self.leaving = frozenset(region.leaving())
-        self.part = _parts(graph, region)
+        self.place = {node: i for i, node in enumerate(graph.nodes)}
+        self.before = _effects(graph)
+        self.part = _parts(graph, region, self.before)
 
     def write(self) -> fx.Graph:
         members: dict[Part, list[fx.Node]] = {}
@@ -74,13 +79,19 @@ class _Writer:
             while stack:
                 top = stack[-1]
                 readers = [top] if isinstance(top, fx.Node) else members[top]
-                needed = dict.fromkeys(self.part.get(a, a) for reader in readers for a in reader.all_input_nodes)
+                read = {a for reader in readers for a in (*reader.all_input_nodes, *self._effect_before(reader))}
+                needed = dict.fromkeys(self.part.get(a, a) for a in sorted(read, key=self.place.__getitem__))
                 missing = [one for one in needed if one not in done and one != top]
                 if missing:
                     stack += reversed(missing)
                 else:
                     done[stack.pop()] = None
         return list(done)
+
+    def _effect_before(self, node: fx.Node) -> list[fx.Node]:
+        """The node whose effect comes before that of this one."""
+        before = self.before.get(node, node)
+        return [before] if before is not node else []
 
     def _write_part(self, nodes: list[fx.Node]) -> None:
         for chunk in range(self.region.chunks):
@@ -155,19 +166,40 @@ def node_args(node: fx.Node, args: tuple[Any, ...], changes: Mapping[int, Any]) 
     return args if node.target is operator.getitem else arguments_with(node, args, changes)
 
 
-def _parts(graph: fx.Graph, region: Region) -> dict[fx.Node, Part]:
+def _effects(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
+    """Nodes that draw random numbers, have effects, or read an input that is changed: for each, the one before it."""
+    roots, changed = find_roots(graph), changed_inputs(graph)
+    found = [
+        node
+        for node in graph.nodes
+        if node.op == "call_function"
+        and (is_random(node) or node.is_impure() or any(roots.get(a) in changed for a in node.all_input_nodes))
+    ]
+    # The first one stands behind itself, so that all are found here.
+    return dict(zip(found, [*found[:1], *found]))
+
+
+def _parts(graph: fx.Graph, region: Region, before: Mapping[fx.Node, fx.Node]) -> dict[fx.Node, Part]:
     """The part of each operator of the region, in the order of the graph.
 
     What reads a whole result of a part belongs to a later one.  So no part needs itself, through whatever nodes.
+
+    Raises:
+        NotCuttable: Effects would come in another order.
     """
+    if not region.cuttings.keys().isdisjoint(before):
+        raise NotCuttable("the region reads what the step changes in place")
     tangents = filter(torch_compat.is_tangent, graph.find_nodes(op="placeholder"))
     late = depending_on(graph, tangents)
     behind: dict[fx.Node, int] = {}
     for node in graph.nodes:
         given = ((source, region.is_read_in_chunks(node, i)) for i, source in enumerate(operands(node)))
         behind[node] = max(
-            (behind[source] + (source in region.cuttings and not inside) for source, inside in given), default=0
+            (behind[source] + (source in region.cuttings and not inside) for source, inside in given),
+            default=0,
         )
+        # Effects stay in order, so what one of them waits for, those behind it wait for, too.
+        behind[node] = max(behind[node], behind.get(before.get(node, node), 0))
     return {node: (node in late, behind[node]) for node in region.cuttings}
 
 

@@ -33,9 +33,10 @@ def scalar_tangents(graph: fx.Graph) -> list[fx.Node]:
 
 def multiples_of(graph: fx.Graph, tangent: fx.Node) -> set[fx.Node]:
     """The tangent, and all that is known to be a multiple of it: the same with 1 in its place, times the tangent."""
-    found = {tangent}
+    found, dependent = {tangent}, depending_on(graph, [tangent])
     for node in graph.nodes:
-        if node.op == "call_function" and not found.isdisjoint(node.all_input_nodes) and _is_multiple(node, found):
+        given = dependent.intersection(node.all_input_nodes)
+        if node.op == "call_function" and given and given <= found and _is_multiple(node, found):
             found.add(node)
     return found
 

@@ -121,6 +121,13 @@ def shifted(logits: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(logits[:, :-1].reshape(-1, CLASSES), targets[:, 1:].reshape(-1))
 
 
+def with_noise_behind(logits: Tensor, targets: Tensor) -> Tensor:
+    """Random numbers that the gradient needs are drawn behind others that it does not."""
+    rows = F.cross_entropy(logits, targets, reduction="none")
+    noise = F.dropout(torch.ones_like(rows), 0.5).sum() * 1e-3
+    return (F.dropout(torch.ones_like(rows), 0.5) * rows).mean() + noise.detach()
+
+
 @dataclass(frozen=True)
 class Program:
     """A program.
@@ -185,4 +192,8 @@ WHOLE: dict[str, Program] = {
 }
 """Programs whose large values are needed whole."""
 
-DROPOUT = _of(with_dropout)
+RANDOM: dict[str, tuple[Program, bool]] = {
+    "of_logits": (_of(with_dropout), False),
+    "of_rows": (_of(with_noise_behind), True),
+}
+"""Programs that draw random numbers, and whether their losses are cut."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from chunks.chunked import Chunked, step
-from chunks.programs import CLASSES, DROPOUT, IGNORED, PROGRAMS, WHOLE, WIDTH, Head, Program, in_sequences
+from chunks.programs import CLASSES, IGNORED, PROGRAMS, RANDOM, WHOLE, WIDTH, Head, Program, in_sequences
 from remat_compiler.capture.operators import NodeClass, node_class
 
 DECOMPOSED = pytest.mark.parametrize("decomposed", [False, True], ids=["interpreter", "inductor"])
@@ -63,11 +63,13 @@ def test_values_that_are_needed_whole_are_left_so(name: str, decomposed: bool) -
     torch.testing.assert_close(made, expected, rtol=1e-12, atol=1e-12)
 
 
-def test_random_numbers_are_drawn_as_before() -> None:
+@pytest.mark.parametrize("name", RANDOM)
+def test_random_numbers_are_drawn_as_before(name: str) -> None:
     backend = Chunked(4)
-    made, expected = run(DROPOUT, backend, torch.float64)
+    program, is_cut = RANDOM[name]
+    made, expected = run(program, backend, torch.float64)
 
-    assert not backend.found
+    assert bool(backend.found) == is_cut
     torch.testing.assert_close(made, expected, rtol=1e-12, atol=1e-12)
 
 

@@ -41,6 +41,7 @@ OTHER_OPTIONS: dict[str, object] = {
     "budget_of": "reserved",
     "layout": "planned",
     "inplace_buffers": False,
+    "chunks": 8,
     "gathers": True,
     "offload_budget": 1,
     "offload_tier": "host",
@@ -70,6 +71,7 @@ OTHER_REQUEST: dict[str, object] = {
     "budget_of": "reserved",
     "layout": "planned",
     "inplace_buffers": False,
+    "chunks": 8,
     "gathers": True,
 }
 REQUEST = PartitionRequest(budget_bytes=7)

@@ -36,6 +36,7 @@ OTHERS: dict[str, object] = {
     "budget_of": "reserved",
     "layout": "planned",
     "inplace_buffers": False,
+    "chunks": 8,
     "gathers": True,
 }
 """Another value of each field of a request."""

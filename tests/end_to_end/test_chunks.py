@@ -59,7 +59,7 @@ def test_peaks_are_lower_and_as_foretold(inner: str, budget: float | str) -> Non
         # Below what nothing reaches that has the logits whole.
         assert peak_bytes < LOGITS_BYTES < whole.floor.peak_bytes
         assert report.floor.peak_bytes < LOGITS_BYTES / 2
-    assert "in 8 chunks: mm at test_chunks.py" in summary_text(report)
+    assert "loss in 8 chunks: 2.0 MiB → 256.0 KiB, mm at test_chunks.py" in summary_text(report)
     assert "chunks:" not in summary_text(whole)
 
 
