@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import runpy
 import subprocess
@@ -48,7 +49,13 @@ print(json.dumps([before, forms()]))
 def test_every_form_of_every_loop_is_compiled_before_a_plan_asks_for_it() -> None:
     names = ("gpt2_small_kernels", "lstm_small_interpreter", "unet_small_interpreter", "chain_skewed_small")
     paths = [str(ROOT / "benchmarks" / "instances" / f"{name}.json.gz") for name in names]
-    done = subprocess.run([sys.executable, "-c", COMPARE, *paths], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", COMPARE, *paths],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
     assert done.returncode == 0, done.stderr
     before, after = json.loads(done.stdout.splitlines()[-1])
     assert len(before) > 15

@@ -17,6 +17,7 @@ from remat_compiler.costs.declared_workspace import declared_workspaces
 from remat_compiler.costs.op_call import tensors_in
 from remat_compiler.costs.store import environment
 from remat_compiler.options import RematOptions
+from remat_compiler.plan_cache.cached_planner import code_digest
 from remat_compiler.version import __version__
 
 
@@ -31,7 +32,7 @@ class PlanKey:
         costs: Identity of the operators' times, see `costs.table.cost_identity`.
         inner_settings: Everything else that changes the plan or the emitted code, such as the thread count, settings
             of the inner compiler, and what the user declares of operators.
-        versions: Versions of this project and of torch.
+        versions: Versions of this project and of torch, and a digest of the sources.
     """
 
     graph: str
@@ -69,7 +70,8 @@ def plan_key(
         inner_settings=repr(
             (environment(), _modes(), torch_compat.inductor_fingerprint(), declared_names(), declared_workspaces())
         ),
-        versions=repr((__version__, torch.__version__)),
+        # Forms of what operators take inside are code, so an outcome of other code may have other figures.
+        versions=repr((__version__, torch.__version__, code_digest("remat_compiler"))),
     )
 
 

@@ -61,7 +61,7 @@ class JointPlans:
         return room_is_kept(self.graphs, self.joint.runs_of_steps)
 
     @property
-    def _ways(self) -> Sequence[bool]:
+    def _may_move(self) -> Sequence[bool]:
         """Whether graphs may move values off the device: all answers to try."""
         # Levels are planned quickly, and the plans with moves may turn out worse than those without.
         return (True, False) if any(graph.room_bytes for graph in self.graphs) else (False,)
@@ -74,7 +74,7 @@ class JointPlans:
             fits: Whether the graphs as they are fit.
         """
         found: list[JointPlan] = []
-        for moves in self._ways:
+        for moves in self._may_move:
             one = self._within(limit, fits, moves)
             if one is not None:
                 found.append(one)
@@ -101,7 +101,7 @@ class JointPlans:
             if found is None or (fits and not self._worth_it(found)):
                 return None
             # As for one graph: the first try is nearly always the last.
-            made = self._compiled(found, real=turn == 0 and len(self._ways) == 1)
+            made = self._compiled(found, real=turn == 0 and len(self._may_move) == 1)
             if made.peak_bytes is None or made.peak_bytes <= limit:
                 return made
             # Emitted code peaks above the simulation by about as much in the next round.
@@ -115,7 +115,7 @@ class JointPlans:
 
     def smallest(self) -> JointPlan:
         """The graphs compiled at their smallest peak together; among equal ones, the one that adds the least time."""
-        found = [self._compiled(self.lowest(extremes=True, moves=moves)) for moves in self._ways]
+        found = [self._compiled(self.lowest(extremes=True, moves=moves)) for moves in self._may_move]
 
         def rank(one: JointPlan) -> tuple[bool, int, int]:
             return one.peak_bytes is None, one.peak_bytes or 0, self._planned_ns(one)

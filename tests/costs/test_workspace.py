@@ -30,7 +30,7 @@ def convolution_arguments(device: str = "cpu") -> tuple[Any, ...]:
 def test_a_loop_may_be_run_again_with_the_same_rounds() -> None:
     """As on a GPU, where the first run is not measured."""
     call = OpCall(torch.ops.higher_order.while_loop, (), {}, "")
-    ((goes_on, *_),) = workspace._ways(call, (None,))
+    ((goes_on, *_),) = workspace._arguments_of_paths(call, (None,))
     assert [bool(goes_on()) for _ in range(6)] == [True, True, False] * 2
 
 

@@ -99,12 +99,12 @@ def test_a_card_of_which_nothing_is_known_says_so() -> None:
 
 
 def test_a_step_fits_a_card_that_was_read() -> None:
-    gpu = gpu_from(properties("NVIDIA RTX 6000 Ada", (8, 9)), 0, 2**34, MEASURED)
+    gpu = gpu_from(properties("NVIDIA Made Up 1", (8, 9)), 0, 2**34, MEASURED)
     report = answer(FitRequest(language, gpu, None, (16,), None, "AdamW", {"inner": "eager"}))
     same = answer(FitRequest(language, "l40s", None, (16,), None, "AdamW", {"inner": "eager"}))
     assert report.fits(report.points[0])
     assert report.points[0].budgeted_bytes == same.points[0].budgeted_bytes
-    assert "NVIDIA RTX 6000 Ada: 32.00 GiB, of which 16.00 GiB are left to torch" in str(report)
+    assert "NVIDIA Made Up 1: 32.00 GiB, of which 16.00 GiB are left to torch" in str(report)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="asks what happens without a GPU")
