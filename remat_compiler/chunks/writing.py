@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import fx
 
+from remat_compiler import torch_compat
 from remat_compiler.errors import Unplannable
 
 _ORIGIN = ("stack_trace", "nn_module_stack", "fwd_nn_module_stack", "partitioner_tag", "recompute", "ac_graph_id")
@@ -64,8 +65,8 @@ def arguments_with(node: fx.Node, args: tuple[Any, ...], changes: Mapping[int, A
 def _computed(graph: fx.Graph, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """The fake result of an operator on nodes."""
     given, named = fx.map_arg((args, dict(kwargs)), lambda node: node.meta["val"])
-    values: Iterable[Any] = (node.meta.get("val") for node in graph.find_nodes(op="placeholder"))
-    mode = next(value.fake_mode for value in values if isinstance(value, torch.Tensor))
+    values = (node.meta.get("val") for node in graph.find_nodes(op="placeholder"))
+    mode = next(value.fake_mode for value in values if isinstance(value, torch_compat.FakeTensor))
     try:
         with mode, torch.no_grad():
             return target(*given, **named)
