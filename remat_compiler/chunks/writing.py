@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -65,7 +65,7 @@ def arguments_with(node: fx.Node, args: tuple[Any, ...], changes: Mapping[int, A
 def _computed(graph: fx.Graph, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """The fake result of an operator on nodes."""
     given, named = fx.map_arg((args, dict(kwargs)), lambda node: node.meta["val"])
-    values: Iterable[Any] = (node.meta.get("val") for node in graph.find_nodes(op="placeholder"))
+    values = (node.meta.get("val") for node in graph.find_nodes(op="placeholder"))
     mode = next(value.fake_mode for value in values if isinstance(value, torch_compat.FakeTensor))
     try:
         with mode, torch.no_grad():
