@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import Any
 
 import torch
@@ -24,9 +24,9 @@ def find_phases(graph: fx.Graph, fwd_outputs: Iterable[Any]) -> dict[fx.Node, Ph
     backward changes stays in the backward, too, on its side of the change.
     """
     changing = _readers_of_changed(graph)
-    forward = _ancestors([n for n in fwd_outputs if isinstance(n, fx.Node)])
+    forward = ancestors([n for n in fwd_outputs if isinstance(n, fx.Node)])
     # Effects of the forward have no output that needs them.
-    forward |= _ancestors([n for n in graph.nodes if n.op == "call_function" and _starts_in_forward(n)])
+    forward |= ancestors([n for n in graph.nodes if n.op == "call_function" and _starts_in_forward(n)])
     # In graph order, so that all arguments of a node have their phase.
     phases: dict[fx.Node, Phase] = {}
     for node in graph.nodes:
@@ -73,13 +73,13 @@ def _checks_numbers(node: fx.Node) -> bool:
     return node.target in (torch.ops.aten._assert_scalar.default, torch.ops.aten.sym_constrain_range_for_size.default)
 
 
-def _ancestors(seeds: list[fx.Node]) -> set[fx.Node]:
-    """The nodes and everything that they are computed from."""
+def ancestors(seeds: Iterable[fx.Node], among: Container[fx.Node] | None = None) -> set[fx.Node]:
+    """The nodes and everything that they are computed from, by way of nodes in `among` alone if it is given."""
     found: set[fx.Node] = set()
     stack = list(seeds)
     while stack:
         node = stack.pop()
         if node not in found:
             found.add(node)
-            stack.extend(node.all_input_nodes)
+            stack += [one for one in node.all_input_nodes if among is None or one in among]
     return found

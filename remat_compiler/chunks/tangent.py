@@ -16,6 +16,7 @@ import torch
 from torch import fx
 
 from remat_compiler import torch_compat
+from remat_compiler.capture.phases import ancestors
 from remat_compiler.chunks.axes import argument
 from remat_compiler.chunks.cut import operands
 from remat_compiler.chunks.writing import call, call_like
@@ -61,7 +62,7 @@ def take_out(graph: fx.Graph, tangent: fx.Node, leaving: Iterable[fx.Node]) -> N
     factored = multiples_of(graph, tangent)
     units: dict[fx.Node, fx.Node] = {}
     wanted = list(leaving)
-    needed = _leading_to(wanted, factored)
+    needed = ancestors(wanted, factored)
     for node in list(graph.nodes):
         if node not in needed:
             continue
@@ -74,17 +75,6 @@ def take_out(graph: fx.Graph, tangent: fx.Node, leaving: Iterable[fx.Node]) -> N
         scaled.meta["partitioner_tag"] = "is_backward"
         node.replace_all_uses_with(scaled)
     graph.eliminate_dead_code()
-
-
-def _leading_to(nodes: Iterable[fx.Node], among: set[fx.Node]) -> set[fx.Node]:
-    found: set[fx.Node] = set()
-    stack = list(nodes)
-    while stack:
-        node = stack.pop()
-        if node not in found:
-            found.add(node)
-            stack += [one for one in node.all_input_nodes if one in among]
-    return found
 
 
 def _one(graph: fx.Graph, tangent: fx.Node) -> fx.Node:
