@@ -89,6 +89,7 @@ class _Search:
         self.large = large
         self.barred = frozenset(barred)
         self.cuttings: dict[fx.Node, Cutting] = {}
+        self.region = Region(product, self.cuttings, cut.chunks)  # as far as it is found
         self.stack: list[fx.Node] = []
         self._cut(product, None, cut)
         while self.stack:
@@ -137,20 +138,10 @@ class _Search:
             return any(isinstance(v, torch.Tensor) and v.numel() >= self.large for v in node.meta["val"])
         return self._is_large(node)
 
-    def _in_chunks(self, reader: fx.Node, source: fx.Node) -> bool:
-        """Whether an operator of the region reads all of what it reads of another one in chunks."""
-        found = self.cuttings.get(reader)
-        if found is None:
-            return False
-        if reader.target is operator.getitem:
-            return True
-        cuts = [cut for one, cut in zip(operands(reader), found.operands) if one is source]
-        return all(cut == self.cuttings[source].results[0] for cut in cuts)
-
     def open_ends(self) -> set[fx.Node]:
         """Operators whose large results something reads whole."""
         large = filter(self._is_large_and_cut, self.cuttings)
-        return {node for node in large if not all(self._in_chunks(user, node) for user in node.users)}
+        return {node for node in large if any(self.region.reads_whole(user, node) for user in node.users)}
 
     def kept(self) -> set[fx.Node]:
         """Operators with large results, those that read such, and what lies between them."""
@@ -158,8 +149,10 @@ class _Search:
         for node in reversed(self.graph.nodes):
             if node not in self.cuttings:
                 continue
-            between = any(user in kept and self._in_chunks(user, node) for user in node.users)
-            reads = any(self._is_large_and_cut(o) and self._in_chunks(node, o) for o in node.all_input_nodes)
+            between = any(user in kept and not self.region.reads_whole(user, node) for user in node.users)
+            reads = any(
+                self._is_large_and_cut(o) and not self.region.reads_whole(node, o) for o in node.all_input_nodes
+            )
             if between or reads or self._is_large_and_cut(node):
                 kept.add(node)
         # Items and their tuple stay together.
