@@ -44,6 +44,7 @@ class Question:
 
     Attributes:
         compiler: Compiles it by a request.
+        search: The search for the request to keep.
         options: The user's options.
         first: The first request.
         symbols: The symbolic sizes that it is to keep the budget at; empty to plan it for the sizes of its inputs.
@@ -54,6 +55,7 @@ class Question:
     """
 
     compiler: Compiler
+    search: GatheringSearch
     options: RematOptions
     first: PartitionRequest
     symbols: tuple[torch_compat.InputSymbol, ...]
@@ -71,19 +73,6 @@ class Question:
     def on_gpu(self) -> bool:
         """Whether the memory of a GPU is counted."""
         return counted_device_type(self.inputs) != "cpu"
-
-    @property
-    def search(self) -> GatheringSearch:
-        """The search for the request to keep."""
-        compiler, session = self.compiler, self.compiler.session
-        chooses_layout = torch_compat.has_convolutions(compiler.gm) or torch_compat.may_pad_products(compiler.gm)
-        trains = torch_compat.needs_gradients(self.inputs)
-        in_blocks = counted_device_type(self.inputs) == "cuda" and not segments_expand()
-        more_bytes = MORE_BLOCKS_BYTES if in_blocks else 0
-        agreement = session.agreement.gathers
-        return GatheringSearch(
-            compiler.run, self.options, chooses_layout, trains, more_bytes, agreement, session.program
-        )
 
     def untrained(self, attempt: Attempt) -> Callable[..., Any]:
         """The compiled graph without gradients, watched if other graphs follow it in a step."""
@@ -129,7 +118,7 @@ def question_of(
     # The caches of ranks may differ.
     earlier = agreement.agree(Point.OUTCOME, outcome.earlier(first), lambda: key.digest)
     compiler = Compiler(gm, example_inputs, traced, session, costs, earlier is not None, options.inductor)
-    return Question(compiler, options, first, symbols, key, outcome, earlier, directory)
+    return Question(compiler, _search(compiler, options), options, first, symbols, key, outcome, earlier, directory)
 
 
 def first_request(options: RematOptions, environment: Environment, example_inputs: Sequence[Any]) -> PartitionRequest:
@@ -188,6 +177,17 @@ def _moving(request: PartitionRequest, options: RematOptions, place: Place, *, o
         options.memory_budget,
     )
     return request
+
+
+def _search(compiler: Compiler, options: RematOptions) -> GatheringSearch:
+    """The search for the request to keep."""
+    inputs, session = compiler.example_inputs, compiler.session
+    chooses_layout = torch_compat.has_convolutions(compiler.gm) or torch_compat.may_pad_products(compiler.gm)
+    trains = torch_compat.needs_gradients(inputs)
+    in_blocks = counted_device_type(inputs) == "cuda" and not segments_expand()
+    more_bytes = MORE_BLOCKS_BYTES if in_blocks else 0
+    agreement = session.agreement.gathers
+    return GatheringSearch(compiler.run, options, chooses_layout, trains, more_bytes, agreement, session.program)
 
 
 def _agreement() -> Agreement:

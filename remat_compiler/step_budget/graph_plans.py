@@ -73,8 +73,12 @@ class GraphPlans:
     """
 
     can_change: ClassVar[bool] = False
-    at_all_sizes: ClassVar[bool] = False
     dispatch: Dispatch | None = None
+
+    @property
+    def at_all_sizes(self) -> bool:
+        """See `GraphPlans`."""
+        return self.dispatch is not None
 
     @property
     def offload_bytes(self) -> int | None:

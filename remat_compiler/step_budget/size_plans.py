@@ -58,7 +58,6 @@ class SizePlans(GraphPlans):
     """
 
     can_change: ClassVar[bool] = True
-    at_all_sizes: ClassVar[bool] = True
     dispatch: Dispatch
 
     def __init__(
