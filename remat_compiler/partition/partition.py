@@ -60,19 +60,19 @@ def partition(
         PlanRejected: The verifier refused the plan.
     """
 
+    def stages_of(graph: fx.GraphModule, asked: PartitionRequest) -> JointStages:
+        return JointStages(graph, asked, num_fwd_outputs, static_input_indices, session)
+
     def cut(graph: fx.GraphModule, asked: PartitionRequest) -> Partition | None:
-        stages = JointStages(graph, asked, num_fwd_outputs, static_input_indices, session)
+        stages = stages_of(graph, asked)
         joint_nodes = stages.prepare()
-        if asked.chunks > 1 and request.chunks == AS_PLANNED and not stages.chunked:
-            return None
-        return _partition(stages, joint_nodes, plan_with)
+        return None if asked.chunks > 1 and not stages.chunked else _partition(stages, joint_nodes, plan_with)
 
     with _collection_paused(), torch_compat.copying_nodes():
         if request.chunks == AS_PLANNED:
             return cheapest_in_chunks(joint, request, cut)
-        made = cut(joint, request)
-        assert made is not None, "what is asked for in so many chunks may stay whole"
-        return made
+        stages = stages_of(joint, request)
+        return _partition(stages, stages.prepare(), plan_with)
 
 
 def _partition(stages: JointStages, joint_nodes: int, plan_with: Callable[[RematProblem], PlanResult]) -> Partition:
