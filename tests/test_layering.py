@@ -38,6 +38,7 @@ COMPILER = (
         "dry_run",
         "plan_cache",
         "capture",
+        "gradients",
         "report",
         "costs",
         "offload",

@@ -1,4 +1,7 @@
-"""The inputs that the step changes in place."""
+"""The inputs that the step changes in place.
+
+Parameters that hooks change once their gradient has left do not count: nothing reads them from there on (`Op.ends`).
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from torch import fx
 
 from remat_compiler import torch_compat
 from remat_compiler.capture.storages import find_roots
+from remat_compiler.gradients.leave import LEAVE
 
 _COPY = torch.ops.aten.copy_.default
 
@@ -49,7 +53,7 @@ def _placeholders_written(graph: fx.Graph, calls: list[fx.Node]) -> set[fx.Node]
 def written_arguments(node: fx.Node) -> list[fx.Node]:
     """Arguments that the node changes in place."""
     target = node.target
-    if not isinstance(target, torch._ops.OpOverload) or not target._schema.is_mutable:
+    if not isinstance(target, torch._ops.OpOverload) or not target._schema.is_mutable or target is LEAVE:
         return []
     written = [one.name for one in target._schema.arguments if one.alias_info is not None and one.alias_info.is_write]
     given = torch_compat.arguments_by_name(node)

@@ -16,6 +16,7 @@ from remat_compiler.capture.materialise import materialised_by_inductor, materia
 from remat_compiler.capture.operators import NodeClass
 from remat_compiler.capture.phases import find_phases
 from remat_compiler.capture.storages import find_roots, storage_bytes
+from remat_compiler.gradients.leave import LEAVE
 from remat_compiler.ir.graph import Op, OpId, Phase, SavePolicy, Storage, StorageId, StorageKind, TrainingGraph, Trait
 
 CPU_RNG_STATE_BYTES = 5056
@@ -198,8 +199,14 @@ class _Builder:
             replay=replay,
             module=source.module_path(main),
             source=source.source_line(main),
+            ends=self._ended_by(main),
         )
         return op, nodes
+
+    def _ended_by(self, main: fx.Node) -> tuple[StorageId, ...]:
+        """The parameter that hooks may change once `main` has run."""
+        parameter = main.args[1] if main.target is LEAVE else None
+        return (self.storage[self.roots[parameter]],) if isinstance(parameter, fx.Node) else ()
 
     def _items(self, main: fx.Node) -> list[fx.Node]:
         """Items of a multi-output kernel, in order, nested ones included."""

@@ -17,6 +17,7 @@ from torch import fx
 
 from remat_compiler import torch_compat
 from remat_compiler.capture.declared import WITHOUT_DROPOUT, is_declared
+from remat_compiler.gradients.leave import LEAVE
 from remat_compiler.ir.graph import Trait
 
 
@@ -174,6 +175,9 @@ def traits_of(node: fx.Node) -> frozenset[Trait]:
             return frozenset()
         effectful = torch_compat.facts_of(target).runs == "in order of effects"
         return frozenset({Trait.EFFECTFUL} if effectful else {Trait.UNKNOWN})
+    # What it does to its parameter, `Op.ends` says.
+    if target is LEAVE:
+        return frozenset()
     traits = set()
     if is_random(node):
         traits.add(Trait.RANDOM)
@@ -224,6 +228,8 @@ def reason_not_to_recompute(node: fx.Node, traits: frozenset[Trait], gathers: bo
         gathers: Whether all ranks may gather inputs again.
     """
     name = str(node.target)
+    if node.target is LEAVE:
+        return "it hands a gradient over"
     # Forward and backward compute their random numbers from these seeds, so both must see the same.
     if draws_seeds(node):
         return "it draws the seeds of the step"

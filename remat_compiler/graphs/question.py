@@ -26,6 +26,7 @@ from remat_compiler.distributed.agreement import Agreement, Alone, Point, curren
 from remat_compiler.distributed.by_store import StoreAgreement
 from remat_compiler.dry_run.dry_run import MORE_BLOCKS_BYTES, dry_run
 from remat_compiler.dry_run.fake_inputs import counted_device_type
+from remat_compiler.gradients.inputs import leaving_inputs
 from remat_compiler.log import logger_of
 from remat_compiler.memory_budget import MemoryBudget
 from remat_compiler.offload.place import Place
@@ -138,6 +139,7 @@ def first_request(options: RematOptions, environment: Environment, example_input
         layout=options.layout,
         inplace_buffers=options.inplace_buffers,
         chunks=options.chunks,
+        leaving=leaving_inputs(options, example_inputs),
         # The inner compiler's own layout takes copies of weights: never the smallest peak.
         free_layout=not budget.minimises,
     )

@@ -21,7 +21,7 @@ import hashlib
 import json
 from dataclasses import astuple
 
-from remat_compiler.ir.graph import StorageKind, TrainingGraph
+from remat_compiler.ir.graph import OpId, StorageKind, TrainingGraph
 from remat_compiler.ir.problem import RematProblem
 
 MADE, STATE = "made", "state"
@@ -53,9 +53,8 @@ def fingerprint(problem: RematProblem) -> str:
         )
         for op in graph.ops
     ]
-    if not costs.links:
-        return _digest([ops, storages])
-    return _digest([ops, storages, [astuple(link) for link in costs.links]])
+    more = [[astuple(link) for link in costs.links]] if costs.links else []
+    return _digest([ops, storages, *more, *_ends(graph)])
 
 
 def structure(problem: RematProblem) -> str:
@@ -80,7 +79,7 @@ def structure(problem: RematProblem) -> str:
         )
         for op in graph.ops
     ]
-    return _digest([ops, storages])
+    return _digest([ops, storages, *_ends(graph)])
 
 
 def parameter_sizes(problem: RematProblem) -> str:
@@ -111,6 +110,13 @@ def _readers(graph: TrainingGraph) -> list[list[int]]:
         for s in op.reads:
             readers[s].append(op.id)
     return readers
+
+
+def _ends(graph: TrainingGraph) -> list[tuple[str, list[tuple[OpId, list[int]]]]]:
+    """The operators that end storages, each with the readers of these; empty if there are none."""
+    readers = _readers(graph)
+    ends = [(op.id, sorted(reader for s in op.ends for reader in readers[s])) for op in graph.ops if op.ends]
+    return [("ends", ends)] if ends else []
 
 
 def _digest(values: object) -> str:

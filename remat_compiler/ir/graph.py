@@ -13,9 +13,11 @@ the order of the joint graph, forward before what depends on tangents.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import NewType
+
+from remat_compiler.ir.codec import OPTIONAL
 
 OpId = NewType("OpId", int)
 StorageId = NewType("StorageId", int)
@@ -114,6 +116,8 @@ class Op:
         save_policy: Demand on whether its results cross from forward to backward.
         replay: Storage holding the random state of the first execution, read by every repetition and
             allocated only when there is one; `None` for operators that are not random.
+        ends: Storages among its reads that nothing reads once it has run, repetitions included: parameters that
+            hooks may change then.
         module: Module path of the user's model, such as ``encoder.layer.0``.
         source: User's source line, such as ``model.py:12``.
     """
@@ -131,6 +135,7 @@ class Op:
     replay: StorageId | None = None
     module: str = ""
     source: str = ""
+    ends: tuple[StorageId, ...] = field(default=(), metadata=OPTIONAL)
 
     @property
     def may_recompute(self) -> bool:

@@ -2,7 +2,7 @@
 
 ids         position and id agree
 storages    written by at most one operator, and before it is read; residents and tangents by none
-reads       ascending, without duplicates; writes without duplicates; never one storage in both
+reads       ascending, without duplicates; writes without duplicates; never one storage in both; ends among the reads
 phases      nothing that the forward runs needs a tangent, directly or through other operators
 traits      an operator that repetition would change is marked `no_recompute`; a gather need not be
 replay      a random operator that may repeat keeps its random state, which nothing else touches
@@ -85,6 +85,8 @@ def _reference_defects(graph: TrainingGraph, op: Op, position: int) -> Iterator[
         yield f"{where}: reads {list(op.reads)} are not ascending without duplicates"
     if len(set(op.writes)) != len(op.writes):
         yield f"{where}: writes {list(op.writes)} repeat a storage"
+    if not set(op.ends) <= set(op.reads):
+        yield f"{where}: ends storages {sorted(set(op.ends) - set(op.reads))} that it does not read"
     both = sorted(set(op.reads) & set(op.writes))
     if both:
         yield f"{where}: reads and writes storages {both}"

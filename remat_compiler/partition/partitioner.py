@@ -16,6 +16,7 @@ from torch import fx
 
 from remat_compiler import torch_compat
 from remat_compiler.capture.declared import declared_names
+from remat_compiler.capture.leaving import returned
 from remat_compiler.capture.source import name_inputs
 from remat_compiler.costs.declared_workspace import declared_workspaces
 from remat_compiler.observer import observers
@@ -24,6 +25,7 @@ from remat_compiler.partition.request import PartitionRequest
 from remat_compiler.partition.session import current_session
 from remat_compiler.plan_cache.cache import shared_plan_cache
 from remat_compiler.plan_cache.cached_planner import CachedPlanner, code_digest, may_take_similar
+from remat_compiler.simulate.ends import planned_before_ends
 from remat_compiler.simulate.interlude import planned_around
 from remat_compiler.version import __version__
 from remat_passes.registry import make_planner
@@ -83,15 +85,19 @@ class RematPartitioner(torch_compat.CustomPartitionerFn):
                 request,
                 num_fwd_outputs=num_fwd_outputs,
                 static_input_indices=static_input_indices,
-                plan_with=lambda problem: planned_around(problem, request.between_bytes, cached.plan),
+                plan_with=lambda problem: planned_before_ends(
+                    problem, lambda asked: planned_around(asked, request.between_bytes, cached.plan)
+                ),
                 session=session,
             )
+        returned(made.graphs.backward)
         if request.inner == "inductor":
             torch_compat.write_padded(made.graphs.forward, made.graphs.backward)
             if not request.free_layout:
                 torch_compat.keep_layout()
-            # Torch's own partition is otherwise compiled exactly as the stock backend would.
-            if not made.unchanged:
+            # Torch's own partition is otherwise compiled exactly as the stock backend would; but not where gradients
+            # leave, whose memory would be used again.
+            if not made.unchanged or request.leaving:
                 most_bytes = max(made.peak_bytes, request.budget_bytes or 0)
                 torch_compat.keep_planned_memory(gm, torch_compat.FusionLimit(most_bytes, tuple(request.sizes)))
         session.partitions.append(made)

@@ -42,6 +42,7 @@ class PartitionRequest:
         layout: Where values lie, see `RematOptions`; decides how the emitted code allocates alone.
         inplace_buffers: Whether interpreted operators may overwrite arguments, see `RematOptions`.
         chunks: Most chunks that a loss is computed in; 1 leaves it whole, `AS_PLANNED` lets the plan say.
+        leaving: Positions of the inputs whose gradients may leave within the backward, see `capture.leaving`.
         gathers: Whether inputs may be gathered from the ranks again, see `compilation.gathers`.
         layer_bytes: Bytes of each layer at these sizes as an estimator predicts them, for planners of layers; empty
             for those that the graph itself gives.
@@ -69,6 +70,7 @@ class PartitionRequest:
     layout: str = "plain"
     inplace_buffers: bool = True
     chunks: int = 1
+    leaving: tuple[int, ...] = ()
     gathers: bool = False
 
     @property

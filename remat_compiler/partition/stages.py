@@ -14,6 +14,7 @@ from remat_compiler.capture.channels_last import copy_inputs_of_convolutions
 from remat_compiler.capture.early_loops import early_loops, order_of, set_order
 from remat_compiler.capture.graph import CapturedGraph, capture
 from remat_compiler.capture.in_place import bytes_overwritten, bytes_taken_over
+from remat_compiler.capture.leaving import hand_over, right_behind_readers
 from remat_compiler.capture.mutation import copy_small_buffers, protect_changed_inputs
 from remat_compiler.capture.padding import pad_products
 from remat_compiler.capture.pair import capture_pair
@@ -111,6 +112,7 @@ class JointStages:
             if not self.fused:
                 mark_view_scatters(self.joint)
                 torch_compat.correct_norms(self.joint.graph)
+            hand_over(self.joint, self.num_fwd_outputs, self.request.leaving)
         return joint_nodes
 
     def copy_small_buffers(self, peak_bytes: int) -> bool:
@@ -229,6 +231,7 @@ class JointStages:
             # As Inductor does with copies that it makes itself.
             saved=self.copies,
         )
+        right_behind_readers(backward)
         # Captured from the two graphs rather than from the joint one: torch recomputes and orders by its own rules.
         captured, plan = capture_pair(
             forward,

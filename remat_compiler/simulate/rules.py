@@ -19,6 +19,7 @@ class Rule(str, Enum):
     EFFECT_ORDER = "an operator with effects runs behind one that the program runs later"
     EFFECT_MISSING = "an operator with effects never runs"
     CHANGED = "an operator reads memory on the other side of one that changes it"
+    ENDED = "a step reads a storage after the operator that ends it"
     MISSING_OUTPUT = "a gradient or output is never made"
     SAVED = "a storage crosses the boundary although it must not be saved"
     TRANSFER_PLACE = "a transfer names steps or a storage that the plan does not have"

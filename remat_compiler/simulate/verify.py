@@ -63,6 +63,7 @@ def _check_structure(problem: RematProblem, plan: Plan) -> list[Violation]:
     if not 0 <= plan.boundary <= len(plan.steps):
         return [Violation(Rule.BOUNDARY, plan.boundary, f"{len(plan.steps)} steps")]
     made = {s.id for s in graph.storages if s.kind in RESIDENT_KINDS}
+    ended: set[int] = set()
     done: set[int] = set()
     for step, op_id in enumerate(plan.steps):
         # The backward starts here: tangents exist from now on, and the forward must have run completely.
@@ -79,9 +80,12 @@ def _check_structure(problem: RematProblem, plan: Plan) -> list[Violation]:
         for storage in op.reads:
             if storage not in made:
                 found.append(Violation(Rule.NOT_MADE, step, f"{op.name} reads {graph.storages[storage].name}"))
+            if storage in ended:
+                found.append(Violation(Rule.ENDED, step, f"{op.name} reads {graph.storages[storage].name}"))
         if op_id in done:
             found += _bad_repetition(op, step)
         done.add(op_id)
+        ended.update(op.ends)
         made.update(op.writes)
     # No step stands at the boundary of an empty backward, so the loop did not check it.
     if plan.boundary == len(plan.steps):

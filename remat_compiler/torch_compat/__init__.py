@@ -95,7 +95,7 @@ from remat_compiler.torch_compat.inductor import (
     write_padded,
 )
 from remat_compiler.torch_compat.inductor_settings import is_inductor_setting, settings_of_mode, with_settings
-from remat_compiler.torch_compat.input_names import input_sources, joint_input_source
+from remat_compiler.torch_compat.input_names import input_position, input_sources, joint_input_source
 from remat_compiler.torch_compat.interpreter import InterpretedGraph, StepInterpreter, compile_with_interpreter
 from remat_compiler.torch_compat.joint import (
     MUST_SAVE,
@@ -112,6 +112,7 @@ from remat_compiler.torch_compat.joint import (
     prepare_joint,
     stock_partition,
 )
+from remat_compiler.torch_compat.leaving import leaf_to_serve, return_to_autograd
 from remat_compiler.torch_compat.modes import dispatch_modes, grad_mode_kept, outside_tracing
 from remat_compiler.torch_compat.modules import copy_module, copying_nodes, new_module
 from remat_compiler.torch_compat.operators import (
@@ -171,6 +172,7 @@ from remat_compiler.torch_compat.saved_by_eager import (
 from remat_compiler.torch_compat.sharded_modules import (
     bucket_bytes,
     gathered_parameters,
+    gradients_are_averaged,
     sharded_gradients,
     sharded_groups,
     sharded_now,

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch._dynamo.convert_frame
 
+from remat_compiler.torch_compat.leaving import FOLLOWED, with_held
 from remat_compiler.torch_compat.tensors import storages_of, watched_storages
 
 BackwardBegins = Callable[[], Callable[[Any], None] | None]
@@ -102,7 +103,7 @@ def after_backward(node: Any, read: Callable[[], None]) -> None:
 def _with_wrapped_backward(node: Any) -> Any:
     """The function behind a node, which is one for all calls of a compiled graph; its backward is wrapped once."""
     function = type(node)._forward_cls
-    if _FOLLOWED not in vars(function):
+    if FOLLOWED not in vars(function):
         original = function.backward
 
         def backward(ctx: Any, *gradients: Any) -> Any:
@@ -124,6 +125,7 @@ def _with_wrapped_backward(node: Any) -> Any:
                 if _CHANGED in str(error):
                     raise RuntimeError(f"{error} {_CHANGED_INPUT}") from error
                 raise
+            result = with_held(ctx, result)
             # The listener may compile or measure: what came in is not needed any more.
             del gradients
             ends = getattr(ctx, _ENDS, None)
@@ -139,7 +141,7 @@ def _with_wrapped_backward(node: Any) -> Any:
             return result
 
         function.backward = staticmethod(backward)
-        setattr(function, _FOLLOWED, True)
+        setattr(function, FOLLOWED, True)
     return function
 
 
@@ -163,5 +165,3 @@ _LISTENERS = "_remat_listeners"
 _ENDS = "_remat_backward_ends"
 
 _OUTPUTS = "_remat_outputs"
-
-_FOLLOWED = "_remat_follows"

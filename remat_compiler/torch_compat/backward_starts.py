@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,7 +15,29 @@ from remat_compiler.torch_compat.patching import replace
 Roots = Sequence[Any]
 """What a backward begins at: tensors or edges of autograd's graph."""
 
-_running: list[Roots] = []
+
+@dataclass(slots=True, eq=False)
+class RunningBackward:
+    """A backward that is running.
+
+    Attributes:
+        roots: What it begins at.
+        accumulates: Whether all that it does is to add gradients to all leaves that it comes to: it was neither asked
+            for certain ones, nor to be differentiated itself.
+        reached: What it runs over, once somebody asked, see `leaving.reached`.
+    """
+
+    roots: Roots
+    accumulates: bool
+    reached: Any = None
+
+
+_running: list[RunningBackward] = []
+
+
+def running_backwards() -> Sequence[RunningBackward]:
+    """The backwards that are running, those of other threads included; the latest to begin is the last."""
+    return tuple(_running)
 
 
 def follow_backward_starts(starts: Callable[[Roots, Sequence[Roots]], None]) -> None:
@@ -27,20 +50,33 @@ def follow_backward_starts(starts: Callable[[Roots, Sequence[Roots]], None]) -> 
 
     def following(original: Callable[..., Any]) -> Callable[..., Any]:
         def run_backward(t_outputs: Roots, *args: Any, **keywords: Any) -> Any:
+            running = RunningBackward(t_outputs, _accumulates(*args, **keywords))
             # Backwards that a compilation traces, or runs on fake tensors, are none of the program's.
             if torch._guards.TracingContext.try_get() is None and active_fake_mode() is None:
                 within = torch._C._current_graph_task_id() != -1
-                starts(t_outputs, _running if within else ())
-            _running.append(t_outputs)
+                starts(t_outputs, [one.roots for one in _running] if within else ())
+            _running.append(running)
             try:
                 return original(t_outputs, *args, **keywords)
             finally:
-                # By identity: another thread may have added its own, and tensors compare element by element.
-                _running[:] = [one for one in _running if one is not t_outputs]
+                # Another thread may have added its own meanwhile.
+                _running.remove(running)
 
         return run_backward
 
     replace(BACKWARD_STARTS, following)
+
+
+def _accumulates(
+    grad_tensors: Any = (),
+    keep_graph: bool = False,
+    create_graph: bool = False,
+    inputs: Sequence[Any] = (),
+    allow_unreachable: bool = True,
+    accumulate_grad: bool = True,
+) -> bool:
+    """Whether a backward of these arguments of the engine adds gradients to all leaves, and does nothing else."""
+    return accumulate_grad and not create_graph and not inputs
 
 
 def nodes_behind(node: Any, roots: Roots) -> int:

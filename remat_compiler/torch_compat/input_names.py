@@ -19,6 +19,12 @@ def input_sources(gm: fx.GraphModule) -> tuple[str, ...]:
     return tuple(found)
 
 
+def input_position(node: fx.Node) -> int | None:
+    """Position of an input of the joint graph among those of Dynamo's graph; `None` if it is none of them as it is."""
+    origin = node.meta.get("desc")
+    return origin.idx if isinstance(origin, PlainAOTInput) else None
+
+
 def joint_input_source(node: fx.Node, sources: Sequence[str]) -> str:
     """Description of an input of the joint graph: its entry in `sources` if it is one of Dynamo's; empty if unknown."""
     origin = node.meta.get("desc")

@@ -87,12 +87,21 @@ def gathered_parameters() -> list[torch.Tensor]:
 
 def bucket_bytes() -> int:
     """Bytes of gradients that the buckets of the running `DistributedDataParallel` hold once more; 0 outside of one."""
-    parallel = sys.modules.get("torch.nn.parallel.distributed")
-    model = None if parallel is None else parallel.DistributedDataParallel._get_active_ddp_module()
+    model = _averaged_module()
     # Else gradients are views of the buckets, which are there in their place.
     if model is None or model.gradient_as_bucket_view:
         return 0
     return _num_bytes(one for one in model._module_parameters if one.requires_grad)
+
+
+def gradients_are_averaged() -> bool:
+    """Whether a `DistributedDataParallel` is running, which averages gradients over ranks once they are there."""
+    return _averaged_module() is not None
+
+
+def _averaged_module() -> Any:
+    parallel = sys.modules.get("torch.nn.parallel.distributed")
+    return None if parallel is None else parallel.DistributedDataParallel._get_active_ddp_module()
 
 
 def _groups() -> list[Any]:

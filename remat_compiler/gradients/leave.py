@@ -1,0 +1,52 @@
+"""The operator that hands a gradient to its parameter within a compiled backward, known to torch as ``remat::leave``.
+
+    nothing = leave(gradient, parameter, argument, edge)
+
+It does what autograd's `AccumulateGrad` would do once the whole backward has run: it adds the gradient to `.grad`, or
+makes it that, and calls the parameter's post-accumulate hooks, which may change the parameter and let go of the
+gradient.  Where that would not be what eager does (see `torch_compat.leaving`), the gradient is kept, and the backward
+returns it to autograd as ever.
+
+It is declared to change the parameter, so inner compilers leave it behind what reads that.  It returns a tensor without
+elements, which takes the gradient's place among the results of a joint graph while that is cut.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from remat_compiler import torch_compat
+from remat_compiler.gradients.accumulate import accumulate
+
+_LIBRARY = torch.library.Library("remat", "FRAGMENT")  # type: ignore[no-untyped-call]
+_SCHEMA = "leave(Tensor gradient, Tensor(a!) parameter, int argument, int edge) -> Tensor"
+
+
+def _leave(gradient: Tensor, parameter: Tensor, argument: int, edge: int) -> Tensor:
+    """Hand `gradient` over.
+
+    Args:
+        gradient: The whole gradient of the parameter in this call of the graph; nothing else reads its memory.
+        parameter: The parameter as the graph has it: maybe an alias of the program's own.
+        argument: Its position among the arguments of the compiled forward.
+        edge: Its position among those that are tensors, which autograd's node has edges for.
+    """
+    leaf = torch_compat.leaf_to_serve(edge)
+    if leaf is None:
+        torch_compat.return_to_autograd(argument, gradient)
+    else:
+        accumulate(leaf, gradient)
+    return gradient.new_empty(0)
+
+
+def _fake_leave(gradient: Tensor, parameter: Tensor, argument: int, edge: int) -> Tensor:
+    return gradient.new_empty(0)
+
+
+# The hook's reader may rely on the layout that autograd gives gradients.
+_LIBRARY.define(_SCHEMA, tags=(torch.Tag.needs_exact_strides,))  # type: ignore[no-untyped-call]
+_LIBRARY.impl("leave", _leave, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+torch.library.register_fake("remat::leave", _fake_leave, lib=_LIBRARY)
+
+LEAVE = torch.ops.remat.leave.default

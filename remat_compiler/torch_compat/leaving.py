@@ -1,0 +1,102 @@
+"""Whether a gradient may be handed to its leaf while the backward of a compiled graph runs, and how it is kept if not.
+
+Eager calls a leaf's post-accumulate hooks once, with the sum of all that the backward contributes.  So a gradient may
+only be handed over early if nothing else of the running backward contributes to the leaf: no other graph, no operator
+in eager.  That is read from autograd's graph, behind the roots of the backward.  A hook on the gradient itself, a
+backward that asks for certain gradients (`torch.autograd.grad`), or one that is differentiated again, need the gradient
+in autograd's hands, too.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from remat_compiler.torch_compat.backward_starts import RunningBackward, nodes_of, running_backwards
+
+HELD = "_remat_held_gradients"
+FOLLOWED = "_remat_follows"
+
+
+@dataclass(slots=True, eq=False)
+class _Reached:
+    """The part of autograd's graph that a backward runs over.
+
+    Attributes:
+        nodes: Its nodes by identity.
+        edges: How many of its edges end in each node, by the identity of that.
+    """
+
+    nodes: dict[int, Any] = field(default_factory=dict)
+    edges: Counter[int] = field(default_factory=Counter)
+
+
+def leaf_to_serve(edge: int) -> torch.Tensor | None:
+    """The leaf at the end of an edge of the node that is running; `None` if its gradient is autograd's to add.
+
+    Raises:
+        RuntimeError: No backward is running.
+    """
+    node = torch._C._current_autograd_node()
+    if node is None:
+        raise RuntimeError("a compiled backward was run outside of autograd's own backward, which hands over gradients")
+    accumulator = node.next_functions[edge][0]
+    leaf = getattr(accumulator, "variable", None)
+    if leaf is None or leaf._backward_hooks or torch.is_grad_enabled():
+        return None
+    backward = _backward_of(node)
+    if backward is None or not backward.accumulates or reached(backward).edges[id(accumulator)] != 1:
+        return None
+    return leaf  # type: ignore[no-any-return]
+
+
+def return_to_autograd(argument: int, gradient: torch.Tensor) -> None:
+    """Keep a gradient until the backward that is running returns; see `with_held`.
+
+    Raises:
+        RuntimeError: The backward is of a graph that is not followed, so that the gradient would be lost.
+    """
+    node: Any = torch._C._current_autograd_node()
+    if FOLLOWED not in vars(type(node)._forward_cls):
+        raise RuntimeError("a gradient cannot be returned: the compiled graph is called outside of remat's own call")
+    held = getattr(node, HELD, None)
+    if held is None:
+        held = {}
+        setattr(node, HELD, held)
+    held[argument] = gradient
+
+
+def with_held(node: Any, results: Any) -> Any:
+    """The results of a backward with the gradients that were kept meanwhile."""
+    held = getattr(node, HELD, None)
+    if not held:
+        return results
+    delattr(node, HELD)
+    return tuple(held.get(argument, result) for argument, result in enumerate(results))
+
+
+def reached(backward: RunningBackward) -> _Reached:
+    """What a backward runs over; found once."""
+    found: _Reached | None = backward.reached
+    if found is None:
+        found = _Reached()
+        stack = nodes_of(backward.roots)
+        while stack:
+            node = stack.pop()
+            if id(node) in found.nodes:
+                continue
+            found.nodes[id(node)] = node
+            for before, _ in node.next_functions:
+                if before is not None:
+                    found.edges[id(before)] += 1
+                    stack.append(before)
+        backward.reached = found
+    return found
+
+
+def _backward_of(node: Any) -> RunningBackward | None:
+    """The innermost running backward that comes to `node`; `None` for one that begins in C++."""
+    return next((one for one in reversed(running_backwards()) if id(node) in reached(one).nodes), None)
