@@ -37,6 +37,7 @@ def _leave(gradient: Tensor, parameter: Tensor, argument: int, edge: int) -> Ten
         torch_compat.return_to_autograd(argument, gradient)
     else:
         accumulate(leaf, gradient)
+        torch_compat.is_served(leaf)
     return gradient.new_empty(0)
 
 

@@ -112,7 +112,7 @@ from remat_compiler.torch_compat.joint import (
     prepare_joint,
     stock_partition,
 )
-from remat_compiler.torch_compat.leaving import leaf_to_serve, return_to_autograd
+from remat_compiler.torch_compat.leaving import is_served, leaf_to_serve, return_to_autograd
 from remat_compiler.torch_compat.modes import dispatch_modes, grad_mode_kept, outside_tracing
 from remat_compiler.torch_compat.modules import copy_module, copying_nodes, new_module
 from remat_compiler.torch_compat.operators import (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -25,11 +25,20 @@ class RunningBackward:
         accumulates: Whether all that it does is to add gradients to all leaves that it comes to: it was neither asked
             for certain ones, nor to be differentiated itself.
         reached: What it runs over, once somebody asked, see `leaving.reached`.
+        served: Leaves whose gradients were handed over, with their hooks, which autograd would call again.
     """
 
     roots: Roots
     accumulates: bool
     reached: Any = None
+    served: list[tuple[torch.Tensor, Any]] = field(default_factory=list)
+
+    def end(self) -> None:
+        """Give back their hooks to the leaves that were served."""
+        for leaf, hooks in self.served:
+            # Of those that were added meanwhile, too.
+            hooks.update(leaf._post_accumulate_grad_hooks)
+            leaf._post_accumulate_grad_hooks = hooks
 
 
 _running: list[RunningBackward] = []
@@ -61,6 +70,7 @@ def follow_backward_starts(starts: Callable[[Roots, Sequence[Roots]], None]) -> 
             finally:
                 # Another thread may have added its own meanwhile.
                 _running.remove(running)
+                running.end()
 
         return run_backward
 

@@ -9,7 +9,7 @@ in autograd's hands, too.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,6 +37,8 @@ class _Reached:
 def leaf_to_serve(edge: int) -> torch.Tensor | None:
     """The leaf at the end of an edge of the node that is running; `None` if its gradient is autograd's to add.
 
+    Whoever serves it calls `is_served` then.
+
     Raises:
         RuntimeError: No backward is running.
     """
@@ -51,6 +53,15 @@ def leaf_to_serve(edge: int) -> torch.Tensor | None:
     if backward is None or not backward.accumulates or reached(backward).edges[id(accumulator)] != 1:
         return None
     return leaf  # type: ignore[no-any-return]
+
+
+def is_served(leaf: torch.Tensor) -> None:
+    """Keep autograd from calling the hooks of a leaf once more: it does so even if no gradient comes."""
+    hooks, backward = leaf._post_accumulate_grad_hooks, _backward_of(torch._C._current_autograd_node())
+    if hooks is not None and backward is not None:
+        backward.served.append((leaf, hooks))
+        # `None` would leave in place the hooks that autograd itself has.
+        leaf._post_accumulate_grad_hooks = OrderedDict()
 
 
 def return_to_autograd(argument: int, gradient: torch.Tensor) -> None:
