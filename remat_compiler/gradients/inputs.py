@@ -14,18 +14,22 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def leaving_inputs(options: RematOptions, inputs: Sequence[Any]) -> tuple[int, ...]:
-    """Positions of the inputs whose post-accumulate hooks can run within the backward.
+    """Positions of the inputs whose post-accumulate hooks can run within the backward; see `accumulated_inputs`."""
+    return tuple(i for i in accumulated_inputs(options, inputs) if inputs[i]._post_accumulate_grad_hooks)
 
-    Not so if another mechanism has the gradients: a module that averages them over ranks, or a layout in which values
-    of the step have fixed places.
+
+def accumulated_inputs(options: RematOptions, inputs: Sequence[Any]) -> tuple[int, ...]:
+    """Positions of the inputs whose gradients can be added up within the backward: plain leaves.
+
+    Not so if another mechanism has the gradients: a hook on the gradient itself, a module that averages gradients over
+    ranks, or a layout in which values of the step have fixed places.
     """
     if options.layout == "planned" or torch_compat.gradients_are_averaged():
         return ()
-    return tuple(i for i, one in enumerate(inputs) if _has_hooks(one))
+    return tuple(i for i, one in enumerate(inputs) if _is_plain_leaf(one))
 
 
-def _has_hooks(one: Any) -> bool:
-    """Whether an input is a plain leaf with hooks that run once its gradient is there, and none on the gradient."""
-    if type(one) not in _PLAIN or not one.is_leaf or not one.requires_grad or one.layout is not torch.strided:
+def _is_plain_leaf(one: Any) -> bool:
+    if type(one) not in _PLAIN or not one.is_leaf or not one.requires_grad:
         return False
-    return bool(one._post_accumulate_grad_hooks) and not one._backward_hooks
+    return one.layout is torch.strided and not one._backward_hooks

@@ -14,6 +14,7 @@ from remat_compiler.compilation.outcome import PART_ONLY, StoredOutcome
 from remat_compiler.compilation.refusal import warn_of_smallest
 from remat_compiler.compilation.search import SearchGoal
 from remat_compiler.errors import InfeasibleBudget
+from remat_compiler.gradients.inputs import accumulated_inputs
 from remat_compiler.graphs.question import Question
 from remat_compiler.graphs.steps import COORDINATOR
 from remat_compiler.log import logger_of
@@ -60,7 +61,13 @@ def at_fixed_sizes(question: Question) -> Callable[..., Any]:
     if context is not None:
         # Twins without data: the real inputs must not stay alive until the step is known.
         again = question.compiler.with_inputs(torch_compat.fake_twins(question.inputs)).run
-        plans = FixedPlans(replace(question.search, compile_=again), SearchGoal(first), context, pinned=question.on_gpu)
+        plans = FixedPlans(
+            replace(question.search, compile_=again),
+            SearchGoal(first),
+            context,
+            accumulated=accumulated_inputs(question.options, question.inputs),
+            pinned=question.on_gpu,
+        )
     # The outcome tells by the attempt whether it has reported it.
     attempt = outcome.attempt = with_room(found.attempt, 1, question.on_gpu, outcome.reports, first.offload_bytes)
     whole = None if question.options.memory_budget.minimises else first.budget_bytes

@@ -123,7 +123,8 @@ class CompiledGraph(CalledGraph):
         if begins and not self.steps and self._open_before is not None:
             begins = calls.keys() <= self._open_before
         self._open_before = frozenset(calls)
-        return self.gradients.look(self, arguments, begins=begins)
+        leaving = () if self.attempt is None else self.attempt.request.leaving
+        return self.gradients.look(self, arguments, begins=begins, leaving=leaving)
 
     def ask_for_decision(self) -> bool:
         """Have the budget of its known steps decided about once more, before its next call; whether there are any."""

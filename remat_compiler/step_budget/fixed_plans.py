@@ -25,6 +25,7 @@ class FixedPlans(GraphPlans):
         search: Compiles the graph within a budget, or by one request.
         alone: The goal of the search if the graph turns out to have the budget for itself.
         dynamo_context: What Dynamo knew of the graph.
+        accumulated: Positions of the inputs whose gradients may be added to those from before as they are made.
         pinned: Whether a GPU copies to and from where values are moved to.
     """
 
@@ -33,6 +34,7 @@ class FixedPlans(GraphPlans):
     search: BudgetSearch
     alone: SearchGoal
     dynamo_context: Callable[[], AbstractContextManager[None]]
+    accumulated: tuple[int, ...] = ()
     pinned: bool = False
 
     @property
@@ -102,7 +104,8 @@ class FixedPlans(GraphPlans):
             return
         left_bytes = max(limit_bytes - gradient_bytes, 1)
         if present > left_bytes or freed:
-            request = replace(self.alone.request, budget_bytes=left_bytes, fraction=None)
+            # Old and new gradients are then alive together for one parameter, not for all.
+            request = replace(self.alone.request, budget_bytes=left_bytes, fraction=None, leaving=self.accumulated)
             with self.dynamo_context():
                 attempt, _ = self.search.run(SearchGoal(request, limit_bytes=left_bytes, takes_smallest=True))
             needed = attempt.needed_bytes

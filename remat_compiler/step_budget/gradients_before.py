@@ -7,6 +7,9 @@
 A plan counts the gradients that the backward makes.  Those from before are alive during the whole step beside it, since
 autograd adds up both only when the backward of a graph is over.  So the graphs are planned with what they leave free,
 once a backward finds them, or the schedule of a pipeline tells of further micro-batches.
+Gradients that leave within a backward (`gradients`) are planned as gone from there on.  Those that do not go count like
+gradients from before, since a plan that has room for all of them has room for those of its own backward, too: a hook
+keeps them, or autograd gets them because something else contributes to the parameter.
 Gradients that the program frees between forward and backward are alive beside the forward only.  In a pipeline,
 gradients of what a rank received are held until they are sent, in a later micro-batch.
 """
@@ -14,7 +17,7 @@ gradients of what a rank received are held until they are sent, in a later micro
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import ref
@@ -32,6 +35,10 @@ logger = logger_of(__name__)
 QUIET = 4
 """Steps in a row that find no gradients, after which those of earlier steps count no more: a loop over micro-batches
 finds them in all steps but its first."""
+_STAY = (
+    "gradients of %s stay although their parameters have hooks: a hook keeps them, or operators outside of the planned "
+    "graph contribute to them; with them the step takes %s, over memory_budget=%s; %s"
+)
 _NOT_KNOWN = "there will be room for them once it is known which graphs make up the step"
 _WAY_OUT = "if they are of a step that is over, call zero_grad before the forward"
 LOOKS = 8
@@ -92,12 +99,15 @@ class GradientsBefore:
         """Bytes of the gradients that the backwards found so far."""
         return bytes_of(self.found.values())
 
-    def look(self, graph: Hashable, arguments: Sequence[Any], *, begins: bool) -> torch_compat.BackwardBegins | None:
+    def look(
+        self, graph: Hashable, arguments: Sequence[Any], *, begins: bool, leaving: Collection[int] = ()
+    ) -> torch_compat.BackwardBegins | None:
         """Look at a call of one of the graphs, after its forward.
 
         Args:
             graph: The graph.
             arguments: Its arguments: the leaves among them get gradients.
+            leaving: Positions of those whose gradients are planned to leave within the backward.
             begins: Whether the call begins a step: gradients that come later are those of the step itself.
 
         Returns:
@@ -128,12 +138,28 @@ class GradientsBefore:
 
         # Those of parameters are accumulated in `grad`, or are the program's own, like any tensor that it holds.
         parameters = {i for i, value in enumerate(arguments) if isinstance(value, torch.nn.Parameter)}
+        handed_over = {i: ref(arguments[i]) for i in leaving}
 
         def made(gradients: Any) -> None:
+            self._see_stay(graph, {i: (one(), gradients[i]) for i, one in handed_over.items()})
             ours = [value for i, value in enumerate(gradients) if i not in parameters]
             self._made[graph] = torch_compat.watched_sizes(ours)
 
         return backward_begins
+
+    def _see_stay(self, graph: Hashable, left: Mapping[int, tuple[torch.Tensor | None, torch.Tensor | None]]) -> None:
+        """Count the gradients that should have left: each given by its leaf, and the gradient that autograd gets."""
+        stay: dict[Found, int] = {}
+        for leaf, returned in left.values():
+            gradient = returned if returned is not None or leaf is None else leaf.grad
+            if gradient is not None:
+                stay[id(leaf)] = torch_compat.num_bytes(gradient)
+        if stay:
+            self._quiet = 0
+        if bytes_of([stay]) > bytes_of([self.found.get(graph, {})]):
+            self.found[graph] = stay
+            if self.size_bytes > self.planned_bytes and not self.ask() and self.limit_bytes is not None:
+                self.say(self.peak_bytes, self.size_bytes, self.limit_bytes, why=_NOT_KNOWN, text=_STAY)
 
     def appear(self, graph: Hashable) -> bool:
         """Whether a backward that begins finds a gradient though none was found so far; then calls are looked at anew.
@@ -194,7 +220,16 @@ class GradientsBefore:
         self._leaves.update(other._leaves)
         self._made.update(other._made)
 
-    def say(self, planned_bytes: int, gradient_bytes: int, limit: int, *, freed: bool = False, why: str = "") -> None:
+    def say(
+        self,
+        planned_bytes: int,
+        gradient_bytes: int,
+        limit: int,
+        *,
+        freed: bool = False,
+        why: str = "",
+        text: str = "",
+    ) -> None:
         """Warn, once, where gradients exceed the budget together with a part of the step.
 
         Args:
@@ -203,10 +238,16 @@ class GradientsBefore:
             limit: The budget.
             freed: Whether they are freed after the forward, which then is that part.
             why: Why nothing is planned that takes less.
+            text: The warning, with places for the bytes of gradients, of all, of the budget, and for `why`, if the
+                gradients are not from before the step.
         """
         if self.told or not gradient_bytes or planned_bytes + gradient_bytes <= limit:
             return
         self.told = True
+        if text:
+            figures = told_apart(planned_bytes + gradient_bytes, limit)
+            logger.warning(text, format_bytes(gradient_bytes), *figures, why)
+            return
         logger.warning(
             "gradients of %s are there before the step, %s: with them the %s takes %s, over memory_budget=%s; %s",
             format_bytes(gradient_bytes),

@@ -57,8 +57,9 @@ def leaf_to_serve(edge: int) -> torch.Tensor | None:
 
 def is_served(leaf: torch.Tensor) -> None:
     """Keep autograd from calling the hooks of a leaf once more: it does so even if no gradient comes."""
-    hooks, backward = leaf._post_accumulate_grad_hooks, _backward_of(torch._C._current_autograd_node())
-    if hooks is not None and backward is not None:
+    hooks: Any = leaf._post_accumulate_grad_hooks
+    backward = _backward_of(torch._C._current_autograd_node())
+    if hooks and backward is not None:
         backward.served.append((leaf, hooks))
         # `None` would leave in place the hooks that autograd itself has.
         leaf._post_accumulate_grad_hooks = OrderedDict()
