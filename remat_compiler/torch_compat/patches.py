@@ -287,6 +287,14 @@ OWN_FRAMES = Patch(
     "Dynamo traces them where a compiled function calls backward, and warns of what it cannot trace",
     (("self", "frame", "cache_entry", "frame_state"),),
 )
+GRADIENT_CLIPPING = Patch(
+    "clipping of gradients",
+    "torch.nn.utils.clip_grad:_clip_grads_with_norm_",
+    _CORRECTNESS,
+    "refuses to clip gradients that are gone, of parameters that are updated within the backward",
+    "`clip_grad_norm_` would do nothing for parameters that `step_in_backward` serves, in silence",
+    (("parameters", "max_norm", "total_norm"),),
+)
 
 PATCHES: tuple[Patch, ...] = (
     EMITTED_GRAPHS,
@@ -324,5 +332,6 @@ PATCHES: tuple[Patch, ...] = (
     STEP_CACHE,
     BACKWARD_AT_ONCE,
     OWN_FRAMES,
+    GRADIENT_CLIPPING,
 )
 """All rows, in the order of their definitions."""
