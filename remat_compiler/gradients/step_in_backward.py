@@ -21,8 +21,8 @@ def step_in_backward(
             model(batch).backward()       # and no optimizer.step(), which would find no gradients
             scheduler.step()
 
-    It is made of hooks alone (`Tensor.register_post_accumulate_grad_hook`), and so works in eager, too.  Graphs that this
-    backend compiles run them within the backward, and plan with gradients that are gone from there on.
+    It is made of hooks alone (`Tensor.register_post_accumulate_grad_hook`), and so works in eager, too.  Graphs that
+    this backend compiles run them within the backward, and plan with gradients that are gone from there on.
 
     Args:
         model: The module, or its parameters; those that require no gradient are left out.
@@ -37,7 +37,8 @@ def step_in_backward(
 
     What needs all gradients at once is refused, as they come one by one: clipping by their norm
     (`torch.nn.utils.clip_grad_norm_`) with a ValueError.  `torch.amp.GradScaler` finds no gradients to look at, and
-    refuses its first step; by then, the parameters were updated by scaled gradients.  Each backward is an update: use no micro-batches.
+    refuses its first step; by then, the parameters were updated by scaled gradients.  Each backward is an update: use
+    no micro-batches.
     """
     import torch
 
