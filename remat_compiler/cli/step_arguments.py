@@ -35,6 +35,8 @@ def add_step_arguments(parser: Any) -> None:
     computes_in = f"type that autocast computes in: {', '.join(sorted(PRECISIONS))}"
     parser.add_argument("--autocast", metavar="TYPE", choices=sorted(PRECISIONS), help=computes_in)
     parser.add_argument("--optimizer", default="AdamW", metavar="NAME", help="class of torch.optim, or none")
+    inside = "the optimizer updates each parameter within the backward, as remat_compiler.step_in_backward has it"
+    parser.add_argument("--step-in-backward", action="store_true", help=inside)
     parser.add_argument("--inner", choices=("inductor", "eager"), default="inductor", help="inner compiler")
     parser.add_argument("--json", action="store_true", help="all figures, for tools")
 
@@ -72,6 +74,7 @@ def request_of(
         optimizer=None if options.optimizer.lower() == "none" else options.optimizer,
         options={"inner": options.inner, **more},
         capacity=options.capacity,
+        step_in_backward=options.step_in_backward,
     )
 
 

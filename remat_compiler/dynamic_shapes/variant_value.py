@@ -14,6 +14,7 @@ from remat_compiler.dry_run.peak_formula import PeakFormula
 from remat_compiler.dynamic_shapes.variant import Use
 from remat_compiler.ir.plan import FITTING
 from remat_compiler.partition.result import Partition
+from remat_compiler.simulate.ends import planned_before_ends
 from remat_compiler.simulate.timeline import simulate
 from remat_compiler.torch_compat import InputSymbol
 from remat_passes.registry import make_planner
@@ -130,7 +131,7 @@ class SizeCostModel:
     def _planned(self, budget_bytes: int) -> float:
         """Added time of a plan of the reference problem under this budget; infinite if there is none."""
         problem = replace(self._one.problem, budget_bytes=budget_bytes)
-        result = self._planner.plan(problem)
+        result = planned_before_ends(problem, self._planner.plan)
         if result.plan is None or result.status not in FITTING:
             return float("inf")
         added = simulate(problem.graph, problem.costs, result.plan).added_ns

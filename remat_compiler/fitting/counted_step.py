@@ -114,6 +114,8 @@ def resident_sizes(step: MadeStep, device: Device) -> list[int]:
 
 def update_lives(step: MadeStep, mode: Any) -> list[Life]:
     """What the optimizer's step allocates beside the gradients, once its state is there."""
+    if step.steps_in_backward:
+        return []
     watch = _Watch(mode, step.device.type, ())
     step.make_gradients()
     for tensor in (*step.resident, *step.gradients):

@@ -29,6 +29,7 @@ def fit(
     optimizer: Callable[[Any], Any] | str | None = "AdamW",
     options: Mapping[str, Any] | None = None,
     capacity: str | int | None = None,
+    step_in_backward: bool = False,
 ) -> FitReport:
     """Compile a training step for a GPU that need not be there, or for this CPU, and say what memory it takes.
 
@@ -56,6 +57,8 @@ def fit(
         options: Further options of the backend.
         capacity: Memory of the device that the step may have, such as ``"16GiB"``; by default what nobody uses of a
             device that is there, and all of another one.
+        step_in_backward: Whether the optimizer updates each parameter within the backward, see
+            `remat_compiler.step_in_backward`.
 
     Raises:
         OptionError: An argument is malformed, or a function does not make what it should.
@@ -63,7 +66,10 @@ def fit(
         PaperFailure: A function raised an error, or the step cannot run on fake tensors; the message has the traceback.
     """
     make = Separate(make_model, make_inputs, loss)
-    return answer(FitRequest(make, device, budget, tuple(batches), autocast, optimizer, dict(options or {}), capacity))
+    given = dict(options or {})
+    return answer(
+        FitRequest(make, device, budget, tuple(batches), autocast, optimizer, given, capacity, step_in_backward)
+    )
 
 
 def answer(request: FitRequest) -> FitReport:

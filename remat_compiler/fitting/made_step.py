@@ -14,6 +14,7 @@ from remat_compiler.costs.op_call import tensors_in
 from remat_compiler.errors import OptionError, UnknownName
 from remat_compiler.fitting.request import PRECISIONS, FitRequest
 from remat_compiler.fitting.step_checks import PARAMETERS, check_on_device, check_on_paper
+from remat_compiler.gradients.step_in_backward import step_in_backward
 from remat_compiler.report.store import clear_reports
 
 
@@ -55,6 +56,7 @@ class MadeStep:
         inputs: Its inputs.
         device: Where it runs.
         optimizer: The optimizer, if there is one.
+        steps_in_backward: Whether it updates each parameter within the backward.
     """
 
     def __init__(
@@ -73,7 +75,10 @@ class MadeStep:
         self._options = request.options
         self._compiled: Callable[..., Any] | None = None
         self.loss = loss or _own_loss
-        self.optimizer = None if request.optimizer is None else _optimizer(request.optimizer, model)
+        self.steps_in_backward = request.step_in_backward and request.optimizer is not None
+        self.optimizer = (
+            None if request.optimizer is None else _optimizer(request.optimizer, model, self.steps_in_backward)
+        )
         self.autocast = request.autocast
         if not real:
             self._prepare_for_paper()
@@ -85,12 +90,22 @@ class MadeStep:
         for group in self.optimizer.param_groups if self.device.type == "cuda" else ():
             if group.get("foreach", False) is None and not group.get("fused"):
                 group["foreach"] = True
+        if self.steps_in_backward:
+            self.optimizer.step = self._updated(self.optimizer.step)
+            return
         # A compiled step makes its state while Dynamo traces it, outside of all modes, where nothing is fake.
         if "step" in vars(self.optimizer):
             self.make_gradients()
             with self._update_mode():
                 type(self.optimizer).step(self.optimizer)
             self.model.zero_grad()
+
+    def _updated(self, step: Callable[[], Any]) -> Callable[[], Any]:
+        def update() -> Any:
+            with self._update_mode():
+                return step()
+
+        return update
 
     def compile(self, budget: float | str | int | None, backend: Callable[..., Any] | str = "remat") -> None:
         """Compile the model anew under `budget`; without one, nothing is recomputed beyond what is free."""
@@ -201,14 +216,15 @@ def _described(value: Any) -> str:
     return f"an object of type {type(value).__name__}"
 
 
-def _optimizer(asked: Callable[[Any], Any] | str, model: Any) -> Any:
-    """The optimizer of a model's parameters.
+def _optimizer(asked: Callable[[Any], Any] | str, model: Any, in_backward: bool) -> Any:
+    """The optimizer of a model's parameters; if `in_backward`, hooks update each of them.
 
     Raises:
         OptionError: It runs the step itself.
         UnknownName: No class of `torch.optim` has that name.
     """
-    made = _maker_of(asked)(model.parameters())
+    make = _maker_of(asked)
+    made = step_in_backward(model, make) if in_backward else make(model.parameters())
     if inspect.signature(made.step).parameters.get("closure", _OPTIONAL).default is inspect.Parameter.empty:
         raise OptionError(
             f"{type(made).__name__} runs the step as often as it likes, so that it has no peak of its own; give "

@@ -25,6 +25,7 @@ def max_batch(
     optimizer: Callable[[Any], Any] | str | None = "AdamW",
     options: Mapping[str, Any] | None = None,
     capacity: str | int | None = None,
+    step_in_backward: bool = False,
 ) -> MaxBatch:
     """The largest number that `make_inputs` can be called with such that the step fits the device.
 
@@ -43,12 +44,14 @@ def max_batch(
         optimizer: Takes the model's parameters and gives an optimizer, or the name of a class of `torch.optim`.
         options: Further options of the backend.
         capacity: Memory of the device that the step may have.
+        step_in_backward: As for `remat_compiler.fit`.
 
     Raises:
         OptionError, UnknownName, PaperFailure: As `remat_compiler.fit` does.
     """
     make = Separate(make_model, make_inputs, loss)
-    return largest_batch(FitRequest(make, device, budget, (), autocast, optimizer, dict(options or {}), capacity))
+    given = dict(options or {})
+    return largest_batch(FitRequest(make, device, budget, (), autocast, optimizer, given, capacity, step_in_backward))
 
 
 def largest_batch(request: FitRequest) -> MaxBatch:

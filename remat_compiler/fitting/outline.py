@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from remat_compiler.ir.plan import Plan
 from remat_compiler.ir.problem import RematProblem
+from remat_compiler.simulate.ends import planned_before_ends
 from remat_compiler.simulate.lives import Life, storage_lives
 from remat_compiler.simulate.reserved import reserved_bytes
 from remat_compiler.simulate.timeline import simulate
@@ -56,7 +57,7 @@ class Outline:
 
         limit = {} if self.time_limit is None else {"time_limit": self.time_limit}
         planner = make_planner(self.planner, **limit, reorders=self.reorders)
-        return planner.plan(replace(self.problem, budget_bytes=budget_bytes)).plan
+        return planned_before_ends(replace(self.problem, budget_bytes=budget_bytes), planner.plan).plan
 
     def peak_bytes(self, plan: Plan) -> int:
         """Peak of the step under a plan."""

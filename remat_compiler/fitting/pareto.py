@@ -29,6 +29,7 @@ def pareto(
     optimizer: Callable[[Any], Any] | str | None = "AdamW",
     options: Mapping[str, Any] | None = None,
     capacity: str | int | None = None,
+    step_in_backward: bool = False,
 ) -> ParetoReport:
     """Compile a training step under budgets from none to the smallest that can be kept, and say what each costs.
 
@@ -50,13 +51,16 @@ def pareto(
         optimizer: Takes the model's parameters and gives an optimizer, or the name of a class of `torch.optim`.
         options: Further options of the backend; `max_slowdown` is unlimited unless it is given.
         capacity: Memory of the device that the step may have.
+        step_in_backward: As for `remat_compiler.fit`.
 
     Raises:
         OptionError, UnknownName, PaperFailure: As `remat_compiler.fit` does.
     """
     batches = () if batch is None else (batch,)
     make = Separate(make_model, make_inputs, loss)
-    return curve_of(FitRequest(make, device, None, batches, autocast, optimizer, dict(options or {}), capacity), points)
+    given = dict(options or {})
+    request = FitRequest(make, device, None, batches, autocast, optimizer, given, capacity, step_in_backward)
+    return curve_of(request, points)
 
 
 def curve_of(request: FitRequest, points: int = DEFAULT_POINTS) -> ParetoReport:

@@ -29,6 +29,8 @@ class FitRequest:
         autocast: Type that autocast computes in, one of `PRECISIONS`; `None` without autocast.
         optimizer: Takes the model's parameters and gives an optimizer, or the name of a class of `torch.optim`; `None`
             counts no state.
+        step_in_backward: Whether the optimizer updates each parameter within the backward, as
+            `remat_compiler.step_in_backward` has it.
         options: Further options of the backend.
         capacity: Memory of the device that the step may have, as `option_values` reads bytes; `None` for what nobody
             uses of a device that is there, and for all of another one.
@@ -42,6 +44,7 @@ class FitRequest:
     optimizer: Callable[[Any], Any] | str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     capacity: str | int | None = None
+    step_in_backward: bool = False
 
     @property
     def batch(self) -> Any:

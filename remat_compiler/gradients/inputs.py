@@ -30,6 +30,7 @@ def accumulated_inputs(options: RematOptions, inputs: Sequence[Any]) -> tuple[in
 
 
 def _is_plain_leaf(one: Any) -> bool:
-    if type(one) not in _PLAIN or not one.is_leaf or not one.requires_grad:
+    # On paper, what stands for a parameter is plain, too.
+    if type(one) not in _PLAIN and not torch_compat.any_fake([one]):
         return False
-    return one.layout is torch.strided and not one._backward_hooks
+    return one.is_leaf and one.requires_grad and one.layout is torch.strided and not one._backward_hooks

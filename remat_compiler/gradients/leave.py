@@ -42,6 +42,12 @@ def _leave(gradient: Tensor, parameter: Tensor, argument: int, edge: int) -> Ten
 
 
 def _fake_leave(gradient: Tensor, parameter: Tensor, argument: int, edge: int) -> Tensor:
+    """A step on paper is the program's own, with its hooks; in a dry run there are none, and the gradient is gone."""
+    if torch_compat.is_on_paper() and torch._C._current_autograd_node() is not None:
+        leaf = torch_compat.leaf_to_serve(edge)
+        if leaf is not None and leaf._post_accumulate_grad_hooks:
+            accumulate(leaf, gradient)
+            torch_compat.is_served(leaf)
     return gradient.new_empty(0)
 
 
