@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,12 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 def leaving_inputs(options: RematOptions, inputs: Sequence[Any]) -> tuple[int, ...]:
     """Positions of the inputs whose post-accumulate hooks can run within the backward; see `accumulated_inputs`."""
-    return tuple(i for i in accumulated_inputs(options, inputs) if inputs[i]._post_accumulate_grad_hooks)
+    return tuple(sorted(hooked(inputs, accumulated_inputs(options, inputs))))
+
+
+def hooked(inputs: Sequence[Any], positions: Iterable[int]) -> set[int]:
+    """Those of `positions` whose inputs have post-accumulate hooks."""
+    return {i for i in positions if inputs[i]._post_accumulate_grad_hooks}
 
 
 def accumulated_inputs(options: RematOptions, inputs: Sequence[Any]) -> tuple[int, ...]:

@@ -15,6 +15,7 @@ import torch
 from remat_compiler import torch_compat
 from remat_compiler.compilation.attempt import Attempt
 from remat_compiler.errors import InfeasibleBudget
+from remat_compiler.gradients.inputs import hooked
 from remat_compiler.log import logger_of
 from remat_compiler.options import RematOptions
 from remat_compiler.partition.result import PartitionFigures
@@ -144,6 +145,15 @@ class CompiledGraph(CalledGraph):
                 # Another thread may have decided while this one waited for the lock.
                 if self.completed_step is not None:
                     self.coordinator.decide(self.completed_step)
+
+    def look_at_hooks(self, arguments: Sequence[Any]) -> None:
+        """Have gradients leave within the backward whose parameters have hooks by now; see `GraphPlans.leaving`."""
+        if self.attempt is None or not hooked(arguments, self.plans.accumulated) - {*self.attempt.request.leaving}:
+            return
+        leaving = {*self.attempt.request.leaving} | hooked(arguments, self.plans.accumulated)
+        with torch_compat.compile_lock():
+            self.plans.have_leave(self, tuple(sorted(leaving)))
+        self.ask_for_decision()
 
     def check(self, arguments: Sequence[Any]) -> None:
         """Watch the step from here on, and check the call beside those that are open; see `check_room`."""

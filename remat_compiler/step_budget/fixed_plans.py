@@ -97,6 +97,14 @@ class FixedPlans(GraphPlans):
             graph.exchange(attempt)
         graph.keep(budget_bytes)
 
+    def have_leave(self, graph: Planned, leaving: tuple[int, ...]) -> None:
+        """See `GraphPlans`."""
+        assert graph.attempt is not None
+        self.alone = replace(self.alone, request=replace(self.alone.request, leaving=leaving), known=None)
+        with self.dynamo_context():
+            graph.exchange(self.search.compile_(replace(graph.attempt.request, leaving=leaving)))
+        graph.keep(graph.budget_bytes)
+
     def decide_beside(self, graph: Planned, limit_bytes: int | None, gradient_bytes: int, *, freed: bool) -> None:
         """See `GraphPlans`."""
         present = None if graph.attempt is None else graph.attempt.needed_bytes

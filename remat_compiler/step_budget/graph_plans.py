@@ -69,11 +69,13 @@ class GraphPlans:
         can_change: Whether the graph can be planned otherwise.
         at_all_sizes: Whether it keeps to limits at all sizes, rather than to a plan for some.
         dispatch: What runs it at many sizes; `None` for one compilation.
+        accumulated: Positions of the inputs whose gradients may leave within the backward if it is compiled again.
         offload_bytes: Most bytes that a step may move off the device; `None` if no plan can be made for another number.
     """
 
     can_change: ClassVar[bool] = False
     dispatch: Dispatch | None = None
+    accumulated: tuple[int, ...] = ()
 
     @property
     def at_all_sizes(self) -> bool:
@@ -153,6 +155,9 @@ class GraphPlans:
         if limit_bytes is not None and present is not None:
             step = StepFigures(1, present + gradient_bytes, limit_bytes, gradient_bytes=gradient_bytes)
             graph.keep(max(limit_bytes - gradient_bytes, 1, present), "", step)
+
+    def have_leave(self, graph: Planned, leaving: tuple[int, ...]) -> None:
+        """Have the gradients of the inputs at these positions leave within the backward, under the same limits."""
 
     def take_all(self, limit_bytes: int | None) -> None:
         """Have the whole budget, unless it is shared in some kind of step."""

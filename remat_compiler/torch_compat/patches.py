@@ -287,6 +287,14 @@ OWN_FRAMES = Patch(
     "Dynamo traces them where a compiled function calls backward, and warns of what it cannot trace",
     (("self", "frame", "cache_entry", "frame_state"),),
 )
+HOOK_REGISTRATIONS = Patch(
+    "registrations of hooks",
+    "torch:Tensor.register_post_accumulate_grad_hook",
+    _SPEED,
+    "tells graphs of hooks that come after their compilation",
+    "gradients of parameters that get hooks later leave only once the backward is over",
+    (("self", "hook"),),
+)
 GRADIENT_CLIPPING = Patch(
     "clipping of gradients",
     "torch.nn.utils.clip_grad:_clip_grads_with_norm_",
@@ -332,6 +340,7 @@ PATCHES: tuple[Patch, ...] = (
     STEP_CACHE,
     BACKWARD_AT_ONCE,
     OWN_FRAMES,
+    HOOK_REGISTRATIONS,
     GRADIENT_CLIPPING,
 )
 """All rows, in the order of their definitions."""

@@ -64,11 +64,17 @@ class CalledGraph(ABC):
         self._watch, self._unsettled, self._dispatch = watch, unsettled, dispatch
         # Which output has the compiled graph's node for its `grad_fn`, and that node's class once a call was searched.
         self._output = 0
+        self._registrations = torch_compat.hook_registrations()
+        self._hooks_seen = self._registrations[0]
         self._kind: type[Any] | None = None
 
     @abstractmethod
     def decide_first(self) -> None:
         """Decide about steps that are complete before a call that takes no short cut."""
+
+    @abstractmethod
+    def look_at_hooks(self, arguments: Sequence[Any]) -> None:
+        """Look at the hooks of a call's parameters, of which some were registered since the last look."""
 
     @abstractmethod
     def check(self, arguments: Sequence[Any]) -> None:
@@ -116,6 +122,8 @@ class CalledGraph(ABC):
             # As `Here.before` says it.
             place = self.places.get(here.known if calls else None)
             if place is None or self._unsettled or len(calls) > place.most_open or self.completed_step is not None:
+                return self._watched(arguments)
+            if self._hooks_seen != self._registrations[0]:
                 return self._watched(arguments)
             outputs = self._run(arguments)
             here.known = place
@@ -167,6 +175,9 @@ class CalledGraph(ABC):
         here = self._watch.here
         # First: calls that nobody can run backward any more must not count as open below.
         here.forget_dropped()
+        if self._hooks_seen != self._registrations[0]:
+            self._hooks_seen = self._registrations[0]
+            self.look_at_hooks(arguments)
         self.decide_first()
         place = self._place()
         if place is None:

@@ -467,3 +467,22 @@ def test_gradients_that_stay_are_told_of_and_planned_for(
         layers.zero_grad()
 
     assert measure_step(step).peak_bytes <= budget
+
+
+@pytest.mark.parametrize("budget", ["min", "40KB"])
+def test_hooks_that_come_after_the_compilation(served: list[Tensor], budget: str) -> None:
+    torch.manual_seed(0)
+    layers = nn.Sequential(*[nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(8)])
+    x = torch.randn(8, 64)
+    call = compile_with(_Mean(layers), memory_budget=budget)
+
+    def step() -> None:
+        call(x).backward()
+        layers.zero_grad()
+
+    for _ in range(2):
+        step()
+    assert not served
+    stepping(layers)
+    assert measure_step(step).peak_bytes < 8 * LAYER_BYTES / 2
+    assert len(served) == 16 * 3
