@@ -1,4 +1,4 @@
-"""Models whose optimizer updates each parameter within the backward, beside the same after it: smallest peaks and times.
+"""Models whose optimizer updates each parameter within the backward, or after it: smallest peaks and times.
 
     python -m studies.gradients_leave.within [--models vgg19 gpt2] [--inners eager inductor]
 
