@@ -35,7 +35,8 @@ import torch.distributed as dist
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 
 from end_to_end.judged_programs import BAD, Trial, Verdict, judge
-from end_to_end.random_programs import Program, draw, largest, smaller, trains
+from end_to_end.random_programs import Program, draw, trains
+from end_to_end.smaller_programs import largest, smaller
 
 BUDGETS: tuple[float | str, ...] = (1.0, 0.8, 0.6, "min", "bytes")
 SECONDS = 240

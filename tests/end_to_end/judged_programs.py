@@ -136,6 +136,7 @@ def _try(
         "cost_model": "nominal",
         "max_slowdown": None,
         "time_limit": 0.05,
+        "chunks": stock.program.chunks,
     }
     remat_compiler.clear_reports()
     program = stock.program
@@ -189,7 +190,8 @@ def _measured(
 
     def without_budget() -> int:
         try:
-            return observe(program, partial(remat, options={"inner": inner, "cost_model": "nominal"}))[1]
+            options = {"inner": inner, "cost_model": "nominal", "chunks": program.chunks}
+            return observe(program, partial(remat, options=options))[1]
         except RuntimeError as error:
             # Without a budget, torch's own partition computes values again from what the program changes.
             if CHANGED_BEHIND not in str(error):

@@ -15,8 +15,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-BATCH, WIDTH, ROWS = 48, 32, 20
-"""Sizes of most inputs, and rows of the embedding."""
+BATCH, WIDTH, ROWS, CLASSES = 48, 32, 20, 256
+"""Sizes of most inputs, rows of the embedding, and numbers for each row of logits."""
 
 MEMBERS = {
     "weight": "nn.Parameter(torch.randn(W, W, dtype=D) / W**0.5)",
@@ -62,6 +62,10 @@ def _mask(hole: Hole) -> bool:
     return hole.value.dtype == torch.bool and (hole.first is None or hole.value.shape == hole.first.shape)
 
 
+def _labels(hole: Hole) -> bool:
+    return hole.first is not None and hole.value.dtype == torch.int64 and hole.value.shape == hole.first.shape[:1]
+
+
 def _made(hole: Hole) -> bool:
     try:
         made = hole.value.grad_fn is not None
@@ -81,6 +85,8 @@ HOLES: dict[str, Callable[[Hole], bool]] = {
     "mask": _mask,
     "matrix": lambda hole: hole.value.is_floating_point() and hole.value.dim() == 2 and hole.value.numel() > 0,
     "whole": lambda hole: hole.value.dtype == torch.int64 and hole.value.dim() == 1,
+    "logits": lambda hole: hole.value.is_floating_point() and hole.value.shape[1:] == (CLASSES,),
+    "labels": _labels,
     "number": lambda hole: hole.value.dtype == torch.int64,
     "scalar": lambda hole: hole.value.is_floating_point() and hole.value.dim() == 0,
     "made": _made,

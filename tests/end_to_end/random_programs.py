@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import copy
 import linecache
-import math
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -25,7 +24,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from end_to_end.random_lines import BATCH, HOLES, INPUTS, LINES, MEMBERS, USES, Hole, InputKind
+from end_to_end import random_losses
+from end_to_end.random_lines import BATCH, CLASSES, HOLES, INPUTS, LINES, MEMBERS, USES, WIDTH, Hole, InputKind, Lines
 
 PRELUDE = """\
 from functools import partial
@@ -38,6 +38,7 @@ from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.while_loop import while_loop
 from end_to_end.custom_operators import exchanged, gathered, scaled, summed, told
 from end_to_end.custom_functions import ChangesSaved, CountsBackwards, Curved, KeepsResult, WithMask
+from end_to_end.random_losses import labels
 
 keep_products = partial(create_selective_checkpoint_contexts, [torch.ops.aten.mm.default])
 
@@ -57,7 +58,7 @@ _USES_OUTPUTS = frozenset({"all outputs", "another output"})
 STEPS = 3
 """How many steps a program must train in eager."""
 _HOLE = re.compile(r"\{(\w+)\}")
-_VALUE = re.compile(r"\b[vx]\d+\b")
+_MEMBERS = {**MEMBERS, **random_losses.MEMBERS}
 _FAILURES = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError)
 
 
@@ -90,6 +91,7 @@ class Program:
         second: Position of another output that has a gradient, or 0.
         differentiable: Positions of all outputs that have a gradient.
         new_gradients: Whether gradients are dropped between steps.
+        chunks: The option `chunks`.
     """
 
     seed: int
@@ -103,6 +105,7 @@ class Program:
     second: int = 0
     differentiable: tuple[int, ...] = (0,)
     new_gradients: bool = True
+    chunks: str | int = "never"
 
     @property
     def features(self) -> frozenset[str]:
@@ -137,7 +140,7 @@ class Program:
         text = "\n".join([*forward, *self.summed])
         block = BLOCK if "self.block" in text else ""
         used = set(re.findall(r"self\.(\w+)", text + block))
-        members = [f"self.{name} = {made}" for name, made in MEMBERS.items() if name in used | {"unread", "linear"}]
+        members = [f"self.{name} = {made}" for name, made in _MEMBERS.items() if name in used | {"unread", "linear"}]
         if "tied" in used:
             members.append("self.tied.weight = self.linear.weight")
         returned = ", ".join(["loss", *self.outputs])
@@ -146,7 +149,8 @@ class Program:
         leaves = sorted(set(re.findall(r"\bl\d+\b", " ".join(given))))
         use = [text.format(second=self.second, d=self.differentiable) for text in USES[self.use].lines]
         return "\n".join([
-            PRELUDE + f"B, W, D = 48, 32, torch.{self.dtype}  # seed {self.seed}, dynamic={self.dynamic}\n\n",
+            PRELUDE + f"B, W, V, D = {BATCH}, {WIDTH}, {CLASSES}, torch.{self.dtype}",
+            f"# seed {self.seed}, dynamic={self.dynamic}, chunks={self.chunks!r}\n\n",
             "class Model(nn.Module):", "    def __init__(self):", "        super().__init__()",
             *_indented(members, 8), block,
             f"    def forward(self, {names}):", *_indented(forward, 8), "", "",
@@ -237,21 +241,30 @@ class _Draw:
         """A program, or `None` where the draw came to nothing."""
         inputs = self._draw_inputs()
         bare = Program(self.seed, self.dtype, None, inputs, (), (), (), "backward")
-        every = ", ".join(f"self.{name}" for name in (*MEMBERS, "block"))
+        members = _MEMBERS if random_losses.are_drawn(self.seed) else MEMBERS
+        every = ", ".join(f"self.{name}" for name in (*members, "block"))
         whole = replace(bare, body=(Line(every, "pointwise"),), summed=("x0",))
         scope = self.scope
         exec(compile(whole.source, "<draw>", "exec"), scope)
         scope["self"] = scope["Model"]()
         scope |= {f"x{i}": value for i, value in enumerate(scope["inputs"]()[1])}
         self.given = [f"x{i}" for i in range(len(inputs))]
+        body = self._draw_body()
+        if random_losses.are_drawn(self.seed):
+            features = random_losses.draw_features(self.random)
+            body += filter(None, [self._line(feature, random_losses.LINES[feature]) for feature in features])
+        return self._finished(replace(bare, body=tuple(body)))
+
+    def _draw_body(self) -> list[Line]:
         body: list[Line] = []
         features, weights = list(LINES), [lines.weight for lines in LINES.values()]
         length = self.random.choice((3, 5, 8, 12, 16, 24))
         for _ in range(4 * length):
             if len(body) < length:
-                line = self._line(self.random.choices(features, weights)[0])
+                feature = self.random.choices(features, weights)[0]
+                line = self._line(feature, LINES[feature])
                 body += [line] if line is not None else []
-        return self._finished(replace(bare, body=tuple(body)))
+        return body
 
     def _draw_inputs(self) -> tuple[Line, ...]:
         kinds = [self.random.choice(("leaf", "leaf", "made", "plain"))]
@@ -259,9 +272,9 @@ class _Draw:
         kinds += self.random.choices(names, weights, k=self.random.choice((0, 1, 1, 2, 2, 3)))
         return tuple(Line(_named(INPUTS[kind], i), kind) for i, kind in enumerate(kinds))
 
-    def _line(self, feature: str) -> Line | None:
+    def _line(self, feature: str, lines: Lines) -> Line | None:
         """A line of the feature that runs after those before, or `None`."""
-        text = self.random.choice(LINES[feature].texts)
+        text = self.random.choice(lines.texts)
         filled: dict[str, str] = {"new": f"v{len(self.made)}"}
         first: Tensor | None = None
         for name in _HOLE.findall(text):
@@ -330,49 +343,9 @@ class _Draw:
             differentiable=(0, *graded),
             dynamic=random.choice((None,) * 8 + (True,)),
             new_gradients=random.random() < 0.85,
+            chunks=random_losses.draw_chunks(random) if random_losses.are_drawn(self.seed) else program.chunks,
         )
 
 
 def _named(kind: InputKind, position: int) -> str:
     return kind.text.format(x=f"x{position}", leaf=f"l{position}")
-
-
-def largest(program: Program) -> int:
-    """How long it is: what shrinking makes less."""
-    return len(program.body) + len(program.outputs) + len(program.inputs) + math.ceil(len(program.summed) / 2)
-
-
-def smaller(program: Program) -> list[Program]:
-    """Programs with one line, output or summand less, which may or may not train."""
-    found: list[Program] = []
-    if program.use in ("backward", "outputs dropped", "grad"):
-        for i in range(len(program.outputs)):
-            rest = program.outputs[:i] + program.outputs[i + 1 :]
-            found.append(replace(program, outputs=rest, second=0, differentiable=(0,)))
-    if len(program.summed) > 1:
-        found += [
-            replace(program, summed=program.summed[:i] + program.summed[i + 1 :]) for i in range(len(program.summed))
-        ]
-    for i in reversed(range(len(program.body))):
-        found += _without_line(program, i)
-    if program.use != "backward":
-        found.append(replace(program, use="backward"))
-    return found
-
-
-def _without_line(program: Program, i: int) -> list[Program]:
-    """The program without a line; what it made is replaced by one of what it read."""
-    line, rest = program.body[i], program.body[:i] + program.body[i + 1 :]
-    made, _, right = line.text.partition(" = ")
-    if not _VALUE.fullmatch(made):
-        return [replace(program, body=rest)]
-    found = []
-    for read in dict.fromkeys([*_VALUE.findall(right), "x0"]):
-        swap = re.compile(rf"\b{made}\b")
-        found.append(replace(
-            program,
-            body=tuple(Line(swap.sub(read, other.text), other.feature) for other in rest),
-            summed=tuple(dict.fromkeys(swap.sub(read, name) for name in program.summed)),
-            outputs=tuple(swap.sub(read, name) for name in program.outputs),
-        ))  # fmt: skip
-    return found

@@ -11,10 +11,13 @@ from typing import Any
 import pytest
 import torch
 
-from end_to_end import judged_programs
+import remat_compiler
+from end_to_end import judged_programs, random_losses
 from end_to_end.judged_programs import BAD, Verdict, judge
 from end_to_end.random_lines import INPUTS, LINES, USES
-from end_to_end.random_programs import Line, Program, draw, smaller, trains
+from end_to_end.random_programs import Line, Program, draw, trains
+from end_to_end.smaller_programs import smaller
+from remat_compiler.report.summary import summary_text
 
 PROGRAMS, QUICK = 60, 30
 BUDGETS: tuple[float | str, ...] = (1.0, 0.8, 0.6, "min")
@@ -73,6 +76,14 @@ def test_every_input_is_made_and_every_use_runs() -> None:
 def test_many_features_are_drawn() -> None:
     drawn = frozenset[str]().union(*(draw(seed).features for seed in range(40)))
     assert len(drawn & set(LINES)) > 0.8 * len(LINES)
+
+
+def test_losses_are_drawn_and_cut() -> None:
+    """Each row of their table is drawn; one with a number of chunks trains as eager does, with its loss in chunks."""
+    drawn = frozenset[str]().union(*(draw(seed).features for seed in range(1, 40, random_losses.EACH)))
+    assert drawn >= random_losses.LINES.keys()
+    assert [trial.verdict for trial in judge(draw(22), (1.0,))] == [Verdict.KEPT]
+    assert f"loss in {draw(22).chunks} chunks" in summary_text(remat_compiler.reports()[-1])
 
 
 def test_smaller_programs_have_less() -> None:
