@@ -16,6 +16,8 @@ from remat_compiler.errors import OptionError, suggestion
 _LONGEST = 100
 MOST = 1_000_000
 """Largest count that an option may have."""
+AS_PLANNED = 0
+"""Number of chunks that stands for as many as make the cheapest plan."""
 
 
 def shown(value: object) -> str:
@@ -108,3 +110,27 @@ def count(name: str, value: object, least: int) -> int:
     if int(value) > MOST:
         raise OptionError(f"{name} must be a whole number of at most {MOST}, got {shown(value)}")
     return int(value)
+
+
+def chunks(value: object) -> int:
+    """`value` as the most chunks; ``"never"`` is 1, ``"auto"`` is `AS_PLANNED`."""
+    words = {"auto": AS_PLANNED, "never": 1}
+    if isinstance(value, str) and value.strip().lower() in words:
+        return words[value.strip().lower()]
+    if isinstance(value, bool) or not isinstance(value, Integral) or not 1 <= int(value) <= MOST:
+        raise OptionError(
+            f'chunks must be "auto", "never" or a whole number from 1 to {MOST} (the most chunks), got {shown(value)}'
+        )
+    return int(value)
+
+
+def number_text(text: str) -> object:
+    """The number in a text, `None` for the word ``none``, else the text itself, which a check refuses."""
+    if text.strip().lower() == "none":
+        return None
+    for read in (int, float):
+        try:
+            return read(text)
+        except ValueError:
+            continue
+    return text

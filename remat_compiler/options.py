@@ -19,7 +19,7 @@ from typing import Any, Final
 from remat_compiler.errors import OptionError, UnknownName, suggestion
 from remat_compiler.log import logger_of
 from remat_compiler.memory_budget import LARGEST_BUDGET, BudgetKind, MemoryBudget, parse_bytes
-from remat_compiler.option_values import MOST, count, folder, one_of, seconds, shown, slowdown, switch
+from remat_compiler.option_values import chunks, count, folder, number_text, one_of, seconds, shown, slowdown, switch
 
 logger = logger_of(__name__)
 
@@ -122,7 +122,7 @@ class RematOptions:
         inplace_buffers: Whether an operator may write its result into the memory of an argument whose life ends there.
             With Inductor it stands for Inductor's own setting of that name, if the code gives it.
         chunks: Most chunks in which the loss of a large product, as of a vocabulary's logits, is computed with its
-            gradients; 1 (``"never"``) leaves every operator whole, 0 (``"auto"``) lets the plan say.
+            gradients; 1 (``"never"``) leaves every operator whole, `AS_PLANNED` (``"auto"``) lets the plan say.
         offload_budget: Most bytes that values moved off the device may take where they are moved to; 0 moves nothing.
         offload_tier: Where they are moved to: ``"host"`` memory, a file on a ``"disk"``, or ``"auto"``: to host memory
             from an accelerator, to a disk from a CPU.
@@ -213,18 +213,6 @@ def _offload_bytes(value: object) -> int:
     )
 
 
-def _chunks(value: object) -> int:
-    """Most chunks; ``"never"`` is 1, ``"auto"`` is 0: as many as the plan says."""
-    words = {"auto": 0, "never": 1}
-    if isinstance(value, str) and value.strip().lower() in words:
-        return words[value.strip().lower()]
-    if isinstance(value, bool) or not isinstance(value, Integral) or not 1 <= int(value) <= MOST:
-        raise OptionError(
-            f'chunks must be "auto", "never" or a whole number from 1 to {MOST} (the most chunks), got {shown(value)}'
-        )
-    return int(value)
-
-
 def _planner(check: Callable[[str], object], value: object) -> str:
     """`value` if it names a planner."""
     if not isinstance(value, str) or not value:
@@ -247,7 +235,7 @@ _CHECKS: Final[dict[str, Callable[[object], object]]] = {
     "budget_of": partial(one_of, "budget_of", allowed=BUDGETS_OF),
     "layout": partial(one_of, "layout", allowed=LAYOUTS),
     "inplace_buffers": partial(switch, "inplace_buffers"),
-    "chunks": _chunks,
+    "chunks": chunks,
     "offload_budget": _offload_bytes,
     "offload_tier": partial(one_of, "offload_tier", allowed=OFFLOAD_TIERS),
     "offload_dir": partial(folder, "offload_dir"),
@@ -271,24 +259,12 @@ def _from_text(name: str, text: str, check: Callable[[object], object]) -> objec
         raise UnknownName(error.kind, error.name, error.allowed, f"the variable {variable_of(name)}") from error
 
 
-def _number_text(text: str) -> object:
-    """The number in a text, `None` for the word ``none``, else the text itself, which the check refuses."""
-    if text.strip().lower() == "none":
-        return None
-    for read in (int, float):
-        try:
-            return read(text)
-        except ValueError:
-            continue
-    return text
-
-
 def _switch_text(text: str) -> object:
     """The bool in a text, else the text itself, which the check refuses."""
     return {"1": True, "true": True, "0": False, "false": False}.get(text.strip().lower(), text)
 
 
 _READERS: Final[dict[str, Callable[[str], object]]] = {
-    **dict.fromkeys(("max_slowdown", "time_limit", "max_variants", "chunks"), _number_text),
+    **dict.fromkeys(("max_slowdown", "time_limit", "max_variants", "chunks"), number_text),
     **dict.fromkeys(("inplace_buffers", "offload_direct"), _switch_text),
 }

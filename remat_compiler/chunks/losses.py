@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
 from torch import fx
@@ -19,46 +18,12 @@ from remat_compiler.chunks.rewriting import in_chunks, is_in_chunks
 from remat_compiler.chunks.tangent import depending_on, multiples_of, scalar_tangents, take_out
 from remat_compiler.chunks.writing import NotCuttable, copied
 from remat_compiler.ir.graph import Phase
-from remat_compiler.units import format_bytes
+from remat_compiler.report.plan_report import ChunkedLoss
 
 AMPLIFIES = 4
 """Elements of the product for each of the operand whose rows are cut; below, little is gained."""
 SECOND = 4
 """Another loss is cut if so many of it are as large as the first."""
-
-
-@dataclass(frozen=True, slots=True)
-class ChunkedLoss:
-    """A region that was cut.
-
-    Attributes:
-        chunks: How many chunks there are.
-        product: Name of the product that makes its largest value.
-        source: The line of the user's program that it comes from; empty when not known.
-        whole_bytes: Bytes of that value.
-        chunk_bytes: Bytes of its largest chunk.
-    """
-
-    chunks: int
-    product: str
-    source: str
-    whole_bytes: int
-    chunk_bytes: int
-
-    @staticmethod
-    def of(product: fx.Node, cut: Cut) -> ChunkedLoss:
-        """That of a product whose result is cut so."""
-        value = product.meta["val"]
-        whole_bytes = value.numel() * value.element_size()
-        rows = max(end - begin for begin, end in pairwise(cut.bounds))
-        return ChunkedLoss(
-            cut.chunks, product.name, source_line(product), whole_bytes, whole_bytes * rows // cut.bounds[-1]
-        )
-
-    def __str__(self) -> str:
-        where = f"{self.product} at {self.source}" if self.source else self.product
-        sizes = f"{format_bytes(self.whole_bytes)} → {format_bytes(self.chunk_bytes)}"
-        return f"loss in {self.chunks} chunks: {sizes}, {where}"
 
 
 def chunk_losses(joint: fx.GraphModule, num_fwd_outputs: int, chunks: int) -> tuple[ChunkedLoss, ...]:
@@ -83,22 +48,31 @@ def chunk_losses(joint: fx.GraphModule, num_fwd_outputs: int, chunks: int) -> tu
     return tuple(found)
 
 
+def has_losses(joint: fx.GraphModule, num_fwd_outputs: int) -> bool:
+    """Whether there is a product in the forward with which a loss could be cut; arguments as for `chunk_losses`."""
+    return next(_heads(joint, num_fwd_outputs), None) is not None
+
+
+def _heads(joint: fx.GraphModule, num_fwd_outputs: int) -> Iterator[tuple[fx.Node, int]]:
+    """Amplifying products whose large result no product of the forward makes small again, and the dimension to cut."""
+    phases = find_phases(joint.graph, torch_compat.joint_outputs(joint, num_fwd_outputs)[0])
+    forward = [n for n, phase in phases.items() if phase is Phase.FORWARD and not is_in_chunks(n)]
+    for product, dim in amplifiers(joint.graph, forward, AMPLIFIES):
+        # A layer's product is amplifying, too; what becomes of it is multiplied again in the forward.
+        large = product.meta["val"].numel() // LARGE
+        behind = depending_on(joint.graph, [product])
+        if not any(_contracts(node, large) for node in forward if node in behind and node is not product):
+            yield product, dim
+
+
 def _largest(
     joint: fx.GraphModule, num_fwd_outputs: int, chunks: int, least_bytes: int
 ) -> tuple[fx.Graph, ChunkedLoss] | None:
     """The joint graph with its largest loss of at least so many bytes in chunks; `None` if there is none."""
-    phases = find_phases(joint.graph, torch_compat.joint_outputs(joint, num_fwd_outputs)[0])
-    forward = [n for n, phase in phases.items() if phase is Phase.FORWARD and not is_in_chunks(n)]
-    for product, dim in amplifiers(joint.graph, forward, AMPLIFIES):
+    for product, dim in _heads(joint, num_fwd_outputs):
         value = product.meta["val"]
-        whole_bytes = value.numel() * value.element_size()
-        if whole_bytes < least_bytes:
+        if value.numel() * value.element_size() < least_bytes:
             break
-        # A layer's product is amplifying, too; what becomes of it is multiplied again in the forward.
-        large = value.numel() // LARGE
-        behind = depending_on(joint.graph, [product])
-        if any(_contracts(node, large) for node in forward if node in behind and node is not product):
-            continue
         for granule in _granules(joint.graph, product, dim):
             cut = Cut(dim, dim, even_bounds(shape_of(product)[dim], chunks, granule))
             try:
@@ -106,8 +80,17 @@ def _largest(
             except NotCuttable:
                 made = None
             if made is not None:
-                return made, ChunkedLoss.of(product, cut)
+                return made, _told(product, cut)
     return None
+
+
+def _told(product: fx.Node, cut: Cut) -> ChunkedLoss:
+    """What people are told of a product whose result is cut so."""
+    value = product.meta["val"]
+    whole_bytes = value.numel() * value.element_size()
+    rows = max(end - begin for begin, end in pairwise(cut.bounds))
+    chunk_bytes = whole_bytes * rows // cut.bounds[-1]
+    return ChunkedLoss(cut.chunks, product.name, source_line(product), whole_bytes, chunk_bytes)
 
 
 def _contracts(node: fx.Node, large: int) -> bool:

@@ -15,6 +15,7 @@ from remat_compiler.devices.cpus import CPU
 from remat_compiler.devices.gpus import GPUS
 from remat_compiler.errors import OptionError, UnknownName
 from remat_compiler.fitting.request import AT_HAND, PRECISIONS, FitRequest
+from remat_compiler.option_values import chunks, number_text
 
 ABOUT_FUNCTION = """\
 FUNCTION makes a training step: it takes the batch, if --batch is given, and returns the model and its inputs (a tensor,
@@ -38,6 +39,8 @@ def add_step_arguments(parser: Any) -> None:
     inside = "the optimizer updates each parameter within the backward, as remat_compiler.step_in_backward has it"
     parser.add_argument("--step-in-backward", action="store_true", help=inside)
     parser.add_argument("--inner", choices=("inductor", "eager"), default="inductor", help="inner compiler")
+    in_chunks = "most chunks of the loss behind a large product, such as 16; auto (the plan says) or never"
+    parser.add_argument("--chunks", metavar="N", help=in_chunks)
     parser.add_argument("--json", action="store_true", help="all figures, for tools")
 
 
@@ -72,7 +75,7 @@ def request_of(
         batches=batches,
         autocast=options.autocast,
         optimizer=None if options.optimizer.lower() == "none" else options.optimizer,
-        options={"inner": options.inner, **more},
+        options={"inner": options.inner, **_chunks(options.chunks), **more},
         capacity=options.capacity,
         step_in_backward=options.step_in_backward,
     )
@@ -102,6 +105,15 @@ def _whole(text: str) -> int:
         return int(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"takes a whole number, got {text!r}") from None
+
+
+def _chunks(text: str | None) -> dict[str, object]:
+    """The option of that name, written as in an environment variable, if it is given."""
+    if text is None:
+        return {}
+    value = number_text(text)
+    chunks(value)
+    return {"chunks": value}
 
 
 class _Function:

@@ -84,7 +84,6 @@ def _report(
     notes = []
     if partition.unchanged:
         notes.append("the step fits: torch's own partition is used as it is")
-    notes += [str(loss) for loss in partition.chunked]
     if options.chunks > 1 and not partition.chunked:
         notes.append("nothing is computed in chunks: no product is followed by a loss that can be cut")
     where = where_in_cache(partition.result)
@@ -112,6 +111,8 @@ def _report(
         checked_peak_bytes=checked,
         stages=partition.stages,
         notes=notes,
+        chunked=partition.chunked,
+        chunks_ns=partition.chunks_ns,
     )
     budget = options.memory_budget
     overwritten = partition.graphs.overwritten

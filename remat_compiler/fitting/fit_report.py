@@ -12,6 +12,7 @@ from remat_compiler.devices.cpus import Device
 from remat_compiler.devices.gpus import CONTEXT_BYTES, Gpu
 from remat_compiler.ir.text_form import table
 from remat_compiler.report.notebook import Shown
+from remat_compiler.report.plan_report import ChunkedLoss
 from remat_compiler.units import format_bytes
 
 _WORTH_SAYING = 0.01
@@ -37,14 +38,15 @@ class FitPoint:
         library_bytes: Workspaces that cuBLAS keeps, for the forward's thread and the backward's.
         reserved_bytes: Most that torch's caching allocator reserves, by its model.
         expandable_bytes: The same with expandable segments, whether or not the user has set them.
-        step_ns: Modelled time of forward and backward, recomputation included.
-        added_ns: Modelled time of recomputation.
+        step_ns: Modelled time of forward and backward as planned.
+        added_ns: Modelled time that plans add: recomputation, waiting for copies, and losses in chunks.
         bound_ns: What no plan of that peak can go below in that.
         native_bytes: Peak of the step without a budget as `backward_bytes` counts, if it is one graph.
         planned_bytes: Peak of what the step asks for as the backend reports it, if it is one graph.
         floor_bytes: Peak that no plan can go below, if it is one graph.
         floor_forced_by: The operator that forces it.
         smallest_bytes: Smallest reachable peak, if that is the `problem`.
+        chunked: Losses that are computed in chunks.
         unmodelled: Operators whose workspace no form tells; they count with their results alone.
         seconds: Time that the answer took.
     """
@@ -70,6 +72,7 @@ class FitPoint:
     floor_bytes: int | None = None
     floor_forced_by: str = ""
     smallest_bytes: int | None = None
+    chunked: tuple[ChunkedLoss, ...] = ()
     unmodelled: tuple[str, ...] = ()
     seconds: float = 0.0
 
@@ -175,9 +178,7 @@ def times_from(device: Device) -> str:
 def _overview(report: FitReport) -> str:
     """One line a batch."""
     reserved = ["reserved"] if report.has_allocator else []
-    rows: list[tuple[str, ...]] = [
-        ("batch", "fits", "step", "allocated", *reserved, "left", "time, modelled", "recomputation")
-    ]
+    rows: list[tuple[str, ...]] = [("batch", "fits", "step", "allocated", *reserved, "left", "time, modelled", "added")]
     for point in report.points:
         if point.problem:
             rows.append((str(point.batch), "no", *("",) * (len(rows[0]) - 2)))
@@ -188,6 +189,7 @@ def _overview(report: FitReport) -> str:
         rows.append((str(point.batch), "yes" if report.fits(point) else "no", *map(gib, bytes_), *times))
     lines = table(rows, right=range(2, len(rows[0])))
     lines += [f"batch {point.batch}: {point.problem}" for point in report.points if point.problem]
+    lines += [f"batch {point.batch}: {loss}" for point in report.points for loss in point.chunked]
     return "".join(f"{line}\n" for line in (*lines, *not_known(report.points)))
 
 
@@ -204,11 +206,11 @@ def _details(report: FitReport) -> str:
         lines.append(f"without a budget the step would take {gib(point.native_bytes)} where the backward stands above")
     lines.append(
         f"step, {times_from(report.device)}: {point.step_ns / 1e6:.1f} ms, {point.added_ns / 1e6:.1f} ms of them "
-        "recomputation; the optimizer's step is not part of it"
+        "added by the plan; the optimizer's step is not part of it"
     )
     if point.expandable_bytes < (1 - _WORTH_SAYING) * point.reserved_bytes:
         lines.append(f"with {EXPANDABLE} it would reserve {gib(point.expandable_bytes)}")
-    lines += not_known(report.points)
+    lines += [*map(str, point.chunked), *not_known(report.points)]
     lines.append("it fits" if report.fits(point) else "it does not fit")
     return "".join(f"{line}\n" for line in lines)
 

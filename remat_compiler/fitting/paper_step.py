@@ -146,6 +146,7 @@ def _figures(device: Device, batch: Any, step: MadeStep, counted: Counted) -> Fi
         planned_bytes=(alone.requested_bytes or alone.peak_bytes) if alone else None,
         floor_bytes=alone.floor.peak_bytes if alone else None,
         floor_forced_by=str(alone.floor.origin) if alone else "",
+        chunked=tuple(loss for report in made for loss in report.chunked),
         unmodelled=counted.unmodelled,
     )
 
@@ -167,5 +168,5 @@ def _in_blocks(point: FitPoint, gpu: Gpu, step: MadeStep, counted: Counted) -> F
 
 
 def modelled_ns() -> int:
-    """Modelled time of forward and backward of the graphs that were planned last, recomputation included."""
+    """Modelled time of forward and backward of the graphs that were planned last, as planned."""
     return sum(report.runs * (report.step_ns + report.added_ns) for report in reports())

@@ -62,8 +62,10 @@ class ParetoReport(Shown):
     @property
     def floor_bytes(self) -> int | None:
         """Peak that no plan can go below, as the planned part of the step counts; `None` if that is not known."""
-        floors = [one.point.floor_bytes for one in self.points if one.point.floor_bytes is not None]
-        return max(floors, default=None)
+        floors = [one.point for one in self.points if one.point.floor_bytes is not None]
+        # Chunks lower it: those of the smallest budget count.
+        alike = (one.floor_bytes for one in floors if one.chunked == floors[-1].chunked)
+        return max((floor for floor in alike if floor is not None), default=None)
 
     def to_json(self) -> str:
         """All figures, for tools."""
@@ -87,7 +89,7 @@ class ParetoReport(Shown):
     def __str__(self) -> str:
         answer = self.fits
         reserved = ["reserved"] if answer.has_allocator else []
-        times = ("time, modelled", "recomputation", "at least")
+        times = ("time, modelled", "added", "at least")
         rows: list[tuple[str, ...]] = [("budget", "fits", "step", "allocated", *reserved, *times)]
         for one in self.points:
             point = one.point
@@ -101,7 +103,11 @@ class ParetoReport(Shown):
         batch = [] if self.batch is None else [f"batch {self.batch}"]
         lines = [device_text(self.device), *batch, "", *table(rows, right=(0, *range(2, len(rows[0]))))]
         lines += [f"{one.name}: {one.point.problem}" for one in self.points if one.point.problem]
+        lines += [f"{one.name}: {loss}" for one in self.points for loss in one.point.chunked]
         if self.floor_bytes is not None:
             forced = next(one.point.floor_forced_by for one in self.points if one.point.floor_bytes == self.floor_bytes)
-            lines.append(f"no plan of the step goes below {gib(self.floor_bytes)}" + (f": {forced}" if forced else ""))
+            # Points of other chunks have floors of their own.
+            alike = " in as many chunks" if any(one.point.chunked for one in self.points) else ""
+            floor = f"no plan of the step{alike} goes below {gib(self.floor_bytes)}"
+            lines.append(floor + (f": {forced}" if forced else ""))
         return "".join(f"{line}\n" for line in (*lines, *not_known(answer.points)))

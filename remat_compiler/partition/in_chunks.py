@@ -1,85 +1,176 @@
 """How many chunks the losses of a joint graph are computed in, if the plan is to say: the cheapest plan that fits.
 
-    whole: fits and adds nothing? ─► yes: whole, as without this option
+    whole ─► fits, and adds next to nothing? ─► yes: as without this option
               │ no
               ▼
-    4, 16, 64 chunks, each planned as a problem of its own ─► of those that fit the least time, else the least peak
+    4, 16, 64 chunks, as long as they may save time ─► of the plans that fit the one of the least time
+              │ nothing fits
+              ▼
+    from 64 chunks to the whole, as long as the peak may fall ─► the plan of the smallest peak
 
-Each problem has the time of its smaller products and further kernels in its costs, so the times can be compared.  More
-chunks than those of a plan that fits and recomputes nothing only take longer, and are not tried.
+To cut and to capture a graph takes a fraction of the time of planning it, and tells what plans of it cannot go below:
+the time of its operators, each executed once, and its floor.  So most numbers of chunks need no plan.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from typing import Protocol
 
-from torch import fx
-
-from remat_compiler import torch_compat
 from remat_compiler.partition.request import PartitionRequest
 from remat_compiler.partition.result import Baseline, NoPlan, Partition
+from remat_compiler.report.plan_report import ChunkedLoss
 
 COUNTS = (4, 16, 64)
 """Numbers of chunks that are planned for."""
-Cut = Callable[[fx.GraphModule, PartitionRequest], Partition | None]
-"""Cuts a joint graph by a request; `None` if that asks for chunks and there is nothing to compute in them."""
+GAIN = 0.01
+"""Part of the step that more chunks must save: results change in their last bits, and code grows."""
 
 
-def cheapest_in_chunks(joint: fx.GraphModule, request: PartitionRequest, cut: Cut) -> Partition:
+class Candidate(Protocol):
+    """A joint graph with its losses in some number of chunks, ready to be planned."""
+
+    @property
+    def chunked(self) -> tuple[ChunkedLoss, ...]:
+        """The losses that are in chunks."""
+        ...
+
+    @property
+    def step_ns(self) -> int:
+        """Modelled time of its operators, each executed once."""
+        ...
+
+    @property
+    def floor_bytes(self) -> int:
+        """Peak that no plan of it goes below."""
+        ...
+
+    @property
+    def before(self) -> Baseline:
+        """The step that recomputes nothing."""
+        ...
+
+    @property
+    def times(self) -> tuple[tuple[str, float], ...]:
+        """Name and seconds of each stage so far."""
+        ...
+
+    def planned(self, whole_ns: int | None) -> Partition:
+        """Its partition; `NoPlan` if the planner refuses.
+
+        Args:
+            whole_ns: `step_ns` of the graph whose losses are whole; `None` for its own.
+        """
+        ...
+
+
+def cheapest_in_chunks(request: PartitionRequest, in_chunks: Callable[[int], Candidate]) -> Partition:
     """The partition in as many chunks as serve the budget best.
 
     Args:
-        joint: Joint graph; changed in place.
-        request: The budget, in bytes; without one, losses stay whole.
-        cut: Cuts the graph.
+        request: The budget, in bytes.
+        in_chunks: The graph with its losses in at most so many chunks; of 1, with whole ones.
 
     Raises:
         NoPlan: Nothing fits in any number of chunks.
     """
-    budget_bytes = request.budget_bytes
-    spare = None if budget_bytes is None else torch_compat.copy_module(joint)
-    found: list[Partition] = []
-    refusals: list[NoPlan] = []
+    assert request.budget_bytes is not None
+    return _Search(request.budget_bytes, in_chunks).run()
 
-    def tried(graph: fx.GraphModule, chunks: int) -> bool:
-        """Whether there was something to try."""
+
+@dataclass(slots=True)
+class _Search:
+    """The search for one graph.
+
+    Attributes:
+        budget_bytes: The budget.
+        in_chunks: Gives the candidates.
+        whole: The one whose losses are whole.
+        ready: All candidates so far, the fewest chunks first; each is planned at most once.
+        made: Those that are planned.
+        refusals: Those that were refused.
+    """
+
+    budget_bytes: int
+    in_chunks: Callable[[int], Candidate]
+    ready: list[Candidate] = field(default_factory=list)
+    made: dict[int, Partition] = field(default_factory=dict)
+    refusals: dict[int, NoPlan] = field(default_factory=dict)
+
+    @property
+    def whole(self) -> Candidate:
+        return self.ready[0]
+
+    def run(self) -> Partition:
+        self.ready.append(self.in_chunks(1))
+        self._plan_if_it_may_fit(0)
+        for chunks in COUNTS:
+            if self._is_near(self.ready[-1]) or not self._add(chunks) or self._is_near(self.ready[-1]):
+                break
+            self._plan_if_it_may_fit(len(self.ready) - 1)
+        if self._best is None:
+            self._go_for_the_smallest_peak()
+        best = self._best or min(self.made.values(), key=lambda one: one.peak_bytes, default=None)
+        if best is None:
+            # Without a plan, a refusal knows no peak.
+            raise min(self.refusals.values(), key=lambda one: (one.result.plan is None, one.needed_bytes))
+        before = self.made[0].before if 0 in self.made else self.whole.before
+        return replace(best, before=before, stages=self._stages)
+
+    def _add(self, chunks: int) -> bool:
+        """Have the losses in so many chunks, too; whether that is another graph."""
+        candidate = self.in_chunks(chunks)
+        # Few rows may be in as many chunks as they can be.
+        if not candidate.chunked or candidate.chunked == self.ready[-1].chunked:
+            return False
+        self.ready.append(candidate)
+        return True
+
+    def _is_near(self, candidate: Candidate) -> bool:
+        """Whether a plan that fits takes little more time than any plan of the candidate, and so of more chunks."""
+        best = self._best
+        return best is not None and candidate.step_ns > _total_ns(best) - GAIN * self.whole.step_ns
+
+    def _plan_if_it_may_fit(self, place: int) -> None:
+        if self.ready[place].floor_bytes <= self.budget_bytes:
+            self._plan(place)
+
+    def _plan(self, place: int) -> None:
+        whole_ns = self.whole.step_ns if place else None
         try:
-            # Torch's own partition would be compiled as the stock backend does, which may join chunks again.
-            may_be_native = request.may_be_native and chunks == 1
-            made = cut(graph, replace(request, chunks=chunks, may_be_native=may_be_native))
+            self.made[place] = self.ready[place].planned(whole_ns)
         except NoPlan as refused:
-            refusals.append(refused)
-            return True
-        if made is not None:
-            found.append(made)
-        return made is not None
+            self.refusals[place] = refused
 
-    tried(joint, 1)
-    for chunks in COUNTS:
-        if spare is None or budget_bytes is None or any(_is_free(one, budget_bytes) for one in found):
-            break
-        if not tried(torch_compat.copy_module(spare), chunks):
-            break
-    if not found:
-        # Without a plan, a refusal knows no peak.
-        raise min(refusals, key=lambda one: (one.result.plan is None, one.needed_bytes))
-    best = min(found, key=lambda one: _rank(one, budget_bytes))
-    # Without a budget the losses would be whole: the first try, or the first refusal.
-    if found[0].chunked:
-        whole = refusals[0].problem
-        return replace(best, before=Baseline.saving_all(whole.graph, whole.costs))
-    return replace(best, before=found[0].before)
+    @property
+    def _best(self) -> Partition | None:
+        """Of the plans that fit the one of the least time, but for one in fewer chunks that takes hardly more."""
+        best: Partition | None = None
+        for _, one in sorted(self.made.items()):
+            fits = one.peak_bytes <= self.budget_bytes
+            if fits and (best is None or _total_ns(one) < _total_ns(best) - GAIN * self.whole.step_ns):
+                best = one
+        return best
+
+    def _go_for_the_smallest_peak(self) -> None:
+        """Plan what may have a smaller peak than all plans so far."""
+        for place in reversed(range(len(self.ready))):
+            peaks = [one.peak_bytes for one in self.made.values()]
+            peaks += [one.needed_bytes for one in self.refusals.values() if one.result.plan is not None]
+            planned = place in self.made or place in self.refusals
+            if not planned and self.ready[place].floor_bytes < min(peaks, default=self.ready[place].floor_bytes + 1):
+                self._plan(place)
+
+    @property
+    def _stages(self) -> tuple[tuple[str, float], ...]:
+        """Seconds of each stage, of all candidates together."""
+        total: dict[str, float] = {}
+        for one in self.ready:
+            for stage, seconds in one.times:
+                total[stage] = total.get(stage, 0.0) + seconds
+        return tuple(total.items())
 
 
-def _is_free(made: Partition, budget_bytes: int) -> bool:
-    """Whether a partition fits and recomputes nothing."""
-    return made.peak_bytes <= budget_bytes and not made.added_ns
-
-
-def _rank(made: Partition, budget_bytes: int | None) -> tuple[bool, int, int]:
-    """What fits before what does not; then by time, or by peak."""
-    time_ns = made.step_ns + made.added_ns
-    if budget_bytes is None or made.peak_bytes <= budget_bytes:
-        return False, time_ns, made.peak_bytes
-    return True, made.peak_bytes, time_ns
+def _total_ns(made: Partition) -> int:
+    return made.step_ns + made.added_ns

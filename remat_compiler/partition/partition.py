@@ -9,21 +9,26 @@ import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cached_property
 
 from torch import fx
 
 from remat_compiler import torch_compat
+from remat_compiler.capture.graph import CapturedGraph
+from remat_compiler.chunks.losses import has_losses
 from remat_compiler.distributed.agreement import Point
 from remat_compiler.errors import PlanRejected
 from remat_compiler.ir.codec import encode
 from remat_compiler.ir.plan import FITTING, Plan, PlanResult, PlanStatus
-from remat_compiler.ir.problem import UNLIMITED_BYTES, RematProblem
+from remat_compiler.ir.problem import UNLIMITED_BYTES, CostTable, RematProblem
+from remat_compiler.option_values import AS_PLANNED
 from remat_compiler.partition.in_chunks import cheapest_in_chunks
-from remat_compiler.partition.request import AS_PLANNED, PartitionRequest
+from remat_compiler.partition.request import PartitionRequest
 from remat_compiler.partition.result import Baseline, NoPlan, Partition, SplitGraphs
 from remat_compiler.partition.session import Session
 from remat_compiler.partition.stages import JointStages, Planned
 from remat_compiler.rewrite.lower import lower
+from remat_compiler.simulate.floor import peak_floor
 from remat_compiler.simulate.timeline import simulate
 from remat_compiler.simulate.verify import verify
 from remat_compiler.stats import timed
@@ -60,26 +65,80 @@ def partition(
         PlanRejected: The verifier refused the plan.
     """
 
-    def stages_of(graph: fx.GraphModule, asked: PartitionRequest) -> JointStages:
-        return JointStages(graph, asked, num_fwd_outputs, static_input_indices, session)
-
-    def cut(graph: fx.GraphModule, asked: PartitionRequest) -> Partition | None:
-        stages = stages_of(graph, asked)
-        joint_nodes = stages.prepare()
-        return None if asked.chunks > 1 and not stages.chunked else _partition(stages, joint_nodes, plan_with)
-
     with _collection_paused(), torch_compat.copying_nodes():
-        if request.chunks == AS_PLANNED:
-            return cheapest_in_chunks(joint, request, cut)
-        stages = stages_of(joint, request)
-        return _partition(stages, stages.prepare(), plan_with)
+        # A plan that all ranks agree on is one of the whole.
+        as_planned = request.chunks == AS_PLANNED and request.budget_bytes is not None and not request.gathers
+        may_be_cut = (as_planned or request.chunks > 1) and has_losses(joint, num_fwd_outputs)
+        # Each number of chunks begins with the graph as it is.
+        spare = torch_compat.copy_module(joint) if may_be_cut else None
+
+        def in_chunks(chunks: int) -> JointCandidate:
+            graph = joint if chunks == 1 or spare is None else torch_compat.copy_module(spare)
+            # Torch's own partition would be compiled as the stock backend does, which may join chunks again.
+            asked = replace(request, chunks=chunks, may_be_native=request.may_be_native and chunks == 1)
+            stages = JointStages(graph, asked, num_fwd_outputs, static_input_indices, session)
+            return JointCandidate(stages, plan_with)
+
+        if spare is None:
+            return in_chunks(1).planned()
+        if as_planned:
+            return cheapest_in_chunks(request, in_chunks)
+        cut = in_chunks(request.chunks)
+        return cut.planned(in_chunks(1).step_ns) if cut.chunked else in_chunks(1).planned()
 
 
-def _partition(stages: JointStages, joint_nodes: int, plan_with: Callable[[RematProblem], PlanResult]) -> Partition:
+class JointCandidate:
+    """The joint graph with its losses in one number of chunks, see `in_chunks.Candidate`."""
+
+    def __init__(self, stages: JointStages, plan_with: Callable[[RematProblem], PlanResult]) -> None:
+        self.stages = stages
+        self.plan_with = plan_with
+        self.joint_nodes = stages.prepare()
+        self.chunked = stages.chunked
+
+    @cached_property
+    def captured(self) -> tuple[CapturedGraph, CostTable]:
+        """The graph in the program's order, and the costs of its operators."""
+        return self.stages.captured_with_costs()
+
+    @property
+    def step_ns(self) -> int:
+        """Modelled time of the operators, each executed once."""
+        return self.captured[1].step_ns
+
+    @property
+    def floor_bytes(self) -> int:
+        """Peak that no plan goes below."""
+        captured, costs = self.captured
+        return peak_floor(captured.graph, costs, held=False).peak_bytes
+
+    @cached_property
+    def before(self) -> Baseline:
+        """The step that recomputes nothing."""
+        captured, costs = self.captured
+        return Baseline.saving_all(captured.graph, costs)
+
+    @property
+    def times(self) -> tuple[tuple[str, float], ...]:
+        """Name and seconds of each stage."""
+        return self.stages.stages
+
+    def planned(self, whole_ns: int | None = None) -> Partition:
+        """The partition; raises as `partition` does.
+
+        Args:
+            whole_ns: `step_ns` of the graph whose losses are whole; `None` for its own.
+        """
+        self.stages.whole_ns = whole_ns
+        return _partition(self)
+
+
+def _partition(candidate: JointCandidate) -> Partition:
     """The stages of `partition` from the capture on."""
+    stages, plan_with, joint_nodes = candidate.stages, candidate.plan_with, candidate.joint_nodes
     joint, request = stages.joint, stages.request
-    captured, costs = stages.captured_with_costs()
-    before = Baseline.saving_all(captured.graph, costs)
+    captured, costs = candidate.captured
+    before = candidate.before
     # The step without a budget is only compared with.
     agreed = None if request.budget_bytes is None else stages.agreed(costs, request.budget_bytes)
     if agreed is not None:
@@ -96,7 +155,7 @@ def _partition(stages: JointStages, joint_nodes: int, plan_with: Callable[[Remat
     takes_native = request.may_be_native and request.planner in ("auto", "min_cut")
     if native is not None and takes_native and _fits(native, request, budget_bytes):
         split = replace(native, problem=replace(native.problem, budget_bytes=budget_bytes))
-        return Partition(joint, joint_nodes, split, before, True, False, stages.stages, chunked=stages.chunked)
+        return Partition(joint, joint_nodes, split, before, True, False, stages.stages)
     # Not before: torch's own partition computes nothing again from a buffer, if it can save what it computed.
     if stages.copy_small_buffers(before.timeline.peak_bytes):
         captured, costs = stages.captured_with_costs()
@@ -132,7 +191,8 @@ def _carried_out(
         lowered.forward, lowered.backward, problem, result, simulate(problem.graph, problem.costs, plan)
     )
     split, copies = stages.overwriting(split), bool(stages.copies)
-    return Partition(stages.joint, joint_nodes, split, before, False, early, stages.stages, copies, stages.chunked)
+    chunked, chunks_ns = stages.chunked, stages.chunks_ns(problem.costs)
+    return Partition(stages.joint, joint_nodes, split, before, False, early, stages.stages, copies, chunked, chunks_ns)
 
 
 @contextmanager

@@ -7,9 +7,6 @@ from dataclasses import dataclass, replace
 from remat_compiler.ir.plan import Tier
 from remat_compiler.offload.place import Place
 
-AS_PLANNED = 0
-"""Number of chunks that stands for as many as make the cheapest plan."""
-
 
 @dataclass(frozen=True, slots=True)
 class PartitionRequest:
@@ -41,7 +38,7 @@ class PartitionRequest:
         budget_of: What the budget covers, see `RematOptions`; decides the check alone.
         layout: Where values lie, see `RematOptions`; decides how the emitted code allocates alone.
         inplace_buffers: Whether interpreted operators may overwrite arguments, see `RematOptions`.
-        chunks: Most chunks that a loss is computed in; 1 leaves it whole, `AS_PLANNED` lets the plan say.
+        chunks: Most chunks that a loss is computed in; 1 leaves it whole, `option_values.AS_PLANNED` lets the plan say.
         leaving: Positions of the inputs whose gradients may leave within the backward, see `capture.leaving`.
         gathers: Whether inputs may be gathered from the ranks again, see `compilation.gathers`.
         layer_bytes: Bytes of each layer at these sizes as an estimator predicts them, for planners of layers; empty

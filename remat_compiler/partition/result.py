@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from remat_compiler.chunks.losses import ChunkedLoss
 from remat_compiler.errors import RematError
 from remat_compiler.ir.graph import TrainingGraph
 from remat_compiler.ir.plan import Plan, PlanResult
 from remat_compiler.ir.problem import CostTable, RematProblem
+from remat_compiler.report.plan_report import ChunkedLoss
 from remat_compiler.rewrite.overwriting import NOTHING, Overwritten
 from remat_compiler.simulate.timeline import MemoryTimeline, simulate
 from remat_compiler.step_model.graph_memory import GraphMemory, memory_of
@@ -82,6 +82,7 @@ class Partition:
         stages: Name and seconds of each stage.
         copies_inputs: Whether the plan has copies of inputs for the inner compiler's layout of convolutions.
         chunked: Losses that are computed in chunks.
+        chunks_ns: Modelled time that they add to the step in which they are whole, each operator executed once.
     """
 
     joint: fx.GraphModule
@@ -93,6 +94,7 @@ class Partition:
     stages: tuple[tuple[str, float], ...]
     copies_inputs: bool = False
     chunked: tuple[ChunkedLoss, ...] = ()
+    chunks_ns: int = 0
 
     @property
     def problem(self) -> RematProblem:
@@ -106,13 +108,13 @@ class Partition:
 
     @property
     def added_ns(self) -> int:
-        """Modelled time that recomputation adds."""
-        return self.graphs.timeline.added_ns
+        """Modelled time that the plan adds: by recomputation, by waiting for copies, and by chunks."""
+        return self.graphs.timeline.added_ns + self.chunks_ns
 
     @property
     def step_ns(self) -> int:
-        """Modelled time of the step that executes every operator once."""
-        return self.problem.costs.step_ns
+        """Modelled time of the step that executes every operator once, with losses whole."""
+        return self.problem.costs.step_ns - self.chunks_ns
 
     @property
     def peak_bytes(self) -> int:
@@ -142,7 +144,9 @@ class Partition:
     @property
     def figures(self) -> PartitionFigures:
         """What is kept of it."""
-        return PartitionFigures(self.problem, self.memory, self.memory_before, self.added_ns, self.unchanged)
+        return PartitionFigures(
+            self.problem, self.memory, self.memory_before, self.added_ns, self.unchanged, self.chunks_ns
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -153,8 +157,9 @@ class PartitionFigures:
         problem: The problem given to the planner.
         memory: Simulated memory of the graph.
         memory_before: The same without a budget.
-        added_ns: Modelled time that recomputation adds.
+        added_ns: Modelled time that the plan adds.
         unchanged: Whether torch's own partition is used as it is.
+        chunks_ns: The part of it that every plan of the problem adds, since losses are in chunks.
     """
 
     problem: RematProblem
@@ -162,11 +167,12 @@ class PartitionFigures:
     memory_before: GraphMemory
     added_ns: int
     unchanged: bool
+    chunks_ns: int = 0
 
     @property
     def step_ns(self) -> int:
-        """Modelled time of the step that executes every operator once."""
-        return self.problem.costs.step_ns
+        """Modelled time of the step that executes every operator once, with losses whole."""
+        return self.problem.costs.step_ns - self.chunks_ns
 
 
 class NoPlan(RematError):

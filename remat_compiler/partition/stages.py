@@ -20,7 +20,7 @@ from remat_compiler.capture.padding import pad_products
 from remat_compiler.capture.pair import capture_pair
 from remat_compiler.capture.storages import storage_bytes
 from remat_compiler.capture.view_scatters import mark_view_scatters
-from remat_compiler.chunks.losses import ChunkedLoss, chunk_losses
+from remat_compiler.chunks.losses import chunk_losses
 from remat_compiler.costs.table import cost_table
 from remat_compiler.distributed.agreement import Point
 from remat_compiler.errors import PlanRejected, RanksDiffer, Unplannable
@@ -32,6 +32,7 @@ from remat_compiler.partition.collectives import program_of
 from remat_compiler.partition.request import PartitionRequest
 from remat_compiler.partition.result import SplitGraphs
 from remat_compiler.partition.session import Session
+from remat_compiler.report.plan_report import ChunkedLoss
 from remat_compiler.rewrite.overwriting import overwrite_arguments, overwritten
 from remat_compiler.simulate.rules import Rule
 from remat_compiler.simulate.timeline import simulate
@@ -74,6 +75,7 @@ class JointStages:
         self.overwrites = request.inplace_buffers and not self.fused
         self.copies: tuple[fx.Node, ...] = ()
         self.chunked: tuple[ChunkedLoss, ...] = ()
+        self.whole_ns: int | None = None  # of a step whose losses are whole; `None` where these are
         self.stages: tuple[tuple[str, float], ...] = ()
 
     @contextmanager
@@ -114,6 +116,10 @@ class JointStages:
                 torch_compat.correct_norms(self.joint.graph)
             hand_over(self.joint, self.num_fwd_outputs, self.request.leaving)
         return joint_nodes
+
+    def chunks_ns(self, costs: CostTable) -> int:
+        """Time that chunks add to a step that executes each operator once; 0 if the model has them faster."""
+        return 0 if self.whole_ns is None else max(costs.step_ns - self.whole_ns, 0)
 
     def copy_small_buffers(self, peak_bytes: int) -> bool:
         """Have values recomputed from copies of small buffers, by a step of so many bytes; whether there are any."""
@@ -173,8 +179,9 @@ class JointStages:
         """The plan for one order."""
         # A slowdown may be infinite, or too large for 64 bits: either means no limit.
         slowest = self.request.max_slowdown
-        most_added = UNLIMITED_NS if slowest is None else (slowest - 1.0) * costs.step_ns
-        max_added = int(most_added) if most_added < UNLIMITED_NS else None
+        chunks_ns = self.chunks_ns(costs)
+        most_added = UNLIMITED_NS if slowest is None else (slowest - 1.0) * (costs.step_ns - chunks_ns) - chunks_ns
+        max_added = max(int(most_added), 0) if most_added < UNLIMITED_NS else None
         offload_bytes = self.request.offload_bytes
         problem = RematProblem(captured.graph, costs, budget_bytes, max_added, offload_bytes=offload_bytes)
         with self.stage("plan"):

@@ -9,7 +9,7 @@ from remat_compiler.ir.plan import PlanResult
 from remat_compiler.ir.problem import UNLIMITED_BYTES, RematProblem
 from remat_compiler.report.curve import MemoryCurve, StepCurves, memory_curve
 from remat_compiler.report.decisions import decisions, origin_of
-from remat_compiler.report.plan_report import LiveStorage, Origin, PeakPoint, PlanReport, StageTime
+from remat_compiler.report.plan_report import ChunkedLoss, LiveStorage, Origin, PeakPoint, PlanReport, StageTime
 from remat_compiler.simulate.floor import peak_floor
 from remat_compiler.simulate.timeline import MemoryTimeline, simulate
 from remat_compiler.simulate.transfers import moved_bytes
@@ -29,6 +29,8 @@ def build_report(
     smallest_peak_bytes: int | None = None,
     stages: Sequence[tuple[str, float]] = (),
     notes: Sequence[str] = (),
+    chunked: Sequence[ChunkedLoss] = (),
+    chunks_ns: int = 0,
 ) -> PlanReport:
     """The report of `result`, which must hold a valid plan of `problem`.
 
@@ -45,6 +47,8 @@ def build_report(
         smallest_peak_bytes: Smallest peak that a planner found, if one was sought.
         stages: Name and seconds of each stage.
         notes: Sentences for the user.
+        chunked: Losses that are computed in chunks.
+        chunks_ns: Time that the chunks add to the operators of the step, each executed once.
     """
     if result.plan is None:
         raise ValueError(f"a report needs a plan, got a result without one (status {result.status.value})")
@@ -69,9 +73,9 @@ def build_report(
         smallest_peak_bytes=smallest_peak_bytes,
         saved_before_bytes=before.saved_bytes,
         saved_bytes=after.saved_bytes,
-        step_ns=costs.step_ns,
-        added_ns=after.added_ns,
-        lower_bound_ns=min(result.lower_bound_ns, after.added_ns),
+        step_ns=costs.step_ns - chunks_ns,
+        added_ns=after.added_ns + chunks_ns,
+        lower_bound_ns=min(result.lower_bound_ns, after.added_ns) + chunks_ns,
         floor=_floor_point(problem),
         peak=_peak_point(problem, result, after),
         decisions=decisions(graph, plan, costs),
@@ -80,6 +84,8 @@ def build_report(
         notes=tuple(notes),
         offloaded_bytes=moved_bytes(graph, plan),
         stall_ns=after.stall_ns,
+        chunked=tuple(chunked),
+        chunks_ns=chunks_ns,
         memory=StepCurves(memory_curve(costs, plan, after), before_curve),
     )
 

@@ -10,6 +10,7 @@ from remat_compiler.ir.graph import StorageKind
 from remat_compiler.ir.plan import Decision, PlanStatus
 from remat_compiler.report.curve import StepCurves
 from remat_compiler.report.notebook import Shown
+from remat_compiler.units import format_bytes
 
 _VERSION = 2
 
@@ -99,6 +100,29 @@ class PeakPoint:
 
 
 @dataclass(frozen=True, slots=True)
+class ChunkedLoss:
+    """A loss that is computed in chunks, with the product before it and the gradients of both.
+
+    Attributes:
+        chunks: How many chunks there are.
+        product: Name of the product that makes its largest value.
+        source: The line of the user's program that it comes from, such as ``model.py:41``; empty when not known.
+        whole_bytes: Bytes of that value.
+        chunk_bytes: Bytes of its largest chunk.
+    """
+
+    chunks: int
+    product: str
+    source: str
+    whole_bytes: int
+    chunk_bytes: int
+
+    def __str__(self) -> str:
+        sizes = f"{format_bytes(self.whole_bytes)} → {format_bytes(self.chunk_bytes)}"
+        return f"loss in {self.chunks} chunks ({self.source or self.product}): {sizes}"
+
+
+@dataclass(frozen=True, slots=True)
 class StepFigures:
     """A training step that runs several planned graphs, or one several times or beside gradients, under one budget.
 
@@ -139,11 +163,12 @@ class PlanReport(Shown):
         smallest_peak_bytes: Smallest peak that a planner found, or `None` where none was sought.
         saved_before_bytes: Bytes kept from forward to backward without a budget.
         saved_bytes: Bytes kept from forward to backward under the plan.
-        step_ns: Time of a step that executes every operator once.
-        added_ns: Time that recomputation adds, and waiting for copies.
+        step_ns: Time of a step that executes every operator once, with its losses whole.
+        added_ns: Time that the plan adds: recomputation, waiting for copies, and losses in chunks.
         offloaded_bytes: Bytes that the plan moves off the device in a step.
         stall_ns: The part of `added_ns` that is waiting for copies.
-        lower_bound_ns: Proven lower bound of `added_ns`.
+        chunks_ns: The part of it that chunks take: more operators, each on less, and the sums of their parts.
+        lower_bound_ns: Proven lower bound of `added_ns`, with losses in these chunks.
         floor: What no plan can go below, and the operator that forces it.
         peak: The step of the plan that reaches its peak.
         decisions: Forward storages that the backward reads, largest first.
@@ -166,6 +191,7 @@ class PlanReport(Shown):
             of bytes.
         device: Type of the device that the step runs on, such as ``cpu``; empty where that is not known.
         budget_of: What the budget covers, as the option of that name says.
+        chunked: Losses that are computed in chunks.
         memory: Live bytes over the step, for the picture; `None` in reports that were stored without.
         notes: What the user should know besides, such as a budget that was not reachable.
     """
@@ -207,6 +233,8 @@ class PlanReport(Shown):
     asked_bytes: int | None = field(default=None, metadata=OPTIONAL)
     device: str = field(default="", metadata=OPTIONAL)
     budget_of: str = field(default="allocated", metadata=OPTIONAL)
+    chunked: tuple[ChunkedLoss, ...] = field(default=(), metadata=OPTIONAL)
+    chunks_ns: int = field(default=0, metadata=OPTIONAL)
     memory: StepCurves | None = field(default=None, metadata=OPTIONAL, repr=False)
 
     @property

@@ -31,7 +31,7 @@ class SummaryParts:
 
     Attributes:
         head: What was planned, in a line.
-        notes: What the user should know besides, a line each.
+        notes: What is computed in chunks, and what the user should know besides, a line each.
         figures: The rows of a table: what, figure, remark.
         decisions: What becomes of the forward's values; the first line has the sums.
         alive: What is alive at the peak; the first line has the sums, and there is none if nothing is.
@@ -48,7 +48,7 @@ def summary_parts(report: PlanReport) -> SummaryParts:
     """The report as lines for people."""
     return SummaryParts(
         head=f"{report.graph_name}: {report.num_ops} ops from {report.joint_nodes} joint nodes, inner {report.inner}",
-        notes=[f"note: {note}" for note in report.notes],
+        notes=[*map(str, report.chunked), *(f"note: {note}" for note in report.notes)],
         figures=_figures(report),
         decisions=_decisions_part(report.decisions),
         alive=live_part(report),
@@ -82,13 +82,18 @@ def _figures(report: PlanReport) -> list[tuple[str, ...]]:
     rows += [
         ("resident beside it", _size(report.resident_bytes), "parameters, buffers and inputs"),
         ("step, modelled", format_time(report.step_ns), "each operator once"),
-        ("added time", format_time(report.added_ns), f"+{report.added_percent:.1f} % of the step"),
+        ("added time", format_time(report.added_ns), f"+{report.added_percent:.1f} % of the step{_of_chunks(report)}"),
         *_overwritten(report),
         *_offloaded(report),
         ("planner", report.planner, f"{report.status.value}, {gap}"),
         ("took", f"{report.seconds:.2f} s", ", ".join(f"{s.stage} {s.seconds:.2f} s" for s in report.stages)),
     ]
     return rows
+
+
+def _of_chunks(report: PlanReport) -> str:
+    """The part of the added time that is no recomputation, if losses are in chunks."""
+    return f", {format_time(report.chunks_ns)} of it for more and smaller operators" if report.chunked else ""
 
 
 def _overwritten(report: PlanReport) -> list[tuple[str, ...]]:

@@ -8,6 +8,7 @@ from functools import partial
 
 from remat_compiler.ir.plan import PlanResult
 from remat_compiler.ir.problem import RematProblem
+from remat_compiler.partition.result import PartitionFigures
 from remat_compiler.step_budget.compiled_graph import CompiledGraph
 from remat_compiler.step_budget.known_plans import KnownPlans
 from remat_compiler.step_budget.share import PlanLevel, levels_of, planned_level
@@ -84,7 +85,8 @@ def levels_of_graph(
         return (level_without_budget(graph),)
     problem = replace(one.problem, offload_bytes=graph.room_bytes if moves else 0)
     levels = levels_of(problem, unbudgeted, _level_planner(graph, thorough), extremes=extremes)
-    return (*levels[:-1], level_without_budget(graph))
+    # Without a budget losses are whole.
+    return (*(_with_chunks(level, one) for level in levels[:-1]), level_without_budget(graph))
 
 
 def planned_between(
@@ -102,7 +104,13 @@ def planned_between(
     if not _can_change(graph) or graph.figures is None:
         return None
     problem = replace(graph.figures.problem, offload_bytes=graph.room_bytes if moves else 0)
-    return planned_level(problem, budget_bytes, between_bytes, _level_planner(graph, thorough))
+    level = planned_level(problem, budget_bytes, between_bytes, _level_planner(graph, thorough))
+    return None if level is None else _with_chunks(level, graph.figures)
+
+
+def _with_chunks(level: PlanLevel, figures: PartitionFigures) -> PlanLevel:
+    """The level with the time that chunks add to every plan of the problem."""
+    return replace(level, added_ns=level.added_ns + figures.chunks_ns)
 
 
 def _level_planner(graph: CompiledGraph, thorough: bool) -> Callable[[RematProblem], PlanResult]:

@@ -51,6 +51,7 @@ def file(tmp_path: Path) -> Path:
         ("make", ("--batch", "4", "--budget", "4XB"), "unknown unit 'XB'"),
         ("make", ("--batch", "4", "--budget", "150%"), "at most 1.0 or 100 %"),
         ("make", ("--batch", "4", "--device", "h101"), "unknown"),
+        ("make", ("--batch", "4", "--chunks", "often"), 'chunks must be "auto", "never" or a whole number'),
     ],
 )
 def test_what_is_wrong_is_told_before_the_file_runs(

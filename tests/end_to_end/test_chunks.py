@@ -59,8 +59,9 @@ def test_peaks_are_lower_and_as_foretold(inner: str, budget: float | str) -> Non
         # Below what nothing reaches that has the logits whole.
         assert peak_bytes < LOGITS_BYTES < whole.floor.peak_bytes
         assert report.floor.peak_bytes < LOGITS_BYTES / 2
-    assert "loss in 8 chunks: 2.0 MiB → 256.0 KiB, mm at test_chunks.py" in summary_text(report)
-    assert "chunks:" not in summary_text(whole)
+    assert "loss in 8 chunks (test_chunks.py:" in summary_text(report)
+    assert "): 2.0 MiB → 256.0 KiB\n" in summary_text(report)
+    assert " chunks (" not in summary_text(whole)
 
 
 @pytest.mark.parametrize("budget", [1.0, 0.5, "min"])
@@ -98,6 +99,6 @@ def test_as_planned_the_loss_is_cut_only_where_the_budget_asks_for_it(inner: str
     budget = whole.floor.peak_bytes // 2
     peak_bytes, cut = measured("auto", inner, budget)
     assert cut.peak_bytes == peak_bytes <= budget
-    assert all(text in summary_text(cut) for text in ("loss in ", "mm at test_chunks.py"))
+    assert all(text in summary_text(cut) for text in ("loss in ", "(test_chunks.py:"))
     # Without a budget it would be whole.
     assert cut.peak_before_bytes > LOGITS_BYTES

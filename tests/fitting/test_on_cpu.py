@@ -76,12 +76,12 @@ def test_a_table_of_several_batches_has_no_column_of_an_allocator() -> None:
         FitPoint(16, problem="too large"),
     ]
     lines = str(FitReport.of(PROCESSOR, None, points)).splitlines()
-    assert lines[3].split() == ["batch", "fits", "step", "allocated", "left", "time,", "modelled", "recomputation"]
+    assert lines[3].split() == ["batch", "fits", "step", "allocated", "left", "time,", "modelled", "added"]
     assert lines[4].split()[:8] == ["8", "yes", "1.00", "GiB", "1.00", "GiB", "7.00", "GiB"]
     unknown = "not known, and counted as 0: what these take inside: aten.sort.default"
     assert lines[-2:] == ["batch 16: too large", unknown]
     curve = str(ParetoReport(PROCESSOR, 8, (CurvePoint(None, points[0]), CurvePoint("min", points[1]))))
-    assert "allocated  time, modelled  recomputation  at least" in curve
+    assert "allocated  time, modelled  added  at least" in curve
     assert "reserved" not in curve
     assert curve.endswith(f"{unknown}\n")
     measured = FitReport.of(replace(PROCESSOR, figures={"bytes_per_s": 1}), None, points)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from html import escape
@@ -23,6 +24,7 @@ from remat_compiler.fitting.max_batch_report import MaxBatch
 from remat_compiler.fitting.pareto_report import CurvePoint, ParetoReport
 from remat_compiler.fitting.room import Confirmed, Question, Room
 from remat_compiler.report.dump import read_reports
+from remat_compiler.report.plan_report import ChunkedLoss
 
 INTERPRETED = {"inner": "eager"}
 
@@ -197,3 +199,38 @@ def test_a_plan_is_printed_and_dumped(tmp_path: Path, capsys: pytest.CaptureFixt
     ElementTree.parse(picture)
     assert main(["pareto", *arguments, "--svg", str(tmp_path / "nowhere" / "curve.svg")]) == 2
     assert "there is no folder" in capsys.readouterr().err
+
+
+@pytest.mark.in_turn
+def test_losses_in_chunks_are_told_with_their_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "words.py"
+    file.write_text(
+        "import torch\n"
+        "from torch import nn\n"
+        "class Words(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.head = nn.Linear(32, 4096)\n"
+        "    def forward(self, x):\n"
+        "        return nn.functional.cross_entropy(self.head(x), torch.zeros_like(x[:, 0], dtype=torch.long))\n"
+        "def make(rows):\n"
+        "    return Words(), torch.zeros(rows, 32)\n"
+    )
+    arguments = [f"{file}:make", "--device", "T4", "--inner", "eager"]
+    told = r"batch (64|128): loss in \d+ chunks \(words.py:8\): \d+.\d [KM]iB → \d+.\d KiB\n"
+    assert main(["plan", *arguments, "--batch", "64", "--budget", "min", "--chunks", "4"]) == 0
+    assert "loss in 4 chunks (words.py:8): 1.0 MiB → 256.0 KiB\n" in capsys.readouterr().out
+    assert main(["fit", *arguments, "--batch", "64,128", "--budget", "2MiB", "--chunks", "auto"]) == 0
+    assert len(re.findall(told, capsys.readouterr().out)) == 2
+
+
+def test_the_floor_of_a_curve_is_that_of_the_chunks_of_its_smallest_budget() -> None:
+    loss = ChunkedLoss(16, "mm", "model.py:41", 2**27, 2**23)
+    whole = FitPoint(backward_bytes=2**32, floor_bytes=2**31, floor_forced_by="mm at model.py:41")
+    cut = replace(whole, backward_bytes=2**30, floor_bytes=2**29, chunked=(loss,))
+    told = str(ParetoReport(GPUS["h100"], None, (CurvePoint(None, whole), CurvePoint("min", cut))))
+    assert "\nmin: loss in 16 chunks (model.py:41): 128.0 MiB → 8.0 MiB\n" in told
+    assert "\nno plan of the step in as many chunks goes below 0.50 GiB: mm at model.py:41\n" in told
+    assert "no plan of the step goes below 2.00 GiB" in str(
+        ParetoReport(GPUS["h100"], None, (CurvePoint(None, whole),))
+    )

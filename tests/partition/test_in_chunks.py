@@ -1,111 +1,169 @@
-"""In how many chunks a graph is cut, on made-up plans whose peaks and times are known."""
+"""In how many chunks a graph is cut, on made-up graphs whose peaks and times are known."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Any, cast
 
 import pytest
-from torch import fx
 
 from builders import chain, with_budget
 from remat_compiler.ir.plan import Plan, PlanResult, PlanStatus
 from remat_compiler.partition.in_chunks import COUNTS, cheapest_in_chunks
-from remat_compiler.partition.request import AS_PLANNED, PartitionRequest
+from remat_compiler.partition.request import PartitionRequest
 from remat_compiler.partition.result import NoPlan, Partition
+from remat_compiler.report.plan_report import ChunkedLoss
+
+STEP_NS = 1_000_000
 
 
 @dataclass(frozen=True)
 class Made:
     """A partition, as far as the choice looks at it."""
 
-    chunked: tuple[int, ...]
+    chunks: int
     peak_bytes: int
     step_ns: int
     added_ns: int
     before: object = None
+    stages: tuple[tuple[str, float], ...] = ()
 
 
 @dataclass
-class Cutter:
-    """Plans whose peak shrinks with the chunks, and whose time grows by a nanosecond a chunk.
+class Graph:
+    """A graph whose peak shrinks with the chunks, and whose time grows by a microsecond a chunk.
 
     Attributes:
+        budget_bytes: The budget.
         whole_bytes: Peak without recomputation of the whole loss; so much less of it remains as there are chunks.
         saved_ns: Time that each byte below that peak adds.
-        can_cut: Whether there is something to compute in chunks.
-        floor_bytes: Smallest peak of any plan, by chunks; without one, plans take all that they may.
-        tried: Chunks that were asked for.
+        rows: Most chunks that there can be; 0 if there is nothing to cut.
+        floor_bytes: What no plan goes below, by chunks.
+        reached_bytes: What plans reach, where that is above the floor.
+        take_smallest: Whether plans above the budget are taken.
+        planned: Chunks that were planned for.
+        cut: Chunks that were asked for.
     """
 
+    budget_bytes: int
     whole_bytes: int = 1000
-    saved_ns: float = 1.0
-    can_cut: bool = True
+    saved_ns: int = 1000
+    rows: int = 10**6
     floor_bytes: dict[int, int] = field(default_factory=dict)
-    tried: list[int] = field(default_factory=list)
+    reached_bytes: dict[int, int] = field(default_factory=dict)
+    take_smallest: bool = False
+    planned: list[int] = field(default_factory=list)
+    cut: list[int] = field(default_factory=list)
 
-    def __call__(self, joint: fx.GraphModule, request: PartitionRequest) -> Partition | None:
-        self.tried.append(request.chunks)
-        if request.chunks > 1 and not self.can_cut:
-            return None
-        native = self.whole_bytes // request.chunks
-        budget = native if request.budget_bytes is None else request.budget_bytes
-        floor = self.floor_bytes.get(request.chunks, 0)
-        if budget < floor and not request.take_smallest:
-            plan = Plan((0, 1, 2, 3), 2)
-            result = PlanResult(PlanStatus.INFEASIBLE, "made up", plan, floor)
-            raise NoPlan(with_budget(chain(2), budget), result)
-        peak = max(min(budget, native), floor)
-        chunked = (request.chunks,) if request.chunks > 1 else ()
-        made = Made(chunked, peak, 1000 + request.chunks, int(self.saved_ns * (native - peak)))
-        return cast("Partition", made)
+    def chosen(self) -> Made:
+        """The choice."""
+        request = PartitionRequest(self.budget_bytes, take_smallest=self.take_smallest)
+        return cast("Made", cheapest_in_chunks(request, self.in_chunks))
+
+    def in_chunks(self, chunks: int) -> Any:
+        self.cut.append(chunks)
+        return Cut(self, min(chunks, self.rows) if self.rows else 1)
 
 
-def chosen(cutter: Cutter, budget_bytes: int | None, *, take_smallest: bool = False) -> Partition:
-    """The choice for an empty graph."""
-    joint = fx.GraphModule({}, fx.Graph())
-    joint.graph.output(())
-    request = PartitionRequest(budget_bytes, take_smallest=take_smallest, chunks=AS_PLANNED)
-    return cheapest_in_chunks(joint, request, cutter)
+@dataclass
+class Cut:
+    """The graph in so many chunks."""
+
+    graph: Graph
+    chunks: int
+    before: object = None
+    times: tuple[tuple[str, float], ...] = (("plan", 1.0),)
+
+    @property
+    def chunked(self) -> tuple[ChunkedLoss, ...]:
+        size = self.graph.whole_bytes
+        return (ChunkedLoss(self.chunks, "mm", "", size, size // self.chunks),) if self.chunks > 1 else ()
+
+    @property
+    def step_ns(self) -> int:
+        return STEP_NS + 1000 * (self.chunks - 1)
+
+    @property
+    def floor_bytes(self) -> int:
+        return self.graph.floor_bytes.get(self.chunks, 0)
+
+    def planned(self, whole_ns: int | None) -> Partition:
+        graph = self.graph
+        graph.planned.append(self.chunks)
+        assert whole_ns == (None if self.chunks == 1 else STEP_NS)
+        least, most = graph.reached_bytes.get(self.chunks, self.floor_bytes), graph.whole_bytes // self.chunks
+        if graph.budget_bytes < least and not graph.take_smallest:
+            result = PlanResult(PlanStatus.INFEASIBLE, "made up", Plan((0, 1, 2, 3), 2), least)
+            raise NoPlan(with_budget(chain(2), graph.budget_bytes), result)
+        peak = max(min(graph.budget_bytes, most), least)
+        added = self.step_ns - STEP_NS + graph.saved_ns * max(most - peak, 0)
+        return cast("Partition", Made(self.chunks, peak, STEP_NS, added))
 
 
-@pytest.mark.parametrize("budget_bytes", [None, 1000, 5000])
-def test_what_fits_whole_stays_whole(budget_bytes: int | None) -> None:
-    assert not chosen(cutter := Cutter(), budget_bytes).chunked
-    assert cutter.tried == [1]
+@pytest.mark.parametrize("budget_bytes", [1000, 5000])
+def test_what_fits_whole_stays_whole(budget_bytes: int) -> None:
+    graph = Graph(budget_bytes)
+    assert graph.chosen().chunks == 1
+    # Nothing else is looked at.
+    assert graph.cut == graph.planned == [1]
 
 
-def test_fewest_chunks_that_recompute_nothing_are_taken_and_no_more_are_tried() -> None:
-    assert chosen(cutter := Cutter(), 300).chunked == (4,)
-    assert cutter.tried == [1, 4]
+def test_fewest_chunks_that_recompute_nothing_are_taken_and_no_more_are_planned() -> None:
+    graph = Graph(300)
+    assert graph.chosen().chunks == 4
+    assert graph.planned == [1, 4]
 
 
-def test_what_costs_more_time_in_chunks_stays_whole() -> None:
-    # A little recomputation of the whole is cheaper than the kernels of any chunks.
-    assert not chosen(cutter := Cutter(saved_ns=0.01), 900).chunked
-    assert cutter.tried == [1, 4]
+def test_a_little_recomputation_is_rather_paid_than_chunks() -> None:
+    graph = Graph(995)
+    assert graph.chosen().chunks == 1
+    assert graph.cut == graph.planned == [1]
+
+
+def test_what_cannot_save_time_is_not_planned() -> None:
+    # Chunks by themselves take longer than what they would spare.
+    graph = Graph(988)
+    assert graph.chosen().chunks == 1
+    assert graph.cut == [1, 4]
+    assert graph.planned == [1]
 
 
 def test_more_chunks_are_taken_where_fewer_do_not_fit() -> None:
-    cutter = Cutter(floor_bytes={1: 900, 4: 200, 16: 50, 64: 10})
-    assert chosen(cutter, 63).chunked == (16,)
-    assert cutter.tried == [1, 4, 16]
+    graph = Graph(63, floor_bytes={1: 900, 4: 200, 16: 50, 64: 10})
+    assert graph.chosen().chunks == 16
+    assert graph.planned == [16]
+
+
+def test_the_whole_is_planned_although_its_floor_is_low() -> None:
+    graph = Graph(63, floor_bytes={16: 50}, reached_bytes={1: 900, 4: 200})
+    assert graph.chosen().chunks == 16
+    assert graph.planned == [1, 4, 16]
 
 
 def test_the_smallest_peak_is_that_of_all_numbers_of_chunks() -> None:
-    cutter = Cutter(floor_bytes={1: 900, 4: 200, 16: 60, 64: 70})
-    assert chosen(cutter, 1, take_smallest=True).chunked == (16,)
-    assert cutter.tried == [1, *COUNTS]
+    graph = Graph(1, floor_bytes={1: 900, 4: 200, 16: 60, 64: 65}, reached_bytes={64: 70}, take_smallest=True)
+    assert graph.chosen().chunks == 16
+    # Those whose floor is above what was reached are not planned.
+    assert graph.planned == [64, 16]
 
 
 def test_a_refusal_names_the_smallest_peak_of_all_numbers_of_chunks() -> None:
-    cutter = Cutter(floor_bytes={1: 900, 4: 200, 16: 60, 64: 70})
+    graph = Graph(10, floor_bytes={1: 900, 4: 200, 16: 60, 64: 65}, reached_bytes={64: 70})
     with pytest.raises(NoPlan) as refused:
-        chosen(cutter, 10)
+        graph.chosen()
     assert refused.value.needed_bytes == 60
 
 
 @pytest.mark.parametrize("budget_bytes", [500, 10])
 def test_without_anything_to_cut_one_more_look_is_all(budget_bytes: int) -> None:
-    assert not chosen(cutter := Cutter(can_cut=False), budget_bytes).chunked
-    assert cutter.tried == [1, COUNTS[0]]
+    graph = Graph(budget_bytes, rows=0)
+    assert graph.chosen().chunks == 1
+    assert graph.cut == [1, COUNTS[0]]
+    assert graph.planned == [1]
+
+
+def test_few_rows_are_cut_once() -> None:
+    graph = Graph(1, rows=16, floor_bytes={1: 900, 4: 200, 16: 60}, take_smallest=True)
+    assert graph.chosen().chunks == 16
+    assert graph.cut == [1, *COUNTS]
+    assert graph.planned == [16]

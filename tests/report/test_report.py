@@ -10,12 +10,12 @@ from hypothesis import given
 
 import remat_compiler
 from drawn_graphs import joint_plan, problems
-from planned import problem, report
+from planned import problem, report, result
 from remat_compiler.errors import FormatError
 from remat_compiler.ir.plan import PlanResult, PlanStatus
 from remat_compiler.ir.problem import UNLIMITED_BYTES, RematProblem
 from remat_compiler.report.build import build_report
-from remat_compiler.report.plan_report import PlanReport, StepFigures
+from remat_compiler.report.plan_report import ChunkedLoss, PlanReport, StepFigures
 from remat_compiler.report.store import add_report
 from remat_compiler.report.summary import one_line, summary_text
 
@@ -150,3 +150,16 @@ def test_the_process_keeps_its_reports_in_order() -> None:
     assert remat_compiler.reports() == [checked, second]
     remat_compiler.clear_reports()
     assert remat_compiler.reports() == []
+
+
+def test_losses_in_chunks_are_told_with_their_line_and_their_price() -> None:
+    loss = ChunkedLoss(16, "mm_3", "model.py:41", 134 * 2**20, 8 * 2**20 + 2**19)
+    asked, answer = problem(), result()
+    made = build_report(asked, answer, graph_name="g", joint_nodes=1, inner="eager", chunked=(loss,), chunks_ns=3000)
+    # Chunks are no part of the step whose loss is whole: recomputation of 1 µs, and 3 of its 8 µs.
+    assert (made.step_ns, made.added_ns, made.lower_bound_ns, made.added_percent) == (5000, 4000, 3000, 80.0)
+    told = summary_text(made)
+    assert "\nloss in 16 chunks (model.py:41): 134.0 MiB → 8.5 MiB\n" in told
+    (row,) = [line for line in told.splitlines() if line.startswith("added time")]
+    assert row.endswith("+80.0 % of the step, 3.0 µs of it for more and smaller operators")
+    assert PlanReport.from_json(made.to_json()) == made
