@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, settings
 
 from turns import TURNS, waiting
 
-# Before torch is imported.  Kernels that are vectorized or optimized allocate the same and take twice as long to compile;
-# what a test is to see with them runs with TORCHINDUCTOR_VEC_ISA_OK=1 or TORCHINDUCTOR_DEBUG_COMPILE=0.
+# Before torch is imported.  Kernels that are vectorized or optimized allocate the same and take twice as long to
+# compile; what a test is to see with them runs with TORCHINDUCTOR_VEC_ISA_OK=1 or TORCHINDUCTOR_DEBUG_COMPILE=0.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "0")
 os.environ.setdefault("TORCHINDUCTOR_DEBUG_COMPILE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
