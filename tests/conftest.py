@@ -15,9 +15,10 @@ from hypothesis import HealthCheck, settings
 
 from turns import TURNS, waiting
 
-# Before torch is imported.  Vectorized kernels allocate the same and take twice as long to compile; what a test is to
-# see with them runs with TORCHINDUCTOR_VEC_ISA_OK=1.
+# Before torch is imported.  Kernels that are vectorized or optimized allocate the same and take twice as long to
+# compile; what a test is to see with them runs with TORCHINDUCTOR_VEC_ISA_OK=1 or TORCHINDUCTOR_DEBUG_COMPILE=0.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "0")
+os.environ.setdefault("TORCHINDUCTOR_DEBUG_COMPILE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # How long an example takes says how busy the machine is.

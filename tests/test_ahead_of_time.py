@@ -37,20 +37,21 @@ forms = lambda: {name: sorted(map(str, loop.signatures)) for name, loop in entri
 
 compile_loops()
 before = forms()
-for path in sys.argv[1:]:
-    problem = read_problem(Path(path))
-    most, least = SaveAll().plan(problem).peak_bytes, Auto(effort=100).smallest_peak(problem).peak_bytes
-    tight = replace(problem, budget_bytes=(most + least) // 2)
-    Auto(time_limit=0.5).plan(tight), Auto().plan(tight), Dtr().plan(tight), Coop().plan(tight)
+problem = read_problem(Path(sys.argv[1]))
+most, least = SaveAll().plan(problem).peak_bytes, Auto(effort=100).smallest_peak(problem).peak_bytes
+tight = replace(problem, budget_bytes=(most + least) // 2)
+Auto(time_limit=0.5).plan(tight), Auto().plan(tight), Dtr().plan(tight), Coop().plan(tight)
 print(json.dumps([before, forms()]))
 """
 
 
-def test_every_form_of_every_loop_is_compiled_before_a_plan_asks_for_it() -> None:
-    names = ("gpt2_small_kernels", "lstm_small_interpreter", "unet_small_interpreter", "chain_skewed_small")
-    paths = [str(ROOT / "benchmarks" / "instances" / f"{name}.json.gz") for name in names]
+@pytest.mark.in_turn
+@pytest.mark.parametrize(
+    "name", ["gpt2_small_kernels", "lstm_small_interpreter", "unet_small_interpreter", "chain_skewed_small"]
+)
+def test_every_form_of_every_loop_is_compiled_before_a_plan_asks_for_it(name: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", COMPARE, *paths],
+        [sys.executable, "-c", COMPARE, str(ROOT / "benchmarks" / "instances" / f"{name}.json.gz")],
         capture_output=True,
         text=True,
         check=False,

@@ -25,7 +25,7 @@ WIDTH, BATCH = 128, 512
 class Tower(nn.Module):
     """Layers whose activations outweigh their parameters."""
 
-    def __init__(self, depth: int = 5) -> None:
+    def __init__(self, depth: int = 3) -> None:
         super().__init__()
         self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(depth))
 

@@ -26,7 +26,7 @@ OPTIONS: dict[str, Any] = {"cost_model": "nominal", "inner": "inductor", "on_inf
 class Layers(nn.Module):
     """Layers with dropout and normalization; returns its loss, and a value inside that the caller may keep."""
 
-    def __init__(self, depth: int = 5) -> None:
+    def __init__(self, depth: int = 2) -> None:
         super().__init__()
         self.linear = nn.ModuleList(nn.Linear(64, 64) for _ in range(depth))
         self.norm = nn.LayerNorm(64)
@@ -76,7 +76,7 @@ def compiled() -> tuple[Any, Any, nn.Module, nn.Module, Any]:
     x, calls = torch.randn(512, 64), []
     torch._dynamo.reset()
     for model, layout in ((plain, "plain"), (planned, "planned")):
-        given = {**OPTIONS, "memory_budget": 0.5, "layout": layout}
+        given = {**OPTIONS, "memory_budget": 0.65, "layout": layout}
         call = torch.compile(model, backend="remat", options=given, dynamic=False)
         call(x)[0].backward()
         model.zero_grad()
