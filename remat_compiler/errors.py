@@ -272,6 +272,11 @@ class InfeasibleBudget(RematError, RuntimeError):
         if self.facts.undeclared:
             ways.append("remat_compiler.allow_recompute(operator), where an operator has no side effects")
         fixed = self.facts.fixed_bytes
+        if fixed is not None and 2 * fixed > self.smallest_peak_bytes:
+            ways.append(
+                "remat_compiler.step_in_backward(model, make_optimizer), which updates each parameter as its gradient "
+                "is made, so that gradients are not alive together"
+            )
         batch = "a smaller batch"
         # Gradients of parameters do not shrink with the batch; the rest of the peak is taken to be proportional to it.
         if fixed is not None and fixed >= self.budget_bytes:

@@ -78,6 +78,9 @@ def test_only_what_helps_is_named() -> None:
     assert "max_slowdown" not in text
     assert "allow_recompute" not in text
     assert "a smaller batch (alone it will not do: gradients of parameters take 2.0 GiB)" in text
+    # Gradients are no more than a third of it.
+    assert "step_in_backward" not in text
+    assert "step_in_backward" in str(InfeasibleBudget(2**30, 3 * 2**30, facts=FACTS))
 
 
 def test_what_no_plan_reaches_is_told_where_it_rules_out_the_budget() -> None:

@@ -67,7 +67,7 @@ def snippets(path: Path) -> Iterator[tuple[int, str]]:
     "path", [pytest.param(path, marks=[pytest.mark.slow] * (path.stem in SLOW), id=path.stem) for path in RUN]
 )
 def test_the_snippets_of_a_page_run_one_after_another(path: Path) -> None:
-    given = {"model": Network(), "batch": torch.randn(4, 8), "__name__": path.stem}
+    given = {"model": Network(), "batch": torch.randn(4, 8), "batches": [torch.randn(4, 8)] * 2, "__name__": path.stem}
     found = 0
     with redirect_stdout(StringIO()):
         for line, code in snippets(path):

@@ -23,6 +23,7 @@ from remat_compiler.report.plan_report import PlanReport
 from remat_compiler.report.store import add_report
 from remat_compiler.report.summary import one_line
 from remat_compiler.simulate.reserved import reserved_figures
+from remat_compiler.units import format_bytes
 from remat_passes.registry import with_bound
 
 logger = logger_of(__name__)
@@ -86,6 +87,7 @@ def _report(
         notes.append("the step fits: torch's own partition is used as it is")
     if options.chunks > 1 and not partition.chunked:
         notes.append("nothing is computed in chunks: no product is followed by a loss that can be cut")
+    notes += _gradients_left(partition)
     where = where_in_cache(partition.result)
     if where:
         notes.append(f"the plan comes from the cache ({where})")
@@ -124,6 +126,18 @@ def _report(
         overwriting_ops=overwritten.num_ops,
         overwritten_bytes=overwritten.size_bytes,
     )
+
+
+def _gradients_left(partition: Partition) -> list[str]:
+    """A note on the gradients that leave within the backward, if any do."""
+    graph = partition.problem.graph
+    left = [graph.storages[s].size_bytes for op in graph.ops if op.ends for s in op.reads if s not in op.ends]
+    if not left:
+        return []
+    gradients = "1 gradient" if len(left) == 1 else f"{len(left)} gradients"
+    return [
+        f"{gradients} of {format_bytes(sum(left))} leave within the backward: each goes to its parameter's `grad` there"
+    ]
 
 
 def checked_reports(stored: Sequence[PlanReport], check: DryRun) -> list[PlanReport]:
