@@ -11,7 +11,7 @@ A plan may run operators that read the parameter again; all of that comes before
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -23,7 +23,9 @@ from remat_compiler.capture.storages import find_roots, readers
 from remat_compiler.gradients.leave import LEAVE
 
 
-def hand_over(joint: fx.GraphModule, num_fwd_outputs: int, leaving: Collection[int]) -> tuple[fx.Node, ...]:
+def hand_over(
+    joint: fx.GraphModule, num_fwd_outputs: int, leaving: Collection[int], hooks_bytes: Mapping[int, int]
+) -> tuple[fx.Node, ...]:
     """Have gradients leave in the backward.
 
     A gradient stays a result if another operator reads its memory, or if it is that of another result: what a hook does
@@ -33,6 +35,7 @@ def hand_over(joint: fx.GraphModule, num_fwd_outputs: int, leaving: Collection[i
         joint: The joint graph; changed in place.
         num_fwd_outputs: How many of its outputs belong to the forward.
         leaving: Positions of the inputs of Dynamo's graph whose gradients may leave.
+        hooks_bytes: What the hooks of some of them take while they run.
 
     Returns:
         The operators that hand them over.
@@ -47,14 +50,16 @@ def hand_over(joint: fx.GraphModule, num_fwd_outputs: int, leaving: Collection[i
     given = [roots[one] for one in (*forward, *backward) if one in roots]
     made: list[fx.Node] = []
     for argument, (parameter, gradient) in enumerate(zip(primals, backward)):
-        if torch_compat.input_position(parameter) not in leaving or parameter in changed:
+        # The place of the gradient in what the backward returns is that of the input.
+        if argument not in leaving or torch_compat.input_position(parameter) != argument or parameter in changed:
             continue
         if not isinstance(gradient, fx.Node) or not _is_alone(gradient, roots, given):
             continue
         # Behind all readers in the order of the program, and behind the gradient itself.
         last = max([gradient, *readers(parameter, roots)], key=order.__getitem__)
+        takes = hooks_bytes.get(argument, 0)
         edge = sum(isinstance(n.meta["val"], torch.Tensor) for n in primals[:argument])
-        made.append(_insert(joint.graph, last, (gradient, parameter, argument, edge)))
+        made.append(_insert(joint.graph, last, (gradient, parameter, argument, edge, takes)))
         _return(joint.graph, gradient, made[-1])
     return tuple(made)
 

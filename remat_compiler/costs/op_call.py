@@ -14,6 +14,7 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch.utils._pytree import tree_map_only
 
 from remat_compiler import torch_compat
+from remat_compiler.gradients.leave import LEAVE
 from remat_compiler.operators.row import NOTHING
 
 
@@ -219,6 +220,9 @@ def allocates_results_only(func: OpOverload) -> bool:
     """Whether an operator takes nothing inside, whatever its arguments."""
     # Operators of this project do, and those that move values cannot run on made-up ones.  FSDP2 only copies; buffers
     # of collectives are not from torch's allocator on a GPU; for gloo's see `OpCall.copied_bytes`.
+    # But for hooks that run within one, see `gradients`.
+    if func is LEAVE:
+        return False
     own = func.namespace in ("remat", "fsdp", *torch_compat.COLLECTIVE_NAMESPACES)
     facts = torch_compat.facts_of(func)
     return func.is_view or own or facts.cpu == facts.cuda == NOTHING

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from remat_compiler import torch_compat
 from remat_compiler.costs.op_call import OpCall
-from remat_compiler.costs.workspace import WorkspaceTable, peak_beyond
+from remat_compiler.costs.workspace import WorkspaceTable
 
 LOOKS = 8
 """Calls of a graph that are watched: the memory may depend on values, and on sizes that change."""
@@ -65,5 +65,5 @@ class _WorkspaceWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return func(*args, **kwargs)
         # On a GPU the first run may also allocate memory that libraries keep: the figure is an upper limit.
         deltas, result = torch_compat.memory_deltas(lambda: func(*args, **kwargs), call.device_type)
-        self._table.saw(call, peak_beyond(deltas))
+        self._table.saw(call, torch_compat.peak_beyond(deltas))
         return result

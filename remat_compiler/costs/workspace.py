@@ -31,6 +31,7 @@ from remat_compiler.costs.index_workspace import formed_cpu_bytes
 from remat_compiler.costs.op_call import OpCall, tensor_specs
 from remat_compiler.costs.store import FigureStore
 from remat_compiler.devices.machine_memory import available_bytes
+from remat_compiler.gradients.leave import LEAVE
 from remat_compiler.log import logger_of
 
 log = logger_of(__name__)
@@ -107,6 +108,8 @@ class WorkspaceTable:
 
     def _given(self, call: OpCall) -> int | None:
         """What is declared, or else the closed form of what is not to be measured; `None` if there is neither."""
+        if call.func is LEAVE:
+            return int(call.args[4])
         declared = _declared_bytes(call)
         if declared is not None:
             return declared
@@ -235,14 +238,4 @@ def workspace_of(run: Callable[[], object], device_type: str) -> int:
     if device_type == "cuda":
         run()  # the first call keeps library workspaces that later ones find
     deltas, _ = torch_compat.memory_deltas(run, device_type)
-    return peak_beyond(deltas)
-
-
-def peak_beyond(deltas: Iterable[int]) -> int:
-    """The highest sum of the first `deltas` less the sum of all: what was taken at once, and is given back."""
-    live = peak = 0
-    for delta in deltas:
-        live += delta
-        peak = max(peak, live)
-    # The results are still held, so they are part of both sums.
-    return max(0, peak - live)
+    return torch_compat.peak_beyond(deltas)

@@ -15,6 +15,7 @@ from remat_compiler.devices.cpus import Device
 from remat_compiler.devices.gpus import Gpu
 from remat_compiler.dry_run.storage_tracker import StorageLife, StorageTracker
 from remat_compiler.fitting.made_step import MadeStep
+from remat_compiler.gradients.leave import LEAVE, leave_on_paper
 from remat_compiler.simulate.lives import Life
 
 FORWARD, BACKWARD, UPDATE = "forward", "backward", "optimizer"
@@ -159,6 +160,10 @@ class _Watch(StorageTracker):  # type: ignore[no-untyped-call]
             elif life is not None and not storage.nbytes():
                 self._resized[i] = (storage, None)
                 self.release(life)
+        if func is LEAVE:
+            # Its hooks are the program's, whose operators count.
+            with self:
+                return leave_on_paper(*args)
         return super().__torch_dispatch__(func, types, args, kwargs)
 
     def enter_backward(self) -> None:

@@ -40,6 +40,7 @@ class PartitionRequest:
         inplace_buffers: Whether interpreted operators may overwrite arguments, see `RematOptions`.
         chunks: Most chunks that a loss is computed in; 1 leaves it whole, `option_values.AS_PLANNED` lets the plan say.
         leaving: Positions of the inputs whose gradients may leave within the backward, see `capture.leaving`.
+        hooks_bytes: What the hooks of some of these take while they run, beside what stays, by position.
         gathers: Whether inputs may be gathered from the ranks again, see `compilation.gathers`.
         layer_bytes: Bytes of each layer at these sizes as an estimator predicts them, for planners of layers; empty
             for those that the graph itself gives.
@@ -68,6 +69,7 @@ class PartitionRequest:
     inplace_buffers: bool = True
     chunks: int = 1
     leaving: tuple[int, ...] = ()
+    hooks_bytes: tuple[tuple[int, int], ...] = ()
     gathers: bool = False
 
     @property

@@ -114,7 +114,7 @@ class JointStages:
             if not self.fused:
                 mark_view_scatters(self.joint)
                 torch_compat.correct_norms(self.joint.graph)
-            hand_over(self.joint, self.num_fwd_outputs, self.request.leaving)
+            hand_over(self.joint, self.num_fwd_outputs, self.request.leaving, dict(self.request.hooks_bytes))
         return joint_nodes
 
     def chunks_ns(self, costs: CostTable) -> int:

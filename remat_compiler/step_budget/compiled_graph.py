@@ -6,7 +6,7 @@ Until then the graph keeps what is needed to compile it again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -85,6 +85,7 @@ class CompiledGraph(CalledGraph):
         self.outside = Outside()
         self.aside_bytes = 0  # held by calls of earlier steps when the budget was last shared
         self.steps_without = 0
+        self._hooks_bytes: dict[int, int] = {}  # of hooks that run within the backward, by argument
         compilation = torch_compat.frame_compilation()
         self.frame = None if compilation is None else compilation.frame
         # torch._dynamo.reset restarts the numbers: what is known of this one may be of another function.
@@ -125,7 +126,33 @@ class CompiledGraph(CalledGraph):
             begins = calls.keys() <= self._open_before
         self._open_before = frozenset(calls)
         leaving = () if self.attempt is None else self.attempt.request.leaving
-        return self.gradients.look(self, arguments, begins=begins, leaving=leaving)
+        return self._looking_at_hooks(self.gradients.look(self, arguments, begins=begins, leaving=leaving))
+
+    def _looking_at_hooks(self, begins: torch_compat.BackwardBegins | None) -> torch_compat.BackwardBegins | None:
+        """`begins`, and what the hooks take that run within the backward."""
+        if begins is None or self.attempt is None or not self.attempt.request.leaving:
+            return begins
+
+        def backward_begins() -> Callable[[Any], None]:
+            made = begins()
+
+            def ends(gradients: Any) -> None:
+                if made is not None:
+                    made(gradients)
+                self._learn_hooks(torch_compat.latest_hooks())
+
+            return ends
+
+        return backward_begins
+
+    def _learn_hooks(self, took: Mapping[int, int]) -> None:
+        """Note what hooks took, and plan with it from the next call on if the budget may be exceeded otherwise."""
+        planned = {} if self.attempt is None else dict(self.attempt.request.hooks_bytes)
+        more = {i: size for i, size in took.items() if size > max(planned.get(i, 0), self._hooks_bytes.get(i, 0))}
+        self._hooks_bytes.update(more)
+        memory, limit = self.memory, self.budget_bytes
+        if more and memory is not None and limit is not None and memory.peak_bytes + max(more.values()) > limit:
+            self._hooks_seen = -1
 
     def ask_for_decision(self) -> bool:
         """Have the budget of its known steps decided about once more, before its next call; whether there are any."""
@@ -147,13 +174,16 @@ class CompiledGraph(CalledGraph):
                     self.coordinator.decide(self.completed_step)
 
     def look_at_hooks(self, arguments: Sequence[Any]) -> None:
-        """Have gradients leave within the backward whose parameters have hooks by now; see `GraphPlans.leaving`."""
-        if self.attempt is None or not hooked(arguments, self.plans.accumulated) - {*self.attempt.request.leaving}:
+        """Have gradients leave whose parameters have hooks by now, and plan with what those take."""
+        if self.attempt is None:
             return
-        leaving = {*self.attempt.request.leaving} | hooked(arguments, self.plans.accumulated)
-        with torch_compat.compile_lock():
-            self.plans.have_leave(self, tuple(sorted(leaving)))
-        self.ask_for_decision()
+        request = self.attempt.request
+        leaving = tuple(sorted({*request.leaving} | hooked(arguments, self.plans.accumulated)))
+        hooks_bytes = {**dict(request.hooks_bytes), **self._hooks_bytes}
+        if leaving != request.leaving or hooks_bytes != dict(request.hooks_bytes):
+            with torch_compat.compile_lock():
+                self.plans.have_leave(self, leaving, hooks_bytes)
+            self.ask_for_decision()
 
     def check(self, arguments: Sequence[Any]) -> None:
         """Watch the step from here on, and check the call beside those that are open; see `check_room`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -97,12 +97,15 @@ class FixedPlans(GraphPlans):
             graph.exchange(attempt)
         graph.keep(budget_bytes)
 
-    def have_leave(self, graph: Planned, leaving: tuple[int, ...]) -> None:
+    def have_leave(self, graph: Planned, leaving: tuple[int, ...], hooks_bytes: Mapping[int, int]) -> None:
         """See `GraphPlans`."""
         assert graph.attempt is not None
-        self.alone = replace(self.alone, request=replace(self.alone.request, leaving=leaving), known=None)
+        takes = tuple(sorted(hooks_bytes.items()))
+        request = replace(self.alone.request, leaving=leaving, hooks_bytes=takes)
+        self.alone = replace(self.alone, request=request, known=None)
+        present = replace(graph.attempt.request, leaving=leaving, hooks_bytes=takes, take_smallest=True)
         with self.dynamo_context():
-            graph.exchange(self.search.compile_(replace(graph.attempt.request, leaving=leaving)))
+            graph.exchange(self.search.compile_(present))
         graph.keep(graph.budget_bytes)
 
     def decide_beside(self, graph: Planned, limit_bytes: int | None, gradient_bytes: int, *, freed: bool) -> None:

@@ -9,7 +9,7 @@ Whoever decides about a step asks these, and need not know which kind a graph ha
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from typing import Any, ClassVar, Protocol
 
@@ -156,8 +156,14 @@ class GraphPlans:
             step = StepFigures(1, present + gradient_bytes, limit_bytes, gradient_bytes=gradient_bytes)
             graph.keep(max(limit_bytes - gradient_bytes, 1, present), "", step)
 
-    def have_leave(self, graph: Planned, leaving: tuple[int, ...]) -> None:
-        """Have the gradients of the inputs at these positions leave within the backward, under the same limits."""
+    def have_leave(self, graph: Planned, leaving: tuple[int, ...], hooks_bytes: Mapping[int, int]) -> None:
+        """Have gradients leave within the backward, under the same limits.
+
+        Args:
+            graph: The graph.
+            leaving: Positions of the inputs whose gradients they are.
+            hooks_bytes: What the hooks of some of these take while they run.
+        """
 
     def take_all(self, limit_bytes: int | None) -> None:
         """Have the whole budget, unless it is shared in some kind of step."""

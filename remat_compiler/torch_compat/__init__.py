@@ -114,7 +114,15 @@ from remat_compiler.torch_compat.joint import (
     prepare_joint,
     stock_partition,
 )
-from remat_compiler.torch_compat.leaving import is_served, leaf_to_serve, return_to_autograd
+from remat_compiler.torch_compat.leaving import (
+    hooks_took,
+    is_served,
+    latest_hooks,
+    leaf_to_serve,
+    looks_at_hooks,
+    return_to_autograd,
+    runs_backward,
+)
 from remat_compiler.torch_compat.modes import dispatch_modes, grad_mode_kept, outside_tracing
 from remat_compiler.torch_compat.modules import copy_module, copying_nodes, new_module
 from remat_compiler.torch_compat.operators import (
@@ -161,7 +169,7 @@ from remat_compiler.torch_compat.patch import Patch, Purpose, untested
 from remat_compiler.torch_compat.patches import PATCHES
 from remat_compiler.torch_compat.pipelines import Pipeline, pipeline_now
 from remat_compiler.torch_compat.products import ROW_BYTES, Product, computed, may_pad_products, products
-from remat_compiler.torch_compat.profiler import memory_deltas, profiler_is_running
+from remat_compiler.torch_compat.profiler import memory_deltas, peak_beyond, profiler_is_running
 from remat_compiler.torch_compat.ranks import Ranks, default_timeout_s, ranks
 from remat_compiler.torch_compat.recompilations import forget_dynamic, frame_compilation, input_shapes, make_dynamic
 from remat_compiler.torch_compat.retained import graphs_may_be_retained, keeps_graph

@@ -9,7 +9,9 @@ in autograd's hands, too.
 
 from __future__ import annotations
 
+import threading
 from collections import Counter, OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +20,12 @@ import torch
 from remat_compiler.torch_compat.backward_starts import RunningBackward, nodes_of, running_backwards
 
 HELD = "_remat_held_gradients"
+TOOK = "_remat_hooks_took"
+LOOKS = "_remat_looks_at_hooks"
 FOLLOWED = "_remat_follows"
+
+
+_ended = threading.local()
 
 
 @dataclass(slots=True, eq=False)
@@ -65,6 +72,32 @@ def is_served(leaf: torch.Tensor) -> None:
         leaf._post_accumulate_grad_hooks = OrderedDict()
 
 
+def runs_backward() -> bool:
+    """Whether a node of autograd is running in this thread."""
+    return torch._C._current_autograd_node() is not None
+
+
+def looks_at_hooks(argument: int, most: int) -> bool:
+    """Whether a parameter's hooks, in the running node's graph, were looked at less often than `most`; counts one."""
+    function = type(torch._C._current_autograd_node())._forward_cls  # type: ignore[attr-defined]
+    looks: Counter[int] = vars(function).get(LOOKS) or Counter()
+    looks[argument] += 1
+    setattr(function, LOOKS, looks)
+    return looks[argument] <= most
+
+
+def hooks_took(argument: int, size_bytes: int) -> None:
+    """Note what the hooks of a parameter took beside what stays, for `latest_hooks`."""
+    node = torch._C._current_autograd_node()
+    setattr(node, TOOK, {**getattr(node, TOOK, {}), argument: size_bytes})
+
+
+def latest_hooks() -> Mapping[int, int]:
+    """What hooks took in the latest backward of a compiled graph in this thread, by argument; none if unknown."""
+    found: Mapping[int, int] = getattr(_ended, "took", {})
+    return found
+
+
 def return_to_autograd(argument: int, gradient: torch.Tensor) -> None:
     """Keep a gradient until the backward that is running returns; see `with_held`.
 
@@ -83,6 +116,7 @@ def return_to_autograd(argument: int, gradient: torch.Tensor) -> None:
 
 def with_held(node: Any, results: Any) -> Any:
     """The results of a backward with the gradients that were kept meanwhile."""
+    _ended.took = vars(node).pop(TOOK, {})
     held = getattr(node, HELD, None)
     if not held:
         return results

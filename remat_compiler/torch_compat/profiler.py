@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfig
@@ -31,6 +31,16 @@ def memory_deltas(run: Callable[[], object], device_type: str = "cpu") -> tuple[
     deltas = [event.cuda_memory_usage() if on_gpu else event.cpu_memory_usage() for event in events]
     # Each event is of one device, and has 0 for the other.
     return [delta for delta in deltas if delta], result
+
+
+def peak_beyond(deltas: Iterable[int]) -> int:
+    """The highest sum of the first `deltas` less the sum of all: what was taken at once, and is given back."""
+    live = peak = 0
+    for delta in deltas:
+        live += delta
+        peak = max(peak, live)
+    # The results are still held, so they are part of both sums.
+    return max(0, peak - live)
 
 
 def profiler_is_running() -> bool:

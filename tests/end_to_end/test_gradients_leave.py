@@ -486,3 +486,19 @@ def test_hooks_that_come_after_the_compilation(served: list[Tensor], budget: str
     stepping(layers)
     assert measure_step(step).peak_bytes < 8 * LAYER_BYTES / 2
     assert len(served) == 16 * 3
+
+
+def test_what_hooks_take_is_planned_for(served: list[Tensor]) -> None:
+    torch.manual_seed(0)
+    layers = nn.Sequential(*[nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(8)])
+    remat_compiler.step_in_backward(layers, lambda ps: torch.optim.Adam(ps, lr=1e-3, foreach=False))
+    x = torch.randn(64, 64)
+    budget = 5 * LAYER_BYTES + 60_000
+    call = compile_with(_Mean(layers), memory_budget=budget, on_infeasible="error")
+    for _ in range(4):
+        call(x).backward()
+    report = remat_compiler.reports()[-1]
+    peak = measure_step(lambda: call(x).backward()).peak_bytes
+    assert report.checked_peak_bytes is not None
+    assert peak <= budget
+    assert peak == report.checked_peak_bytes
