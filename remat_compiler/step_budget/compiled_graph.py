@@ -6,7 +6,7 @@ Until then the graph keeps what is needed to compile it again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +21,7 @@ from remat_compiler.options import RematOptions
 from remat_compiler.partition.result import PartitionFigures
 from remat_compiler.report.plan_report import PlanReport, StepFigures
 from remat_compiler.step_budget.beside_open_calls import check_room
-from remat_compiler.step_budget.beside_the_plan import BesideThePlan, Outside
+from remat_compiler.step_budget.beside_the_plan import WORTH_TELLING, BesideThePlan, Outside
 from remat_compiler.step_budget.coordinator import StepCoordinator
 from remat_compiler.step_budget.gradients_before import GradientsBefore
 from remat_compiler.step_budget.graph_plans import GraphPlans
@@ -86,6 +86,7 @@ class CompiledGraph(CalledGraph):
         self.aside_bytes = 0  # held by calls of earlier steps when the budget was last shared
         self.steps_without = 0
         self._hooks_bytes: dict[int, int] = {}  # of hooks that run within the backward, by argument
+        self._stay: set[int] = set()  # arguments whose gradients stay although they have hooks
         compilation = torch_compat.frame_compilation()
         self.frame = None if compilation is None else compilation.frame
         # torch._dynamo.reset restarts the numbers: what is known of this one may be of another function.
@@ -117,7 +118,8 @@ class CompiledGraph(CalledGraph):
         if self.beside is not None:
             left_bytes = None if memory is None else memory.left_bytes
             self.beside.say(self.outside, left_bytes, of_part=self.options.memory_budget.is_part)
-        if self.gradients is None or self.options.memory_budget.minimises:
+        leaving = () if self.attempt is None else self.attempt.request.leaving
+        if self.gradients is None or (self.options.memory_budget.minimises and not leaving):
             return None
         calls = dict(self._watch.here.open)
         begins = all(one.graph.gradients is not self.gradients for one in calls.values())
@@ -125,12 +127,14 @@ class CompiledGraph(CalledGraph):
         if begins and not self.steps and self._open_before is not None:
             begins = calls.keys() <= self._open_before
         self._open_before = frozenset(calls)
-        leaving = () if self.attempt is None else self.attempt.request.leaving
-        return self._looking_at_hooks(self.gradients.look(self, arguments, begins=begins, leaving=leaving))
+        looking = self.gradients.look(self, arguments, begins=begins, leaving=leaving)
+        return self._looking_at_hooks(looking, self.gradients) if leaving else looking
 
-    def _looking_at_hooks(self, begins: torch_compat.BackwardBegins | None) -> torch_compat.BackwardBegins | None:
-        """`begins`, and what the hooks take that run within the backward."""
-        if begins is None or self.attempt is None or not self.attempt.request.leaving:
+    def _looking_at_hooks(
+        self, begins: torch_compat.BackwardBegins | None, before: GradientsBefore
+    ) -> torch_compat.BackwardBegins | None:
+        """`begins`, and then a look at what hooks took within the backward, and at gradients that did not leave."""
+        if begins is None:
             return begins
 
         def backward_begins() -> Callable[[Any], None]:
@@ -139,19 +143,23 @@ class CompiledGraph(CalledGraph):
             def ends(gradients: Any) -> None:
                 if made is not None:
                     made(gradients)
-                self._learn_hooks(torch_compat.latest_hooks())
+                self._learn_hooks(torch_compat.latest_hooks(), before.staying.pop(self, set()))
 
             return ends
 
         return backward_begins
 
-    def _learn_hooks(self, took: Mapping[int, int]) -> None:
-        """Note what hooks took, and plan with it from the next call on if the budget may be exceeded otherwise."""
+    def _learn_hooks(self, took: Mapping[int, int], staying: Collection[int]) -> None:
+        """Note both; plan with them from the next call on, with what hooks took only if it may make a difference."""
         planned = {} if self.attempt is None else dict(self.attempt.request.hooks_bytes)
         more = {i: size for i, size in took.items() if size > max(planned.get(i, 0), self._hooks_bytes.get(i, 0))}
         self._hooks_bytes.update(more)
         memory, limit = self.memory, self.budget_bytes
-        if more and memory is not None and limit is not None and memory.peak_bytes + max(more.values()) > limit:
+        self._stay.update(staying)
+        if memory is not None and limit is None:
+            limit = round(memory.peak_bytes * (1 + WORTH_TELLING))
+        over = memory is not None and limit is not None and memory.peak_bytes + max(more.values(), default=0) > limit
+        if staying or (more and over):
             self._hooks_seen = -1
 
     def ask_for_decision(self) -> bool:
@@ -178,7 +186,7 @@ class CompiledGraph(CalledGraph):
         if self.attempt is None:
             return
         request = self.attempt.request
-        leaving = tuple(sorted({*request.leaving} | hooked(arguments, self.plans.accumulated)))
+        leaving = tuple(sorted(({*request.leaving} | hooked(arguments, self.plans.accumulated)) - self._stay))
         hooks_bytes = {**dict(request.hooks_bytes), **self._hooks_bytes}
         if leaving != request.leaving or hooks_bytes != dict(request.hooks_bytes):
             with torch_compat.compile_lock():

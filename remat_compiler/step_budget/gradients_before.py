@@ -7,9 +7,10 @@
 A plan counts the gradients that the backward makes.  Those from before are alive during the whole step beside it, since
 autograd adds up both only when the backward of a graph is over.  So the graphs are planned with what they leave free,
 once a backward finds them, or the schedule of a pipeline tells of further micro-batches.
-Gradients that leave within a backward (`gradients`) are planned as gone from there on.  Those that do not go count like
-gradients from before, since a plan that has room for all of them has room for those of its own backward, too: a hook
-keeps them, or autograd gets them because something else contributes to the parameter.
+Gradients that leave within a backward (`gradients`) are planned as gone from there on.  Some stay: a hook keeps them,
+or autograd gets them because something else contributes to the parameter.  Where they add up, they count like gradients
+from before, since a plan that has room for all of them has room for those of its own backward, too; else they are
+planned as gradients that do not leave.
 Gradients that the program frees between forward and backward are alive beside the forward only.  In a pipeline,
 gradients of what a rank received are held until they are sent, in a later micro-batch.
 """
@@ -39,6 +40,7 @@ _STAY = (
     "gradients of %s stay although their parameters have hooks: a hook keeps them, or operators outside of the planned "
     "graph contribute to them; with them the step takes %s, over memory_budget=%s; %s"
 )
+_FROM_NOW_ON = "later steps are planned with them"
 _NOT_KNOWN = "there will be room for them once it is known which graphs make up the step"
 _WAY_OUT = "if they are of a step that is over, call zero_grad before the forward"
 LOOKS = 8
@@ -77,6 +79,8 @@ class GradientsBefore:
         stays: Whether what was found counts for good: a pipeline's schedule tells of it, or it was gone once before.
         found: For each graph the most gradients that a backward of it found: bytes by the identity of their leaf, or
             by their `Shards`.
+        staying: For each graph the positions of arguments whose gradients should have left within its latest backward,
+            and did not; whoever plans it again takes them out.
     """
 
     peak_bytes: int
@@ -87,6 +91,7 @@ class GradientsBefore:
     told: bool = False
     stays: bool = False
     found: dict[Hashable, Mapping[Found, int]] = field(default_factory=dict)
+    staying: dict[Hashable, set[int]] = field(default_factory=dict)
     _leaves: dict[Hashable, dict[int, ref[torch.Tensor]]] = field(default_factory=dict)
     _made: dict[Hashable, torch_compat.WatchedSizes] = field(default_factory=dict)
     _at_begin: dict[Found, int] = field(default_factory=dict)
@@ -150,13 +155,20 @@ class GradientsBefore:
     def _see_stay(self, graph: Hashable, left: Mapping[int, tuple[torch.Tensor | None, torch.Tensor | None]]) -> None:
         """Count the gradients that should have left: each given by its leaf, and the gradient that autograd gets."""
         stay: dict[Found, int] = {}
-        for leaf, returned in left.values():
+        positions: set[int] = set()
+        for position, (leaf, returned) in left.items():
             gradient = returned if returned is not None or leaf is None else leaf.grad
             if gradient is not None:
                 stay[id(leaf)] = torch_compat.num_bytes(gradient)
-        if stay:
-            self._quiet = 0
-        if bytes_of([stay]) > bytes_of([self.found.get(graph, {})]):
+                positions.add(position)
+        if not stay:
+            return
+        self._quiet = 0
+        if not self.found.get(graph):
+            self.staying[graph] = positions
+            if self.limit_bytes is not None:
+                self.say(self.peak_bytes, bytes_of([stay]), self.limit_bytes, why=_FROM_NOW_ON, text=_STAY)
+        elif bytes_of([stay]) > bytes_of([self.found[graph]]):
             self.found[graph] = stay
             if self.size_bytes > self.planned_bytes and not self.ask() and self.limit_bytes is not None:
                 self.say(self.peak_bytes, self.size_bytes, self.limit_bytes, why=_NOT_KNOWN, text=_STAY)

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from end_to_end import random_losses
+from end_to_end import random_hooks, random_losses
 from end_to_end.random_lines import BATCH, CLASSES, HOLES, INPUTS, LINES, MEMBERS, USES, WIDTH, Hole, InputKind, Lines
 
 PRELUDE = """\
@@ -39,6 +39,7 @@ from torch._higher_order_ops.while_loop import while_loop
 from end_to_end.custom_operators import exchanged, gathered, scaled, summed, told
 from end_to_end.custom_functions import ChangesSaved, CountsBackwards, Curved, KeepsResult, WithMask
 from end_to_end.random_losses import labels
+from end_to_end import random_hooks
 
 keep_products = partial(create_selective_checkpoint_contexts, [torch.ops.aten.mm.default])
 
@@ -92,6 +93,7 @@ class Program:
         differentiable: Positions of all outputs that have a gradient.
         new_gradients: Whether gradients are dropped between steps.
         chunks: The option `chunks`.
+        hooks: Post-accumulate hooks of parameters: a key of `random_hooks.HOOKS`, or nothing.
     """
 
     seed: int
@@ -106,12 +108,14 @@ class Program:
     differentiable: tuple[int, ...] = (0,)
     new_gradients: bool = True
     chunks: str | int = "never"
+    hooks: str = ""
 
     @property
     def features(self) -> frozenset[str]:
         """What it is made of: keys of the tables, each kind of input as ``input: kind`` and the use as ``use: key``."""
         inputs = {f"input: {line.feature}" for line in self.inputs}
-        return frozenset({line.feature for line in self.body} | inputs | {f"use: {self.use}"})
+        hooks = {f"hooks: {self.hooks}"} if self.hooks else set()
+        return frozenset({line.feature for line in self.body} | inputs | hooks | {f"use: {self.use}"})
 
     @property
     def slack_bytes(self) -> int:
@@ -130,7 +134,13 @@ class Program:
     def exact(self) -> bool:
         """Whether nothing but the compiled graphs takes memory, so that a prediction must be met to the byte."""
         dropped = self.use == "outputs dropped" and self.outputs  # the prediction takes all outputs to be held
-        return USES[self.use].exact and not dropped and not any(INPUTS[line.feature].outside for line in self.inputs)
+        hooked = self.hooks and not random_hooks.HOOKS[self.hooks].exact
+        return (
+            USES[self.use].exact
+            and not hooked
+            and not dropped
+            and not any(INPUTS[line.feature].outside for line in self.inputs)
+        )
 
     @cached_property
     def source(self) -> str:
@@ -143,6 +153,8 @@ class Program:
         members = [f"self.{name} = {made}" for name, made in _MEMBERS.items() if name in used | {"unread", "linear"}]
         if "tied" in used:
             members.append("self.tied.weight = self.linear.weight")
+        if self.hooks:
+            members.append(f"random_hooks.add(self, {self.hooks!r})")
         returned = ", ".join(["loss", *self.outputs])
         forward += [f"loss = sum(v.to(D).sin().sum() for v in ({', '.join(self.summed)},))", f"return {returned},"]
         given = [line.text for line in self.inputs]
@@ -344,6 +356,7 @@ class _Draw:
             dynamic=random.choice((None,) * 8 + (True,)),
             new_gradients=random.random() < 0.85,
             chunks=random_losses.draw_chunks(random) if random_losses.are_drawn(self.seed) else program.chunks,
+            hooks=random_hooks.draw(random) if random_hooks.are_drawn(self.seed) else program.hooks,
         )
 
 
