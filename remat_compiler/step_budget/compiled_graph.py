@@ -183,7 +183,7 @@ class CompiledGraph(CalledGraph):
 
     def look_at_hooks(self, arguments: Sequence[Any]) -> None:
         """Have gradients leave whose parameters have hooks by now, and plan with what those take."""
-        if self.attempt is None:
+        if self.attempt is None or not self.plans.accumulated:
             return
         request = self.attempt.request
         leaving = tuple(sorted(({*request.leaving} | hooked(arguments, self.plans.accumulated)) - self._stay))

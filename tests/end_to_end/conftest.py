@@ -6,9 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from torch import Tensor
 
 import remat_compiler
 from remat_compiler.dynamic_shapes.dispatch import Dispatch
+from remat_compiler.gradients import leave
 from remat_compiler.observer import Observer, observed_by
 
 
@@ -32,3 +34,18 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Dispatch]]:
     torch.manual_seed(0)
     with observed_by(Watcher()):
         yield found
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
+    """The leaves whose gradients were handed over within a backward, in order."""
+    found: list[Tensor] = []
+    accumulate = leave.accumulate
+
+    def counted(leaf: Tensor, gradient: Tensor) -> None:
+        found.append(leaf)
+        accumulate(leaf, gradient)
+
+    monkeypatch.setattr(leave, "accumulate", counted)
+    monkeypatch.setenv("REMAT_DISABLE_CACHE", "1")
+    return found
