@@ -37,6 +37,8 @@ PREDICTED_HIGHER = 1.15
 """A fraction of several graphs is one of their predicted peak, which bounds the measured one: by how much at most."""
 MORE_THAN_ITS_GRAPH = frozenset({"two calls", "twice", "two losses"})
 """Uses whose steps peak otherwise than the graph by itself: it runs, or its backward does, more than once."""
+CALLS_BEFORE = frozenset({"a call in vain", "a bad batch first"})
+"""Uses that call the module once more before; an input with a gradient that this call changed keeps its graph."""
 TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-3, torch.bfloat16: 0.1}
 EXACT_TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 1e-2}
 """With the interpreter the same kernels run, in another order at most."""
@@ -231,8 +233,8 @@ def _left_by_first(program: Program, found: Observed) -> int:
 
 
 def _runs_more_than_its_graph(program: Program) -> bool:
-    """Whether a step runs a graph, or its backward, more than once; an input that a call in vain changed keeps it."""
-    kept = program.use == "a call in vain" and "change an input with a gradient" in program.features
+    """Whether a step runs a graph, or its backward, more than once."""
+    kept = program.use in CALLS_BEFORE and "change an input with a gradient" in program.features
     return program.use in MORE_THAN_ITS_GRAPH or kept
 
 

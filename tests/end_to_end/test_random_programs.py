@@ -116,3 +116,16 @@ def test_the_judge_sees_an_excess(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [trial.verdict for trial in judge(_plain(), ("min",))] == [Verdict.KEPT]
     monkeypatch.setattr(judged_programs, "_peak", lambda *_: 10**9)
     assert [trial.verdict for trial in judge(_plain(), ("min",))] == [Verdict.SILENT]
+
+
+@pytest.mark.parametrize("use", sorted(judged_programs.CALLS_BEFORE))
+def test_a_call_before_that_an_input_keeps_is_no_excess(use: str) -> None:
+    """The input that both calls change has the first one's graph behind it, which the backward runs, too."""
+    made = Line(INPUTS["made"].text.format(x="x0", leaf="l0"), "made")
+    body = (
+        Line("v0 = torch.tanh(x0) @ self.weight", "matmul"),
+        Line("x0.mul_(0.5)", "change an input with a gradient"),
+        Line("v1 = torch.sin(v0) * x0", "pointwise"),
+    )
+    program = Program(0, "float32", None, (made,), body, ("v1",), (), use)
+    assert [trial.verdict for trial in judge(program, ("min",))] == [Verdict.KEPT]
