@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from remat_compiler import torch_compat
 from remat_compiler.chunks.cut import Partial, operands, shape_of
 
 _aten = torch.ops.aten
@@ -47,8 +48,8 @@ def axes_of(node: fx.Node) -> list[Axis]:
     rule = _RULES.get(target)
     if rule is not None:
         return list(rule(node))
-    pointwise = torch.Tag.pointwise in target.tags or target in _POINTWISE
-    return _pointwise(node) if pointwise and isinstance(node.meta["val"], torch.Tensor) else []
+    elementwise = torch.Tag.pointwise in target.tags or torch_compat.facts_of(target).elementwise
+    return _pointwise(node) if elementwise and isinstance(node.meta["val"], torch.Tensor) else []
 
 
 def is_plain(node: fx.Node) -> bool:
@@ -89,7 +90,12 @@ def argument(node: fx.Node, position: int) -> Any:
 
 
 def _pointwise(node: fx.Node) -> list[Axis]:
-    shape, found = shape_of(node), []
+    return _elementwise(node, shape_of(node))
+
+
+def _elementwise(node: fx.Node, shape: Sequence[int]) -> list[Axis]:
+    """The axes of an operator that computes one element for each place of this shape."""
+    found = []
     for dim, size in enumerate(shape):
         aligned = []
         for operand in operands(node):
@@ -227,35 +233,55 @@ def _looked_up(node: fx.Node) -> list[Axis]:
     return [Axis((dim,), (None, dim)) for dim in range(len(shape_of(operands(node)[1])))]
 
 
-_NONE, _SUM_REDUCTION = 0, 2
+NONE, SUM = 0, 2
 """How torch numbers the reductions of a loss."""
+TERM_LOSSES: dict[Any, int] = {
+    **dict.fromkeys((_aten.mse_loss.default, _aten.smooth_l1_loss.default, _aten.huber_loss.default), 2),
+    _aten.soft_margin_loss.default: 2,
+    _aten.binary_cross_entropy.default: 3,
+    _aten.binary_cross_entropy_with_logits.default: 4,
+}
+"""Losses of a term for each element, and the position of their reduction."""
+TERM_GRADIENTS: dict[Any, int] = {
+    **dict.fromkeys((_aten.mse_loss_backward.default, _aten.smooth_l1_loss_backward.default), 3),
+    **dict.fromkeys((_aten.huber_loss_backward.default, _aten.soft_margin_loss_backward.default), 3),
+    _aten.binary_cross_entropy_backward.default: 4,
+}
+"""The same of their gradients."""
 
 
 def _nll_loss(node: fx.Node) -> list[Axis]:
     """``nll_loss_forward(x, target, weights, reduction, ignored)``: the loss, and the weights' sum."""
-    if len(shape_of(operands(node)[0])) != 2 or argument(node, 3) not in (_NONE, _SUM_REDUCTION):
+    if len(shape_of(operands(node)[0])) != 2 or argument(node, 3) not in (NONE, SUM):
         return []
-    loss = 0 if argument(node, 3) == _NONE else Partial.SUM
+    loss = 0 if argument(node, 3) == NONE else Partial.SUM
     return [Axis((loss, Partial.SUM), (0, 0, *[None] * (len(operands(node)) - 2)))]
 
 
 def _nll_loss_backward(node: fx.Node) -> list[Axis]:
     """``nll_loss_backward(gradient, x, target, weights, reduction, ignored, sum of weights)``."""
-    if len(shape_of(operands(node)[1])) != 2 or argument(node, 4) not in (_NONE, _SUM_REDUCTION):
+    if len(shape_of(operands(node)[1])) != 2 or argument(node, 4) not in (NONE, SUM):
         return []
-    gradient = 0 if argument(node, 4) == _NONE else None
+    gradient = 0 if argument(node, 4) == NONE else None
     return [Axis((0,), (gradient, 0, 0, *[None] * (len(operands(node)) - 3)))]
+
+
+def _term_loss(node: fx.Node) -> list[Axis]:
+    """``mse_loss(x, target, reduction)`` and its like: terms of single elements, or their sum."""
+    reduction = argument(node, TERM_LOSSES[node.target])
+    terms = [(axis.operands, axis.results[0]) for axis in _elementwise(node, shape_of(operands(node)[0]))]
+    if reduction == NONE:
+        return [Axis((dim,), given) for given, dim in terms]
+    return [Axis((Partial.SUM,), given) for given, _ in terms] if reduction == SUM else []
+
+
+def _term_loss_backward(node: fx.Node) -> list[Axis]:
+    """``mse_loss_backward(gradient, x, target, reduction)`` and its like; of a mean, the gradient is divided inside."""
+    return _pointwise(node) if argument(node, TERM_GRADIENTS[node.target]) in (NONE, SUM) else []
 
 
 _INDICES = frozenset({_aten.argmax.default, _aten.argmin.default})
 _SUMS = frozenset({_aten.sum.default, _aten.sum.dim_IntList})
-_POINTWISE = frozenset(
-    {
-        _aten._to_copy.default, _aten.clone.default, _aten.detach.default, _aten.alias.default,
-        _prims.convert_element_type.default, _aten.zeros_like.default, _aten.ones_like.default,
-        _aten.full_like.default, _aten.masked_fill.Scalar, _aten.masked_fill.Tensor, _aten.where.self,
-    }
-)  # fmt: skip
 
 
 def _rows(rule: Callable[[fx.Node], Sequence[Axis]], *targets: Any) -> dict[Any, Callable[[fx.Node], Sequence[Axis]]]:
@@ -293,4 +319,6 @@ _RULES: dict[Any, Callable[[fx.Node], Sequence[Axis]]] = {
     ),
     **_rows(_nll_loss, _aten.nll_loss_forward.default),
     **_rows(_nll_loss_backward, _aten.nll_loss_backward.default),
+    **_rows(_term_loss, *TERM_LOSSES),
+    **_rows(_term_loss_backward, *TERM_GRADIENTS),
 }  # fmt: skip

@@ -1,10 +1,12 @@
-"""Means over rows as sums: each chunk gives its part of a sum, and the number of rows is known before any of them.
+"""Means over rows as sums: each chunk gives its part of a sum, and what divides it is known before any of them.
 
     nll_loss(x, y, "mean")        nll_loss(x, y, "sum") / n         n: the sum of the weights of the classes in y
     its backward, given t         that of the sum, given t / n
+    mse_loss(x, y, "mean")        mse_loss(x, y, "sum") / n         n: the number of elements; so of all losses by terms
     mean(x)                       sum(x) / n
 
-What a mean divides by depends on the targets alone, so no chunk waits for the others.
+What a mean divides by depends on the targets alone, so no chunk waits for the others.  A mean of 16 bits sums in 32
+bits and divides before it is rounded, since sums may be too large for 16.
 """
 
 from __future__ import annotations
@@ -15,13 +17,16 @@ from typing import Any
 import torch
 from torch import fx
 
-from remat_compiler.chunks.axes import argument, is_plain, is_tuple
+from remat_compiler.chunks.axes import NONE, SUM, TERM_GRADIENTS, TERM_LOSSES, argument, is_plain, is_tuple
 from remat_compiler.chunks.cut import shape_of
 from remat_compiler.chunks.writing import arguments_with, call, call_like
 
 _aten = torch.ops.aten
-_MEAN, _SUM = 1, 2
+_prims = torch.ops.prims
+_MEAN = 1
 _FORWARD, _BACKWARD = _aten.nll_loss_forward.default, _aten.nll_loss_backward.default
+FEW_BITS = (torch.float16, torch.bfloat16)
+"""Types whose sums are taken in 32 bits."""
 
 
 def divide_last(graph: fx.Graph, large: int) -> None:
@@ -29,14 +34,18 @@ def divide_last(graph: fx.Graph, large: int) -> None:
     for node in list(graph.nodes):
         if node.op != "call_function" or not node.all_input_nodes:
             continue
-        of = node.args[1] if node.target is _BACKWARD else node.args[0]
+        of = node.args[1] if node.target is _BACKWARD or node.target in TERM_GRADIENTS else node.args[0]
         if not isinstance(of, fx.Node) or not is_plain(of) or is_tuple(of) or of.meta["val"].numel() < large:
             continue
         with graph.inserting_before(node):
             if node.target is _FORWARD and len(shape_of(of)) == 2:
                 _forward(graph, node)
             elif node.target is _aten.mean.default:
-                _mean(graph, node, of)
+                _divided_sum(graph, node, of, of)
+            elif node.target in TERM_LOSSES:
+                _term_loss(graph, node, of)
+            elif node.target in TERM_GRADIENTS:
+                _term_gradient(graph, node, of)
     for node in graph.find_nodes(op="call_function", target=_BACKWARD):
         with graph.inserting_before(node):
             _backward(graph, node)
@@ -52,13 +61,15 @@ def _forward(graph: fx.Graph, node: fx.Node) -> None:
     weights = _sum_of_weights(graph, node)
     if 1 in taken:
         taken[1].replace_all_uses_with(weights)
-    if reduction != _MEAN:
+    if reduction != _MEAN or 0 not in taken:
         return
-    summed = call_like(graph, node, arguments_with(node, node.args, {3: _SUM}), node.kwargs)
-    loss = call(graph, operator.getitem, (summed, 0), like=node)
-    divided = call(graph, _aten.div.Tensor, (loss, weights), like=node)
-    if 0 in taken:
-        taken[0].replace_all_uses_with(divided)
+    few = taken[0].meta["val"].dtype is torch.float16
+    changed = arguments_with(node, node.args, {3: NONE if few else SUM})
+    loss = call(graph, operator.getitem, (call_like(graph, node, changed, node.kwargs), 0), like=node)
+    if few:
+        _divided_sum(graph, taken[0], loss, weights)
+        return
+    taken[0].replace_all_uses_with(call(graph, _aten.div.Tensor, (loss, weights), like=node))
 
 
 def _sum_of_weights(graph: fx.Graph, node: fx.Node) -> fx.Node:
@@ -81,13 +92,47 @@ def _backward(graph: fx.Graph, node: fx.Node) -> None:
     if argument(node, 4) != _MEAN or len(shape_of(node)) != 2 or weights.target is operator.getitem:
         return
     divided = call(graph, _aten.div.Tensor, (gradient, weights), like=node)
-    new = call_like(graph, node, arguments_with(node, node.args, {0: divided, 4: _SUM}), node.kwargs)
-    node.replace_all_uses_with(new)
-    graph.erase_node(node)
+    _replace(graph, node, call_like(graph, node, arguments_with(node, node.args, {0: divided, 4: SUM}), node.kwargs))
 
 
-def _mean(graph: fx.Graph, node: fx.Node, of: fx.Node) -> None:
-    value = node.meta["val"]
-    total = call(graph, _aten.sum.default, (of,), like=node, dtype=value.dtype)
-    node.replace_all_uses_with(call(graph, _aten.div.Tensor, (total, max(of.meta["val"].numel(), 1)), like=node))
+def _term_loss(graph: fx.Graph, node: fx.Node, of: fx.Node) -> None:
+    """The mean of a loss by terms as the sum of its terms, divided."""
+    position = TERM_LOSSES[node.target]
+    if argument(node, position) != _MEAN:
+        return
+    if node.meta["val"].dtype in FEW_BITS:
+        terms = call_like(graph, node, arguments_with(node, node.args, {position: NONE}), node.kwargs)
+        _divided_sum(graph, node, terms, of)
+        return
+    total = call_like(graph, node, arguments_with(node, node.args, {position: SUM}), node.kwargs)
+    _replace(graph, node, call(graph, _aten.div.Tensor, (total, of.meta["val"].numel()), like=node))
+
+
+def _term_gradient(graph: fx.Graph, node: fx.Node, of: fx.Node) -> None:
+    """The gradient of such a mean as that of the sum, given a divided gradient."""
+    position = TERM_GRADIENTS[node.target]
+    if argument(node, position) != _MEAN:
+        return
+    divided = call(graph, _aten.div.Tensor, (node.args[0], of.meta["val"].numel()), like=node)
+    changed = arguments_with(node, node.args, {0: divided, position: SUM})
+    _replace(graph, node, call_like(graph, node, changed, node.kwargs))
+
+
+def _divided_sum(graph: fx.Graph, node: fx.Node, terms: fx.Node, by: fx.Node) -> None:
+    """Put the sum of the terms in the place of a node, divided by a scalar, or by the number of elements of a value."""
+    dtype = node.meta["val"].dtype
+    count = by if by.meta["val"].dim() == 0 else max(by.meta["val"].numel(), 1)
+    wide = torch.float32 if dtype in FEW_BITS else dtype
+    total = call(graph, _aten.sum.default, (terms,), like=node, dtype=wide)
+    divided = call(graph, _aten.div.Tensor, (total, count), like=node)
+    # A scalar of 16 bits leaves the type as it is.
+    _replace(graph, node, divided if wide is dtype else _rounded(graph, divided, dtype))
+
+
+def _rounded(graph: fx.Graph, node: fx.Node, dtype: torch.dtype) -> fx.Node:
+    return call(graph, _prims.convert_element_type.default, (node, dtype), like=node)
+
+
+def _replace(graph: fx.Graph, node: fx.Node, by: fx.Node) -> None:
+    node.replace_all_uses_with(by)
     graph.erase_node(node)

@@ -21,6 +21,7 @@ from remat_compiler.capture.changes import changed_inputs
 from remat_compiler.capture.operators import is_random
 from remat_compiler.capture.storages import find_roots
 from remat_compiler.chunks.cut import Cut, Partial, operands, shape_of
+from remat_compiler.chunks.means import FEW_BITS
 from remat_compiler.chunks.region import Region
 from remat_compiler.chunks.tangent import depending_on
 from remat_compiler.chunks.writing import NotCuttable, arguments_with, call, call_like
@@ -29,7 +30,6 @@ _aten = torch.ops.aten
 _prims = torch.ops.prims
 IN_CHUNKS = "remat_chunk"
 """What nodes have in `meta` that belong to a chunk: its number."""
-_FEW_BITS = (torch.float16, torch.bfloat16)
 
 Part = tuple[bool, int]
 """Operators of the region that are written together: whether they need a tangent, and behind how many others."""
@@ -140,7 +140,7 @@ class _Writer:
         """Add a chunk's part to the sum."""
         before = self.sums.get(node)
         if before is None:
-            few = part.meta["val"].dtype in _FEW_BITS
+            few = part.meta["val"].dtype in FEW_BITS
             wide = (part, torch.float32)
             self.sums[node] = call(self.new, _prims.convert_element_type.default, wide, like=node) if few else part
         else:

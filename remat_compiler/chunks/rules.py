@@ -7,6 +7,8 @@ that is cut, have rules of their own here.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -24,8 +26,26 @@ _SHAPES: dict[Any, int] = {
     **dict.fromkeys((_aten.expand.default, _aten.slice_backward.default, _aten.select_backward.default), 1),
 }
 """Operators that are told the shape of their result, and the position of that argument."""
-_PARTS: dict[Any, int] = {_aten.slice.Tensor: 1, _aten.slice_backward.default: 2, _aten.slice_scatter.default: 2}
-"""Operators on a range of rows: the position of its dimension, behind which follow its start, its end and its step."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Range:
+    """An operator on a range of rows.
+
+    Attributes:
+        dimension: Position of the argument that names their dimension; start, end and step of the range follow it.
+        whole: The operands that have all rows, `None` for the result; the others have those of the range.
+    """
+
+    dimension: int
+    whole: tuple[int | None, ...]
+
+
+_RANGES: dict[Any, _Range] = {
+    _aten.slice.Tensor: _Range(1, (0,)),
+    _aten.slice_backward.default: _Range(2, (None,)),
+    _aten.slice_scatter.default: _Range(2, (0, None)),
+}
 
 
 def cutting(node: fx.Node, operand: int | None, cut: Cut) -> Cutting | None:
@@ -41,13 +61,10 @@ def cutting(node: fx.Node, operand: int | None, cut: Cut) -> Cutting | None:
     """
     if node.target in _VIEWS and is_plain(node) and is_plain(operands(node)[0]):
         return _view(node, operand, cut)
-    dimension = _PARTS.get(node.target)
-    axes = axes_of(node)
-    if dimension is not None and is_plain(node) and operands(node):
-        dim = at(argument(node, dimension), len(shape_of(node)))
-        if dim in cut.dims:
-            return _part(node, operand, cut, dimension) if cut.first == cut.last else None
-    return _by_axes(node, axes, operand, cut)
+    rows = _RANGES.get(node.target)
+    if rows is not None and is_plain(node) and at(argument(node, rows.dimension), len(shape_of(node))) in cut.dims:
+        return _part(node, operand, cut, rows) if cut.first == cut.last else None
+    return _by_axes(node, axes_of(node), operand, cut)
 
 
 def _by_axes(node: fx.Node, axes: list[Axis], operand: int | None, cut: Cut) -> Cutting | None:
@@ -103,38 +120,20 @@ def _view(node: fx.Node, operand: int | None, cut: Cut) -> Cutting | None:
     return None if result is None else _cutting(node, [cut], [result])
 
 
-def _part(node: fx.Node, operand: int | None, cut: Cut, dimension: int) -> Cutting | None:
+def _part(node: fx.Node, operand: int | None, cut: Cut, rows: _Range) -> Cutting | None:
     """An operator on a range of the rows that are cut, which reads fewer rows than there are, or makes more."""
-    dim, (start, end, step) = cut.first, _range(node, dimension)
+    total = shape_of(operands(node)[0] if 0 in rows.whole else node)[cut.first]
+    given = (argument(node, rows.dimension + i) for i in (1, 2, 3))
+    start, end, step = slice(*given).indices(total)
     if step != 1:
         return None
-    takes = node.target is _aten.slice.Tensor
-    scatters = node.target is _aten.slice_scatter.default
-    whole = (shape_of(operands(node)[0]) if takes else shape_of(node))[dim]
-    # Cuts of the whole and of the range, whichever is given.
-    gives_whole = operand == 0 if takes or scatters else operand is None
-    if scatters and operand is None:
-        gives_whole = True
-    outer = cut if gives_whole else shifted(cut, -start, whole)
-    inner = shifted(cut, start, end - start) if gives_whole else cut
+    outer = cut if operand in rows.whole else shifted(cut, -start, total)
+    inner = shifted(cut, start, max(end - start, 0)) if operand in rows.whole else cut
     if outer is None or inner is None:
         return None
     changes = []
-    for chunk in range(outer.chunks):
-        # The chunk's first row of the range, in the chunk of the whole.
-        begin = inner.bounds[chunk] + start - outer.bounds[chunk]
-        rows = inner.bounds[chunk + 1] - inner.bounds[chunk]
-        changes.append({dimension + 1: begin, dimension + 2: begin + rows})
-    if takes:
-        return _cutting(node, [outer], [inner], changes)
-    return _cutting(node, [outer, inner] if scatters else [inner], [outer], changes)
-
-
-def _range(node: fx.Node, dimension: int) -> tuple[int, int, int]:
-    """Start, end and step of the rows."""
-    whole = (shape_of(operands(node)[0]) if node.target is _aten.slice.Tensor else shape_of(node))[
-        at(argument(node, dimension), len(shape_of(node)))
-    ]
-    start, end = argument(node, dimension + 1), argument(node, dimension + 2)
-    begin, until, step = slice(start, end, argument(node, dimension + 3)).indices(whole)
-    return begin, max(begin, until), step
+    for (begin, _), (first, last) in zip(pairwise(outer.bounds), pairwise(inner.bounds)):
+        # The chunk's rows of the range, counted in the chunk of the whole.
+        changes.append({rows.dimension + 1: first + start - begin, rows.dimension + 2: last + start - begin})
+    reads = [outer if i in rows.whole else inner for i in range(len(operands(node)))]
+    return _cutting(node, list(reads), [outer if None in rows.whole else inner], changes)

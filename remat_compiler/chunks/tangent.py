@@ -17,7 +17,7 @@ from torch import fx
 
 from remat_compiler import torch_compat
 from remat_compiler.capture.phases import ancestors
-from remat_compiler.chunks.axes import argument
+from remat_compiler.chunks.axes import TERM_GRADIENTS, argument
 from remat_compiler.chunks.cut import operands
 from remat_compiler.chunks.writing import call, call_like
 
@@ -162,7 +162,7 @@ _FIRST = (
     _aten.mul.Scalar, _aten.slice_backward.default, _aten.select_backward.default,
     _aten._log_softmax_backward_data.default, _aten._softmax_backward_data.default,
     _aten.nll_loss_backward.default, _aten.tanh_backward.default, _aten.sigmoid_backward.default,
-    _aten.gelu_backward.default, _aten.silu_backward.default,
+    _aten.gelu_backward.default, _aten.silu_backward.default, *TERM_GRADIENTS,
 )  # fmt: skip
 _LINEAR: dict[object, Rule] = {
     **dict.fromkeys(_FIRST, _only_first),

@@ -36,7 +36,7 @@ def call(graph: fx.Graph, target: Any, args: tuple[Any, ...], *, like: fx.Node, 
     name = getattr(target, "_opname", like.name)
     node = graph.create_node("call_function", target, args, kwargs, name)
     node.meta = {key: like.meta[key] for key in _ORIGIN if key in like.meta}
-    node.meta["val"] = _computed(graph, target, args, kwargs)
+    node.meta["val"] = _computed(target, args, kwargs, like)
     return node
 
 
@@ -47,7 +47,7 @@ def call_like(graph: fx.Graph, node: fx.Node, args: tuple[Any, ...], kwargs: Map
         NotCuttable: The operator does not take these arguments.
     """
     new = graph.create_node("call_function", node.target, args, dict(kwargs), node.name)
-    new.meta = {**node.meta, "val": _computed(graph, node.target, args, kwargs)}
+    new.meta = {**node.meta, "val": _computed(node.target, args, kwargs, node)}
     return new
 
 
@@ -62,10 +62,11 @@ def arguments_with(node: fx.Node, args: tuple[Any, ...], changes: Mapping[int, A
     return tuple(given)
 
 
-def _computed(graph: fx.Graph, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """The fake result of an operator on nodes."""
+def _computed(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], like: fx.Node) -> Any:
+    """The fake result of an operator on nodes, by the fake mode of another result."""
     given, named = fx.map_arg((args, dict(kwargs)), lambda node: node.meta["val"])
-    values = (node.meta.get("val") for node in graph.find_nodes(op="placeholder"))
+    known = like.meta["val"]
+    values = known if isinstance(known, (list, tuple)) else (known,)
     mode = next(value.fake_mode for value in values if isinstance(value, torch_compat.FakeTensor))
     try:
         with mode, torch.no_grad():

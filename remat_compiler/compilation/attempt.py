@@ -70,6 +70,11 @@ class Attempt:
         return sum(one.step_ns for one in self.partitions)
 
     @property
+    def gainable_ns(self) -> int:
+        """The part of `added_ns` that a larger budget could spare."""
+        return sum(one.gainable_ns for one in self.partitions)
+
+    @property
     def total_ns(self) -> int:
         """Modelled time of the step as planned."""
         return self.step_ns + self.added_ns

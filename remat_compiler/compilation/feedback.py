@@ -63,4 +63,4 @@ def _is_good_enough(attempt: Attempt, limit: int) -> bool:
     """Whether a try within the budget leaves nothing to gain."""
     # A cached plan of another size may leave memory free; that was weighed when it was taken.
     scaled = any(is_of_another_size(one.result) for one in attempt.partitions)
-    return attempt.check.needed_bytes >= USED_ENOUGH * limit or attempt.added_ns == 0 or scaled
+    return attempt.check.needed_bytes >= USED_ENOUGH * limit or attempt.gainable_ns == 0 or scaled

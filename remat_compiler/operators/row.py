@@ -20,6 +20,8 @@ class Row:
         loop: What Inductor makes of it; a loop over ``windows`` reads its arguments from memory.  Empty: a view by its
             schema, pointwise or a reduction by torch's tags, pointwise by the list of torch's partitioner, else a
             kernel.
+        elementwise: Whether each element of its result is computed from those at the same place of its arguments, as of
+            all operators that torch's tags call pointwise; a loop may be pointwise and move elements.
         safe: Whether it may run on made-up values while a program is compiled; pointwise ones may besides.  It reads no
             index, length, seed or pointer from a value, as the backward of oneDNN's LSTM does from what its forward
             kept, and fractional pooling from its samples: a made-up one could end the process.  It has no effect, and
@@ -63,6 +65,7 @@ class Row:
     names: str
     _: KW_ONLY
     loop: Literal["", "view", "pointwise", "reduction", "windows", "scatter"] = ""
+    elementwise: bool = False
     safe: bool = False
     cpu: str = ""
     one_piece: tuple[int, ...] = ()

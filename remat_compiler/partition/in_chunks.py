@@ -24,6 +24,8 @@ from remat_compiler.report.plan_report import ChunkedLoss
 
 COUNTS = (4, 16, 64)
 """Numbers of chunks that are planned for."""
+NEAR = 0.1
+"""Budgets that differ by less than this part are served by as many chunks."""
 GAIN = 0.01
 """Part of the step that more chunks must save: results change in their last bits, and code grows."""
 
@@ -65,18 +67,29 @@ class Candidate(Protocol):
         ...
 
 
-def cheapest_in_chunks(request: PartitionRequest, in_chunks: Callable[[int], Candidate]) -> Partition:
+def cheapest_in_chunks(
+    request: PartitionRequest, in_chunks: Callable[[int], Candidate], earlier: dict[int, int] | None = None
+) -> Partition:
     """The partition in as many chunks as serve the budget best.
 
     Args:
         request: The budget, in bytes.
         in_chunks: The graph with its losses in at most so many chunks; of 1, with whole ones.
+        earlier: To how many chunks earlier budgets of the graph came, in bytes; this one is added.  As many serve
+            another budget that is nearly the same, if they fit it.
 
     Raises:
         NoPlan: Nothing fits in any number of chunks.
     """
-    assert request.budget_bytes is not None
-    return _Search(request.budget_bytes, in_chunks).run()
+    budget_bytes, known = request.budget_bytes, {} if earlier is None else earlier
+    assert budget_bytes is not None
+    near = min(known, key=lambda one: abs(one - budget_bytes), default=None)
+    made = None
+    if near is not None and abs(near - budget_bytes) <= NEAR * budget_bytes:
+        made = _Search(budget_bytes, in_chunks).in_as_many(known[near])
+    made = made or _Search(budget_bytes, in_chunks).run()
+    known[budget_bytes] = max((one.chunks for one in made.chunked), default=1)
+    return made
 
 
 @dataclass(slots=True)
@@ -102,11 +115,21 @@ class _Search:
     def whole(self) -> Candidate:
         return self.ready[0]
 
+    def in_as_many(self, chunks: int) -> Partition | None:
+        """The partition in this number of chunks; `None` if that does not fit."""
+        self.ready.append(self.in_chunks(1))
+        if chunks == 1 or self._add(chunks):
+            self._plan_if_it_may_fit(len(self.ready) - 1)
+        return None if self._best is None else self._told(self._best)
+
     def run(self) -> Partition:
+        """The partition of all numbers of chunks; raises as `cheapest_in_chunks` does."""
         self.ready.append(self.in_chunks(1))
         self._plan_if_it_may_fit(0)
         for chunks in COUNTS:
-            if self._is_near(self.ready[-1]) or not self._add(chunks) or self._is_near(self.ready[-1]):
+            if self._is_near(self._expected_ns(chunks)) or not self._add(chunks):
+                break
+            if self._is_near(self.ready[-1].step_ns):
                 break
             self._plan_if_it_may_fit(len(self.ready) - 1)
         if self._best is None:
@@ -115,6 +138,10 @@ class _Search:
         if best is None:
             # Without a plan, a refusal knows no peak.
             raise min(self.refusals.values(), key=lambda one: (one.result.plan is None, one.needed_bytes))
+        return self._told(best)
+
+    def _told(self, best: Partition) -> Partition:
+        """A partition, beside the step whose losses are whole."""
         before = self.made[0].before if 0 in self.made else self.whole.before
         return replace(best, before=before, stages=self._stages)
 
@@ -127,10 +154,17 @@ class _Search:
         self.ready.append(candidate)
         return True
 
-    def _is_near(self, candidate: Candidate) -> bool:
-        """Whether a plan that fits takes little more time than any plan of the candidate, and so of more chunks."""
+    def _expected_ns(self, chunks: int) -> int:
+        """`Candidate.step_ns` of so many chunks: each one more adds as much time."""
+        if len(self.ready) < 3:
+            return self.ready[-1].step_ns
+        (few, less_ns), (many, more_ns) = ((one.chunked[0].chunks, one.step_ns) for one in self.ready[-2:])
+        return more_ns + (more_ns - less_ns) * (chunks - many) // (many - few)
+
+    def _is_near(self, step_ns: int) -> bool:
+        """Whether a plan that fits takes little more than this time, which plans of more chunks take at least."""
         best = self._best
-        return best is not None and candidate.step_ns > _total_ns(best) - GAIN * self.whole.step_ns
+        return best is not None and step_ns > _total_ns(best) - GAIN * self.whole.step_ns
 
     def _plan_if_it_may_fit(self, place: int) -> None:
         if self.ready[place].floor_bytes <= self.budget_bytes:

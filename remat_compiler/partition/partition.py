@@ -82,7 +82,9 @@ def partition(
         if spare is None:
             return in_chunks(1).planned()
         if as_planned:
-            return cheapest_in_chunks(request, in_chunks)
+            # A search tries budgets that are nearly the same.
+            asked = len(joint.graph.nodes), request.take_smallest
+            return cheapest_in_chunks(request, in_chunks, session.chunks.setdefault(asked, {}))
         cut = in_chunks(request.chunks)
         return cut.planned(in_chunks(1).step_ns) if cut.chunked else in_chunks(1).planned()
 

@@ -15,6 +15,9 @@ from remat_compiler.rewrite.overwriting import NOTHING, Overwritten
 from remat_compiler.simulate.timeline import MemoryTimeline, simulate
 from remat_compiler.step_model.graph_memory import GraphMemory, memory_of
 
+NEXT_TO_NOTHING = 0.02
+"""Part of a step in chunks that is not worth generating its code again."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SplitGraphs:
@@ -110,6 +113,15 @@ class Partition:
     def added_ns(self) -> int:
         """Modelled time that the plan adds: by recomputation, by waiting for copies, and by chunks."""
         return self.graphs.timeline.added_ns + self.chunks_ns
+
+    @property
+    def gainable_ns(self) -> int:
+        """The part of it that a larger budget could spare: recomputation, and waiting for copies.
+
+        Next to nothing counts as nothing if losses are in chunks, whose code takes long to generate again.
+        """
+        recomputed_ns = self.graphs.timeline.added_ns
+        return 0 if self.chunked and recomputed_ns <= NEXT_TO_NOTHING * self.step_ns else recomputed_ns
 
     @property
     def step_ns(self) -> int:

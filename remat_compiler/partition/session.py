@@ -28,6 +28,8 @@ class Session:
         inputs: Source of each input of Dynamo's graph, see `torch_compat.input_sources`.
         program: Digest of the options and versions that decide how the graph's collectives may be issued.
         agreement: Brings the ranks of a distributed job to the same plans.
+        chunks: To how many chunks each budget of a joint graph came, see `in_chunks`; graphs are told apart by their
+            nodes, and by whether the smallest peak was to be taken.
         partitions: The partition of each joint graph of the compilation under way, in order.
     """
 
@@ -37,6 +39,7 @@ class Session:
     inputs: tuple[str, ...] = ()
     program: str = ""
     agreement: Agreement = field(default_factory=Alone)
+    chunks: dict[tuple[int, bool], dict[int, int]] = field(default_factory=dict)
     partitions: list[Partition] = field(default_factory=list)
 
     @contextmanager

@@ -110,6 +110,47 @@ def centred(logits: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(logits - logits.mean(), targets)
 
 
+class Regression(nn.Module):
+    """A loss by terms, of each of many results against a number of its own.
+
+    Args:
+        loss: From results and numbers between 0 and 1 to what the program returns.
+    """
+
+    def __init__(self, loss: Loss) -> None:
+        super().__init__()
+        self.loss, self.head = loss, nn.Linear(WIDTH, CLASSES)
+        self.register_buffer("numbers", torch.linspace(0.1, 0.9, 31 * CLASSES).view(31, CLASSES))
+
+    def forward(self, x: Tensor, targets: Tensor) -> Tensor | tuple[Tensor, ...]:
+        return self.loss(self.head(torch.tanh(x)) * (targets > 0).to(x.dtype)[:, None], self.numbers)
+
+
+def of_probabilities(results: Tensor, numbers: Tensor) -> Tensor:
+    """Each result as a probability."""
+    return F.binary_cross_entropy(torch.sigmoid(results), numbers)
+
+
+def of_logarithms(results: Tensor, numbers: Tensor) -> Tensor:
+    """Each row as a distribution, beside a given one."""
+    return F.kl_div(F.log_softmax(results, -1), numbers, reduction="batchmean")
+
+
+def of_log_probabilities(results: Tensor, numbers: Tensor) -> Tensor:
+    """A likelihood of logarithms that the program takes."""
+    return F.nll_loss(torch.log(torch.softmax(results, -1) + 1e-6), (numbers[:, 0] * 100).long())
+
+
+def by_rows(results: Tensor, numbers: Tensor) -> Tensor:
+    """A loss for each row, of its terms."""
+    return F.mse_loss(results, numbers, reduction="none").mean(-1)
+
+
+def weighted_terms(results: Tensor, numbers: Tensor) -> Tensor:
+    """Rare classes count more where they are right."""
+    return F.binary_cross_entropy_with_logits(results, numbers, pos_weight=1 + numbers[0], reduction="sum")
+
+
 def in_sequences(logits: Tensor, targets: Tensor) -> Tensor:
     """Rows of several sequences, and a loss of at least 32 bits."""
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
@@ -168,6 +209,22 @@ PROGRAMS: dict[str, Program] = {
     "adapted": Program(Adapted),
     "distilled": Program(Distilled),
     "two_heads": Program(TwoHeads),
+    **{
+        name: Program(partial(Regression, loss))
+        for name, loss in {
+            "squares": F.mse_loss,
+            "sum_of_squares": partial(F.mse_loss, reduction="sum"),
+            "rows_of_squares": by_rows,
+            "distances": F.l1_loss,
+            "smooth_distances": partial(F.smooth_l1_loss, beta=0.3),
+            "huber": F.huber_loss,
+            "logits": F.binary_cross_entropy_with_logits,
+            "weighted_terms": weighted_terms,
+            "probabilities": of_probabilities,
+            "logarithms": of_logarithms,
+            "log_probabilities": of_log_probabilities,
+        }.items()
+    },
 }
 
 

@@ -49,7 +49,8 @@ def test_a_loss_in_chunks_is_the_same(name: str, decomposed: bool) -> None:
 
 def largest(backend: Chunked) -> int:
     """Bytes of the largest value that the graph computes."""
-    values = (node.meta.get("val") for node in backend.graph.nodes if node_class(node) is not NodeClass.VIEW)
+    made = (node for node in backend.graph.nodes if node.op == "call_function")
+    values = (node.meta.get("val") for node in made if node_class(node) is not NodeClass.VIEW)
     return max(value.numel() * value.element_size() for value in values if isinstance(value, Tensor))
 
 
@@ -148,6 +149,32 @@ def gradients_of_scaled(called: Callable[..., Any], model: nn.Module, given: tup
     model.zero_grad()
     (called(*given) * 2.0**14).backward()
     return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+
+
+def likelihoods(logits: Tensor, targets: Tensor) -> Tensor:
+    """Large losses of rows."""
+    return nn.functional.cross_entropy(20 * logits, targets)
+
+
+def squares(results: Tensor, targets: Tensor) -> Tensor:
+    """Large squares."""
+    return nn.functional.mse_loss(results, 8 + 0 * results)
+
+
+@pytest.mark.parametrize("loss", [likelihoods, squares])
+def test_a_mean_of_16_bits_whose_sum_is_too_large_is_finite(loss: Callable[[Tensor, Tensor], Tensor]) -> None:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = Head(loss).half()
+    given = torch.randn(6000, WIDTH, dtype=torch.float16), torch.randint(0, CLASSES, (6000,))
+    backend = Chunked(4)
+    with torch.no_grad():
+        exact = copy.deepcopy(model).double()(given[0].double(), given[1])
+    made, *_ = step(torch.compile(model, backend=backend), model, given)
+
+    assert backend.found
+    assert exact * 6000 > torch.finfo(torch.float16).max
+    torch.testing.assert_close(made.double(), exact, rtol=2e-3, atol=0)
 
 
 def test_fewer_chunks_than_rows_and_one_chunk() -> None:

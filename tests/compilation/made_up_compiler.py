@@ -60,10 +60,12 @@ class MadeUpCompiler:
             raise refusal(request.budget_bytes, self.floor_bytes)
         early, planned_bytes = request.early_loops, max(request.budget_bytes, self.floor_bytes)
         copied_bytes = self.copied_bytes if request.free_layout else 0
+        added_ns = int(self.ns_per_byte * (1000 + copied_bytes - planned_bytes))
         partition = SimpleNamespace(
             peak_bytes=planned_bytes,
             budget_bytes=planned_bytes,
-            added_ns=int(self.ns_per_byte * (1000 + copied_bytes - planned_bytes)),
+            added_ns=added_ns,
+            gainable_ns=added_ns,
             copies_inputs=copied_bytes > 0,
             step_ns=STEP_NS,
             problem=chain(2),

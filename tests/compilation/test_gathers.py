@@ -63,6 +63,7 @@ class MadeUpCompiler:
             budget_bytes=budget,
             peak_bytes=peak,
             added_ns=0,
+            gainable_ns=0,
             step_ns=10,
             early_loops=False,
             before=SimpleNamespace(timeline=SimpleNamespace(peak_bytes=1_000)),

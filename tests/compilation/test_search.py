@@ -343,7 +343,8 @@ def test_a_plan_of_another_size_that_does_not_fit_is_solved_anew() -> None:
 
 def test_what_is_held_beside_other_graphs_is_aimed_at_again() -> None:
     """The peak fits, but not what the emitted code holds while others run."""
-    one = SimpleNamespace(peak_bytes=80, saved_bytes=50, added_ns=5, budget_bytes=100, result=SimpleNamespace(stats=()))
+    one = SimpleNamespace(peak_bytes=80, saved_bytes=50, gainable_ns=5, budget_bytes=100)
+    one.result = SimpleNamespace(stats=())
     check = DryRun(80, (MemorySample("forward", "op", 0, "", 80, 0),), boundary_bytes=53, between_bytes=50)
     request = PartitionRequest(100, between_bytes=50)
     attempt = Attempt(request, lambda: None, True, True, (cast("Partition", one),), check)
@@ -354,7 +355,7 @@ def test_what_is_held_beside_other_graphs_is_aimed_at_again() -> None:
 
 def attempt_over(request: PartitionRequest, planned_bytes: int, emitted_bytes: int) -> Attempt:
     """A try whose code takes more than was planned."""
-    one = SimpleNamespace(peak_bytes=planned_bytes, budget_bytes=planned_bytes, added_ns=5)
+    one = SimpleNamespace(peak_bytes=planned_bytes, budget_bytes=planned_bytes, gainable_ns=5)
     check = DryRun(emitted_bytes, (MemorySample("forward", "op", 0, "", emitted_bytes, 0),))
     return Attempt(request, lambda: None, True, True, (cast("Partition", one),), check)
 
