@@ -34,7 +34,7 @@ $(DOCS_STAMP): $(STAMP)
 	$(BIN)/pip install $(PIP_FLAGS) -c $(VENV)/constraints.txt -e ".[docs]"
 	@touch $(DOCS_STAMP)
 
-$(PLAIN_STAMP): pyproject.toml constraints.txt
+$(PLAIN_STAMP): pyproject.toml constraints.txt Makefile
 	$(PYTHON) -m venv .venv-plain
 	.venv-plain/bin/pip install $(PIP_FLAGS) -c constraints.txt -e . pytest pytest-xdist hypothesis
 	@touch $(PLAIN_STAMP)
