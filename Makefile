@@ -34,9 +34,9 @@ $(DOCS_STAMP): $(STAMP)
 	$(BIN)/pip install $(PIP_FLAGS) -c $(VENV)/constraints.txt -e ".[docs]"
 	@touch $(DOCS_STAMP)
 
-$(PLAIN_STAMP): pyproject.toml constraints.txt
+$(PLAIN_STAMP): pyproject.toml constraints.txt Makefile
 	$(PYTHON) -m venv .venv-plain
-	.venv-plain/bin/pip install $(PIP_FLAGS) -c constraints.txt -e . pytest hypothesis
+	.venv-plain/bin/pip install $(PIP_FLAGS) -c constraints.txt -e . pytest pytest-xdist hypothesis
 	@touch $(PLAIN_STAMP)
 
 install: $(STAMP) ## Make the virtual environment .venv with everything that is tested
@@ -51,7 +51,8 @@ test-torch: $(STAMP) ## Run the tests of what depends on torch's version (TORCH=
 	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder -m "torch and not slow" $(ARGS)
 
 test-plain: $(PLAIN_STAMP) ## Run the tests of solvers and the command line where no extra is installed
-	.venv-plain/bin/python -m pytest -m "not slow" $(PLAIN_TESTS) $(ARGS)
+	.venv-plain/bin/python -m pytest -n auto --dist loadfile --no-loadscope-reorder -m "not slow" --turn $(TURN) \
+	  $(PLAIN_TESTS) $(ARGS)
 
 test-all: $(STAMP) ## Run all tests, and each case of them
 	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder $(ARGS)

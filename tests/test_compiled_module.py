@@ -33,7 +33,7 @@ class Own(nn.Module):
 
 
 def layers() -> nn.Sequential:
-    return nn.Sequential(*(layer for _ in range(5) for layer in (nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 16))))
+    return nn.Sequential(*(layer for _ in range(3) for layer in (nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 16))))
 
 
 class Requests(Observer):

@@ -17,11 +17,11 @@ from rewrite.random_plans import random_plan
 from transfers_at_random import with_random_transfers
 from versions import DENSE_GRADIENTS
 
-PROGRAMS = 110
+PROGRAMS = 70
 PLANS = 5
 MEASURED = 2
 """Plans of each program whose peak is measured; a measurement costs as much as two steps."""
-ENOUGH_PAIRS = 500
+ENOUGH_PAIRS = 300
 
 
 def test_every_plan_equals_eager() -> None:

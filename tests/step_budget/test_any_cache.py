@@ -116,7 +116,7 @@ PROGRAMS = st.builds(
 
 
 @pytest.mark.in_turn
-@settings(max_examples=5)
+@settings(max_examples=3)
 @given(PROGRAMS, st.sampled_from(CUTS))
 def test_each_step_ends_the_same_with_any_cache(program: Program, other: str) -> None:
     assert_same_in_any_cache(program, program._replace(cuts=other))
