@@ -4,7 +4,7 @@ parameter.
     dw = mm(x, dy)                     dw = mm(x, dy)
     dx = mm(dy, w)                     dx = mm(dy, w)
     return dx, dw                      left = leave(dw, w)
-                                       return dx, left           `returned` makes it None once the graph is cut
+                                       return dx, left           `finish` makes it None once the graph is cut
 
 A plan may run operators that read the parameter again; all of that comes before (`Op.ends`).
 """
@@ -64,13 +64,36 @@ def hand_over(
     return tuple(made)
 
 
-def returned(backward: fx.GraphModule) -> None:
-    """Have a finished backward graph return `None` for each gradient that has left."""
+def finish(forward: fx.GraphModule, backward: fx.GraphModule, num_fwd_outputs: int) -> None:
+    """Have a finished backward return `None` for each gradient that has left, and save no parameter for that alone.
+
+    What is saved may not be changed until the backward, which eager allows of a bias, say.
+
+    Args:
+        forward: The forward; behind `num_fwd_outputs` results it has what it saves, named as in the backward.
+        backward: Its backward.
+        num_fwd_outputs: How many results the caller gets.
+    """
     output = backward.graph.output_node()
-    (results,) = output.args
-    if any(_is_leave(one) for one in results):  # type: ignore[union-attr]
-        output.args = (tuple(None if _is_leave(one) else one for one in results),)  # type: ignore[union-attr]
-        backward.recompile()
+    results: Any = output.args[0]
+    left = [one for one in results if _is_leave(one)]
+    if not left:
+        return
+    output.args = (tuple(None if _is_leave(one) else one for one in results),)
+    unread: set[str] = set()
+    for node in left:
+        gradient, parameter = node.args[:2]
+        if isinstance(parameter, fx.Node) and parameter.op == "placeholder" and set(parameter.users) == {node}:
+            # Any tensor will do: it only orders the operator behind readers, and there are none.
+            node.update_arg(1, gradient)
+            unread.add(parameter.name)
+            backward.graph.erase_node(parameter)
+    saving = forward.graph.output_node()
+    made: Any = saving.args[0]
+    saved = (one for one in made[num_fwd_outputs:] if not (isinstance(one, fx.Node) and one.name in unread))
+    saving.args = ((*made[:num_fwd_outputs], *saved),)
+    forward.recompile()
+    backward.recompile()
 
 
 def right_behind_readers(backward: fx.GraphModule) -> None:

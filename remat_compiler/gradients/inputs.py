@@ -27,9 +27,9 @@ def accumulated_inputs(options: RematOptions, inputs: Sequence[Any]) -> tuple[in
     """Positions of the inputs whose gradients can be added up within the backward: plain leaves.
 
     Not so if another mechanism has the gradients: a hook on the gradient itself, a module that averages gradients over
-    ranks, or a layout in which values of the step have fixed places.
+    ranks, a backward that is compiled as a whole, or a layout in which values of the step have fixed places.
     """
-    if options.layout == "planned" or torch_compat.gradients_are_averaged():
+    if options.layout == "planned" or torch_compat.gradients_are_averaged() or torch_compat.compiles_autograd():
         return ()
     return tuple(i for i, one in enumerate(inputs) if _is_plain_leaf(one))
 

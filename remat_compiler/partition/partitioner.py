@@ -16,7 +16,7 @@ from torch import fx
 
 from remat_compiler import torch_compat
 from remat_compiler.capture.declared import declared_names
-from remat_compiler.capture.leaving import returned
+from remat_compiler.capture.leaving import finish
 from remat_compiler.capture.source import name_inputs
 from remat_compiler.costs.declared_workspace import declared_workspaces
 from remat_compiler.observer import observers
@@ -90,7 +90,7 @@ class RematPartitioner(torch_compat.CustomPartitionerFn):
                 ),
                 session=session,
             )
-        returned(made.graphs.backward)
+        finish(made.graphs.forward, made.graphs.backward, num_fwd_outputs)
         if request.inner == "inductor":
             torch_compat.write_padded(made.graphs.forward, made.graphs.backward)
             if not request.free_layout:

@@ -86,7 +86,7 @@ class CompiledGraph(CalledGraph):
         self.aside_bytes = 0  # held by calls of earlier steps when the budget was last shared
         self.steps_without = 0
         self._hooks_bytes: dict[int, int] = {}  # of hooks that run within the backward, by argument
-        self._stay: set[int] = set()  # arguments whose gradients stay although they have hooks
+        self.staying: set[int] = set()  # arguments whose gradients are not to leave, as something else contributes, say
         compilation = torch_compat.frame_compilation()
         self.frame = None if compilation is None else compilation.frame
         # torch._dynamo.reset restarts the numbers: what is known of this one may be of another function.
@@ -155,7 +155,7 @@ class CompiledGraph(CalledGraph):
         more = {i: size for i, size in took.items() if size > max(planned.get(i, 0), self._hooks_bytes.get(i, 0))}
         self._hooks_bytes.update(more)
         memory, limit = self.memory, self.budget_bytes
-        self._stay.update(staying)
+        self.staying.update(staying)
         if memory is not None and limit is None:
             limit = round(memory.peak_bytes * (1 + WORTH_TELLING))
         over = memory is not None and limit is not None and memory.peak_bytes + max(more.values(), default=0) > limit
@@ -186,12 +186,18 @@ class CompiledGraph(CalledGraph):
         if self.attempt is None or not self.plans.accumulated:
             return
         request = self.attempt.request
-        leaving = tuple(sorted(({*request.leaving} | hooked(arguments, self.plans.accumulated)) - self._stay))
+        leaving = tuple(sorted(({*request.leaving} | hooked(arguments, self.plans.accumulated)) - self.staying))
         hooks_bytes = {**dict(request.hooks_bytes), **self._hooks_bytes}
         if leaving != request.leaving or hooks_bytes != dict(request.hooks_bytes):
             with torch_compat.compile_lock():
                 self.plans.have_leave(self, leaving, hooks_bytes)
             self.ask_for_decision()
+
+    def keep_gradients(self) -> None:
+        """Have no gradient leave within its backward, since other calls of a step contribute to its parameters."""
+        if self.attempt is not None and self.attempt.request.leaving and self.plans.accumulated:
+            self.staying.update(self.plans.accumulated)
+            self.plans.have_leave(self, (), {})
 
     def check(self, arguments: Sequence[Any]) -> None:
         """Watch the step from here on, and check the call beside those that are open; see `check_room`."""

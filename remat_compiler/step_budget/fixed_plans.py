@@ -91,6 +91,8 @@ class FixedPlans(GraphPlans):
         # A fraction is one of the graph's own peak, known to be the step's only here.  Under bytes, a plan that
         # fits and adds nothing in a part of the budget cannot get better with all of it.
         may_be_better = budget_bytes is not None and (graph.added_ns > 0 or graph.attempt.is_over(budget_bytes))
+        # Those that add up no more are planned as any other.
+        may_be_better |= graph.attempt.request.leaving != self.alone.request.leaving
         if graph.options.memory_budget.part is not None or may_be_better:
             with self.dynamo_context():
                 attempt, budget_bytes = self.search.run(self.alone)
@@ -116,7 +118,9 @@ class FixedPlans(GraphPlans):
         left_bytes = max(limit_bytes - gradient_bytes, 1)
         if present > left_bytes or freed:
             # Old and new gradients are then alive together for one parameter, not for all.
-            request = replace(self.alone.request, budget_bytes=left_bytes, fraction=None, leaving=self.accumulated)
+            request = replace(self.alone.request, budget_bytes=left_bytes, fraction=None)
+            if gradient_bytes:
+                request = replace(request, leaving=tuple(i for i in self.accumulated if i not in graph.staying))
             with self.dynamo_context():
                 attempt, _ = self.search.run(SearchGoal(request, limit_bytes=left_bytes, takes_smallest=True))
             needed = attempt.needed_bytes

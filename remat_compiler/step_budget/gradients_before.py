@@ -143,7 +143,9 @@ class GradientsBefore:
 
         # Those of parameters are accumulated in `grad`, or are the program's own, like any tensor that it holds.
         parameters = {i for i, value in enumerate(arguments) if isinstance(value, torch.nn.Parameter)}
-        handed_over = {i: ref(arguments[i]) for i in leaving}
+        # Where gradients add up, only hooks are to let go of them.
+        adds_up = bool(self.found.get(graph) or self.planned_bytes)
+        handed_over = {i: ref(arguments[i]) for i in leaving if not adds_up or arguments[i]._post_accumulate_grad_hooks}
 
         def made(gradients: Any) -> None:
             self._see_stay(graph, {i: (one(), gradients[i]) for i, one in handed_over.items()})

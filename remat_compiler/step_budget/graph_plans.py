@@ -32,6 +32,7 @@ class Planned(Protocol):
     options: RematOptions
     budget_bytes: int | None
     refused_alone: InfeasibleBudget | None
+    staying: set[int]
 
     @property
     def memory(self) -> GraphMemory | None:

@@ -105,6 +105,9 @@ class _Replan:
 
     def decide(self) -> None:
         """See the function `decide`."""
+        # Before the peak is judged: a gradient to which several calls contribute is autograd's to add up.
+        for graph in self.step.sharing():
+            graph.keep_gradients()
         memories = [graph.memory for graph in self.graphs]
         known = [memory for memory in memories if memory is not None]
         if len(known) < len(memories):

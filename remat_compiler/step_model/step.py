@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -83,6 +84,13 @@ class Step(Generic[G]):
         """The identity of a call: its graph, and its parameters, since one graph may serve several modules."""
         one = self.calls[call]
         return one.graph, one.parameters
+
+    def sharing(self) -> list[G]:
+        """The graphs with calls that share a parameter with another call."""
+        users = Counter(one for call in range(len(self.calls)) for one in self.parameters[self.key(call)])
+        shared = {one for one, times in users.items() if times > 1}
+        found = {graph for (graph, _), parameters in self.parameters.items() if not shared.isdisjoint(parameters)}
+        return [self.graphs[graph] for graph in sorted(found)]
 
     def graph_of(self, call: int) -> G:
         """The graph of a call."""

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch._dynamo
 
 from remat_compiler.torch_compat.backward_starts import RunningBackward, nodes_of, running_backwards
 
@@ -51,10 +52,16 @@ def leaf_to_serve(edge: int) -> torch.Tensor | None:
     """
     node = torch._C._current_autograd_node()
     if node is None:
-        raise RuntimeError("a compiled backward was run outside of autograd's own backward, which hands over gradients")
+        raise RuntimeError(
+            "remat: the compiled backward of parameters with post-accumulate hooks ran outside of autograd's engine, "
+            "as within torch._dynamo.compiled_autograd: leave out that, or the hooks"
+        )
     accumulator = node.next_functions[edge][0]
     leaf = getattr(accumulator, "variable", None)
     if leaf is None or leaf._backward_hooks or torch.is_grad_enabled():
+        return None
+    # Autograd makes a new tensor of a sparse gradient and a dense one.
+    if leaf.grad is not None and leaf.grad.layout is not torch.strided:
         return None
     backward = _backward_of(node)
     if backward is None or not backward.accumulates or reached(backward).edges[id(accumulator)] != 1:
@@ -70,6 +77,11 @@ def is_served(leaf: torch.Tensor) -> None:
         backward.served.append((leaf, hooks))
         # `None` would leave in place the hooks that autograd itself has.
         leaf._post_accumulate_grad_hooks = OrderedDict()
+
+
+def compiles_autograd() -> bool:
+    """Whether whole backwards are compiled, so that no engine of autograd runs them."""
+    return bool(torch._dynamo.config.compiled_autograd)
 
 
 def runs_backward() -> bool:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 def stepping(model: nn.Module, optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.SGD) -> None:
     """Have each parameter updated by an optimizer of its own as its gradient is there, which is dropped then."""
-    own = {p: optimizer([p], lr=0.1) for p in model.parameters()}
+    own = {p: optimizer([p], lr=0.1) for p in model.parameters() if p.requires_grad}
 
     def hook(parameter: Tensor) -> None:
         own[parameter].step()

@@ -343,3 +343,23 @@ def test_sizes_that_change(served: list[Tensor]) -> None:
 
     assert_same(*both(Blocks(), stepping, step, memory_budget="1MB", dynamic=True))
     assert served
+
+
+def test_biases_may_change_between_forward_and_backward(served: list[Tensor]) -> None:
+    """Eager saves no bias, so that hooks of one backward may update it before another one."""
+
+    def hooks(model: nn.Module) -> None:
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(name.endswith("bias"))
+        stepping(model)
+
+    def step(model: nn.Module, call: Callable[..., Tensor], number: int) -> Tensor:
+        rows = torch.linspace(-1, 1, 32, dtype=torch.float64).reshape(4, 8)
+        first, second = call(rows).square().mean(), call(rows + number).square().mean()
+        first.backward()
+        second.backward()
+        return second
+
+    model = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8))
+    assert_same(*both(model, hooks, step, memory_budget=1.0))
+    assert served
