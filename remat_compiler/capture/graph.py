@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -114,12 +114,11 @@ class _Builder:
         ops: list[Op] = []
         node_lists: list[tuple[fx.Node, ...]] = []
         main_nodes: list[fx.Node] = []
-        for node in self.classes:
-            if node in mains:
-                op, nodes = self._make_op(OpId(len(ops)), node)
-                ops.append(op)
-                node_lists.append(nodes)
-                main_nodes.append(node)
+        for node in self._in_order(mains):
+            op, nodes = self._make_op(OpId(len(ops)), node)
+            ops.append(op)
+            node_lists.append(nodes)
+            main_nodes.append(node)
         return CapturedGraph(
             joint=self.joint,
             graph=TrainingGraph(tuple(ops), tuple(self.storages)),
@@ -132,6 +131,19 @@ class _Builder:
             fused=self.fused,
             loops=tuple(self.fused and self.classes[n] is not NodeClass.KERNEL for n in main_nodes),
         )
+
+    def _in_order(self, mains: Container[fx.Node]) -> list[fx.Node]:
+        """The nodes of operators in the order of the graph, but for those that hand a gradient over.
+
+        Each of these stands behind all operators that read its parameter, also by nodes that are inlined into them.
+        """
+        order = [node for node in self.classes if node in mains]
+        place = {node: (i, 0) for i, node in enumerate(order)}
+        for node in order:
+            if node.target is LEAVE:
+                readers = _reading(self.roots[node.all_input_nodes[1]], mains)
+                place[node] = (max(place[one][0] for one in readers), 1)
+        return sorted(order, key=place.__getitem__)
 
     def _add_inputs(self) -> None:
         """Storages of placeholders and constants."""
@@ -301,3 +313,18 @@ class _Builder:
         size = CPU_RNG_STATE_BYTES if on_cpu else CUDA_RNG_STATE_BYTES
         self.storages.append(Storage(storage, f"{main.name}_rng_state", size, StorageKind.ACTIVATION))
         return storage
+
+
+def _reading(root: fx.Node, mains: Container[fx.Node]) -> set[fx.Node]:
+    """The operators among `mains` that read `root`, directly or by nodes that are inlined into them."""
+    found: set[fx.Node] = set()
+    seen: set[fx.Node] = set()
+    stack = list(root.users)
+    while stack:
+        node = stack.pop()
+        if node in mains:
+            found.add(node)
+        elif node not in seen:
+            seen.add(node)
+            stack += node.users
+    return found

@@ -363,3 +363,28 @@ def test_biases_may_change_between_forward_and_backward(served: list[Tensor]) ->
     model = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8))
     assert_same(*both(model, hooks, step, memory_budget=1.0))
     assert served
+
+
+class Scaled(nn.Module):
+    """Parameters that pointwise operators read, which are inlined into later ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scales = nn.ParameterList(torch.full((8,), 0.5 + i) for i in range(3))
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for scale, layer in zip(self.scales, self.layers):
+            x = layer(scale * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6))
+        return x.square().mean()
+
+
+@pytest.mark.parametrize("inner", ["eager", "inductor"])
+def test_parameters_that_are_read_by_inlined_operators(served: list[Tensor], inner: str) -> None:
+    def step(model: nn.Module, call: Callable[..., Tensor], number: int) -> Tensor:
+        loss = call(torch.linspace(-1, 1, 128, dtype=torch.float64).reshape(16, 8) + number)
+        loss.backward()
+        return loss
+
+    assert_same(*both(Scaled(), stepping, step, memory_budget="min", inner=inner))
+    assert len(served) == 9 * STEPS
