@@ -33,8 +33,7 @@ def accumulate(leaf: Tensor, gradient: Tensor) -> None:
 def _laid_out(gradient: Tensor, leaf: Tensor) -> Tensor:
     """The gradient in the layout that autograd promises, in memory of its own size; copied if need be."""
     # That of a dense leaf, else contiguous: the layout of a tensor made like it.
-    promised = torch.empty_like(leaf, device="meta").stride()
-    as_promised = all(n == 1 or a == b for n, a, b in zip(leaf.shape, gradient.stride(), promised))
+    as_promised = gradient.stride() == torch.empty_like(leaf, device="meta").stride()
     if as_promised and gradient.untyped_storage().nbytes() == gradient.numel() * gradient.element_size():
         return gradient.detach()
     return torch.empty_like(leaf).copy_(gradient)
