@@ -388,3 +388,23 @@ def test_parameters_that_are_read_by_inlined_operators(served: list[Tensor], inn
 
     assert_same(*both(Scaled(), stepping, step, memory_budget="min", inner=inner))
     assert len(served) == 9 * STEPS
+
+
+class Alike(nn.Module):
+    """Two parameters whose gradient is one value."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Parameter(torch.ones(4, 8)), nn.Parameter(torch.full((4, 8), 2.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ((self.first + self.second) * x).sin().sum()
+
+
+def test_gradients_alike_are_no_memory_of_each_other(served: list[Tensor]) -> None:
+    def step(model: nn.Module, call: Callable[..., Tensor], number: int) -> Tensor:
+        loss = call(torch.linspace(-1, 1, 32, dtype=torch.float64).reshape(4, 8) + number)
+        loss.backward()
+        return loss
+
+    assert_same(*both(Alike(), keeping, step, memory_budget=1.0))
