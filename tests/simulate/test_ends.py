@@ -10,9 +10,9 @@ import pytest
 from builders import ProblemBuilder
 from remat_compiler.ir.graph import Phase, StorageKind
 from remat_compiler.ir.invariants import graph_defects
-from remat_compiler.ir.plan import FITTING, Plan, Transfer
+from remat_compiler.ir.plan import FITTING, Plan, PlanResult, PlanStatus, Transfer
 from remat_compiler.ir.problem import RematProblem
-from remat_compiler.simulate.ends import behind_readers, planned_before_ends, with_markers
+from remat_compiler.simulate.ends import TRIES, behind_readers, planned_before_ends, with_markers
 from remat_compiler.simulate.rules import Rule
 from remat_compiler.simulate.timeline import simulate
 from remat_compiler.simulate.verify import verify
@@ -122,3 +122,25 @@ def test_planners_keep_the_budget_with_gradients_that_leave(planner: str, shared
         assert (result.peak_bytes <= budget) == (result.status in FITTING)
         if planner == "auto" and budget == 1:
             assert result.peak_bytes < smallest / 2
+
+
+def test_a_plan_that_takes_more_once_it_is_put_right_is_asked_for_again() -> None:
+    problem = layers()
+    saving = Plan.saving_all(problem.graph)
+    # The forward once more at the end, for nothing: all gradients must wait for it.
+    plan = replace(saving, steps=(*saving.steps, *saving.steps[:LAYERS]))
+    moved = behind_readers(problem.graph, plan)
+    before, after = (simulate(problem.graph, problem.costs, one).peak_bytes for one in (plan, moved))
+    assert before < after
+    asked: list[int] = []
+
+    def answer(question: RematProblem) -> PlanResult:
+        asked.append(question.budget_bytes)
+        return PlanResult(PlanStatus.FEASIBLE, "wasteful", plan, before)
+
+    result = planned_before_ends(replace(problem, budget_bytes=before), answer)
+    # Each time for as much less as the last answer was over.
+    assert asked == [before - i * (after - before) for i in range(TRIES)]
+    assert (result.status, result.peak_bytes) == (PlanStatus.INFEASIBLE, after)
+    fitting = planned_before_ends(replace(problem, budget_bytes=after), answer)
+    assert (fitting.status, fitting.peak_bytes) == (PlanStatus.FEASIBLE, after)
