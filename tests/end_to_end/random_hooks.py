@@ -101,5 +101,6 @@ def draw(random: Random) -> str:
 
 def add(module: nn.Module, kind: str) -> None:
     """Give parameters of the module hooks of a kind of `HOOKS`."""
-    for parameter in list(module.parameters())[:: HOOKS[kind].every]:
+    trained = [one for one in module.parameters() if one.requires_grad]
+    for parameter in trained[:: HOOKS[kind].every]:
         parameter.register_post_accumulate_grad_hook(HOOKS[kind].make())

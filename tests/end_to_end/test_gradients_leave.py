@@ -283,8 +283,8 @@ def test_weights_shared_by_two_graphs(served: list[Tensor]) -> None:
         return loss
 
     assert_same(*both(Broken(), stepping, step, memory_budget=0.6))
-    # The weight and the bias of the layer that one graph has alone.
-    assert len(served) == 2 * STEPS
+    # The weight and the bias of the layer that one graph has alone, until it is known that the graphs share others.
+    assert len(served) == 2
 
 
 class Block(nn.Module):
