@@ -28,6 +28,8 @@ NEAR = 0.1
 """Budgets that differ by less than this part are served by as many chunks."""
 GAIN = 0.01
 """Part of the step that more chunks must save: results change in their last bits, and code grows."""
+DEAREST = 3.0
+"""What the bytes of a plan that are recomputed at the highest price cost, relative to the average."""
 
 
 class Candidate(Protocol):
@@ -120,25 +122,30 @@ class _Search:
         self.ready.append(self.in_chunks(1))
         if chunks == 1 or self._add(chunks):
             self._plan_if_it_may_fit(len(self.ready) - 1)
-        return None if self._best is None else self._told(self._best)
+        return None if self._best is None else self._told(self.made[self._best])
 
     def run(self) -> Partition:
         """The partition of all numbers of chunks; raises as `cheapest_in_chunks` does."""
         self.ready.append(self.in_chunks(1))
         self._plan_if_it_may_fit(0)
         for chunks in COUNTS:
-            if self._is_near(self._expected_ns(chunks)) or not self._add(chunks):
+            if self._gain_ns(self._expected_ns(chunks)) <= 0 or not self._add(chunks):
                 break
-            if self._is_near(self.ready[-1].step_ns):
+            candidate = self.ready[-1]
+            if self._gain_ns(candidate.step_ns, candidate.before.timeline.peak_bytes) <= 0:
                 break
+            before = self._best
             self._plan_if_it_may_fit(len(self.ready) - 1)
+            # Where fewer chunks gain nothing, more of them rarely do, and each plan takes long.
+            if before is not None and self._best == before:
+                break
         if self._best is None:
             self._go_for_the_smallest_peak()
-        best = self._best or min(self.made.values(), key=lambda one: one.peak_bytes, default=None)
-        if best is None:
+        best = self._best
+        if best is None and not self.made:
             # Without a plan, a refusal knows no peak.
             raise min(self.refusals.values(), key=lambda one: (one.result.plan is None, one.needed_bytes))
-        return self._told(best)
+        return self._told(self.made[best] if best is not None else min(self.made.values(), key=lambda m: m.peak_bytes))
 
     def _told(self, best: Partition) -> Partition:
         """A partition, beside the step whose losses are whole."""
@@ -161,10 +168,21 @@ class _Search:
         (few, less_ns), (many, more_ns) = ((one.chunked[0].chunks, one.step_ns) for one in self.ready[-2:])
         return more_ns + (more_ns - less_ns) * (chunks - many) // (many - few)
 
-    def _is_near(self, step_ns: int) -> bool:
-        """Whether a plan that fits takes little more than this time, which plans of more chunks take at least."""
-        best = self._best
-        return best is not None and step_ns > _total_ns(best) - GAIN * self.whole.step_ns
+    def _gain_ns(self, step_ns: int, keeping_all_bytes: int = 0) -> float:
+        """Most time, beyond what counts as none, that plans of a candidate may spare beside the best so far.
+
+        Args:
+            step_ns: `Candidate.step_ns`.
+            keeping_all_bytes: Its peak if nothing is recomputed: what is above the budget has a price, which the bytes
+                of the best plan tell.
+        """
+        if self._best is None:
+            return 1.0
+        best, of = self.made[self._best], self.ready[self._best]
+        recomputed_ns = best.step_ns + best.added_ns - of.step_ns
+        most_bytes = of.before.timeline.peak_bytes
+        spared = DEAREST * (most_bytes - keeping_all_bytes) / max(most_bytes - self.budget_bytes, 1)
+        return recomputed_ns * min(max(spared, 0), 1) - (step_ns - of.step_ns) - GAIN * self.whole.step_ns
 
     def _plan_if_it_may_fit(self, place: int) -> None:
         if self.ready[place].floor_bytes <= self.budget_bytes:
@@ -178,13 +196,13 @@ class _Search:
             self.refusals[place] = refused
 
     @property
-    def _best(self) -> Partition | None:
-        """Of the plans that fit the one of the least time, but for one in fewer chunks that takes hardly more."""
-        best: Partition | None = None
-        for _, one in sorted(self.made.items()):
-            fits = one.peak_bytes <= self.budget_bytes
-            if fits and (best is None or _total_ns(one) < _total_ns(best) - GAIN * self.whole.step_ns):
-                best = one
+    def _best(self) -> int | None:
+        """Of the plans that fit that of the least time, but for one in fewer chunks that takes hardly more."""
+        best: int | None = None
+        for place, one in sorted(self.made.items()):
+            spared_ns = 0 if best is None else _total_ns(self.made[best]) - _total_ns(one)
+            if one.peak_bytes <= self.budget_bytes and (best is None or spared_ns > GAIN * self.whole.step_ns):
+                best = place
         return best
 
     def _go_for_the_smallest_peak(self) -> None:

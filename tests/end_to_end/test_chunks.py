@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -102,3 +104,16 @@ def test_as_planned_the_loss_is_cut_only_where_the_budget_asks_for_it(inner: str
     assert all(text in summary_text(cut) for text in ("loss in ", "(test_chunks.py:"))
     # Without a budget it would be whole.
     assert cut.peak_before_bytes > LOGITS_BYTES
+
+
+@pytest.mark.parametrize("inner", ["eager", "inductor"])
+def test_gradients_add_up_over_micro_batches(inner: str) -> None:
+    torch.manual_seed(0)
+    model = Language()
+    expected, compiled = copy.deepcopy(model), compile_with(model, memory_budget="min", inner=inner, chunks=4)
+    for shift in range(3):
+        compiled((TOKENS + shift) % CLASSES).backward()
+        expected((TOKENS + shift) % CLASSES).backward()
+    assert "in 4 chunks" in summary_text(remat_compiler.reports()[-1])
+    for one, other in zip(model.parameters(), expected.parameters()):
+        torch.testing.assert_close(one.grad, other.grad, rtol=1e-5, atol=1e-6)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -35,15 +36,17 @@ class Made:
 
 @dataclass
 class Graph:
-    """A graph whose peak shrinks with the chunks, and whose time grows by a microsecond a chunk.
+    """A graph whose peak shrinks as its loss is in chunks, and whose time grows by a microsecond a chunk.
 
     Attributes:
         budget_bytes: The budget.
-        whole_bytes: Peak without recomputation of the whole loss; so much less of it remains as there are chunks.
+        whole_bytes: Bytes of the whole loss; so much less of it remains as there are chunks.
+        beside_bytes: What is there besides.
         saved_ns: Time that each byte below that peak adds.
         rows: Most chunks that there can be; 0 if there is nothing to cut.
         floor_bytes: What no plan goes below, by chunks.
         reached_bytes: What plans reach, where that is above the floor.
+        dear_ns: What plans add besides, by chunks.
         take_smallest: Whether plans above the budget are taken.
         planned: Chunks that were planned for.
         cut: Chunks that were asked for.
@@ -51,10 +54,12 @@ class Graph:
 
     budget_bytes: int
     whole_bytes: int = 1000
+    beside_bytes: int = 0
     saved_ns: int = 1000
     rows: int = 10**6
     floor_bytes: dict[int, int] = field(default_factory=dict)
     reached_bytes: dict[int, int] = field(default_factory=dict)
+    dear_ns: dict[int, int] = field(default_factory=dict)
     take_smallest: bool = False
     planned: list[int] = field(default_factory=list)
     cut: list[int] = field(default_factory=list)
@@ -75,13 +80,20 @@ class Cut:
 
     graph: Graph
     chunks: int
-    before: object = None
     times: tuple[tuple[str, float], ...] = (("plan", 1.0),)
 
     @property
     def chunked(self) -> tuple[ChunkedLoss, ...]:
         size = self.graph.whole_bytes
         return (ChunkedLoss(self.chunks, "mm", "", size, size // self.chunks),) if self.chunks > 1 else ()
+
+    @property
+    def before(self) -> Any:
+        return SimpleNamespace(timeline=SimpleNamespace(peak_bytes=self.graph.beside_bytes + self.most_bytes))
+
+    @property
+    def most_bytes(self) -> int:
+        return self.graph.whole_bytes // self.chunks
 
     @property
     def step_ns(self) -> int:
@@ -95,12 +107,13 @@ class Cut:
         graph = self.graph
         graph.planned.append(self.chunks)
         assert whole_ns == (None if self.chunks == 1 else STEP_NS)
-        least, most = graph.reached_bytes.get(self.chunks, self.floor_bytes), graph.whole_bytes // self.chunks
+        least, most = graph.reached_bytes.get(self.chunks, self.floor_bytes), graph.beside_bytes + self.most_bytes
         if graph.budget_bytes < least and not graph.take_smallest:
             result = PlanResult(PlanStatus.INFEASIBLE, "made up", Plan((0, 1, 2, 3), 2), least)
             raise NoPlan(with_budget(chain(2), graph.budget_bytes), result)
         peak = max(min(graph.budget_bytes, most), least)
         added = self.step_ns - STEP_NS + graph.saved_ns * max(most - peak, 0)
+        added += graph.dear_ns.get(self.chunks, 0)
         return cast("Partition", Made(self.chunks, peak, STEP_NS, added))
 
 
@@ -130,6 +143,24 @@ def test_what_cannot_save_time_is_not_planned() -> None:
     assert graph.chosen().chunks == 1
     assert graph.cut == [1, 4]
     assert graph.planned == [1]
+
+
+def test_chunks_are_not_planned_where_the_loss_is_little_of_what_is_recomputed() -> None:
+    # Of 500 bytes that are recomputed, 75 are of the loss.
+    graph = Graph(1600, whole_bytes=100, beside_bytes=2000, saved_ns=50)
+    assert graph.chosen().chunks == 1
+    assert graph.cut == [1, 4]
+    assert graph.planned == [1]
+    dear = Graph(1600, whole_bytes=100, beside_bytes=2000, saved_ns=1000)
+    assert dear.chosen().chunks == 4
+
+
+def test_more_chunks_are_not_planned_where_fewer_gain_nothing() -> None:
+    # Recomputation is dear in any number of chunks.
+    graph = Graph(900)
+    graph.dear_ns[4] = 2 * STEP_NS
+    assert graph.chosen().chunks == 1
+    assert graph.planned == [1, 4]
 
 
 def test_more_chunks_are_taken_where_fewer_do_not_fit() -> None:
