@@ -115,6 +115,8 @@ def _describe(value: Any, devices: dict[torch.device, int]) -> Any:
     if not isinstance(value, torch.Tensor):
         return str(value)
     kind = "parameter" if isinstance(value, torch.nn.Parameter) else "tensor"
+    # Its gradient may leave within the backward.
+    hooked = bool(value._post_accumulate_grad_hooks)
     device = (value.device.type, devices.setdefault(value.device, len(devices)))
     layout = (tuple(map(str, value.shape)), tuple(map(str, value.stride())), str(value.dtype), device)
-    return (kind, value.requires_grad, *layout)
+    return (kind, value.requires_grad, hooked, *layout)

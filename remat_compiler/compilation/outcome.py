@@ -30,9 +30,9 @@ logger = logger_of(__name__)
 FOLDER, FORMAT_VERSION, MOST_FILES, MOST_BYTES = "plans", 7, 4_096, 64_000_000
 DECIDED = (
     *("budget_bytes", "fraction", "take_smallest", "free_layout", "reorders", "may_be_native", "early_loops"),
-    *("between_bytes", "offload_bytes", "offload_place", "gathers"),
+    *("between_bytes", "offload_bytes", "offload_place", "leaving", "hooks_bytes", "gathers"),
 )
-"""The fields of a request that a search decides; the others come from the user."""
+"""The fields of a request that a search decides, or the first steps; the others come from the user."""
 BUCKETS = (
     "the buckets of DistributedDataParallel hold all gradients once more, %s, resident beside the budget; with "
     "gradient_as_bucket_view=True they are the gradients"

@@ -72,6 +72,8 @@ OTHER_REQUEST: dict[str, object] = {
     "layout": "planned",
     "inplace_buffers": False,
     "chunks": 8,
+    "leaving": (1,),
+    "hooks_bytes": ((1, 64),),
     "gathers": True,
 }
 REQUEST = PartitionRequest(budget_bytes=7)

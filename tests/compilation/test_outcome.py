@@ -37,6 +37,8 @@ OTHERS: dict[str, object] = {
     "layout": "planned",
     "inplace_buffers": False,
     "chunks": 8,
+    "leaving": (1,),
+    "hooks_bytes": ((1, 64),),
     "gathers": True,
 }
 """Another value of each field of a request."""

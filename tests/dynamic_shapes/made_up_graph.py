@@ -72,6 +72,7 @@ class MadeUpGraph:
             saved_bytes=peak // 2,
             budget_bytes=peak,
             added_ns=PROBLEM.costs.step_ns * (native - peak) // native,
+            gainable_ns=PROBLEM.costs.step_ns * (native - peak) // native,
             step_ns=PROBLEM.costs.step_ns,
             problem=PROBLEM,
             result=PlanResult(PlanStatus.FEASIBLE, "made up", NATIVE.plan, peak),

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import remat_compiler
-from fitting.paper_models import MAKERS, UncutBlocks, language
+from fitting.paper_models import MAKERS, UncutBlocks, deeper, language
 from fitting.paper_traces import Named, on_paper
 from heard import warnings_heard
 from remat_compiler.dynamic_shapes.peak_guard import PeakGuard
@@ -86,7 +86,7 @@ class Summed(nn.Linear):
 
 def changing(batches: Sequence[int], part: float) -> tuple[int, list[int]]:
     """A budget, which is that part of the largest batch's peak, and what a step takes whose batches change."""
-    request = FitRequest(language, "h100", None, (batches[-1],), None, None, {"inner": "eager", "max_slowdown": None})
+    request = FitRequest(deeper, "h100", None, (batches[-1],), None, None, {"inner": "eager", "max_slowdown": None})
     limit = int(part * fit_on_paper(request).points[0].budgeted_bytes)
     taken = []
     with fit_here("h100") as (_, mode):

@@ -223,6 +223,11 @@ def language(batch: int) -> tuple[Any, ...]:
     return Language(), {"tokens": tokens, "targets": tokens.clone()}
 
 
+def deeper(batch: int) -> tuple[Any, ...]:
+    """The same with two blocks, of which more can be computed again."""
+    return Language(blocks=2), language(batch)[1]
+
+
 def wordy(batch: int) -> tuple[Any, ...]:
     """A model whose logits are the most of its memory, as those of real vocabularies, whose sizes are odd numbers."""
     return Language(words=8209).to("cuda", torch.bfloat16), language(batch)[1]
