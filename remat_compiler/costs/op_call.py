@@ -17,6 +17,9 @@ from remat_compiler import torch_compat
 from remat_compiler.gradients.leave import LEAVE
 from remat_compiler.operators.row import NOTHING
 
+_NUMBERS = (int, float, complex, torch.SymInt, torch.SymFloat)
+"""Types of a number among the operands of an operator."""
+
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
@@ -117,7 +120,7 @@ class OpCall:
             if _computes_in_place_of_result(func, (args, kwargs, result)):
                 # A pointwise operator on mixed types makes converted copies of its inputs on a CPU; on one
                 # type it makes at most tensors of the numbers among its operands, whatever the shapes.
-                numbers = any(isinstance(value, (int, float)) for value in args)
+                numbers = any(isinstance(value, _NUMBERS) for value in args)
                 args, kwargs = tree_map_only(torch.Tensor, _one_element, (args, kwargs))
                 return OpCall.any(func, args, kwargs, symbolic=symbolic) if numbers else None
         return OpCall.any(func, args, kwargs, symbolic=symbolic)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from dry_run.steps import peak_of
 from remat_compiler import torch_compat
@@ -55,6 +56,9 @@ def test_workspace_is_what_the_allocator_sees_beyond_the_results() -> None:
         (aten.add.Tensor, (torch.empty(8, 8), torch.empty(8, 8, dtype=torch.bfloat16)), 256),
         # Two to the power of the second operand.
         (aten.ldexp.Tensor, (torch.empty(8, 8), torch.empty(8, 8)), 256),
+        # A number becomes a tensor of its own type, 8 bytes or 16 of a complex one, and one of the result's.
+        (aten.mul.Tensor, (torch.empty(8, 8), 2.0), 12),
+        (aten.mul.Tensor, (torch.empty(8, 8, dtype=torch.cfloat), 1j), 24),
         # A product of conjugates is one of copies, but for those that the library conjugates as it reads.
         (aten.mm.default, (torch.empty(8, 8, dtype=torch.cfloat), torch.empty(8, 8, dtype=torch.cfloat).conj()), 512),
         (aten.add.Tensor, (torch.empty(8, 8), torch.empty(8, 8, dtype=torch.cfloat).conj().imag), 256),
@@ -69,6 +73,13 @@ def test_workspace_is_what_the_allocator_sees_beyond_the_results() -> None:
 )
 def test_known_workspaces(func: Any, arguments: tuple[Any, ...], expected: int) -> None:
     assert WorkspaceTable().probe(func, arguments, {}) == expected
+
+
+def test_a_size_among_the_operands_counts_as_a_number() -> None:
+    size = ShapeEnv().create_unbacked_symint()
+    call = OpCall.of(aten.mul.Tensor, (torch.empty(8, 8), size), {}, None)
+    assert call is not None
+    assert measure_workspace(call) == 12
 
 
 @pytest.mark.parametrize(("rows", "expected"), [(192, 14_400), (32, 0)])

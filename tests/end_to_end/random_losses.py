@@ -74,7 +74,7 @@ LINES: dict[str, Lines] = {
         "F.cross_entropy({logits}, labels({logits}), reduction='none')",
         "F.cross_entropy({logits}, labels({logits}), label_smoothing=0.1)",
         "F.cross_entropy({logits}, labels({logits}), weight=torch.arange(V).to({logits}.dtype) / V + 0.1)",
-        "F.cross_entropy({logits}, labels({logits}), weight=torch.rand(V, dtype={logits}.dtype), label_smoothing=0.2, reduction='sum')",
+        "F.cross_entropy({logits}, labels({logits}), weight=torch.rand(V, dtype={logits}.dtype), label_smoothing=0.2, reduction='sum') / B",
         "F.cross_entropy({logits}, labels({logits})) + 0.1 * torch.logsumexp({logits}, -1).square().mean()",
         "(F.cross_entropy({logits}, labels({logits}), reduction='none') * torch.linspace(0, 1, {logits}.shape[0]).to({logits}.dtype)).mean()",
         "F.cross_entropy({logits}, labels({logits}), reduction='sum') / (labels({logits}) >= 0).sum()",

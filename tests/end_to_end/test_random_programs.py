@@ -129,3 +129,15 @@ def test_a_call_before_that_an_input_keeps_is_no_excess(use: str) -> None:
     )
     program = Program(0, "float32", None, (made,), body, ("v1",), (), use)
     assert [trial.verdict for trial in judge(program, ("min",))] == [Verdict.KEPT]
+
+
+def test_digits_that_autocast_takes_are_not_asked_for() -> None:
+    """Gradients of a product in 16 bits are sums whose parts a loss in chunks adds up in another order."""
+    leaf = Line(INPUTS["leaf"].text.format(x="x0", leaf="l0"), "leaf")
+    product = next(text for text in random_losses.LINES["logits"].texts if "autocast" in text)
+    body = (
+        Line(product[1:].format(new="v0", wide="x0"), "logits"),
+        Line("v1 = F.cross_entropy(v0.to(D) * x0.mean(-1, keepdim=True), labels(v0))", "loss over classes"),
+    )
+    program = Program(0, "float32", None, (leaf,), body, ("v1",), (), "backward", chunks=3)
+    assert [trial.verdict for trial in judge(program, (1.0,))] == [Verdict.KEPT]
