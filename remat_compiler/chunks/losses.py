@@ -94,12 +94,12 @@ def _told(product: fx.Node, cut: Cut) -> ChunkedLoss:
 
 
 def _contracts(node: fx.Node, large: int) -> bool:
-    """Whether the node is a product that reads as much as the product that amplifies, and gives a small value."""
+    """Whether the node is a product that reads a large value and gives a small one."""
     if node.target not in PRODUCTS or not all(map(is_plain, (node, *node.all_input_nodes))):
         return False
     sizes = [operand.meta["val"].numel() for operand in operands(node)]
     # Layers of four times the width come back to exactly what counts as large.
-    return bool(max(sizes) >= LARGE * large and node.meta["val"].numel() <= large)
+    return bool(max(sizes) >= large and node.meta["val"].numel() <= large)
 
 
 def _granules(graph: fx.Graph, product: fx.Node, dim: int) -> list[int]:
