@@ -37,6 +37,8 @@ class Counted:
         peaks: Most bytes on top of what is there before it, workspaces included, by phase.
         gradient_bytes: Bytes that its backward leaves.
         lives: Its allocations, in their order.
+        inside: What operators take inside, where a form tells it, each for a moment.
+        update_from: The moment at which the optimizer's step begins.
         calls: The operators that may take something inside, by key.
         workspaces: What they take, by key, where a form tells it.
     """
@@ -44,6 +46,8 @@ class Counted:
     peaks: Mapping[str, int]
     gradient_bytes: int
     lives: Sequence[StorageLife]
+    inside: Sequence[Life]
+    update_from: int
     calls: Mapping[str, OpCall]
     workspaces: Mapping[str, int]
 
@@ -73,7 +77,7 @@ def count(step: MadeStep, mode: Any) -> Counted:
     watch.follow_gathered()
     with watch:
         step.run(watch.enter_backward)
-        gradient_bytes = watch.live_bytes
+        gradient_bytes, update_from = watch.live_bytes, len(watch.moments)
         watch.phase = UPDATE
         step.update()
     known = WorkspaceTable().resolve(watch.calls.values())
@@ -81,7 +85,9 @@ def count(step: MadeStep, mode: Any) -> Counted:
     for moment in watch.moments:
         taken = moment.live_bytes + known.get(moment.workspace_key, 0)
         peaks[moment.phase] = max(peaks[moment.phase], taken)
-    return Counted(peaks, gradient_bytes, watch.lives, watch.calls, known)
+    sizes = [known.get(moment.workspace_key, 0) for moment in watch.moments]
+    inside = [Life(size, i, i + 1) for i, size in enumerate(sizes) if size > 0]
+    return Counted(peaks, gradient_bytes, watch.lives, inside, update_from, watch.calls, known)
 
 
 def library_bytes(device: Device) -> int:

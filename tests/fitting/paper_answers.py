@@ -101,6 +101,18 @@ def changing(batches: Sequence[int], part: float) -> tuple[int, list[int]]:
     return limit, taken
 
 
+def peaks_and_lives(model: str) -> tuple[dict[str, int], int, list[tuple[int, int, int | None]]]:
+    """Of a step in eager: its peaks, when the optimizer's step begins, and bytes, begin and end of what is alive."""
+    request = FitRequest(MAKERS[model], "h100", None, (4,), None, "AdamW", {})
+    with fit_here("h100") as (_, mode):
+        step = made_step(request, 4)
+        step.leave_eager()
+        settle(step)
+        counted = count(step, mode)
+    alive = [(life.size_bytes, life.made, life.freed) for life in (*counted.lives, *counted.inside)]
+    return dict(counted.peaks), counted.update_from, alive
+
+
 class Squared(nn.Sequential):
     """Layers and their loss."""
 

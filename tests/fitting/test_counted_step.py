@@ -1,4 +1,4 @@
-"""What libraries keep on a card beside a step's tensors."""
+"""What a step takes, moment by moment, and what libraries keep on a card beside its tensors."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from fitting.paper_answers import peaks_and_lives
 from remat_compiler.devices.gpus import gpu_named
-from remat_compiler.fitting.counted_step import library_bytes, resident_sizes
+from remat_compiler.fitting.counted_step import BACKWARD, FORWARD, UPDATE, library_bytes, resident_sizes
+from remat_compiler.fitting.paper_process import call_in_process
 
 MIB = 2**20
 
@@ -21,3 +23,15 @@ def test_cublas_keeps_a_workspace_for_each_of_two_threads(name: str, each: int) 
     step: Any = SimpleNamespace(parameters=[], input_tensors=[], device=torch.device("cuda"))
     assert library_bytes(gpu) == 2 * each
     assert resident_sizes(step, gpu) == [each, each]
+
+
+def test_the_peaks_are_those_of_what_is_alive_with_what_operators_take_inside() -> None:
+    """Of forward and backward up to the moment at which the optimizer's step begins, and of that from there on."""
+    peaks, update_from, alive = call_in_process(peaks_and_lives, "vision")
+    ends = max(freed or made + 1 for _, made, freed in alive)
+    taken = [0] * ends
+    for size, made, freed in alive:
+        for moment in range(made, ends if freed is None else freed):
+            taken[moment] += size
+    assert max(taken[:update_from]) == max(peaks[FORWARD], peaks[BACKWARD])
+    assert max(taken[update_from:]) == peaks[UPDATE]

@@ -29,7 +29,7 @@ def asked_of(problem: RematProblem, fraction: float) -> RematProblem:
 @pytest.mark.parametrize("fraction", [0.5, 0.7])
 def test_a_larger_limit_is_never_worse(family: str, fraction: float) -> None:
     asked = asked_of(LIBRARY[family], fraction)
-    found = [Auto(effort=20, time_limit=seconds).plan(asked) for seconds in (0.0, 0.05, 0.2)]
+    found = [Auto(effort=20, time_limit=seconds).plan(asked) for seconds in (0.0, 0.05, 0.4)]
     ranks = [(r.status is PlanStatus.INFEASIBLE, r.added_ns, r.peak_bytes) for r in found]
     for worse, better in pairwise(ranks):
         assert better <= worse or better[0] < worse[0]
@@ -39,7 +39,7 @@ def test_a_larger_limit_is_never_worse(family: str, fraction: float) -> None:
 @pytest.mark.parametrize("fraction", [0.45, 0.6, 0.8])
 def test_auto_is_as_good_as_what_it_contains(family: str, fraction: float) -> None:
     asked = asked_of(LIBRARY[family], fraction)
-    best = Auto(effort=200, time_limit=0.5).plan(asked)
+    best = Auto(effort=200, time_limit=1.0).plan(asked)
     for other in (ChainDp().plan(asked), Greedy().plan(asked), Hierarchical().plan(asked)):
         assert other.status is PlanStatus.INFEASIBLE or best.added_ns <= other.added_ns
 
@@ -104,7 +104,7 @@ def test_a_limit_of_0_does_nothing() -> None:
 
 def test_the_same_work_gives_the_same_plan_with_every_stage() -> None:
     asked = asked_of(residual(), 0.5)
-    found = [Auto(effort=200, time_limit=1.0).plan(asked) for _ in range(2)]
+    found = [Auto(effort=200, time_limit=2.5).plan(asked) for _ in range(2)]
     assert found[0] == found[1]
 
 
