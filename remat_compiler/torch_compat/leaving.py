@@ -24,8 +24,6 @@ HELD = "_remat_held_gradients"
 TOOK = "_remat_hooks_took"
 LOOKS = "_remat_looks_at_hooks"
 FOLLOWED = "_remat_follows"
-
-
 _ended = threading.local()
 
 
@@ -35,10 +33,12 @@ class _Reached:
 
     Attributes:
         nodes: Its nodes by identity.
+        before: For each node, by its identity, the ends of its edges.
         edges: How many of its edges end in each node, by the identity of that.
     """
 
     nodes: dict[int, Any] = field(default_factory=dict)
+    before: dict[int, tuple[Any, ...]] = field(default_factory=dict)
     edges: Counter[int] = field(default_factory=Counter)
 
 
@@ -56,15 +56,16 @@ def leaf_to_serve(edge: int) -> torch.Tensor | None:
             "remat: the compiled backward of parameters with post-accumulate hooks ran outside of autograd's engine, "
             "as within torch._dynamo.compiled_autograd: leave out that, or the hooks"
         )
-    accumulator = node.next_functions[edge][0]
+    backward = _backward_of(node)
+    if backward is None or not backward.accumulates or torch.is_grad_enabled():
+        return None
+    behind = reached(backward)
+    accumulator, _ = behind.before[id(node)][edge]
     leaf = getattr(accumulator, "variable", None)
-    if leaf is None or leaf._backward_hooks or torch.is_grad_enabled():
+    if leaf is None or leaf._backward_hooks or behind.edges[id(accumulator)] != 1:
         return None
     # Autograd makes a new tensor of a sparse gradient and a dense one.
     if leaf.grad is not None and leaf.grad.layout is not torch.strided:
-        return None
-    backward = _backward_of(node)
-    if backward is None or not backward.accumulates or reached(backward).edges[id(accumulator)] != 1:
         return None
     return leaf  # type: ignore[no-any-return]
 
@@ -147,7 +148,9 @@ def reached(backward: RunningBackward) -> _Reached:
             if id(node) in found.nodes:
                 continue
             found.nodes[id(node)] = node
-            for before, _ in node.next_functions:
+            # Each time it is asked for, autograd makes a new tuple of all of them.
+            found.before[id(node)] = node.next_functions
+            for before, _ in found.before[id(node)]:
                 if before is not None:
                     found.edges[id(before)] += 1
                     stack.append(before)
