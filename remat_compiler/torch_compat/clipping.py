@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any
@@ -28,15 +29,16 @@ def _patched() -> None:
 
 
 def _refusing(clip: Callable[..., Any]) -> Callable[..., Any]:
-    def clip_grads_with_norm(parameters: Any, *args: Any, **keywords: Any) -> Any:
+    def clip_grads_with_norm(parameters: Any, max_norm: float, *args: Any, **keywords: Any) -> Any:
         given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-        if any(_is_served(one) for one in given):
+        # Trainers that only want to know the norm name no limit.
+        if math.isfinite(max_norm) and any(_is_served(one) for one in given):
             raise ValueError(
                 "gradients cannot be clipped by their norm: step_in_backward updates each parameter as its gradient "
                 "is made, before all of them are known; clip by value in a hook on the gradients, or step after the "
                 "backward"
             )
-        return clip(given, *args, **keywords)
+        return clip(given, max_norm, *args, **keywords)
 
     return clip_grads_with_norm
 

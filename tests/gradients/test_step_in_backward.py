@@ -92,6 +92,8 @@ def test_clipping_by_the_norm_is_refused() -> None:
     with pytest.raises(ValueError, match="cannot be clipped by their norm"):
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     assert torch.nn.utils.clip_grad_norm_(other.parameters(), 1e-3) > 1e-3
+    # Of no gradients; nothing is clipped.
+    assert torch.nn.utils.clip_grad_norm_(model.parameters(), float("inf")) == 0
 
 
 def test_a_gradient_scaler_refuses_to_step() -> None:
