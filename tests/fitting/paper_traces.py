@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 import remat_compiler
-from fitting.paper_models import language
+from fitting.paper_models import deeper
 from remat_compiler.costs import calibration, families
 from remat_compiler.costs.calibration import rounded
 from remat_compiler.costs.rates import Rates, rates_of
@@ -69,7 +69,7 @@ def figures_by_a_made_up_clock(device: str) -> tuple[Rates, dict[str, int]]:
 def decisions(device: Gpu, budget: float) -> list[tuple[str, str]]:
     """What becomes of each value under the budget, by its name."""
     remat_compiler.clear_reports()
-    fit_on_paper(FitRequest(language, device, budget, (8,), "bf16", None, {"inner": "eager"}))
+    fit_on_paper(FitRequest(deeper, device, budget, (8,), "bf16", None, {"inner": "eager"}))
     (report,) = remat_compiler.reports()
     return [(one.storage, one.decision.value) for one in report.decisions]
 
