@@ -39,13 +39,16 @@ def _leave(gradient: Tensor, parameter: Tensor, argument: int, edge: int, hooks_
     if leaf is None:
         torch_compat.return_to_autograd(argument, gradient)
     elif torch_compat.looks_at_hooks(argument, _LOOKS) and not torch_compat.profiler_is_running():
-        deltas, _ = torch_compat.memory_deltas(lambda: accumulate(leaf, gradient), gradient.device.type)
-        torch_compat.is_served(leaf)
+        deltas, _ = torch_compat.memory_deltas(lambda: _serve(leaf, gradient), gradient.device.type)
         torch_compat.hooks_took(argument, torch_compat.peak_beyond(deltas))
     else:
-        accumulate(leaf, gradient)
-        torch_compat.is_served(leaf)
+        _serve(leaf, gradient)
     return gradient.new_empty(0)
+
+
+def _serve(leaf: Tensor, gradient: Tensor) -> None:
+    accumulate(leaf, gradient)
+    torch_compat.is_served(leaf)
 
 
 def leave_on_paper(gradient: Tensor, parameter: Tensor, argument: int, edge: int, hooks_bytes: int) -> Tensor:
@@ -56,8 +59,7 @@ def leave_on_paper(gradient: Tensor, parameter: Tensor, argument: int, edge: int
     if torch_compat.is_on_paper() and torch_compat.runs_backward():
         leaf = torch_compat.leaf_to_serve(edge)
         if leaf is not None and leaf._post_accumulate_grad_hooks:
-            accumulate(leaf, gradient)
-            torch_compat.is_served(leaf)
+            _serve(leaf, gradient)
     return gradient.new_empty(0)
 
 
