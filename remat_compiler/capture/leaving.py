@@ -25,7 +25,7 @@ from remat_compiler.gradients.leave import LEAVE
 
 def hand_over(
     joint: fx.GraphModule, num_fwd_outputs: int, leaving: Collection[int], hooks_bytes: Mapping[int, int]
-) -> tuple[fx.Node, ...]:
+) -> None:
     """Have gradients leave in the backward.
 
     A gradient stays a result if another operator reads its memory, or if it is that of another result: what a hook does
@@ -36,19 +36,16 @@ def hand_over(
         num_fwd_outputs: How many of its outputs belong to the forward.
         leaving: Positions of the inputs of Dynamo's graph whose gradients may leave.
         hooks_bytes: What the hooks of some of them take while they run.
-
-    Returns:
-        The operators that hand them over.
     """
     primals = [n for n in joint.graph.find_nodes(op="placeholder") if not torch_compat.is_tangent(n)]
     forward, backward = torch_compat.joint_outputs(joint, num_fwd_outputs)
     # Gradients stand in the order of the inputs, one for each, unless inputs are taken apart.
     if not leaving or any(torch_compat.input_position(n) is None for n in primals[: len(backward)]):
-        return ()
+        return
     roots, changed = find_roots(joint.graph), changed_inputs(joint.graph)
     order = {node: i for i, node in enumerate(joint.graph.nodes)}
     given = [roots[one] for one in (*forward, *backward) if one in roots]
-    made: list[fx.Node] = []
+    output = joint.graph.output_node()
     for argument, (parameter, gradient) in enumerate(zip(primals, backward)):
         # The place of the gradient in what the backward returns is that of the input.
         if argument not in leaving or torch_compat.input_position(parameter) != argument or parameter in changed:
@@ -59,9 +56,8 @@ def hand_over(
         last = max([gradient, *readers(parameter, roots)], key=order.__getitem__)
         takes = hooks_bytes.get(argument, 0)
         edge = sum(isinstance(n.meta["val"], torch.Tensor) for n in primals[:argument])
-        made.append(_insert(joint.graph, last, (gradient, parameter, argument, edge, takes)))
-        _return(joint.graph, gradient, made[-1])
-    return tuple(made)
+        left = _insert(joint.graph, last, (gradient, parameter, argument, edge, takes))
+        output.replace_input_with(gradient, left)
 
 
 def finish(forward: fx.GraphModule, backward: fx.GraphModule, num_fwd_outputs: int) -> None:
@@ -132,9 +128,3 @@ def _insert(graph: fx.Graph, last: fx.Node, arguments: tuple[Any, ...]) -> fx.No
         node.meta["val"] = gradient.meta["val"].new_empty(0)
     node.meta["partitioner_tag"] = "is_backward"
     return node
-
-
-def _return(graph: fx.Graph, gradient: fx.Node, left: fx.Node) -> None:
-    """Have the joint graph return `left` in place of a gradient."""
-    output = graph.output_node()
-    output.replace_input_with(gradient, left)
