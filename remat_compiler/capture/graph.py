@@ -141,7 +141,7 @@ class _Builder:
         place = {node: (i, 0) for i, node in enumerate(order)}
         for node in order:
             if node.target is LEAVE:
-                readers = _reading(self.roots[node.all_input_nodes[1]], mains)
+                readers = _reading(self.roots[_parameter_of(node)], mains)
                 place[node] = (max(place[one][0] for one in readers), 1)
         return sorted(order, key=place.__getitem__)
 
@@ -217,8 +217,7 @@ class _Builder:
 
     def _ended_by(self, main: fx.Node) -> tuple[StorageId, ...]:
         """The parameter that hooks may change once `main` has run."""
-        parameter = main.args[1] if main.target is LEAVE else None
-        return (self.storage[self.roots[parameter]],) if isinstance(parameter, fx.Node) else ()
+        return (self.storage[self.roots[_parameter_of(main)]],) if main.target is LEAVE else ()
 
     def _items(self, main: fx.Node) -> list[fx.Node]:
         """Items of a multi-output kernel, in order, nested ones included."""
@@ -313,6 +312,13 @@ class _Builder:
         size = CPU_RNG_STATE_BYTES if on_cpu else CUDA_RNG_STATE_BYTES
         self.storages.append(Storage(storage, f"{main.name}_rng_state", size, StorageKind.ACTIVATION))
         return storage
+
+
+def _parameter_of(leave: fx.Node) -> fx.Node:
+    """The parameter whose gradient the operator hands over."""
+    parameter = leave.args[1]
+    assert isinstance(parameter, fx.Node)
+    return parameter
 
 
 def _reading(root: fx.Node, mains: Container[fx.Node]) -> set[fx.Node]:
