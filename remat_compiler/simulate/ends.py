@@ -31,7 +31,7 @@ def planned_before_ends(problem: RematProblem, plan_with: Callable[[RematProblem
         found = plan_with(replace(marked, budget_bytes=budget_bytes))
         if found.plan is None:
             return best or found
-        moved = _judged(problem, replace(found, plan=behind_readers(problem.graph, found.plan)))
+        moved = _judged(problem, found, behind_readers(problem.graph, found.plan))
         if best is None or (moved.peak_bytes, moved.added_ns) < (best.peak_bytes, best.added_ns):
             best = moved
         over_bytes = moved.peak_bytes - problem.budget_bytes
@@ -88,16 +88,13 @@ def _marked(op: Op, made: StorageId | None, waited: list[StorageId]) -> Op:
     return replace(op, writes=writes, reads=(*op.reads, *sorted(waited)))
 
 
-def _judged(problem: RematProblem, result: PlanResult) -> PlanResult:
-    """`result` with the figures of its plan for `problem`."""
-    assert result.plan is not None
-    timeline = simulate(problem.graph, problem.costs, result.plan)
+def _judged(problem: RematProblem, result: PlanResult, plan: Plan) -> PlanResult:
+    """`result` with `plan` in place of its own, judged for `problem`."""
+    timeline = simulate(problem.graph, problem.costs, plan)
     fits = timeline.peak_bytes <= problem.budget_bytes
     status = result.status
     if not fits and status in FITTING:
         status = PlanStatus.INFEASIBLE
     elif fits and status is PlanStatus.INFEASIBLE:
         status = PlanStatus.FEASIBLE
-    return replace(
-        result, status=status, peak_bytes=timeline.peak_bytes, time_ns=timeline.time_ns, added_ns=timeline.added_ns
-    )
+    return replace(timeline.answer(result, plan), status=status)

@@ -45,9 +45,7 @@ def planned_around(
         # The interlude stood after that boundary, so taking it out does not move the boundary.
         plan = replace(plan, boundary=result.plan.boundary)
         timeline = simulate(problem.graph, problem.costs, plan)
-    return replace(
-        result, plan=plan, peak_bytes=timeline.peak_bytes, time_ns=timeline.time_ns, added_ns=timeline.added_ns
-    )
+    return timeline.answer(result, plan)
 
 
 def with_interlude(problem: RematProblem, position: OpId, beside_bytes: int) -> RematProblem:

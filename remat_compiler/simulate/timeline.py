@@ -18,13 +18,13 @@ Vectorised over numpy: a plan of 8,000 steps takes about 2 ms.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from remat_compiler.ir.graph import TrainingGraph
-from remat_compiler.ir.plan import Plan, Transfer
+from remat_compiler.ir.plan import Plan, PlanResult, Transfer
 from remat_compiler.ir.problem import CostTable
 from remat_compiler.simulate.arrays import GraphArrays, IntArray, expand
 from remat_compiler.simulate.transfers import transfer_times
@@ -73,6 +73,10 @@ class MemoryTimeline:
     added_ns: int
     stall_ns: int = 0
     transfers: tuple[Transfer, ...] = ()
+
+    def answer(self, result: PlanResult, plan: Plan) -> PlanResult:
+        """`result` with `plan`, of which this is the simulation, in place of its own."""
+        return replace(result, plan=plan, peak_bytes=self.peak_bytes, time_ns=self.time_ns, added_ns=self.added_ns)
 
     def live_at(self, step: int) -> list[int]:
         """Storages with an instance alive on the device at `step`, ascending; listed twice if two instances are alive.
