@@ -83,6 +83,29 @@ def llama(small: bool) -> Model:
     return Model(TokenLoss(LlamaForCausalLM(config)).to(torch.bfloat16), inputs, None, "network.model.layers")
 
 
+def large_llama(device: str, layers: int) -> Model:
+    """Llama 3 of 8 billion parameters in its 32 layers, at 8,192 tokens, made on the device; on a CPU, a small one."""
+    sizes: dict[str, int] = {"hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32}
+    sizes |= {"num_key_value_heads": 8, "num_hidden_layers": layers, "vocab_size": 128_256}
+    if device == "cpu":
+        sizes = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
+        sizes |= {"num_hidden_layers": layers, "vocab_size": 200}
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    length = 64 if device == "cpu" else 8192
+    config = LlamaConfig(use_cache=False, max_position_embeddings=length, rope_theta=500_000.0, **sizes)
+    torch.manual_seed(0)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with torch.device(device):
+            module = TokenLoss(LlamaForCausalLM(config)).train()
+    finally:
+        torch.set_default_dtype(before)
+    inputs = {key: value.to(device) for key, value in tokens(1, length, config.vocab_size).items()}
+    return Model(module, inputs, None)
+
+
 def vit(small: bool) -> Model:
     """ViT-B/16."""
     from transformers import ViTConfig, ViTForImageClassification
@@ -116,8 +139,14 @@ def unet(small: bool) -> Model:
 
 
 _MODELS: dict[str, Callable[..., Model]] = {
-    "gpt2": gpt2, "bert": bert, "llama": llama, "vit": vit, "resnet": resnet, "unet": unet
-}  # fmt: skip
+    "gpt2": gpt2,
+    "gpt2-12": functools.partial(gpt2, layers=12),
+    "bert": bert,
+    "llama": llama,
+    "vit": vit,
+    "resnet": resnet,
+    "unet": unet,
+}
 
 
 def build(name: str, device: str, **sizes: int) -> Model:

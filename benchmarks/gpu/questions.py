@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 import remat_compiler
 from gpu.asked import NEAR, Asked, Step, distance, first_backward, held, planned, predicted, stock
 from gpu.models import Model, build
+from gpu.training import TrainingStep, accumulated, chunks, large, updates
 from instruments.measure import gradients, step_times
 from remat_compiler.costs.rates import figures_of
 from remat_compiler.devices.allocator_setting import segments_expand
@@ -162,16 +163,22 @@ def moves(asked: Asked) -> None:
     for way, step in steps.items():
         with torch.profiler.profile() as profile:
             step()
-        profile.export_chrome_trace(f"gpu-trace-{way}.json.gz")
+        profile.export_chrome_trace(str(asked.folder / f"trace-{way}.json.gz"))
 
 
-def reserved(asked: Asked) -> None:
+def reserved(asked: Asked, adam: bool) -> None:
     """What the allocator reserves, said and measured, with the segments that the environment asks for."""
     model = build("gpt2", asked.device)
     ways: tuple[dict[str, Any], ...] = ({}, {"layout": "planned"}, {"budget_of": "reserved"})
     for more in ways:
         with asked.row(str(more or "plain")) as row:
-            step = asked.step(model, planned(model.module, 0.7, on_infeasible="min", **more))
+            call = planned(model.module, 0.7, on_infeasible="min", **more)
+            step = asked.step(model, call)
+            if adam:
+                # Its state is made between the first step and the second, among what the first one left.
+                step = TrainingStep(
+                    asked, model, call, lambda given: torch.optim.AdamW(given, fused=True), within=False
+                )
             step()
             (report,) = latest_step(remat_compiler.reports())
             if not asked.cuda:
@@ -238,7 +245,8 @@ def tests(asked: Asked) -> None:
         row.expect(done.returncode == 0, "failed")
 
 
-FUNCTIONS = {one.__name__: one for one in (card, budgets, rivals, masks, lengths, moves, reserved, auto, paper, tests)}
+HERE = (card, budgets, rivals, masks, lengths, moves, reserved, auto, paper, tests)
+FUNCTIONS = {one.__name__: one for one in (*HERE, accumulated, chunks, large, updates)}
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)

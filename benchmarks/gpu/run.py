@@ -8,18 +8,24 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import tomllib
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 EXPANDABLE = dict.fromkeys(("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"), "expandable_segments:True")
+LOOPS = "GPU_LOOPS"
+"""Variable that says where a file is made once the planners' loops are compiled; `asked.py` reads it."""
 QUIET_AT = 0.7
 """Part of the deadline after which steps are timed, and nothing else runs."""
 
@@ -46,7 +52,14 @@ class Question:
 QUESTIONS = (
     Question("card", ("card",), 1),
     # Those that compile longest first.
+    Question("large-32", ("large", 32, 6 << 30), 55),
+    Question("rivals-gpt2-12", ("rivals", "gpt2-12", 0.5), 6, timed=True),
+    Question("updates-gpt2", ("updates", "gpt2"), 10, timed=True),
+    Question("chunks-llama", ("chunks", "llama"), 7, timed=True),
+    Question("chunks-gpt2", ("chunks", "gpt2"), 5, timed=True),
+    Question("large-4", ("large", 4, 4 << 30), 17),
     Question("rivals-gpt2", ("rivals", "gpt2", 0.5), 9, timed=True),
+    Question("accumulated", ("accumulated", "gpt2"), 6),
     Question("budgets-gpt2", ("budgets", "gpt2", 0.6, "min"), 9),
     Question("budgets-resnet", ("budgets", "resnet", 0.6), 9),
     Question("masks", ("masks",), 2),
@@ -56,12 +69,40 @@ QUESTIONS = (
     Question("rivals-vit", ("rivals", "vit", 0.5), 9, timed=True),
     Question("budgets-unet", ("budgets", "unet", 0.6, "min"), 14),
     Question("budgets-llama", ("budgets", "llama", 0.9, "min"), 12),
-    Question("reserved", ("reserved",), 6),
-    Question("expandable", ("reserved",), 6, environment=EXPANDABLE),
+    Question("reserved", ("reserved", False), 6),
+    Question("expandable", ("reserved", True), 6, environment=EXPANDABLE),
     Question("auto", ("auto",), 40),
     Question("paper", ("paper",), 8),
     Question("tests", ("tests",), 6),
 )
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """Variables of all processes, in which the backend is found by its name without an installation."""
+    found = folder / "site" / "remat-0.dist-info"
+    if not found.exists():
+        found.mkdir(parents=True)
+        (found / "METADATA").write_text("Metadata-Version: 2.1\nName: remat\nVersion: 0\n")
+        entry_points = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["entry-points"]
+        sections = (
+            f"[{group}]\n" + "".join(f"{k} = {v}\n" for k, v in of.items()) for group, of in entry_points.items()
+        )
+        (found / "entry_points.txt").write_text("\n".join(sections))
+    here = [found.parent, ROOT, ROOT / "passes", ROOT / "benchmarks", ROOT / "tests", os.environ.get("PYTHONPATH", "")]
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(map(str, here)),
+        "OMP_NUM_THREADS": "2",
+        "TORCHINDUCTOR_COMPILE_THREADS": "4",
+        LOOPS: str(folder / "loops"),
+    }
+
+
+def compile_loops(folder: Path) -> subprocess.Popen[bytes]:
+    """Compile the planners' loops, once for all questions, which wait for it where they need them."""
+    program = "import pathlib, sys, remat_passes.ahead_of_time as loops; "
+    program += "print('the loops were compiled in', loops.compile_loops()); pathlib.Path(sys.argv[1]).touch()"
+    return subprocess.Popen([sys.executable, "-c", program, str(folder / "loops")], env=environment(folder))
 
 
 class Running:
@@ -70,19 +111,17 @@ class Running:
     def __init__(self, question: Question, folder: Path, options: argparse.Namespace) -> None:
         self.question, self.ready, self.go = question, folder / f"{question.name}.ready", folder / f"{question.name}.go"
         self.log = folder / f"{question.name}.log"
-        paths = [ROOT, ROOT / "passes", ROOT / "benchmarks", ROOT / "tests", os.environ.get("PYTHONPATH", "")]
-        variables = {
-            "PYTHONPATH": os.pathsep.join(map(str, paths)),
-            "OMP_NUM_THREADS": "2",
-            "TORCHINDUCTOR_COMPILE_THREADS": "4",
-            **question.environment,
-        }
         command = [sys.executable, "-m", "gpu.questions", question.name, json.dumps(question.asked)]
         command += ["--device", options.device, "--folder", str(folder)]
         with self.log.open("wb") as log:
             # In a group of its own, to be stopped together with the processes that it starts.
             self.process = subprocess.Popen(
-                command, stdout=log, stderr=log, cwd=ROOT, env={**os.environ, **variables}, start_new_session=True
+                command,
+                stdout=log,
+                stderr=log,
+                cwd=ROOT,
+                env=environment(folder) | question.environment,
+                start_new_session=True,
             )
 
     def signal(self, number: int) -> None:
@@ -101,7 +140,11 @@ class Running:
 def ask(questions: list[Question], folder: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
     """All answers, as rows."""
     began, waiting, running = time.monotonic(), list(questions), list[Running]()
+    loops = compile_loops(folder)
     while (waiting or running) and time.monotonic() - began < options.deadline:
+        if loops.poll():
+            print("nothing is asked further, since the planners cannot run: see above", flush=True)
+            break
         running = [one for one in running if one.process.poll() is None]
         quiet = time.monotonic() - began > QUIET_AT * options.deadline
         timing = next((one for one in running if one.go.exists()), None)
@@ -121,6 +164,7 @@ def ask(questions: list[Question], folder: Path, options: argparse.Namespace) ->
         time.sleep(0.2)
     for one in running:
         one.signal(signal.SIGKILL)
+    loops.kill()
     rows = [json.loads(line) for path in sorted(folder.glob("*.rows")) for line in path.read_text().splitlines()]
     cut = [{"question": one.question.name, "case": "", "status": "failed", "why": "time was up"} for one in running]
     unasked = [{"question": one.name, "case": "", "status": "told", "why": "not asked in time"} for one in waiting]
@@ -142,6 +186,7 @@ def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="file for all rows")
+    parser.add_argument("--keep", type=Path, help="folder for what the questions printed, and traces of steps")
     parser.add_argument("--only", default="", help="questions by the beginning of their names, with commas between")
     parser.add_argument("--deadline", type=float, default=470, help="seconds after which all is ended")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
@@ -156,6 +201,13 @@ def main() -> None:
             if row["status"] == "failed":
                 log = Path(name) / f"{row['question']}.log"
                 print(f"--- {row['question']}\n{log.read_text(errors='replace')[-1500:]}" if log.exists() else "")
+        if options.keep:
+            options.keep.mkdir(parents=True, exist_ok=True)
+            with tarfile.open(options.keep / "logs.tar.gz", "w:gz") as logs:
+                for path in sorted(Path(name).glob("*.log")):
+                    logs.add(path, path.name)
+            for path in Path(name).glob("trace-*"):
+                shutil.copy(path, options.keep)
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     print(table(rows), flush=True)

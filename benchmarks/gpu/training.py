@@ -1,0 +1,203 @@
+"""Questions of whole training steps: updates in the backward, gradients that add up, and losses in chunks."""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import remat_compiler
+from gpu.asked import NEAR, Asked, Row, Step, distance, held, planned, stock
+from gpu.models import Model, build, large_llama
+from instruments.measure import gradients, step_times
+
+Making = Callable[[list[Tensor]], torch.optim.Optimizer]
+
+
+class TrainingStep(Step):
+    """A step with the updates of an optimizer, after the backward or within it."""
+
+    def __init__(self, asked: Asked, model: Model, call: Any, make: Making, *, within: bool) -> None:
+        super().__init__(model, call, asked.device)
+        if within:
+            self.optimizer = remat_compiler.step_in_backward(model.module, make)
+        else:
+            self.optimizer = make([*model.module.parameters()])
+
+    def __call__(self) -> Tensor:
+        """One step; its loss."""
+        loss = super().__call__()
+        self.optimizer.step()
+        self.release()
+        return loss
+
+
+def updates(asked: Asked, name: str) -> None:
+    """AdamW after the backward and within it, stock and planned: losses and parameters, peaks, times."""
+    steps = dict[str, TrainingStep]()
+    right, noise, smallest = list[Tensor](), 0.0, 0
+
+    def make(parameters: list[Tensor]) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(parameters, lr=1e-4, fused=asked.cuda)
+
+    def add(way: str, budget: Any, *, within: bool) -> int:
+        nonlocal right, noise
+        with asked.row(way) as row:
+            model, began = build(name, asked.device), time.monotonic()
+            initial = [one.detach().clone() for one in model.module.parameters()]
+            call = stock(model.module) if budget is None else planned(model.module, budget, max_slowdown=None)
+            step = TrainingStep(asked, model, call, make, within=within)
+            losses = torch.stack([step() for _ in range(4)])
+            row.figures["compiled_s"] = round(time.monotonic() - began, 1)
+            found = [losses, *(new.detach() - old for new, old in zip(model.module.parameters(), initial, strict=True))]
+            right = right or found
+            row.figures["apart"] = apart = distance(found, right)
+            # Adam steps by signs at first, which noise decides for many elements.
+            noise = noise or apart
+            row.expect(apart <= max(NEAR, 2 * noise), f"{apart:.1e} off stock")
+            if budget is None:
+                row.figures["measured"] = asked.peak_bytes(step)
+            else:
+                held(asked, row, step, budget)
+            steps[way] = step
+            return int(row.figures["measured"])
+        return 0
+
+    add("stock, after", None, within=False)
+    add("stock, within", None, within=True)
+    smallest = add('after, "min"', "min", within=False)
+    add("within, 1.0", 1.0, within=True)
+    if smallest:
+        add('within, the bytes of that "min"', smallest, within=True)
+    add('within, "min"', "min", within=True)
+    asked.quiet()
+    with asked.row("times") as row:
+        row.status = "told"
+        row.figures |= {way: round(one.wall_ns / 1e6, 3) for way, one in step_times(steps, 10).items()}
+
+
+def accumulated(asked: Asked, name: str) -> None:
+    """Micro-batches whose gradients add up: is each of three steps of four within a budget that counts them."""
+    model = build(name, asked.device)
+    call = stock(model.module)
+    step = asked.step(model, call)
+    step()
+    parameters = sum(one.nbytes for one in model.module.parameters())
+    budget = int(0.8 * asked.peak_bytes(step)) + parameters
+    call = planned(model.module, budget, max_slowdown=None)
+    step = asked.step(model, call)
+    for number in range(3):
+        step.release()
+        sums = list[float]()
+        for micro in range(4):
+            with asked.row(f"step {number}, micro-batch {micro}") as row:
+                if asked.cuda:
+                    torch.cuda.synchronize()
+                    torch.cuda.reset_peak_memory_stats()
+                    gradients_bytes = sum(p.grad.nbytes for p in model.module.parameters() if p.grad is not None)
+                    before = torch.cuda.memory_allocated() - gradients_bytes
+                loss = step.forward()
+                loss.backward()  # type: ignore[no-untyped-call]
+                sums.append(float(loss.detach()))
+                if asked.cuda:
+                    measured = torch.cuda.max_memory_allocated() - before
+                    row.figures |= {"measured": measured, "budget": budget}
+                    # The first two are planned without gradients from before.
+                    row.status = "told" if number == 0 else "ok"
+                    if number:
+                        row.expect(measured <= budget, f"{measured - budget:+,} B beside the budget")
+                del loss
+
+
+def chunks(asked: Asked, name: str) -> None:
+    """The loss whole, by Liger's kernel, and in chunks chosen by the compiler with the peak of that as its budget."""
+    steps, peaks = dict[str, Step](), dict[str, int]()
+    right = list[Tensor]()
+
+    def add(way: str, model: Model, call: Any, budget: Any = None) -> None:
+        nonlocal right
+        with asked.row(way) as row:
+            began = time.monotonic()
+            step = asked.step(model, call)
+            found = [step(), *gradients(model.module)]
+            row.figures["compiled_s"] = round(time.monotonic() - began, 1)
+            right = right or found
+            row.figures["apart"] = apart = distance(found, right)
+            row.expect(apart <= NEAR, f"{apart:.1e} off stock")
+            del found
+            if budget is None:
+                row.figures["measured"] = asked.peak_bytes(step)
+                row.status = "told"
+            else:
+                held(asked, row, step, budget)
+                row.figures["chunks"] = [one.chunks for one in remat_compiler.reports()[-1].chunked]
+            peaks[way], steps[way] = int(row.figures["measured"]), step
+
+    model = build(name, asked.device)
+    add("whole", model, stock(model.module))
+    if importlib.util.find_spec("liger_kernel") is not None and asked.cuda:
+        fused = Model(LigerLoss(model.module.network), model.inputs, model.autocast, model.blocks)
+        add("liger", fused, stock(fused.module))
+    budget = peaks.get("liger", int(0.8 * peaks["whole"]))
+    add("remat at liger", model, planned(model.module, budget, chunks="auto", max_slowdown=None), budget)
+    add("remat, min", model, planned(model.module, "min", chunks="auto", max_slowdown=None), "min")
+    asked.quiet()
+    with asked.row("times") as row:
+        times = step_times(steps, 15)
+        row.figures |= {way: [round(one.wall_ns / 1e6, 3), peaks[way]] for way, one in times.items()}
+        if "liger" in times and "remat at liger" in times:
+            ratio = times["remat at liger"].wall_ns / times["liger"].wall_ns
+            row.expect(ratio <= 1.02, f"{ratio:.3f} times as long as liger")
+
+
+class LigerLoss(nn.Module):
+    """`TokenLoss` by Liger's kernel, which never makes all logits."""
+
+    def __init__(self, network: Any) -> None:
+        super().__init__()
+        from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
+
+        # As Liger's own models have it: Dynamo cannot follow it under autocast.
+        self.network, self.loss = network, torch.compiler.disable(LigerFusedLinearCrossEntropyLoss())
+
+    def forward(self, labels: Tensor, **tokens: Tensor) -> Tensor:
+        """Mean cross entropy of the logits for `tokens` against `labels`, which are not shifted."""
+        hidden = self.network.base_model(**tokens).last_hidden_state
+        weight = self.network.get_output_embeddings().weight.to(hidden.dtype)
+        loss: Tensor = self.loss(weight, hidden.reshape(-1, hidden.shape[-1]), labels.reshape(-1))
+        return loss
+
+
+def large(asked: Asked, layers: int, budget: int) -> None:
+    """Llama 3 of 8 billion parameters, all of them trained by AdamW in bfloat16 at 8,192 tokens."""
+    with asked.row(f"{layers} layers") as row:
+        model, began = large_llama(asked.device, layers), time.monotonic()
+        call = planned(model.module, budget, max_slowdown=None)
+
+        def make(parameters: list[Tensor]) -> torch.optim.Optimizer:
+            return torch.optim.AdamW(parameters, lr=1e-4, fused=asked.cuda)
+
+        step = TrainingStep(asked, model, call, make, within=True)
+        row.figures["losses"] = losses = [round(float(step()), 4)]
+        row.figures["first_step_s"] = round(time.monotonic() - began, 1)
+        losses += [round(float(step()), 4) for _ in range(2)]
+        row.expect(losses == sorted(losses, reverse=True), "the loss does not fall")
+        _times(asked, row, step, budget)
+
+
+def _times(asked: Asked, row: Row, step: TrainingStep, budget: int) -> None:
+    """Three steps of a model that leaves room for nothing beside it: peaks, and times."""
+    held(asked, row, step, budget)
+    times = list[float]()
+    for _ in range(3):
+        began = time.monotonic()
+        float(step())
+        times.append(round(1e3 * (time.monotonic() - began), 1))
+    row.figures["step_ms"] = times
+    if asked.cuda:
+        row.figures["whole_peak"] = torch.cuda.max_memory_allocated()
+        row.figures["reserved"] = torch.cuda.max_memory_reserved()
