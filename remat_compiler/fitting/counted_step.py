@@ -57,8 +57,12 @@ class Counted:
         return tuple(sorted({str(call.func) for key, call in self.calls.items() if key not in self.workspaces}))
 
 
-def settle(step: MadeStep) -> None:
+def settle(step: MadeStep, mode: Any = None) -> None:
     """Run a step as often as it takes until all later ones are alike.
+
+    Args:
+        step: The step.
+        mode: The fake mode of its tensors; `None` if it runs on a device, where compiled graphs see what hooks take.
 
     Raises:
         InfeasibleBudget: Its budget cannot be kept.
@@ -66,15 +70,26 @@ def settle(step: MadeStep) -> None:
     for _ in range(_UNCOUNTED_STEPS):
         step.run()
         step.update()
+    if step.steps_in_backward and mode is not None:
+        # What its hooks take beside their state is seen in one step, and planned for in the next.
+        with _watch(step, mode):
+            step.run()
+        step.run()
 
 
-def count(step: MadeStep, mode: Any) -> Counted:
-    """Run the step once more, and count."""
+def _watch(step: MadeStep, mode: Any) -> _Watch:
+    """What counts a step, on top of what is there before it."""
     watch = _Watch(mode, step.device.type, ())
     for tensor in step.resident:
         for part in torch_compat.wrapped_tensors(tensor):
             watch.hold_resident(part)
     watch.follow_gathered()
+    return watch
+
+
+def count(step: MadeStep, mode: Any) -> Counted:
+    """Run the step once more, and count."""
+    watch = _watch(step, mode)
     with watch:
         step.run(watch.enter_backward)
         gradient_bytes, update_from = watch.live_bytes, len(watch.moments)
@@ -168,8 +183,13 @@ class _Watch(StorageTracker):  # type: ignore[no-untyped-call]
                 self.release(life)
         if func is LEAVE:
             # Its hooks are the program's, whose operators count.
+            begun = len(self.moments)
             with self:
-                return leave_on_paper(*args)
+                result = leave_on_paper(*args)
+            if torch_compat.runs_backward():
+                most = max((moment.live_bytes for moment in self.moments[begun:]), default=0)
+                torch_compat.hooks_took(args[2], max(most - self.live_bytes, 0))
+            return result
         return super().__torch_dispatch__(func, types, args, kwargs)
 
     def enter_backward(self) -> None:

@@ -113,7 +113,7 @@ def measured_point(
 def counted_point(step: MadeStep, device: Device, mode: Any, batch: Any, start: float) -> FitPoint:
     """Count what a step takes that is ready to run; arguments as for `measured_point`."""
     try:
-        settle(step)
+        settle(step, mode)
     except InfeasibleBudget as error:
         return FitPoint(
             batch, str(error), smallest_bytes=error.smallest_peak_bytes, seconds=time.perf_counter() - start

@@ -35,7 +35,7 @@ def trace_on_paper(request: FitRequest) -> StepTrace:
     with on_paper(request.device) as (gpu, mode), GraphRecorder() as recorder:
         step = made_step(request, request.batch)
         step.compile(request.budget)
-        settle(step)
+        settle(step, mode)
         counted = count(step, mode)
         resident = [_rounded(size) for size in (*resident_sizes(step, gpu), *storage_sizes(step.state, step.device))]
         return StepTrace(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -118,6 +119,18 @@ class Squared(nn.Sequential):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return super().forward(x).square().sum()
+
+
+def updated_within(budgets: Sequence[int | str]) -> list[int]:
+    """What a step takes under each budget whose AdamW updates each layer in the backward; the last layer is large."""
+
+    def make(batch: int) -> tuple[nn.Module, torch.Tensor]:
+        layers = (layer for _ in range(6) for layer in (nn.Linear(256, 256), nn.GELU()))
+        return Squared(*layers, nn.Linear(256, 4096)), torch.zeros(batch, 256)
+
+    options = {"inner": "eager", "cost_model": "nominal", "max_slowdown": None}
+    request = FitRequest(make, "h100", None, (256,), None, "AdamW", options, step_in_backward=True)
+    return [fit_on_paper(replace(request, budget=budget)).points[0].budgeted_bytes for budget in budgets]
 
 
 class Dispatches(Observer):

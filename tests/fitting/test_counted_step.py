@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from fitting.paper_answers import peaks_and_lives
+from fitting.paper_answers import peaks_and_lives, updated_within
 from remat_compiler.devices.gpus import gpu_named
 from remat_compiler.fitting.counted_step import BACKWARD, FORWARD, UPDATE, library_bytes, resident_sizes
 from remat_compiler.fitting.paper_process import call_in_process
@@ -35,3 +35,12 @@ def test_the_peaks_are_those_of_what_is_alive_with_what_operators_take_inside() 
             taken[moment] += size
     assert max(taken[:update_from]) == max(peaks[FORWARD], peaks[BACKWARD])
     assert max(taken[update_from:]) == peaks[UPDATE]
+
+
+def test_what_updates_take_in_the_backward_is_planned_for() -> None:
+    """Adam's temporaries are as large as the large layer is: the smallest peak is at a moment without them."""
+    layer = 4 * 256 * 4096
+    budgets = (11_000_000, 13_000_000)
+    smallest, *taken = call_in_process(updated_within, ("min", *budgets))
+    assert smallest < 2 * layer + 4 * 256 * 256 * 2
+    assert all(0.9 * budget < size <= budget for size, budget in zip(taken, budgets, strict=True))
