@@ -1,0 +1,93 @@
+"""Models of the Llama family on cards that are not there: does all of one train, updated within the backward or after?
+
+    python -m studies.gradients_leave.llamas 3b@4090 8b@h100 13b@h100 [--length 8192] [--budget min] [--after]
+
+Weights, gradients and AdamW's state are bfloat16; a step is one batch of sequences, at its smallest peak.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import remat_compiler
+from remat_compiler.units import format_bytes
+from zoo.loss import TokenLoss
+
+LLAMA_3: dict[str, Any] = {"vocab_size": 128_256, "rope_theta": 500_000.0, "num_key_value_heads": 8}
+SIZES: dict[str, dict[str, Any]] = {
+    "1b": LLAMA_3
+    | {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32}
+    | {"tie_word_embeddings": True},
+    "3b": LLAMA_3
+    | {"hidden_size": 3072, "intermediate_size": 8192, "num_hidden_layers": 28, "num_attention_heads": 24}
+    | {"tie_word_embeddings": True},
+    "8b": LLAMA_3
+    | {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32},
+    "13b": {"vocab_size": 32_000, "hidden_size": 5120, "intermediate_size": 13824, "num_hidden_layers": 40}
+    | {"num_attention_heads": 40},
+}
+"""Llama 3.2 of 1 and 3 billion parameters, Llama 3 of 8, Llama 2 of 13."""
+
+
+def maker(size: str, length: int) -> Callable[[], nn.Module]:
+    """What makes the model and its loss."""
+
+    def make() -> nn.Module:
+        config = LlamaConfig(max_position_embeddings=length, use_cache=False, **SIZES[size])
+        return TokenLoss(LlamaForCausalLM(config)).to(torch.bfloat16)
+
+    return make
+
+
+def row(asked: str, given: argparse.Namespace) -> str:
+    """The line of one model on one card."""
+    size, card = asked.split("@")
+
+    def inputs(batch: int) -> dict[str, torch.Tensor]:
+        return {name: torch.zeros(batch, given.length, dtype=torch.long) for name in ("input_ids", "labels")}
+
+    report = remat_compiler.fit(
+        maker(size, given.length),
+        inputs,
+        device=card,
+        budget=given.budget,
+        batches=[given.batch],
+        step_in_backward=not given.after,
+        options={"max_slowdown": None, "chunks": given.chunks},
+    )
+    (point,) = report.points
+    updates = "after" if given.after else "within"
+    head = f"| {size} | {card} | {given.batch} x {given.length:,} | {updates} |"
+    if point.problem:
+        return f"{head} refused: {' '.join(point.problem.split())[:150]} |"
+    added = f"{point.added_ns / 1e6:,.0f} of {point.step_ns / 1e6:,.0f} ms"
+    sizes = (point.parameter_bytes + point.optimizer_bytes, point.step_bytes, point.peak_bytes, point.reserved_bytes)
+    shown = " | ".join(map(format_bytes, (*sizes, report.device.usable_bytes)))
+    return f"{head} {shown} | {'yes' if report.fits(point) else 'no'} | {added} |"
+
+
+def main() -> None:
+    """Print a table of Markdown."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="+", help="SIZE@CARD, such as 8b@h100")
+    parser.add_argument("--length", type=int, default=8192)
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--budget", default="min")
+    parser.add_argument("--chunks", default="never")
+    parser.add_argument("--after", action="store_true", help="the optimizer steps after the backward")
+    given = parser.parse_args()
+    columns = "parameters and state | step | allocated | reserved | left to torch | fits | added |"
+    print(f"| model | card | tokens | updates | {columns}")
+    print("|---|---|---|---|--:|--:|--:|--:|--:|---|--:|", flush=True)
+    for asked in given.models:
+        print(row(asked, given), flush=True)
+
+
+if __name__ == "__main__":
+    main()
