@@ -19,7 +19,18 @@ from typing import Any, Final
 from remat_compiler.errors import OptionError, UnknownName, suggestion
 from remat_compiler.log import logger_of
 from remat_compiler.memory_budget import LARGEST_BUDGET, BudgetKind, MemoryBudget, parse_bytes
-from remat_compiler.option_values import chunks, count, folder, number_text, one_of, seconds, shown, slowdown, switch
+from remat_compiler.option_values import (
+    AS_PLANNED,
+    chunks,
+    count,
+    folder,
+    number_text,
+    one_of,
+    seconds,
+    shown,
+    slowdown,
+    switch,
+)
 
 logger = logger_of(__name__)
 
@@ -144,7 +155,7 @@ class RematOptions:
     budget_of: str = "allocated"
     layout: str = "plain"
     inplace_buffers: bool = True
-    chunks: int = 1
+    chunks: int = AS_PLANNED
     offload_budget: int = 0
     offload_tier: str = "auto"
     offload_dir: Path | None = None

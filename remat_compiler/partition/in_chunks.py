@@ -18,9 +18,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from remat_compiler.log import logger_of
 from remat_compiler.partition.request import PartitionRequest
 from remat_compiler.partition.result import Baseline, NoPlan, Partition
 from remat_compiler.report.plan_report import ChunkedLoss
+
+log = logger_of(__name__)
 
 COUNTS = (4, 16, 64)
 """Numbers of chunks that are planned for."""
@@ -105,6 +108,7 @@ class _Search:
         ready: All candidates so far, the fewest chunks first; each is planned at most once.
         made: Those that are planned.
         refusals: Those that were refused.
+        failed: Those in chunks whose planning is a defect.
     """
 
     budget_bytes: int
@@ -112,6 +116,7 @@ class _Search:
     ready: list[Candidate] = field(default_factory=list)
     made: dict[int, Partition] = field(default_factory=dict)
     refusals: dict[int, NoPlan] = field(default_factory=dict)
+    failed: set[int] = field(default_factory=set)
 
     @property
     def whole(self) -> Candidate:
@@ -154,7 +159,11 @@ class _Search:
 
     def _add(self, chunks: int) -> bool:
         """Have the losses in so many chunks, too; whether that is another graph."""
-        candidate = self.in_chunks(chunks)
+        try:
+            candidate = self.in_chunks(chunks)
+        except Exception as error:
+            _warn_of_defect(chunks, error)
+            return False
         # Few rows may be in as many chunks as they can be.
         if not candidate.chunked or candidate.chunked == self.ready[-1].chunked:
             return False
@@ -194,6 +203,12 @@ class _Search:
             self.made[place] = self.ready[place].planned(whole_ns)
         except NoPlan as refused:
             self.refusals[place] = refused
+        except Exception as error:
+            # There is another way, unlike for the whole.
+            if not place:
+                raise
+            self.failed.add(place)
+            _warn_of_defect(self.ready[place].chunked[0].chunks, error)
 
     @property
     def _best(self) -> int | None:
@@ -210,7 +225,7 @@ class _Search:
         for place in reversed(range(len(self.ready))):
             peaks = [one.peak_bytes for one in self.made.values()]
             peaks += [one.needed_bytes for one in self.refusals.values() if one.result.plan is not None]
-            planned = place in self.made or place in self.refusals
+            planned = place in self.made or place in self.refusals or place in self.failed
             if not planned and self.ready[place].floor_bytes < min(peaks, default=self.ready[place].floor_bytes + 1):
                 self._plan(place)
 
@@ -222,6 +237,18 @@ class _Search:
             for stage, seconds in one.times:
                 total[stage] = total.get(stage, 0.0) + seconds
         return tuple(total.items())
+
+
+def _warn_of_defect(chunks: int, error: Exception) -> None:
+    """Say that fewer chunks are taken, or none."""
+    log.debug("chunks failed", exc_info=error)
+    log.warning(
+        "a loss is not computed in %d chunks, since that failed (%s: %s); please report this as a defect, with the "
+        'traceback that TORCH_LOGS="+remat_compiler" shows',
+        chunks,
+        type(error).__name__,
+        str(error).partition("\n")[0],
+    )
 
 
 def _total_ns(made: Partition) -> int:

@@ -76,7 +76,7 @@ def test_recurrent_layers(layer: type[nn.RNNBase], budget: float | str) -> None:
     # torch compiles no nn.LSTM that is trained with oneDNN's kernel.
     with torch._dynamo.config.patch(allow_rnn=True), torch.backends.mkldnn.flags(enabled=layer is not nn.LSTM):
         inputs = (torch.randn(4, 6, 16),)
-        # Torch decomposes a GRU to other operators than those of its own loop, which on some processors round otherwise.
+        # Torch decomposes a GRU to other operators than those of its own loop, which some processors round otherwise.
         rounding = 1e-6 if layer is nn.GRU else 0.0
         found = differences_from_eager(Recurrent(layer), inputs, tolerance=rounding, memory_budget=budget)
     assert found == []

@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 
 from builders import chain, with_budget
+from heard import warnings_heard
 from remat_compiler.ir.plan import Plan, PlanResult, PlanStatus
 from remat_compiler.partition.in_chunks import COUNTS, cheapest_in_chunks
 from remat_compiler.partition.request import PartitionRequest
@@ -48,6 +49,7 @@ class Graph:
         reached_bytes: What plans reach, where that is above the floor.
         dear_ns: What plans add besides, by chunks.
         take_smallest: Whether plans above the budget are taken.
+        broken: Chunks in which cutting fails, or planning if negative.
         planned: Chunks that were planned for.
         cut: Chunks that were asked for.
     """
@@ -61,6 +63,7 @@ class Graph:
     reached_bytes: dict[int, int] = field(default_factory=dict)
     dear_ns: dict[int, int] = field(default_factory=dict)
     take_smallest: bool = False
+    broken: tuple[int, ...] = ()
     planned: list[int] = field(default_factory=list)
     cut: list[int] = field(default_factory=list)
 
@@ -71,6 +74,8 @@ class Graph:
 
     def in_chunks(self, chunks: int) -> Any:
         self.cut.append(chunks)
+        if chunks in self.broken:
+            raise ValueError("cut wrong")
         return Cut(self, min(chunks, self.rows) if self.rows else 1)
 
 
@@ -106,6 +111,8 @@ class Cut:
     def planned(self, whole_ns: int | None) -> Partition:
         graph = self.graph
         graph.planned.append(self.chunks)
+        if -self.chunks in graph.broken:
+            raise ValueError("planned wrong")
         assert whole_ns == (None if self.chunks == 1 else STEP_NS)
         least, most = graph.reached_bytes.get(self.chunks, self.floor_bytes), graph.beside_bytes + self.most_bytes
         if graph.budget_bytes < least and not graph.take_smallest:
@@ -223,3 +230,15 @@ def test_a_budget_that_they_do_not_fit_is_searched_for_anew() -> None:
     graph = Graph(63, floor_bytes={1: 900, 4: 200})
     assert graph.chosen({63: 4}).chunks == 16
     assert graph.planned == [16]
+
+
+@pytest.mark.parametrize("broken", [(16,), (-16,)])
+def test_a_defect_in_chunks_leaves_fewer(broken: tuple[int, ...]) -> None:
+    with warnings_heard() as heard:
+        assert Graph(70, floor_bytes={1: 900, 4: 60}, dear_ns={4: 600_000}, broken=broken).chosen().chunks in (4, 64)
+    assert [text for text in heard if "not computed in 16 chunks, since that failed (ValueError" in text]
+
+
+def test_a_defect_of_the_whole_is_none_of_chunks() -> None:
+    with pytest.raises(ValueError, match="planned wrong"):
+        Graph(70, broken=(-1,)).chosen()
