@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
+
+_NOTHING = nullcontext()
 
 
 def accumulate(leaf: Tensor, gradient: Tensor) -> None:
@@ -18,7 +21,8 @@ def accumulate(leaf: Tensor, gradient: Tensor) -> None:
     Raises:
         RuntimeError: A hook returned something.
     """
-    with torch.no_grad():
+    # Autograd has turned this off already, and each parameter counts.
+    with torch.no_grad() if torch.is_grad_enabled() else _NOTHING:
         if leaf.grad is None:
             leaf.grad = _laid_out(gradient, leaf)
         else:
@@ -32,8 +36,10 @@ def accumulate(leaf: Tensor, gradient: Tensor) -> None:
 
 def _laid_out(gradient: Tensor, leaf: Tensor) -> Tensor:
     """The gradient in the layout that autograd promises, in memory of its own size; copied if need be."""
+    stride = gradient.stride()
     # That of a dense leaf, else contiguous: the layout of a tensor made like it.
-    as_promised = gradient.stride() == torch.empty_like(leaf, device="meta").stride()
+    dense = leaf.is_contiguous() and stride == leaf.stride()
+    as_promised = dense or stride == torch.empty_like(leaf, device="meta").stride()
     if as_promised and gradient.untyped_storage().nbytes() == gradient.numel() * gradient.element_size():
         return gradient.detach()
     return torch.empty_like(leaf).copy_(gradient)

@@ -105,13 +105,12 @@ class StreamCopy:
             self._tensor.record_stream(self._stream)
 
 
-def copy_out(value: Tensor, slot: Slot) -> Copy:
-    """Begin to copy the bytes of `value` to `slot`, which must have room for `flat_bytes` of it."""
-    flat = flat_bytes(value)
-    if value.device.type == "cpu":
+def copy_out(flat: Tensor, slot: Slot) -> Copy:
+    """Begin to copy the `flat_bytes` of a value to `slot`, which must have room for them."""
+    if flat.device.type == "cpu":
         return ThreadCopy(slot, flat.numpy(), back=False)
     if not isinstance(slot.memory, HostMemory):
-        return ThreadCopy(slot, flat, back=False, ready=_computed(value.device))
+        return ThreadCopy(slot, flat, back=False, ready=_computed(flat.device))
     return StreamCopy(slot, lambda pinned: _copy_tensor(pinned, flat), flat, back=False)
 
 

@@ -20,6 +20,7 @@ import itertools
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -66,6 +67,7 @@ class _Anchor(np.ndarray):
     held: _Moved | _Returning
 
 
+_place = cache(Place.parse)
 _numbers = itertools.count(1)
 _known: weakref.WeakValueDictionary[int, _Moved | _Returning] = weakref.WeakValueDictionary()
 
@@ -97,9 +99,10 @@ def _held_by(tensor: Tensor) -> Any:
 
 
 def _offload(x: Tensor, place: str) -> Tensor:
+    flat = flat_bytes(x)
     # Also what has no bytes has a place.
-    slot = store_of(Place.parse(place), pinned=x.is_cuda).take(max(flat_bytes(x).nbytes, 1))
-    return _tensor_for(_Moved(slot, copy_out(x, slot), tuple(x.shape), x.stride(), x.dtype))
+    slot = store_of(_place(place), pinned=x.is_cuda).take(max(flat.nbytes, 1))
+    return _tensor_for(_Moved(slot, copy_out(flat, slot), tuple(x.shape), x.stride(), x.dtype))
 
 
 def _offloaded(handle: Tensor, x: Tensor) -> None:

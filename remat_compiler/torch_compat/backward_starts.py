@@ -25,12 +25,14 @@ class RunningBackward:
         accumulates: Whether all that it does is to add gradients to all leaves that it comes to: it was neither asked
             for certain ones, nor to be differentiated itself.
         reached: What it runs over, once somebody asked, see `leaving.reached`.
+        serving: What `leaving` knows of nodes of compiled graphs in it, by identity.
         served: Leaves whose gradients were handed over, with their hooks, which autograd would call again.
     """
 
     roots: Roots
     accumulates: bool
     reached: Any = None
+    serving: dict[int, Any] = field(default_factory=dict)
     served: list[tuple[torch.Tensor, Any]] = field(default_factory=list)
 
     def end(self) -> None:

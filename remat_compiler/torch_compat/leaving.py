@@ -42,6 +42,23 @@ class _Reached:
     edges: Counter[int] = field(default_factory=Counter)
 
 
+@dataclass(slots=True, eq=False)
+class _Serving:
+    """A node whose gradients leave, in one backward that runs over it.
+
+    Attributes:
+        backward: The backward.
+        before: The ends of the node's edges.
+        edges: How many edges of the backward end in each node, by the identity of that.
+        looks: How often the hooks of each parameter of its graph were looked at, by argument.
+    """
+
+    backward: RunningBackward
+    before: tuple[Any, ...]
+    edges: Counter[int]
+    looks: Counter[int]
+
+
 def leaf_to_serve(edge: int) -> torch.Tensor | None:
     """The leaf at the end of an edge of the node that is running; `None` if its gradient is autograd's to add.
 
@@ -56,13 +73,12 @@ def leaf_to_serve(edge: int) -> torch.Tensor | None:
             "remat: the compiled backward of parameters with post-accumulate hooks ran outside of autograd's engine, "
             "as within torch._dynamo.compiled_autograd: leave out that, or the hooks"
         )
-    backward = _backward_of(node)
-    if backward is None or not backward.accumulates or torch.is_grad_enabled():
+    serving = _serving_of(node)
+    if serving is None or not serving.backward.accumulates or torch.is_grad_enabled():
         return None
-    behind = reached(backward)
-    accumulator, _ = behind.before[id(node)][edge]
+    accumulator, _ = serving.before[edge]
     leaf = getattr(accumulator, "variable", None)
-    if leaf is None or leaf._backward_hooks or behind.edges[id(accumulator)] != 1:
+    if leaf is None or leaf._backward_hooks or serving.edges[id(accumulator)] != 1:
         return None
     # Autograd makes a new tensor of a sparse gradient and a dense one.
     if leaf.grad is not None and leaf.grad.layout is not torch.strided:
@@ -73,9 +89,9 @@ def leaf_to_serve(edge: int) -> torch.Tensor | None:
 def is_served(leaf: torch.Tensor) -> None:
     """Keep autograd from calling the hooks of a leaf once more: it does so even if no gradient comes."""
     hooks: Any = leaf._post_accumulate_grad_hooks
-    backward = _backward_of(torch._C._current_autograd_node())
-    if hooks and backward is not None:
-        backward.served.append((leaf, hooks))
+    serving = _serving_of(torch._C._current_autograd_node()) if hooks else None
+    if serving is not None:
+        serving.backward.served.append((leaf, hooks))
         # `None` would leave in place the hooks that autograd itself has.
         leaf._post_accumulate_grad_hooks = OrderedDict()
 
@@ -92,11 +108,11 @@ def runs_backward() -> bool:
 
 def looks_at_hooks(argument: int, most: int) -> bool:
     """Whether a parameter's hooks, in the running node's graph, were looked at less often than `most`; counts one."""
-    function = type(torch._C._current_autograd_node())._forward_cls  # type: ignore[attr-defined]
-    looks: Counter[int] = vars(function).get(LOOKS) or Counter()
-    looks[argument] += 1
-    setattr(function, LOOKS, looks)
-    return looks[argument] <= most
+    serving = _serving_of(torch._C._current_autograd_node())
+    if serving is None:
+        return False
+    serving.looks[argument] += 1
+    return serving.looks[argument] <= most
 
 
 def hooks_took(argument: int, size_bytes: int) -> None:
@@ -158,6 +174,19 @@ def reached(backward: RunningBackward) -> _Reached:
     return found
 
 
-def _backward_of(node: Any) -> RunningBackward | None:
-    """The innermost running backward that comes to `node`; `None` for one that begins in C++."""
-    return next((one for one in reversed(running_backwards()) if id(node) in reached(one).nodes), None)
+def _serving_of(node: Any) -> _Serving | None:
+    """What is known of a running node in the innermost backward that comes to it; `None` for one that begins in C++."""
+    for backward in reversed(running_backwards()):
+        # A node stays where it is while a backward runs over it.
+        found: _Serving | None = backward.serving.get(id(node))
+        if found is None and id(node) in reached(backward).nodes:
+            looks = vars(type(node)._forward_cls).get(LOOKS)
+            if looks is None:
+                # One for all calls of the compiled graph.
+                looks = Counter[int]()
+                setattr(type(node)._forward_cls, LOOKS, looks)
+            behind = reached(backward)
+            found = backward.serving[id(node)] = _Serving(backward, behind.before[id(node)], behind.edges, looks)
+        if found is not None:
+            return found
+    return None

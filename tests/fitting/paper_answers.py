@@ -128,7 +128,7 @@ def updated_within(budgets: Sequence[int | str]) -> list[int]:
         layers = (layer for _ in range(6) for layer in (nn.Linear(256, 256), nn.GELU()))
         return Squared(*layers, nn.Linear(256, 4096)), torch.zeros(batch, 256)
 
-    options = {"inner": "eager", "cost_model": "nominal", "max_slowdown": None}
+    options = {"inner": "eager", "cost_model": "nominal", "max_slowdown": None, "chunks": "never"}
     request = FitRequest(make, "h100", None, (256,), None, "AdamW", options, step_in_backward=True)
     return [fit_on_paper(replace(request, budget=budget)).points[0].budgeted_bytes for budget in budgets]
 
