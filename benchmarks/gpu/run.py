@@ -186,7 +186,7 @@ def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="file for all rows")
-    parser.add_argument("--keep", type=Path, help="folder for what the questions printed, and traces of steps")
+    parser.add_argument("--keep", type=Path, help="folder for what the questions printed and wrote, and traces")
     parser.add_argument("--only", default="", help="questions by the beginning of their names, with commas between")
     parser.add_argument("--deadline", type=float, default=470, help="seconds after which all is ended")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
@@ -206,7 +206,7 @@ def main() -> None:
             with tarfile.open(options.keep / "logs.tar.gz", "w:gz") as logs:
                 for path in sorted(Path(name).glob("*.log")):
                     logs.add(path, path.name)
-            for path in Path(name).glob("trace-*"):
+            for path in (*Path(name).glob("trace-*"), *Path(name).glob("*.json")):
                 shutil.copy(path, options.keep)
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")

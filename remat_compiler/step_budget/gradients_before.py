@@ -41,6 +41,7 @@ _STAY = (
     "graph contribute to them; with them the step takes %s, over memory_budget=%s; %s"
 )
 _FROM_NOW_ON = "later steps are planned with them"
+_BESIDE_THEM = "later steps are planned beside them, if they can be"
 _NOT_KNOWN = "there will be room for them once it is known which graphs make up the step"
 _WAY_OUT = "if they are of a step that is over, call zero_grad before the forward"
 LOOKS = 8
@@ -98,6 +99,7 @@ class GradientsBefore:
     _looks: dict[Hashable, int] = field(default_factory=dict)
     _more_looks: int = MORE_LOOKS
     _quiet: int = 0
+    _told_of_first: bool = False
 
     @property
     def size_bytes(self) -> int:
@@ -208,8 +210,13 @@ class GradientsBefore:
             if self.planned_bytes:
                 self.ask()
         elif self.size_bytes > self.planned_bytes:
-            if not self.ask() and self.limit_bytes is not None:
-                self.say(self.peak_bytes, self.size_bytes, self.limit_bytes, why=_NOT_KNOWN)
+            asked, told = self.ask(), self.told
+            if self.limit_bytes is not None and not (asked and self._told_of_first):
+                # This step has them beside its plan in any case.
+                self.say(self.peak_bytes, self.size_bytes, self.limit_bytes, why=_BESIDE_THEM if asked else _NOT_KNOWN)
+            if asked:
+                # What becomes of later steps is told by itself.
+                self._told_of_first, self.told = self._told_of_first or self.told, told
         # Many programs free the gradients of a step only after the forward of the next one.
         elif self.limit_bytes is not None and self.forward_bytes and beside_forward:
             self.say(self.forward_bytes, beside_forward, self.limit_bytes, freed=True)

@@ -18,6 +18,7 @@ from remat_compiler.units import format_bytes
 WIDTH, ROWS, MICRO_BATCHES = 64, 512, 4
 SCALARS = 2_048
 """Bytes of small gradients that are counted by one, and may lie in one piece of memory each."""
+BESIDE_THEM = "later steps are planned beside them, if they can be"
 NO_PLAN = "no plan was found that takes less"
 
 
@@ -99,7 +100,9 @@ def test_a_loop_over_micro_batches_keeps_to_the_budget(breaks: bool, caplog: pyt
     assert step.peak_bytes is not None
     assert later[-1] - SCALARS <= step.peak_bytes <= later[-1] + (ROWS * WIDTH * 4 if breaks else 0)
     assert any(report.added_ns for report in remat_compiler.reports())
-    assert not any("gradients of" in said for said in caplog.messages)
+    # Of the micro-batch that first finds them, whose forward has run by then.
+    (said,) = [said for said in caplog.messages if "gradients of" in said]
+    assert BESIDE_THEM in said
     assert_gradients_are_those_of_eager(model, breaks)
 
 
@@ -119,7 +122,8 @@ def test_a_budget_without_room_for_them_is_told_of_once_and_trains_on(caplog: py
     trained("min")
     (smallest,) = (report.peak_bytes for report in remat_compiler.reports())
     (first, *later), model = trained(smallest + 1_000)
-    (said,) = [said for said in caplog.messages if "gradients of" in said]
+    of_first, said = [said for said in caplog.messages if "gradients of" in said]
+    assert BESIDE_THEM in of_first
     assert "gradients of 100.5 KiB are there before the step" in said
     assert NO_PLAN in said
     assert f"over memory_budget={format_bytes(smallest + 1_000)}; " in said
