@@ -98,7 +98,7 @@ def _needs_gradients(*tensors: Any) -> bool:
 def _cudnn(query: Any, key: Any, value: Any, mask: Any, dropout: float, causal: bool, scale: Any, _: bool) -> Any:
     saves = _needs_gradients(query, key, value)
     call = _ATEN._scaled_dot_product_cudnn_attention
-    return call(query, key, value, mask, saves, dropout, causal, False, scale=scale)[0]
+    return call(query, key, value, _additive(mask, query), saves, dropout, causal, False, scale=scale)[0]
 
 
 def _flash(query: Any, key: Any, value: Any, _: Any, dropout: float, causal: bool, scale: Any, __: bool) -> Any:
@@ -115,12 +115,18 @@ def _flash(query: Any, key: Any, value: Any, _: Any, dropout: float, causal: boo
 
 def _efficient(query: Any, key: Any, value: Any, mask: Any, dropout: float, causal: bool, scale: Any, _: bool) -> Any:
     if mask is not None:
-        if mask.dtype == torch.bool:
-            mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(mask.logical_not(), float("-inf"))
-        mask = _aligned(mask).expand(*query.shape[:3], key.shape[2])
+        mask = _aligned(_additive(mask, query)).expand(*query.shape[:3], key.shape[2])
     saves = _needs_gradients(query, key, value)
     call = _ATEN._scaled_dot_product_efficient_attention
     return call(query, key, value, mask, saves, dropout, causal, scale=scale)[0]
+
+
+def _additive(mask: Any, query: Any) -> Any:
+    """The mask as what is added to the products: torch converts one of truth values in front of each kernel."""
+    if mask is None or mask.dtype != torch.bool:
+        return mask
+    zero, below = (torch.scalar_tensor(x, dtype=query.dtype, device=mask.device) for x in (0.0, float("-inf")))
+    return torch.where(mask, zero, below)
 
 
 def _aligned(mask: Any) -> Any:

@@ -215,6 +215,18 @@ def learned_mask() -> tuple[list[str], list[int]]:
     return named.names, named.mask_strides
 
 
+def chosen_by_truth() -> dict[str, list[str]]:
+    """Types of the mask that the operators of attention read where it is one of truth values, by GPU."""
+    found = {}
+    for device in ("h100", "t4"):
+        with on_paper(device), Named() as named:
+            query = torch.zeros(2, 2, 128, 64, dtype=torch.bfloat16, requires_grad=True)
+            mask = torch.ones(2, 1, 128, 128, dtype=torch.bool)
+            torch.nn.functional.scaled_dot_product_attention(query, query, query, attn_mask=mask).sum().backward()
+        found[device] = [f"{name} {dtype}" for name, dtype in zip(named.names, named.mask_dtypes, strict=True)]
+    return found
+
+
 def moved() -> dict[str, tuple[str, str, bool]]:
     """Type and device of a weight whose module was moved, and whether it is the parameter of before."""
     ways: dict[str, Callable[[nn.Module], Any]] = {

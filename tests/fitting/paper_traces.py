@@ -103,6 +103,9 @@ def on_paper(device: str) -> Iterator[None]:
         yield
 
 
+_MASK = (128, 128)
+
+
 class Named(torch.utils._python_dispatch.TorchDispatchMode):
     """Names of the operators of attention that run."""
 
@@ -110,9 +113,11 @@ class Named(torch.utils._python_dispatch.TorchDispatchMode):
         super().__init__()
         self.names: list[str] = []
         self.mask_strides: list[int] = []
+        self.mask_dtypes: list[str] = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         if "scaled_dot_product" in str(func):
+            self.mask_dtypes += [str(x.dtype) for x in args if isinstance(x, torch.Tensor) and x.shape[-2:] == _MASK]
             self.names.append(str(func).partition("_scaled_dot_product_")[2].partition(".")[0])
             if not self.mask_strides and len(args) > 3 and isinstance(args[3], torch.Tensor):
                 self.mask_strides = list(args[3].stride())

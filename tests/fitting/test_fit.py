@@ -16,6 +16,7 @@ from fitting.paper_answers import (
     answers,
     changing,
     checked_with_numbers,
+    chosen_by_truth,
     copied,
     foreseen,
     in_blocks,
@@ -165,6 +166,14 @@ def test_attention_with_a_learned_mask_is_efficient() -> None:
     names, strides = call_in_process(learned_mask)
     assert names == ["efficient_attention", "efficient_attention_backward"]
     assert strides == [3 * 49 * 56, 49 * 56, 56, 1]
+
+
+def test_a_mask_of_truth_values_is_one_of_numbers_for_every_kernel() -> None:
+    """An H100 had 8 MiB more for GPT-2's than a mask of truth values takes."""
+    assert call_in_process(chosen_by_truth) == {
+        device: [f"{kernel}{of} torch.bfloat16" for of in ("", "_backward")]
+        for device, kernel in (("h100", "cudnn_attention"), ("t4", "efficient_attention"))
+    }
 
 
 def test_optimizers_of_every_kind_have_a_step() -> None:
