@@ -284,17 +284,18 @@ def _copied(value: Any) -> Any:
 def _peak(program: Program, loaded: Loaded, model: nn.Module, call: Any) -> int:
     """Bytes that one more step allocates at once, on top of what is there before; the inputs are made before."""
     torch.manual_seed(program.seed)
-    leaves, inputs = loaded.inputs()
-    others = loaded.inputs()
+    others, made = loaded.inputs(), list[Any]()
     model.zero_grad(set_to_none=True)
 
     def before() -> None:
         loaded.step(call, *others)
         model.zero_grad(set_to_none=True)
+        # Here, since a step may let go of an input's memory, by `set_`.
+        made.extend(loaded.inputs())
 
     gc.disable()  # so that the moment at which it would run cannot change the peak
     try:
-        return peak_of_second(before, lambda: loaded.step(call, leaves, inputs))
+        return peak_of_second(before, lambda: loaded.step(call, *made))
     finally:
         gc.enable()
 
