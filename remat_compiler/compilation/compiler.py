@@ -24,21 +24,19 @@ from remat_compiler.dry_run.dry_run import DryRun, dry_run
 from remat_compiler.dry_run.emitted_wrapper import EmittedGraph, GraphRecorder
 from remat_compiler.dry_run.fake_inputs import counted_device_type
 from remat_compiler.dry_run.symbolic_run import symbolic_step
-from remat_compiler.errors import OptionError, RanksDiffer, UnknownName, Unplannable, UnsupportedTorch
+from remat_compiler.errors import Unplannable
 from remat_compiler.log import logger_of
 from remat_compiler.observer import observers
+from remat_compiler.partition.defects import NO_DEFECT, in_brief
 from remat_compiler.partition.partitioner import RematPartitioner, StockPartitioner
 from remat_compiler.partition.request import PartitionRequest
-from remat_compiler.partition.result import NoPlan, Partition
+from remat_compiler.partition.result import Partition
 from remat_compiler.partition.session import Session
 from remat_compiler.progress import progress
 from remat_compiler.simulate.reserved import reserved_figures
 from remat_compiler.stats import count, timed
 
 logger = logger_of(__name__)
-
-_NO_DEFECT = (NoPlan, OptionError, RanksDiffer, UnknownName, UnsupportedTorch, torch_compat.DynamoRestart)
-"""Errors meant for the user, and Dynamo's own restarts: it traces a function again once it learnt more of it."""
 
 
 class Compiler:
@@ -93,7 +91,7 @@ class Compiler:
         """
         try:
             return self._planned(request, real)
-        except _NO_DEFECT:
+        except NO_DEFECT:
             raise
         except Exception as error:  # A defect of planning must not keep anybody from training; see the docstring.
             foreseen = _warn_of_limits(error)
@@ -217,10 +215,9 @@ def _warn_of_limits(error: Exception) -> bool:
 def _warn_of_defect(error: Exception) -> None:
     """Say that a graph which can be compiled is compiled without a plan."""
     logger.warning(
-        "planning failed (%s: %s), so the graph is compiled as without a budget and only checked against it; "
+        "planning failed (%s), so the graph is compiled as without a budget and only checked against it; "
         'please report this as a defect, with the traceback that TORCH_LOGS="+remat_compiler" shows',
-        type(error).__name__,
-        str(error).partition("\n")[0],
+        in_brief(error),
     )
 
 

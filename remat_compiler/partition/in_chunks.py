@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from remat_compiler.log import logger_of
+from remat_compiler.partition.defects import NO_DEFECT, in_brief
 from remat_compiler.partition.request import PartitionRequest
 from remat_compiler.partition.result import Baseline, NoPlan, Partition
 from remat_compiler.report.plan_report import ChunkedLoss
@@ -161,6 +162,8 @@ class _Search:
         """Have the losses in so many chunks, too; whether that is another graph."""
         try:
             candidate = self.in_chunks(chunks)
+        except NO_DEFECT:
+            raise
         except Exception as error:
             _warn_of_defect(chunks, error)
             return False
@@ -203,6 +206,8 @@ class _Search:
             self.made[place] = self.ready[place].planned(whole_ns)
         except NoPlan as refused:
             self.refusals[place] = refused
+        except NO_DEFECT:
+            raise
         except Exception as error:
             # There is another way, unlike for the whole.
             if not place:
@@ -243,11 +248,10 @@ def _warn_of_defect(chunks: int, error: Exception) -> None:
     """Say that fewer chunks are taken, or none."""
     log.debug("chunks failed", exc_info=error)
     log.warning(
-        "a loss is not computed in %d chunks, since that failed (%s: %s); please report this as a defect, with the "
+        "a loss is not computed in %d chunks, since that failed (%s); please report this as a defect, with the "
         'traceback that TORCH_LOGS="+remat_compiler" shows',
         chunks,
-        type(error).__name__,
-        str(error).partition("\n")[0],
+        in_brief(error),
     )
 
 

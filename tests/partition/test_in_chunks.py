@@ -10,6 +10,7 @@ import pytest
 
 from builders import chain, with_budget
 from heard import warnings_heard
+from remat_compiler.errors import RanksDiffer
 from remat_compiler.ir.plan import Plan, PlanResult, PlanStatus
 from remat_compiler.partition.in_chunks import COUNTS, cheapest_in_chunks
 from remat_compiler.partition.request import PartitionRequest
@@ -50,6 +51,7 @@ class Graph:
         dear_ns: What plans add besides, by chunks.
         take_smallest: Whether plans above the budget are taken.
         broken: Chunks in which cutting fails, or planning if negative.
+        error: What it raises.
         planned: Chunks that were planned for.
         cut: Chunks that were asked for.
     """
@@ -64,6 +66,7 @@ class Graph:
     dear_ns: dict[int, int] = field(default_factory=dict)
     take_smallest: bool = False
     broken: tuple[int, ...] = ()
+    error: Exception = field(default_factory=lambda: ValueError("made up"))
     planned: list[int] = field(default_factory=list)
     cut: list[int] = field(default_factory=list)
 
@@ -75,7 +78,7 @@ class Graph:
     def in_chunks(self, chunks: int) -> Any:
         self.cut.append(chunks)
         if chunks in self.broken:
-            raise ValueError("cut wrong")
+            raise self.error
         return Cut(self, min(chunks, self.rows) if self.rows else 1)
 
 
@@ -112,7 +115,7 @@ class Cut:
         graph = self.graph
         graph.planned.append(self.chunks)
         if -self.chunks in graph.broken:
-            raise ValueError("planned wrong")
+            raise graph.error
         assert whole_ns == (None if self.chunks == 1 else STEP_NS)
         least, most = graph.reached_bytes.get(self.chunks, self.floor_bytes), graph.beside_bytes + self.most_bytes
         if graph.budget_bytes < least and not graph.take_smallest:
@@ -240,5 +243,12 @@ def test_a_defect_in_chunks_leaves_fewer(broken: tuple[int, ...]) -> None:
 
 
 def test_a_defect_of_the_whole_is_none_of_chunks() -> None:
-    with pytest.raises(ValueError, match="planned wrong"):
+    with pytest.raises(ValueError, match="made up"):
         Graph(70, broken=(-1,)).chosen()
+
+
+@pytest.mark.parametrize("broken", [(16,), (-16,)])
+def test_what_is_meant_for_the_user_or_for_other_ranks_is_no_defect(broken: tuple[int, ...]) -> None:
+    graph = Graph(70, floor_bytes={1: 900, 4: 60}, dear_ns={4: 600_000}, broken=broken, error=RanksDiffer("made up"))
+    with pytest.raises(RanksDiffer, match="made up"):
+        graph.chosen()
