@@ -176,9 +176,7 @@ def reserved(asked: Asked, adam: bool) -> None:
             step = asked.step(model, call)
             if adam:
                 # Its state is made between the first step and the second, among what the first one left.
-                step = TrainingStep(
-                    asked, model, call, lambda given: torch.optim.AdamW(given, fused=True), within=False
-                )
+                step = TrainingStep(asked, model, call, within=False)
             step()
             (report,) = latest_step(remat_compiler.reports())
             if not asked.cuda:

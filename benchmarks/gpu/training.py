@@ -4,29 +4,28 @@ from __future__ import annotations
 
 import importlib.util
 import time
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 import remat_compiler
-from gpu.asked import NEAR, Asked, Row, Step, distance, held, planned, stock
+from gpu.asked import NEAR, Asked, Step, distance, held, planned, stock
 from gpu.models import Model, build, large_llama
 from instruments.measure import gradients, step_times
 
-Making = Callable[[list[Tensor]], torch.optim.Optimizer]
-
 
 class TrainingStep(Step):
-    """A step with the updates of an optimizer, after the backward or within it."""
+    """A step with the updates of AdamW, after the backward or within it."""
 
-    def __init__(self, asked: Asked, model: Model, call: Any, make: Making, *, within: bool) -> None:
+    def __init__(self, asked: Asked, model: Model, call: Any, *, within: bool) -> None:
         super().__init__(model, call, asked.device)
+        make = partial(torch.optim.AdamW, lr=1e-4, fused=asked.cuda)
         if within:
             self.optimizer = remat_compiler.step_in_backward(model.module, make)
         else:
-            self.optimizer = make([*model.module.parameters()])
+            self.optimizer = make(model.module.parameters())
 
     def __call__(self) -> Tensor:
         """One step; its loss."""
@@ -39,10 +38,7 @@ class TrainingStep(Step):
 def updates(asked: Asked, name: str) -> None:
     """AdamW after the backward and within it, stock and planned: losses and parameters, peaks, times."""
     steps = dict[str, TrainingStep]()
-    right, noise, smallest = list[Tensor](), 0.0, 0
-
-    def make(parameters: list[Tensor]) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(parameters, lr=1e-4, fused=asked.cuda)
+    right, noise = list[Tensor](), 0.0
 
     def add(way: str, budget: Any, *, within: bool) -> int:
         nonlocal right, noise
@@ -50,7 +46,7 @@ def updates(asked: Asked, name: str) -> None:
             model, began = build(name, asked.device), time.monotonic()
             initial = [one.detach().clone() for one in model.module.parameters()]
             call = stock(model.module) if budget is None else planned(model.module, budget, max_slowdown=None)
-            step = TrainingStep(asked, model, call, make, within=within)
+            step = TrainingStep(asked, model, call, within=within)
             losses = torch.stack([step() for _ in range(4)])
             row.figures["compiled_s"] = round(time.monotonic() - began, 1)
             found = [losses, *(new.detach() - old for new, old in zip(model.module.parameters(), initial, strict=True))]
@@ -92,7 +88,6 @@ def accumulated(asked: Asked, name: str) -> None:
     step = asked.step(model, call)
     for number in range(3):
         step.release()
-        sums = list[float]()
         for micro in range(4):
             with asked.row(f"step {number}, micro-batch {micro}") as row:
                 if asked.cuda:
@@ -102,7 +97,6 @@ def accumulated(asked: Asked, name: str) -> None:
                     before = torch.cuda.memory_allocated() - gradients_bytes
                 loss = step.forward()
                 loss.backward()  # type: ignore[no-untyped-call]
-                sums.append(float(loss.detach()))
                 if asked.cuda:
                     measured = torch.cuda.max_memory_allocated() - before
                     row.figures |= {"measured": measured, "budget": budget}
@@ -177,27 +171,17 @@ def large(asked: Asked, layers: int, budget: int) -> None:
     with asked.row(f"{layers} layers") as row:
         model, began = large_llama(asked.device, layers), time.monotonic()
         call = planned(model.module, budget, max_slowdown=None)
-
-        def make(parameters: list[Tensor]) -> torch.optim.Optimizer:
-            return torch.optim.AdamW(parameters, lr=1e-4, fused=asked.cuda)
-
-        step = TrainingStep(asked, model, call, make, within=True)
+        step = TrainingStep(asked, model, call, within=True)
         row.figures["losses"] = losses = [round(float(step()), 4)]
         row.figures["first_step_s"] = round(time.monotonic() - began, 1)
         losses += [round(float(step()), 4) for _ in range(2)]
         row.expect(losses == sorted(losses, reverse=True), "the loss does not fall")
-        _times(asked, row, step, budget)
-
-
-def _times(asked: Asked, row: Row, step: TrainingStep, budget: int) -> None:
-    """Three steps of a model that leaves room for nothing beside it: peaks, and times."""
-    held(asked, row, step, budget)
-    times = list[float]()
-    for _ in range(3):
-        began = time.monotonic()
-        float(step())
-        times.append(round(1e3 * (time.monotonic() - began), 1))
-    row.figures["step_ms"] = times
-    if asked.cuda:
-        row.figures["whole_peak"] = torch.cuda.max_memory_allocated()
-        row.figures["reserved"] = torch.cuda.max_memory_reserved()
+        held(asked, row, step, budget)
+        row.figures["step_ms"] = times = list[float]()
+        for _ in range(3):
+            began = time.monotonic()
+            float(step())
+            times.append(round(1e3 * (time.monotonic() - began), 1))
+        if asked.cuda:
+            row.figures["whole_peak"] = torch.cuda.max_memory_allocated()
+            row.figures["reserved"] = torch.cuda.max_memory_reserved()
