@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from zoo.llamas import SIZES
 from zoo.loss import Classifier, TokenLoss
 from zoo.vision import UNet
 
@@ -85,15 +86,14 @@ def llama(small: bool) -> Model:
 
 def large_llama(device: str, layers: int) -> Model:
     """Llama 3 of 8 billion parameters in its 32 layers, at 8,192 tokens, made on the device; on a CPU, a small one."""
-    sizes: dict[str, int] = {"hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32}
-    sizes |= {"num_key_value_heads": 8, "num_hidden_layers": layers, "vocab_size": 128_256}
+    sizes = SIZES["8b"] | {"num_hidden_layers": layers}
     if device == "cpu":
-        sizes = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
-        sizes |= {"num_hidden_layers": layers, "vocab_size": 200}
+        small = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
+        sizes |= small | {"vocab_size": 200}
     from transformers import LlamaConfig, LlamaForCausalLM
 
     length = 64 if device == "cpu" else 8192
-    config = LlamaConfig(use_cache=False, max_position_embeddings=length, rope_theta=500_000.0, **sizes)
+    config = LlamaConfig(use_cache=False, max_position_embeddings=length, **sizes)
     torch.manual_seed(0)
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.bfloat16)
