@@ -20,7 +20,8 @@ def moving_problem(rng: Random) -> RematProblem:
     problem = random_problem(rng, forwards=rng.randint(1, 12), backwards=rng.randint(1, 10))
     speeds = (10**7, 10**8, 10**9)
     link = Link(Tier.HOST, rng.choice(speeds), rng.choice(speeds), rng.choice((0, 1, 5)), rng.choice((0, 50, 100)))
-    link = replace(link, curve=drawn_curve(rng, link.latency_ns))
+    curve = drawn_curve(rng, link.latency_ns)
+    link = replace(link, curve=curve, begin_ns=2 * len(curve))
     return replace(
         problem,
         costs=replace(problem.costs, links=(link,)),

@@ -9,19 +9,20 @@ import torch
 
 from remat_compiler import torch_compat
 from remat_compiler.costs.calibration import rounded
-from remat_compiler.costs.clock import best_ns
+from remat_compiler.costs.clock import best_ns, thread_clock
 from remat_compiler.costs.store import shared_store
 from remat_compiler.devices.gpus import Gpu
 from remat_compiler.ir.plan import PAGE_BYTES, Tier
 from remat_compiler.ir.problem import CopyTime, Link
 from remat_compiler.offload.copies import copy_back, copy_out
+from remat_compiler.offload.operators import FETCH, OFFLOAD, OFFLOADED, PREFETCH
 from remat_compiler.offload.place import Place
 from remat_compiler.offload.store import store_of
 
 _SIZES = tuple(2**exponent for exponent in (16, 18, 20, 22, 24, 26))
 """Sizes of the copies that are timed: from some that stay in caches to some that need memory not yet touched."""
 _FIGURES = (
-    *("latency_ns", "drag_percent plus 1"),
+    *("latency_ns", "drag_percent plus 1", "begin_ns"),
     *(f"{direction} {size} ns" for size in _SIZES for direction in ("out", "back")),
 )
 _BESIDE_BYTES = 64 * 2**20
@@ -29,7 +30,9 @@ _BESIDE_BYTES = 64 * 2**20
 LINK_SHARE = 0.8
 """Part of a link's bandwidth that copies of pinned memory reach; an assumption, for GPUs that are not there."""
 LATENCY_NS = 10_000
-"""Time to start a copy there."""
+"""Time of a copy of next to nothing there."""
+BEGIN_NS = 100_000
+"""Time for which a processor is busy with a copy there; on an H100, traces had twice that and more."""
 _DRAG_STEP, _MOST_DRAG = 25, 200
 """The drag is rounded to multiples of the first, so that calibrations agree, and is at most the second."""
 NOMINAL = {Tier.HOST: (5 * 10**9, 5 * 10**9, 10_000), Tier.DISK: (10**9, 10**9, 50_000)}
@@ -70,19 +73,19 @@ def links_to(
 def paper_link(gpu: Gpu) -> Link:
     """The link between a GPU that is not there and its host, by its data sheet."""
     rate = int(LINK_SHARE * gpu.link_bytes_per_s) or NOMINAL[Tier.HOST][0]
-    return Link(Tier.HOST, rate, rate, LATENCY_NS)
+    return Link(Tier.HOST, rate, rate, LATENCY_NS, begin_ns=BEGIN_NS)
 
 
 def _link(tier: Tier, figures: Sequence[int]) -> Link:
     """The link that has `_FIGURES`."""
-    latency_ns, drag, *times = figures
+    latency_ns, drag, begin_ns, *times = figures
     curve, out_ns, back_ns = [], latency_ns, latency_ns
     for size, out, back in zip(_SIZES, times[::2], times[1::2]):
         # Another process that was busy may have slowed down a copy of a smaller size more.
         out_ns, back_ns = max(out_ns, out), max(back_ns, back)
         curve.append(CopyTime(size, out_ns, back_ns))
     out_rate, back_rate = (max(_SIZES[-1] * 10**9 // time_ns, 1) for time_ns in (out_ns, back_ns))
-    return Link(tier, out_rate, back_rate, latency_ns, drag - 1, tuple(curve))
+    return Link(tier, out_rate, back_rate, latency_ns, drag - 1, tuple(curve), begin_ns)
 
 
 def _measured(place: Place, device_type: str) -> list[int]:
@@ -92,8 +95,25 @@ def _measured(place: Place, device_type: str) -> list[int]:
         times = [time_ns for size in _SIZES for time_ns in _times_ns(place, device_type, size)]
         # Engines of a GPU copy beside its processors.
         drag = _drag_percent(place) if device_type == "cpu" else 0
+        begin_ns = _begin_ns(place, device_type)
     # The store keeps figures of at least 1.
-    return [rounded(sum(smallest) / 2), drag + 1, *map(rounded, times)]
+    return [rounded(sum(smallest) / 2), drag + 1, rounded(begin_ns), *map(rounded, times)]
+
+
+def _begin_ns(place: Place, device_type: str) -> float:
+    """What a copy takes of the thread that runs the step, without the time for which that waits."""
+    value = torch.zeros(PAGE_BYTES, dtype=torch.uint8, device=device_type)
+    # As in a step, for which room is made when it is compiled.
+    room = store_of(place, pinned=value.is_cuda).reserve(2 * PAGE_BYTES, 2 * PAGE_BYTES)
+
+    def out_and_back() -> None:
+        handle = OFFLOAD(value, str(place))
+        OFFLOADED(handle, value)
+        FETCH(*PREFETCH(handle, value.shape, [0], value.dtype, value.device))
+
+    begin_ns = best_ns(out_and_back, "cpu", most=30, seconds=0.1, clock=thread_clock()) / 2
+    del room
+    return begin_ns
 
 
 def _drag_percent(place: Place) -> int:

@@ -73,8 +73,8 @@ def _check_costs(costs: CostTable, place: str = "$.data") -> None:
         if value < 0:
             raise FormatError(f"{place}.time_ns[{i}]", f"expected at least 0, got {value}")
     for i, link in enumerate(costs.links):
-        if link.out_bytes_per_s < 1 or link.back_bytes_per_s < 1 or link.latency_ns < 0:
-            raise FormatError(f"{place}.links[{i}]", "expected bandwidths of at least 1 and a latency of at least 0")
+        if link.out_bytes_per_s < 1 or link.back_bytes_per_s < 1 or min(link.latency_ns, link.begin_ns) < 0:
+            raise FormatError(f"{place}.links[{i}]", "expected bandwidths of at least 1, and no time below 0")
         times = [(0, link.latency_ns, link.latency_ns), *((c.size_bytes, c.out_ns, c.back_ns) for c in link.curve)]
         if any(a[0] >= b[0] or a[1] > b[1] or a[2] > b[2] or not b[1] or not b[2] for a, b in pairwise(times)):
             raise FormatError(f"{place}.links[{i}].curve", "expected ascending sizes, and times that never fall")

@@ -44,6 +44,8 @@ class Link:
         drag_percent: What operators lose while copies run beside them, in percent of that time: 0 where engines of
             their own copy, about 100 where processors copy that are busy with operators.
         curve: Measured times, by ascending size, none shorter than those before it: what is small stays in caches.
+        begin_ns: Time that each copy takes from the step itself, since the processor that begins it hands out no
+            operator meanwhile.  A device that has enough to do is not kept waiting by that; it counts all the same.
     """
 
     tier: Tier
@@ -52,6 +54,7 @@ class Link:
     latency_ns: int = 0
     drag_percent: int = 0
     curve: tuple[CopyTime, ...] = field(default=(), metadata=OPTIONAL)
+    begin_ns: int = field(default=0, metadata=OPTIONAL)
 
     def out_ns(self, size_bytes: int) -> int:
         """Time of a copy from the device."""

@@ -37,7 +37,7 @@ class Schedule:
         steps: Times of each step; they follow each other without gaps but for the waits.
         copies: The copies of each transfer, in the order of `Plan.transfers`.
         lives: The steps around each transfer, in the same order.
-        drag_ns: What operators lose because copies slow them down; it comes on top, at the end.
+        drag_ns: What operators lose because copies slow them down and have to be begun; it comes on top, at the end.
         total_ns: Time of the training step, as the simulator has it.
     """
 

@@ -9,8 +9,9 @@ Operators run one after the other; beside them, each tier has a queue for copies
                 end of the forward
 
 Copies take their bytes over the bandwidth of their direction, and a latency.  Where they slow operators down, the step
-takes longer by a part of their time that does not pass in waiting (`Link.drag_percent`).  A copy costs what is left of
-it once the operators beside it have run, as in HOME (section 3.4, Figure 4), where copies do not wait for each other.
+takes longer by a part of their time that does not pass in waiting (`Link.drag_percent`).  Beginning a copy takes time
+of the step itself (`Link.begin_ns`).  Else it costs what is left of it once the operators beside it have run, as in
+HOME (section 3.4, Figure 4), where copies do not wait for each other.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class TransferTimes:
     Attributes:
         time_ns: Time of the step, in which operators that repeat count again.
         stall_ns: The part of it in which an operator waits for a copy.
-        drag_ns: The part of it that operators lose because copies slow them down.
+        drag_ns: The part of it that operators lose because copies slow them down and have to be begun.
         copies: The copies of each transfer, in the order of `Plan.transfers`.
     """
 
@@ -70,7 +71,7 @@ def transfer_times(arrays: GraphArrays, steps: IntArray, boundary: int, transfer
     out: dict[int, tuple[int, int]] = {}
     back: dict[int, tuple[int, int]] = {}
     late_ns = 0
-    copied_ns = dict.fromkeys(links, 0)
+    copied_ns, begun_ns = dict.fromkeys(links, 0), 0
     for step, kind, _, i in _events(transfers, lives):
         first = lives[i].first
         if kind == _GONE:
@@ -83,12 +84,14 @@ def transfer_times(arrays: GraphArrays, steps: IntArray, boundary: int, transfer
             copy_ns = 0 if link is None else link.back_ns(size_bytes) if is_back else link.out_ns(size_bytes)
             if link is not None:
                 copied_ns[one.tier] += copy_ns
+                begun_ns += link.begin_ns
             asked_ns = late_ns + begins[step if is_back else step + 1]
             begin_ns = max(asked_ns, queues[one.tier, is_back])
             (back if is_back else out)[i] = begin_ns, begin_ns + copy_ns
             queues[one.tier, is_back] = begin_ns + copy_ns
     # Nobody is slowed down by a copy that the step waits for.
-    drag_ns = sum(max(ns - late_ns, 0) * links[tier].drag_percent // 100 for tier, ns in copied_ns.items())
+    slowed_ns = sum(max(ns - late_ns, 0) * links[tier].drag_percent // 100 for tier, ns in copied_ns.items())
+    drag_ns = slowed_ns + begun_ns
     copies = tuple(Copies(*out[life.first], *back[i]) for i, life in enumerate(lives))
     return TransferTimes(begins[-1] + late_ns + drag_ns, late_ns, drag_ns, copies)
 

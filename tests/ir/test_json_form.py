@@ -55,7 +55,7 @@ def test_plans_and_results_survive_the_round_trip(
 def test_links_survive_the_round_trip_and_what_has_none_reads_as_before() -> None:
     assert "links" not in dumps(PROBLEM)
     assert "offload_bytes" not in dumps(PROBLEM)
-    links = (Link(Tier.DISK, 1, 2), Link(Tier.HOST, 3, 4, 5, 6, (CopyTime(7, 8, 9), CopyTime(10, 8, 11))))
+    links = (Link(Tier.DISK, 1, 2), Link(Tier.HOST, 3, 4, 5, 6, (CopyTime(7, 8, 9), CopyTime(10, 8, 11)), 12))
     moving = replace(PROBLEM, offload_bytes=7, costs=replace(PROBLEM.costs, links=links))
     assert loads(RematProblem, dumps(moving)) == moving
     assert fingerprint(moving) != fingerprint(PROBLEM)

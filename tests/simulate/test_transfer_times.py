@@ -191,3 +191,12 @@ def test_copies_slow_down_what_does_not_wait_for_them(percent: int, drag_ns: int
     found = times_of(problem, plan, [Link(Tier.HOST, 10**9, 10**9, 0, percent)])
     assert (found.stall_ns, found.drag_ns) == (123, drag_ns)
     assert found.time_ns == 10 + 5 + 5 + 10 + 123 + drag_ns
+
+
+@pytest.mark.parametrize("begin_ns", [0, 7])
+def test_each_copy_takes_time_of_the_step_as_it_is_begun(begin_ns: int) -> None:
+    problem, plan = step_of_four(1, 3)
+    found = times_of(problem, plan, [replace(LINKS[0], begin_ns=begin_ns)])
+    free = times_of(problem, plan, [LINKS[0]])
+    assert (found.copies, found.stall_ns) == (free.copies, free.stall_ns)
+    assert found.time_ns == free.time_ns + 2 * begin_ns

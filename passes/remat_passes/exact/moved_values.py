@@ -111,6 +111,14 @@ class MovedValues:
             )
         return found
 
+    @property
+    def begun(self) -> list[tuple[pulp.LpVariable, int]]:
+        """The time that the two copies of each value take from the step as they are begun, by m[v]."""
+        if not self.returns:
+            return []
+        begin_ns = self.space.problem.costs.links[0].begin_ns
+        return [(moved, 2 * begin_ns) for moved in self.moved.values() if begin_ns]
+
     def _window(
         self,
         row: dict[pulp.LpVariable, int],

@@ -191,10 +191,10 @@ class Program:
             self._add([(smaller, 1), *((term, -1) for term in larger)], pulp.LpConstraintLE, 0)
 
     def _add_objective(self, cutoff_ns: int | None) -> None:
-        """Added time, at most `cutoff_ns`: executions in gaps less the first of each floating operator, and waits."""
+        """Added time, at most `cutoff_ns`: executions in gaps less the first of each floating operator, and copies."""
         times = self.space.problem.costs.time_ns
         terms = [(variable, times[i]) for (_, i), variable in self.runs.items() if times[i]]
-        terms += [(variable, 1) for variable in (*self.moves.waits, *self.moves.drag)]
+        terms += [*self.moves.begun, *((variable, 1) for variable in (*self.moves.waits, *self.moves.drag))]
         constant = -sum(times[i] for i in self.space.floating)
         # A variable that is 1 carries the constant, since solvers take gaps relative to what they know of.
         once = [(pulp.LpVariable("one", 1, 1), constant)] if constant else []

@@ -71,7 +71,8 @@ def figures(p: Policies, actions: IntArray) -> tuple[int, int, int]:
         for i in range(len(storages)):
             copied += moves.out_ns[i] + moves.back_ns[i]
             room += p.pages_bytes[storages[i]]
-        added += late + max(copied - late, 0) * p.drag_percent // 100
+        # Each moved value is copied out once and back once.
+        added += late + max(copied - late, 0) * p.drag_percent // 100 + 2 * len(storages) * p.begin_ns
     peak = 0
     for here in live:
         peak = max(peak, here)

@@ -34,6 +34,7 @@ class Policies(NamedTuple):
         out_ns: For each storage, the time of its copy from the device.
         back_ns: The same for the way back.
         drag_percent: See `Link.drag_percent`.
+        begin_ns: See `Link.begin_ns`.
         pages_bytes: For each storage, what it takes off the device.
         room_bytes: What may be off the device.
         budget_bytes: Most bytes that may be alive.
@@ -50,6 +51,7 @@ class Policies(NamedTuple):
     out_ns: IntArray
     back_ns: IntArray
     drag_percent: int
+    begin_ns: int
     pages_bytes: IntArray
     room_bytes: int
     budget_bytes: int

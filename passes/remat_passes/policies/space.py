@@ -57,6 +57,7 @@ class PolicySpace:
             np.array(nothing if link is None else [link.out_ns(size) for size in sizes], np.int64),
             np.array(nothing if link is None else [link.back_ns(size) for size in sizes], np.int64),
             0 if link is None else link.drag_percent,
+            0 if link is None else link.begin_ns,
             np.array([in_pages(size) for size in sizes], np.int64),
             problem.offload_bytes,
             problem.budget_bytes,
