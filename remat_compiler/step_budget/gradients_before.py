@@ -149,7 +149,13 @@ class GradientsBefore:
         adds_up = bool(self.found.get(graph) or self.planned_bytes)
         handed_over = {i: ref(arguments[i]) for i in leaving if not adds_up or arguments[i]._post_accumulate_grad_hooks}
 
+        places = len(arguments)
+
         def made(gradients: Any) -> None:
+            # AOTAutograd takes inputs that alias each other for one, if one is changed: then no place is that of an
+            # argument, and no gradient leaves.
+            if len(gradients) != places:
+                return
             self._see_stay(graph, {i: (one(), gradients[i]) for i, one in handed_over.items()})
             ours = [value for i, value in enumerate(gradients) if i not in parameters]
             self._made[graph] = torch_compat.watched_sizes(ours)
