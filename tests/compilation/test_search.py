@@ -168,15 +168,6 @@ def test_what_cannot_be_lower_is_not_emitted_again(convolutions: bool) -> None:
     assert unplanned == ([True, False] if convolutions else [True])
 
 
-def test_the_error_names_the_users_budget_and_the_smallest_peak_of_both_layouts() -> None:
-    with pytest.raises(InfeasibleBudget) as error:
-        searched(MadeUpCompiler(layout_bytes=50, other_bytes=60, floor_bytes=880), 900)
-    assert error.value.budget_bytes == 900
-    assert error.value.smallest_peak_bytes == 880 + 60
-    assert "memory_budget=900 (900 bytes, 90 % of the peak without a budget)" in str(error.value)
-    assert "by planner 'made up' " in str(error.value)
-
-
 def test_a_fraction_is_one_of_what_the_step_takes_without_a_budget() -> None:
     compiler = MadeUpCompiler(layout_bytes=0, other_bytes=200)
     search = BudgetSearch(compiler, options_of(memory_budget=0.5), chooses_layout=False)
@@ -194,16 +185,6 @@ def test_the_whole_peak_is_the_step_without_a_budget() -> None:
     assert kept.check.peak_bytes == limit == 1200
 
 
-def test_a_refused_fraction_is_not_kept_by_raising_it() -> None:
-    search = BudgetSearch(
-        MadeUpCompiler(layout_bytes=0, floor_bytes=880), options_of(memory_budget=0.5), chooses_layout=False
-    )
-    with pytest.raises(InfeasibleBudget) as error:
-        search.run(SearchGoal(PartitionRequest(None, fraction=0.5)))
-    assert error.value.budget_bytes == 500
-    assert error.value.smallest_peak_bytes == 880
-
-
 def test_on_request_the_smallest_peak_is_kept_though_it_is_over_the_budget() -> None:
     compiler = MadeUpCompiler(layout_bytes=0, floor_bytes=0)
 
@@ -214,27 +195,6 @@ def test_on_request_the_smallest_peak_is_kept_though_it_is_over_the_budget() -> 
     options = options_of(memory_budget=900, on_infeasible="min")
     kept, _ = BudgetSearch(stubborn, options, chooses_layout=False).run(SearchGoal(PartitionRequest(900)))
     assert kept.check.peak_bytes == 950
-
-
-def test_a_refusal_of_a_share_is_worded_in_bytes_of_the_whole_budget() -> None:
-    search = BudgetSearch(MadeUpCompiler(layout_bytes=0, floor_bytes=300), options_of(memory_budget=900), False)
-    with pytest.raises(InfeasibleBudget, match="where other graphs of the step take all but 200 bytes") as error:
-        search.run(SearchGoal(PartitionRequest(200), limit_bytes=200, whole_bytes=900))
-    assert (error.value.budget_bytes, error.value.smallest_peak_bytes) == (900, 1000)
-
-
-def test_a_refusal_of_the_whole_budget_is_worded_as_it_is() -> None:
-    search = BudgetSearch(MadeUpCompiler(layout_bytes=0, floor_bytes=300), options_of(memory_budget=200), False)
-    with pytest.raises(InfeasibleBudget) as error:
-        search.run(SearchGoal(PartitionRequest(200), limit_bytes=200, whole_bytes=200))
-    assert (error.value.budget_bytes, error.value.smallest_peak_bytes) == (200, 300)
-    assert "other graphs" not in str(error.value)
-
-
-def test_what_is_held_beside_others_makes_the_whole_budget_a_share() -> None:
-    search = BudgetSearch(MadeUpCompiler(layout_bytes=0, floor_bytes=300), options_of(memory_budget=200), False)
-    with pytest.raises(InfeasibleBudget, match="other graphs"):
-        search.run(SearchGoal(PartitionRequest(200, between_bytes=10), limit_bytes=200, whole_bytes=200))
 
 
 @pytest.mark.parametrize(("moving_bytes", "moves", "tries"), [(0, True, 1), (30, False, 3)])
