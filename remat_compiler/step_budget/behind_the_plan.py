@@ -45,6 +45,8 @@ class Beside(Hashable, Protocol):
 
 OpenCalls = Callable[[], Mapping[int, OpenCall[Any]]]
 """The calls of planned graphs, each a `Beside`, in this thread whose backward has not run; see `open_calls.Here`."""
+_ALL = -1
+"""Stands for the number of nodes behind the graphs where none of them waits for its backward."""
 
 
 class BehindThePlan:
@@ -62,17 +64,20 @@ class BehindThePlan:
         calls = tuple(self._open_calls().values())
         if not calls:
             return
-        last = calls[-1]
+        # Results that nobody trained are gone by now, and so is what their graphs held for them.
+        alive = [(one, node) for one in calls if (node := one.node()) is not None]
+        last = alive[-1][0] if alive else calls[-1]
         graph: Beside = last.graph
-        beside, budget, latest = graph.beside, graph.options.memory_budget, last.node()
-        if beside is None or latest is None:
+        beside, budget = graph.beside, graph.options.memory_budget
+        if beside is None:
             return
         if graph.gradients is not None and graph.gradients.appear(graph):
             for one in calls:
                 one.graph.look_again()
         memory = last.memory
         # As much work behind the graphs as in a step that was looked at, at the same sizes, is no news.
-        kind = torch_compat.nodes_behind(latest, roots), 0 if memory is None else memory.held_bytes
+        behind = torch_compat.nodes_behind(alive[-1][1], roots) if alive else _ALL
+        kind = behind, 0 if memory is None else memory.held_bytes
         if not beside.is_new_behind(kind):
             return
         eager = torch_compat.eager_backward(roots)

@@ -76,6 +76,24 @@ def test_losses_in_chunks_and_recurrent_layers_behind_are_told_of(told: Told) ->
     assert len(told()) == 2
 
 
+@pytest.mark.parametrize(("budget", "times"), [("1MiB", 1), ("2MiB", 0)])
+def test_eager_work_is_told_of_where_nothing_of_the_planned_graphs_is_trained(
+    budget: str, times: int, told: Told
+) -> None:
+    """Their results are gone as the backward begins: all that it runs over is eager's."""
+    model, x = dense(), torch.randn(256, 64)
+    step, scale = compiled(model, budget), torch.full((), 0.5, requires_grad=True)
+
+    def of_features() -> torch.Tensor:
+        features = step(x).detach()
+        for _ in range(20):
+            features = (features * scale).tanh()
+        return features.sum()
+
+    train(of_features, model)
+    assert len(told()) == times
+
+
 def test_a_custom_function_behind_counts_what_it_saves(told: Told) -> None:
     class Scaled(torch.autograd.Function):
         @staticmethod
