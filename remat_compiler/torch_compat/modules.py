@@ -40,7 +40,16 @@ def new_module(root: fx.GraphModule | dict[str, Any], graph: fx.Graph) -> fx.Gra
 
 def copy_module(module: fx.GraphModule) -> fx.GraphModule:
     """A graph module with the same nodes, which may be changed without changing `module`."""
-    return new_module(module, copy.deepcopy(module.graph))
+    graph = module.graph
+    codegen = graph._codegen
+    # A deep copy of it would copy the structure of a joint graph's inputs, of which torch warns the user.
+    graph._codegen = fx.graph.CodeGen()
+    try:
+        copied = copy.deepcopy(graph)
+    finally:
+        graph._codegen = codegen
+    copied._codegen = copy.copy(codegen)
+    return new_module(module, copied)
 
 
 def erase_dead_code(graph: fx.Graph, outputs: Iterable[fx.Node] = ()) -> bool:

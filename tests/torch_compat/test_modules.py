@@ -8,6 +8,7 @@ import warnings
 import pytest
 import torch
 from torch import fx
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from remat_compiler.torch_compat.modules import copy_module, copying_nodes, erase_dead_code, new_module, without_code
 from torch_compat.test_duplicates import drawn_graph
@@ -25,6 +26,18 @@ def test_a_copy_runs_and_is_apart() -> None:
     copied.recompile()
     assert torch.equal(module(torch.full((2,), 3.0)), torch.full((2,), 6.0))
     assert torch.equal(copied(torch.full((2,), 3.0)), torch.full((2,), 9.0))
+
+
+def test_a_copy_takes_its_inputs_in_the_same_structure_and_warns_of_nothing() -> None:
+    """Joint graphs take a list of inputs and one of tangents, which torch's own copy of a graph would copy, too."""
+    module = make_fx(lambda inputs, tangents: [inputs[0] * tangents[0]], pre_dispatch=False)(
+        [torch.ones(2)], [torch.ones(2)]
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        copied = copy_module(module)
+    (found,) = copied([torch.full((2,), 3.0)], [torch.full((2,), 2.0)])
+    assert torch.equal(found, torch.full((2,), 6.0))
 
 
 def test_modules_made_without_code_get_it_on_demand() -> None:
