@@ -175,10 +175,10 @@ def _try(
 
 def _only_rounds(program: Program, options: dict[str, Any]) -> bool:
     """Whether a program of few digits is right where it has many."""
-    if program.dtype == "float64":
+    # Losses are taken in 32 bits by programs of 64, too.
+    if program.dtype == "float64" and "torch.float32" not in program.source:
         return False
     exact, asked = replace(program, dtype="float64"), options["memory_budget"]
-    # Losses that are taken in 32 bits, too.
     vars(exact)["source"] = exact.source.replace("torch.float32", "torch.float64")
     more = torch.float64.itemsize // getattr(torch, program.dtype).itemsize
     options = {**options, "memory_budget": more * asked if isinstance(asked, int) else asked, "on_infeasible": "min"}
