@@ -184,8 +184,11 @@ def _only_rounds(program: Program, options: dict[str, Any]) -> bool:
     options = {**options, "memory_budget": more * asked if isinstance(asked, int) else asked, "on_infeasible": "min"}
     expected, found = observe(exact, None)[0], observe(exact, partial(remat, options=options))[0]
     later = {torch.float64: 100 * TOLERANCE[torch.float64]}
-    first = any(where.startswith("step 0") for where in _differences(expected, found, TOLERANCE))
-    return not first and not _differences(expected, found, TOLERANCE | later)
+    stock = Stock(exact, options["inner"]).steps
+    # That torch's own compiler gets something wrong says nothing of the rest.
+    off = {} if stock is None else _differences(expected, stock, TOLERANCE)
+    first = {where for where in _differences(expected, found, TOLERANCE) if where.startswith("step 0")}
+    return not (first | _differences(expected, found, TOLERANCE | later).keys()) - off.keys()
 
 
 def _measured(
