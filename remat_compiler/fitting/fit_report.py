@@ -34,7 +34,8 @@ class FitPoint:
         backward_bytes: Most that the backward has.
         update_bytes: Most that the optimizer's step has.
         in_use_bytes: Most that the three have in whole blocks of torch's caching allocator, by its model; 0 on a CPU,
-            which has no such allocator, and so are the next three.
+            which has no such allocator, and so are the next four.
+        allocated_bytes: Most that all of it has in whole blocks, with what is there before the step.
         library_bytes: Workspaces that cuBLAS keeps, for the forward's thread and the backward's.
         reserved_bytes: Most that torch's caching allocator reserves, by its model.
         expandable_bytes: The same with expandable segments, whether or not the user has set them.
@@ -61,6 +62,7 @@ class FitPoint:
     backward_bytes: int = 0
     update_bytes: int = 0
     in_use_bytes: int = 0
+    allocated_bytes: int = 0
     library_bytes: int = 0
     reserved_bytes: int = 0
     expandable_bytes: int = 0
@@ -101,7 +103,7 @@ class FitPoint:
     @property
     def peak_bytes(self) -> int:
         """Most that is allocated; on a GPU, as `torch.cuda.max_memory_allocated` says."""
-        return self.resident_bytes + max(self.step_bytes, self.in_use_bytes)
+        return max(self.resident_bytes + max(self.step_bytes, self.in_use_bytes), self.allocated_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +234,7 @@ def _in_blocks(point: FitPoint) -> list[tuple[str, int, str]]:
     """What torch's caching allocator makes of the parts."""
     return [
         ("in blocks", point.in_use_bytes, "modelled: the largest of the three in whole blocks of torch's allocator"),
-        ("allocated", point.peak_bytes, "peak: the first four and that in blocks, as max_memory_allocated says"),
+        ("allocated", point.peak_bytes, "peak: all in whole blocks, as max_memory_allocated says"),
         ("reserved", point.reserved_bytes, "modelled: torch's caching allocator"),
     ]
 

@@ -39,7 +39,7 @@ from remat_compiler.fitting.made_step import MadeStep, made_step
 from remat_compiler.fitting.request import FitRequest
 from remat_compiler.progress import progress
 from remat_compiler.report.store import reports
-from remat_compiler.simulate.reserved import in_use_bytes, reserved_bytes
+from remat_compiler.simulate.reserved import in_use, reserved_bytes
 
 
 @contextmanager
@@ -159,9 +159,11 @@ def _in_blocks(point: FitPoint, gpu: Gpu, step: MadeStep, counted: Counted) -> F
         return reserved_bytes(before, state, counted.lives, gpu.usable_bytes, expandable=expandable)
 
     expandable = reserved(True)
+    blocks = in_use(before, state, counted.lives, expandable=segments_expand())
     return replace(
         point,
-        in_use_bytes=in_use_bytes(before, state, counted.lives, expandable=segments_expand()),
+        in_use_bytes=blocks.above_bytes,
+        allocated_bytes=blocks.all_bytes,
         reserved_bytes=expandable if segments_expand() else reserved(False),
         expandable_bytes=expandable,
     )

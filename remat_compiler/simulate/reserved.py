@@ -70,6 +70,19 @@ class ReservedFigures:
         return self.expandable_bytes if expandable else self.reserved_bytes
 
 
+@dataclass(frozen=True, slots=True)
+class InUse:
+    """What blocks in use come to at most, over steps in a row.
+
+    Attributes:
+        above_bytes: During a step, above what is in use as it begins.
+        all_bytes: With what is in use as it begins: what is resident lies in whole blocks, too.
+    """
+
+    above_bytes: int
+    all_bytes: int
+
+
 # Searches, arenas and reports ask about the same few steps.
 @lru_cache(maxsize=4)
 def reserved_figures(trace: AllocationTrace) -> ReservedFigures:
@@ -87,8 +100,8 @@ def figures_of_steps(
         state: Sizes of the optimizer's state, which exists from the end of the first step on.
         steps: What each step allocates; steps of other lengths allocate other sizes.
     """
-    (allocated, reserved), (_, expandable) = (_taken(resident, state, steps, one) for one in (False, True))
-    return ReservedFigures(allocated, reserved, expandable)
+    (in_use, reserved), (_, expandable) = (_taken(resident, state, steps, one) for one in (False, True))
+    return ReservedFigures(in_use.above_bytes, reserved, expandable)
 
 
 @lru_cache(maxsize=4)
@@ -122,15 +135,15 @@ def taken_bytes(traces: Sequence[AllocationTrace], expandable: bool) -> int:
 
 def _taken(
     resident: Sequence[int], state: Sequence[int], steps: Sequence[Sequence[Allocation]], expandable: bool
-) -> tuple[int, int]:
-    """Most bytes in use and most reserved, less what is there anyway."""
+) -> tuple[InUse, int]:
+    """Most bytes in use, and most reserved less what is there anyway."""
     kind = ExpandableAllocator if expandable else CachingAllocator
     allocator, alone = kind(_UNLIMITED_BYTES), kind(_UNLIMITED_BYTES)
-    in_use = max(run_steps(resident, state, steps, allocator), default=0)
+    above = max(run_steps(resident, state, steps, allocator), default=0)
     # What is there anyway counts as this allocator rounds it.
     for size in (*resident, *state):
         alone.allocate(size)
-    return in_use, allocator.peak_reserved_bytes - alone.allocated_bytes
+    return InUse(above, allocator.peak_allocated_bytes), allocator.peak_reserved_bytes - alone.allocated_bytes
 
 
 def reserved_bytes(
@@ -166,10 +179,8 @@ def reserved_bytes(
         return max(endless.peak_reserved_bytes, capacity_bytes + 1)
 
 
-def in_use_bytes(
-    resident: Iterable[int], state: Iterable[int], lives: Iterable[Allocation], *, expandable: bool
-) -> int:
-    """Most bytes of blocks in use during a step above what is in use as it begins, on a device without end.
+def in_use(resident: Iterable[int], state: Iterable[int], lives: Iterable[Allocation], *, expandable: bool) -> InUse:
+    """What blocks in use come to at most, on a device without end.
 
     Args:
         resident: Sizes of what is there before the first step.
@@ -177,8 +188,7 @@ def in_use_bytes(
         lives: What one step allocates.
         expandable: Whether segments expand.
     """
-    in_use, _ = _taken(list(resident), list(state), [list(lives)] * _STEPS, expandable)
-    return in_use
+    return _taken(list(resident), list(state), [list(lives)] * _STEPS, expandable)[0]
 
 
 def run_steps(

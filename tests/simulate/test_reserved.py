@@ -8,7 +8,7 @@ from hypothesis import given
 
 from builders import generators
 from remat_compiler.simulate.lives import Life
-from remat_compiler.simulate.reserved import AllocationTrace, figures_of_steps, reserved_bytes, reserved_figures
+from remat_compiler.simulate.reserved import AllocationTrace, figures_of_steps, in_use, reserved_bytes, reserved_figures
 from remat_compiler.units import rounded_up
 
 MIB = 2**20
@@ -33,6 +33,12 @@ def test_what_lies_between_keeps_memory_in_pieces() -> None:
     assert figures.allocated_bytes == 24 * MIB
     assert figures.reserved_bytes == 44 * MIB
     assert figures.expandable_bytes == 40 * MIB
+
+
+def test_what_is_resident_lies_in_whole_blocks() -> None:
+    # Two weights fill a segment of 20 MiB: what they leave of it is too small to become a block of its own.
+    blocks = in_use((19 * MIB // 2,) * 2, (), (Life(4 * MIB, 0, 1),), expandable=False)
+    assert (blocks.above_bytes, blocks.all_bytes) == (4 * MIB, 24 * MIB)
 
 
 def test_what_is_resident_counts_apart_and_the_state_takes_what_is_free() -> None:
