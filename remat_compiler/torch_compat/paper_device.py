@@ -26,6 +26,7 @@ from remat_compiler.torch_compat.paper_attention import enter_attention
 from remat_compiler.torch_compat.paper_autograd import enter_autograd
 from remat_compiler.torch_compat.paper_cuda import enter_cuda
 from remat_compiler.torch_compat.paper_inductor import enter_generation, enter_inductor
+from remat_compiler.torch_compat.paper_kernels import enter_kernels
 from remat_compiler.torch_compat.paper_meshes import enter_meshes
 from remat_compiler.torch_compat.paper_modules import enter_modules
 from remat_compiler.torch_compat.paper_values import enter_values
@@ -76,6 +77,7 @@ def paper_device(device: str | Device) -> Iterator[Device]:
             enter_autograd(stack, torch.device("cuda", 0))
             enter_cuda(stack, found)
             enter_attention(stack, found)
+            enter_kernels(stack)
             enter_inductor(stack, found)
         enter_generation(stack)
         enter_meshes(stack)

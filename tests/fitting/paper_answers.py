@@ -12,7 +12,7 @@ from torch import nn
 
 import remat_compiler
 from fitting.paper_models import MAKERS, UncutBlocks, deeper, language
-from fitting.paper_traces import Named, on_paper
+from fitting.paper_traces import Named, Seen, on_paper
 from heard import warnings_heard
 from remat_compiler.dynamic_shapes.peak_guard import PeakGuard
 from remat_compiler.errors import RematError
@@ -343,3 +343,13 @@ def in_blocks(expandable: bool) -> list[tuple[int, int]]:
             report = remat_compiler.reports()[-1]
             found.append((report.checked_peak_bytes or 0, report.requested_bytes))
     return found
+
+
+def gated() -> list[str]:
+    """The operators of the backward of two gates, outside of all that is captured."""
+    with fit_here("h100"):
+        x = torch.zeros(8, 16, device="cuda", requires_grad=True)
+        loss = (nn.functional.silu(x) + nn.functional.mish(x)).sum()
+        with Seen() as seen:
+            loss.backward()
+    return seen.names

@@ -122,3 +122,16 @@ class Named(torch.utils._python_dispatch.TorchDispatchMode):
             if not self.mask_strides and len(args) > 3 and isinstance(args[3], torch.Tensor):
                 self.mask_strides = list(args[3].stride())
         return func(*args, **kwargs or {})
+
+
+class Seen(torch.utils._python_dispatch.TorchDispatchMode):
+    """Names of the operators of ATen that run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        if str(func).startswith("aten."):
+            self.names.append(str(func).split(".")[1])
+        return func(*args, **kwargs or {})

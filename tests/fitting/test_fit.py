@@ -19,6 +19,7 @@ from fitting.paper_answers import (
     chosen_by_truth,
     copied,
     foreseen,
+    gated,
     in_blocks,
     kernels,
     learned_mask,
@@ -133,6 +134,7 @@ def test_what_is_there_beside_the_step_is_counted(interpreted: Points) -> None:
         assert point.gradient_bytes >= parameters
         # It makes one more tensor for each parameter, beside the gradients.
         assert parameters <= point.update_bytes <= 2 * point.gradient_bytes
+        assert point.resident_bytes + point.in_use_bytes <= point.allocated_bytes <= point.peak_bytes
         assert point.peak_bytes <= point.reserved_bytes + 2**20
     statistics = sum(buffer.numel() * buffer.element_size() for buffer in Vision().buffers())
     weights = sum(parameter.numel() * 4 for parameter in Vision().parameters())
@@ -174,6 +176,13 @@ def test_a_mask_of_truth_values_is_one_of_numbers_for_every_kernel() -> None:
         device: [f"{kernel}{of} torch.bfloat16" for of in ("", "_backward")]
         for device, kernel in (("h100", "cudnn_attention"), ("t4", "efficient_attention"))
     }
+
+
+def test_gates_have_one_kernel_in_the_backward() -> None:
+    """As on a GPU, though a build of torch without CUDA has none, and would write them out in others."""
+    names = call_in_process(gated)
+    assert {"silu_backward", "mish_backward"} <= set(names)
+    assert not {"sigmoid", "tanh", "mul"} & set(names)
 
 
 def test_optimizers_of_every_kind_have_a_step() -> None:
