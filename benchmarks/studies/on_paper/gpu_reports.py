@@ -12,13 +12,8 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any
-
-import torch
 
 from remat_compiler.errors import RematError
 from remat_compiler.fitting.fit_report import FitPoint
@@ -26,43 +21,10 @@ from remat_compiler.fitting.made_step import made_step
 from remat_compiler.fitting.paper_process import call_in_process
 from remat_compiler.fitting.paper_step import counted_point, on_paper
 from remat_compiler.fitting.request import FitRequest
-from studies.on_paper.gpu_report_models import LargeVit, SmallGpt, Transformers
+from studies.on_paper.gpu_report_steps import REPORTS, Report
+from studies.on_paper.gpu_report_steps_read import READ
 
-GIB, GB, MIB, MB = 2**30, 10**9, 2**20, 10**6
-GPT_SOURCE = "github.com/rasbt/LLMs-from-scratch ch05/10_llm-training-speed"
-VIT_SOURCE = "github.com/rasbt/pytorch-memory-optim logs.md"
-DOCS = "huggingface/transformers docs/source/en/model_doc"
-NOTEBOOK = "huggingface/notebooks transformers_doc/en/performance.ipynb"
-FORWARD_BACKWARD = "the loop of the table is assumed: 5 steps that are not counted, then one, without an optimizer"
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """A measurement by others.
-
-    Attributes:
-        name: Its short name.
-        source: Where it was published.
-        device: The GPU; see `remat_compiler.devices.gpus`.
-        bytes: What they measured.
-        of: Which figure that is: ``allocated`` or ``reserved``.
-        make: Makes the step.
-        optimizer: Makes the optimizer.
-        autocast: Type that autocast computes in.
-        old_gradients: Whether gradients of the step before are alive during the forward.
-        differs: What is known to differ, or had to be assumed.
-    """
-
-    name: str
-    source: str
-    device: str
-    bytes: float
-    of: str
-    make: Callable[[], tuple[Any, ...]]
-    optimizer: Callable[[Any], Any] | None = None
-    autocast: str | None = None
-    old_gradients: bool = False
-    differs: str = ""
+GIB = 2**30
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,96 +47,6 @@ class Compared:
         return 100 * (self.modelled_bytes / self.measured_bytes - 1)
 
 
-bf16, fp16, fp32 = torch.bfloat16, torch.float16, torch.float32
-fused = partial(torch.optim.AdamW, fused=True)
-one_by_one = partial(torch.optim.AdamW, foreach=False)
-LAYERS_24 = (("hidden_size", 1024), ("num_hidden_layers", 24), ("num_attention_heads", 16), ("intermediate_size", 4096))
-GPT2_LARGE = (("n_embd", 1280), ("n_layer", 36), ("n_head", 20))
-PYTHIA_410M = (*LAYERS_24, ("vocab_size", 50304), ("max_position_embeddings", 2048))
-OPT_350M = (*LAYERS_24[:3], ("ffn_dim", 4096), ("word_embed_proj_dim", 512), ("do_layer_norm_before", False))
-CONTEXT = "nvidia-smi less the 1,343 MiB of the context that the same page measures; transformers of 2022"
-
-REPORTS = (
-    Report("small-gpt fp32", GPT_SOURCE, "a100", 26.2617 * GIB, "reserved", SmallGpt(8, fp32), torch.optim.AdamW),
-    Report("small-gpt bf16", GPT_SOURCE, "a100", 13.7871 * GIB, "reserved", SmallGpt(8, bf16), fused),
-    Report("small-gpt fused layers", GPT_SOURCE, "a100", 11.5645 * GIB, "reserved", SmallGpt(8, bf16, True), fused),
-    Report("small-gpt sdpa", GPT_SOURCE, "a100", 5.9004 * GIB, "reserved", SmallGpt(8, bf16, True, True), fused),
-    Report(
-        *("small-gpt compiled", GPT_SOURCE, "a100", 6.1875 * GIB, "reserved"),
-        *(SmallGpt(8, bf16, True, True, compiled=True), fused),
-    ),
-    Report(
-        *("small-gpt compiled, batch 32", GPT_SOURCE, "a100", 22.5078 * GIB, "reserved"),
-        *(SmallGpt(32, bf16, True, True, 50304, True), fused),
-    ),
-    Report(
-        *("vit-l fp32", VIT_SOURCE, "a100", 26.79 * GB, "reserved", LargeVit(64, classes=10), torch.optim.Adam),
-        old_gradients=True,
-        differs="the GPU is not named there",
-    ),
-    Report(
-        *("vit-l autocast fp16", VIT_SOURCE, "a100", 18.21 * GB, "reserved"),
-        *(LargeVit(64, classes=10), torch.optim.Adam, "fp16"),
-        old_gradients=True,
-        differs="the GPU is not named there; without its scaling of gradients",
-    ),
-    Report(
-        *("vit-l bf16", VIT_SOURCE, "a100", 13.82 * GB, "reserved", LargeVit(64, bf16, 10), torch.optim.Adam),
-        old_gradients=True,
-        differs="the GPU is not named there",
-    ),
-    Report(
-        *("vit-l one image", "pytorch/tutorials optimizer_step_in_backward_tutorial", "a100", 6 * GB, "allocated"),
-        *(LargeVit(1, summed=True), torch.optim.Adam),
-        differs="a rounded figure read off a picture; the GPU is not named",
-    ),
-    *(
-        Report(
-            *(f"gpt2-large {attention} {batch}x{length}", f"{DOCS}/gpt2.md", "rtx3090", size * MB, "allocated"),
-            Transformers("GPT2", batch, length, attention, fp16, GPT2_LARGE),
-            differs=f"RTX 3080 Ti there; {FORWARD_BACKWARD}; transformers of 2024 copied queries, keys and values",
-        )
-        for attention, batch, length, size in (
-            ("sdpa", 4, 1024, 14568.2),
-            ("sdpa", 4, 512, 8102.64),
-            ("eager", 1, 1024, 8682.26),
-            ("eager", 4, 512, 12466.6),
-        )
-    ),
-    *(
-        Report(
-            *(f"pythia-410m {attention} {batch}x{length}", f"{DOCS}/gpt_neox.md", "rtx3090", size * MB, "allocated"),
-            Transformers("GPTNeoX", batch, length, attention, fp16, PYTHIA_410M),
-            differs=f"RTX 3080 Ti there; {FORWARD_BACKWARD}; transformers of 2024 copied more in each layer",
-        )
-        for attention, batch, length, size in (
-            ("sdpa", 4, 2048, 12705.1),
-            ("sdpa", 1, 2048, 3882.01),
-            ("eager", 1, 2048, 13484.1),
-        )
-    ),
-    *(
-        Report(
-            *(f"opt-350m {attention} {batch}x{length}", f"{DOCS}/opt.md", "l40s", size * MB, "allocated"),
-            Transformers("OPT", batch, length, attention, fp16, OPT_350M),
-            differs=f"{FORWARD_BACKWARD}; transformers of 2024, which copied queries, keys and values (eager: in fp32)",
-        )
-        for attention, batch, length, size in (("sdpa", 8, 1024, 8821.18), ("eager", 8, 1024, 34175.763))
-    ),
-    Report(
-        *("bert-large 4x512", NOTEBOOK, "v100", (14949 - 1343) * MIB, "reserved"),
-        *(Transformers("Bert", 4, 512, "eager", fp32, LAYERS_24), one_by_one),
-        differs=CONTEXT,
-    ),
-    Report(
-        *("bert-large 1x512 checkpointed", NOTEBOOK, "v100", (6775 - 1343) * MIB, "reserved"),
-        *(Transformers("Bert", 1, 512, "eager", fp32, LAYERS_24, True), one_by_one),
-        differs=f"{CONTEXT}; four accumulated steps there, so that gradients are alive during the forward",
-        old_gradients=True,
-    ),
-)
-
-
 def compared(report: Report) -> Compared:
     """What the model says of the step of a report; for a process that sees no GPU."""
     start = time.perf_counter()
@@ -183,7 +55,9 @@ def compared(report: Report) -> Compared:
         step = made_step(request, None)
         step.leave_eager()
         point = counted_point(step, gpu, mode, None, start)
-    allocated = _with_old(point, point.gradient_bytes if report.old_gradients else 0)
+    allocated = _with_old(point, point.gradient_bytes if report.old_gradients else 0, report.held_bytes)
+    if not report.products:
+        allocated -= point.library_bytes
     modelled = {"allocated": allocated, "reserved": point.reserved_bytes + allocated - point.peak_bytes}
     other = "reserved" if report.of == "allocated" else "allocated"
     return Compared(
@@ -192,9 +66,11 @@ def compared(report: Report) -> Compared:
     )
 
 
-def _with_old(point: FitPoint, old: int) -> int:
-    """The peak if so many bytes of gradients are alive during the forward."""
-    return point.resident_bytes + max(point.forward_bytes + old, point.backward_bytes, point.update_bytes)
+def _with_old(point: FitPoint, gradients: int, held: int) -> int:
+    """The peak if gradients of the step before are alive during the forward, and outputs until the next ones."""
+    in_pieces = point.peak_bytes - point.resident_bytes - point.step_bytes
+    most = max(point.forward_bytes + gradients + held, point.backward_bytes, point.update_bytes + held)
+    return point.resident_bytes + most + in_pieces
 
 
 def main() -> None:
@@ -205,7 +81,7 @@ def main() -> None:
     arguments = parser.parse_args()
     print(f"{'step':32} {'GPU':8} {'figure':9} {'measured':>10} {'modelled':>10} {'off':>8} {'s':>5}")
     found = []
-    for report in REPORTS:
+    for report in (*REPORTS, *READ):
         if arguments.only not in report.name:
             continue
         try:

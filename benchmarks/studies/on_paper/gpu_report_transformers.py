@@ -1,0 +1,50 @@
+"""Models of the package transformers whose memory on a GPU was published."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+Made = tuple[Any, ...]
+"""Model, inputs and loss."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transformers:
+    """A model of the package transformers by its configuration; the loss is the sum of its logits, or its own.
+
+    Attributes:
+        kind: ``GPT2``, ``OPT``, ``GPTNeoX`` or ``Bert``.
+        batch: Sequences.
+        length: Tokens of each.
+        attention: ``eager`` or ``sdpa``.
+        dtype: Of all parameters.
+        checkpoints: Whether each layer is checkpointed.
+        settings: What the configuration sets beyond its defaults.
+    """
+
+    kind: str
+    batch: int
+    length: int
+    attention: str
+    dtype: torch.dtype
+    settings: tuple[tuple[str, Any], ...] = ()
+    checkpoints: bool = False
+
+    def __call__(self) -> Made:
+        """The step."""
+        import transformers
+
+        head = {"GPT2": "GPT2LMHeadModel", "OPT": "OPTForCausalLM", "GPTNeoX": "GPTNeoXForCausalLM"}
+        config = getattr(transformers, f"{self.kind}Config")(**dict(self.settings), use_cache=False)
+        config._attn_implementation = self.attention
+        model = getattr(transformers, head.get(self.kind, "BertForSequenceClassification"))(config)
+        model.to(self.dtype).train()
+        if self.checkpoints:
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": True})
+        tokens = torch.zeros(self.batch, self.length, dtype=torch.long)
+        if self.kind == "Bert":
+            return model, {"input_ids": tokens, "labels": torch.zeros(self.batch, dtype=torch.long)}
+        return model, {"input_ids": tokens}, lambda outputs: outputs.logits.sum()
