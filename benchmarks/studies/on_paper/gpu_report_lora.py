@@ -1,4 +1,4 @@
-"""LoRA of rank 8 on queries and values as litgpt trained it in October 2023, all in bfloat16, with the loss in chunks."""
+"""LoRA of rank 8 on queries and values as litgpt trained it in October 2023, in bfloat16, with the loss in chunks."""
 
 from __future__ import annotations
 
@@ -95,7 +95,8 @@ class _Model(nn.Module):
         x = self.words(tokens)
         for block in self.blocks:
             x = block(x, self.cosines, self.sines)
-        return [self.head(part) for part in self.norm(x).split(_CHUNK, dim=1)]
+        # Fabric hands what a model in bfloat16 returns on in float32.
+        return [self.head(part).float() for part in self.norm(x).split(_CHUNK, dim=1)]
 
 
 class _Block(nn.Module):
@@ -160,7 +161,8 @@ class _RmsNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(width))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.weight * (x * torch.rsqrt(torch.mean(x * x, dim=-1, keepdim=True) + 1e-5))
+        y = x.float()
+        return (self.weight * (y * torch.rsqrt(torch.mean(y * y, dim=-1, keepdim=True) + 1e-5))).to(x.dtype)
 
 
 def _turned(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""nanoVLM of 222 million parameters as it was when its memory was measured: SigLIP-B/16-224 in front of SmolLM2-135M."""
+"""nanoVLM of 222 million parameters as it was when it was measured: SigLIP-B/16-224 in front of SmolLM2-135M."""
 
 from __future__ import annotations
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.nn import functional as F
 
 Made = tuple[Any, ...]
 """Model, inputs and loss."""
@@ -13,7 +16,7 @@ Made = tuple[Any, ...]
 
 @dataclass(frozen=True, slots=True)
 class Transformers:
-    """A model of the package transformers by its configuration; the loss is the sum of its logits, or its own.
+    """A model of the package transformers by its configuration; the loss is that of the next token, or its own.
 
     Attributes:
         kind: ``GPT2``, ``OPT``, ``GPTNeoX`` or ``Bert``.
@@ -47,4 +50,10 @@ class Transformers:
         tokens = torch.zeros(self.batch, self.length, dtype=torch.long)
         if self.kind == "Bert":
             return model, {"input_ids": tokens, "labels": torch.zeros(self.batch, dtype=torch.long)}
-        return model, {"input_ids": tokens}, lambda outputs: outputs.logits.sum()
+        return model, {"input_ids": tokens}, partial(_shifted_entropy, tokens.clone())
+
+
+def _shifted_entropy(labels: Tensor, outputs: Any) -> Tensor:
+    """The loss as releases of 2024 have it: in the type of the logits, of which all but the last are copied."""
+    logits = outputs.logits[:, :-1].contiguous()
+    return F.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten())
