@@ -19,7 +19,7 @@ Made = tuple[Any, ...]
 
 def _adding(model: nn.Module) -> nn.Module:
     """The model, whose gradients add up over the steps, and are never dropped."""
-    for i, parameter in enumerate(list(model.parameters())):
+    for i, parameter in enumerate([one for one in model.parameters() if one.requires_grad]):
         total = torch.zeros_like(parameter)
         model.register_buffer(f"gradient_{i}", total)
         parameter.register_post_accumulate_grad_hook(partial(_add, total))
@@ -86,8 +86,9 @@ class Head:
 class _Head(nn.Module):
     def __init__(self, tokens: int) -> None:
         super().__init__()
-        # Liger's own lies there, too.
         self.head, self.other = (nn.Linear(4096, 128256, bias=False, dtype=torch.bfloat16) for _ in range(2))
+        # Liger's own lies there, too, and is not used.
+        self.other.requires_grad_(False)
         self.inputs = nn.Parameter(torch.zeros(tokens, 4096, dtype=torch.bfloat16))
         self.register_buffer("targets", torch.zeros(tokens, dtype=torch.long))
 
@@ -110,8 +111,8 @@ class Norm:
 class _Norm(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
-        # Liger's own lies there, too.
         self.norm, self.other = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.other.requires_grad_(False)
         self.inputs = nn.Parameter(torch.zeros(4096, width))
         self.register_buffer("gradient", torch.zeros(4096, width))
 
