@@ -18,10 +18,10 @@ def enter_kernels(stack: ExitStack) -> None:
     missing = [name for name in _FUSED if not torch._C._dispatch_has_kernel_for_dispatch_key(name, "CUDA")]
     if not missing:
         return
-    library = torch.library.Library("aten", "IMPL")
+    library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     stack.callback(library._destroy)
     for name in missing:
-        library.impl(name, _never, "CUDA")
+        library.impl(name, _never, "CUDA")  # type: ignore[no-untyped-call]
 
 
 def _never(*_: Any) -> Any:
