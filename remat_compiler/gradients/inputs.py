@@ -27,7 +27,8 @@ def accumulated_inputs(options: RematOptions, inputs: Sequence[Any]) -> tuple[in
     """Positions of the inputs whose gradients can be added up within the backward: plain leaves.
 
     Not so if another mechanism has the gradients: a hook on the gradient itself, a module that averages gradients over
-    ranks, a backward that is compiled as a whole, or a layout in which values of the step have fixed places.
+    ranks, a backward that is compiled as a whole, or a layout in which values of the step have fixed places.  Nor if
+    autograd casts them, as `Tensor.grad_dtype` asks for.
     """
     if options.layout == "planned" or torch_compat.gradients_are_averaged() or torch_compat.compiles_autograd():
         return ()
@@ -38,4 +39,6 @@ def _is_plain_leaf(one: Any) -> bool:
     # On paper, what stands for a parameter is plain, too.
     if type(one) not in _PLAIN and not torch_compat.any_fake([one]):
         return False
-    return one.is_leaf and one.requires_grad and one.layout is torch.strided and not one._backward_hooks
+    if not (one.is_leaf and one.requires_grad and one.layout is torch.strided):
+        return False
+    return not one._backward_hooks and not torch_compat.casts_gradient(one)

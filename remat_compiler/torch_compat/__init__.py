@@ -115,6 +115,7 @@ from remat_compiler.torch_compat.joint import (
     stock_partition,
 )
 from remat_compiler.torch_compat.leaving import (
+    casts_gradient,
     compiles_autograd,
     hooks_took,
     is_served,

@@ -81,9 +81,15 @@ def leaf_to_serve(edge: int) -> torch.Tensor | None:
     if leaf is None or leaf._backward_hooks or serving.edges[id(accumulator)] != 1:
         return None
     # Autograd makes a new tensor of a sparse gradient and a dense one.
-    if leaf.grad is not None and leaf.grad.layout is not torch.strided:
+    if casts_gradient(leaf) or (leaf.grad is not None and leaf.grad.layout is not torch.strided):
         return None
     return leaf  # type: ignore[no-any-return]
+
+
+def casts_gradient(leaf: torch.Tensor) -> bool:
+    """Whether autograd casts the gradients of a leaf before it adds them up, as ``leaf.grad_dtype`` says."""
+    # `None` stands for any type.
+    return leaf.grad_dtype not in (None, leaf.dtype)
 
 
 def is_served(leaf: torch.Tensor) -> None:

@@ -363,3 +363,27 @@ def test_biases_may_change_between_forward_and_backward(served: list[Tensor]) ->
     model = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8))
     assert_same(*both(model, hooks, step, memory_budget=1.0))
     assert served
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_autograd_casts_gradients_of_another_type(served: list[Tensor], before: bool) -> None:
+    """A parameter asks for them before it is compiled, or when its gradients leave already."""
+
+    def cast(model: nn.Module) -> None:
+        model.norm.weight.grad_dtype = torch.float32  # type: ignore[union-attr]
+
+    def hooks(model: nn.Module) -> None:
+        keeping(model)
+        if before:
+            cast(model)
+
+    def step(model: nn.Module, call: Callable[..., Tensor], number: int) -> Tensor:
+        model.zero_grad()
+        if number == 2 and not before:
+            cast(model)
+        return plain_step(model, call, number)
+
+    eager, planned = both(Blocks(depth=1), hooks, step, memory_budget=1.0)
+    assert planned["gradient of norm.weight"].dtype == torch.float32
+    assert_same(eager, planned)
+    assert served
