@@ -91,7 +91,7 @@ class _Gradients:
         for position, (before, number) in enumerate(node.next_functions):
             if before is None:
                 continue
-            size = _gradient_bytes(before, number)
+            size = _gradient_bytes(before, number, came)
             if _hands_on(node):
                 size = min(size, came) if position == 0 else 0
             largest = max(largest, size)
@@ -121,7 +121,10 @@ def _temporaries(node: Any) -> int:
     return _TEMPORARIES.get(type(node).__name__.rstrip("0123456789").removesuffix("Backward"), 0)
 
 
-def _gradient_bytes(node: Any, number: int) -> int:
-    """Bytes of the gradient of a node's result."""
+def _gradient_bytes(node: Any, number: int, came: int) -> int:
+    """Bytes of the gradient of a node's result, made of a gradient of `came` bytes."""
     result = node._input_metadata[number]
-    return math.prod(int(size) for size in result.shape) * int(result.dtype.itemsize)
+    # The shape of a ragged tensor has a symbol that does not tell how many elements there are.
+    if result.is_nested_tensor or not all(isinstance(size, int) for size in result.shape):
+        return came
+    return math.prod(result.shape) * int(result.dtype.itemsize)

@@ -48,6 +48,17 @@ def test_it_is_close_to_what_is_allocated(loss: Callable[[torch.Tensor], torch.T
     assert abs(foreseen.peak_bytes - measured) <= 0.15 * measured + 1024
 
 
+@pytest.mark.parametrize("layout", [torch.jagged, torch.strided])
+def test_gradients_of_ragged_tensors_are_as_large_as_those_behind_them(layout: torch.layout) -> None:
+    x = torch.randn(ROWS, WIDE, requires_grad=True)
+    parts = [x[:5], x[5:]]
+    ragged = torch.nested.as_nested_tensor(parts, layout=layout)
+    loss = torch.nested.to_padded_tensor(torch.sin(ragged * 2), 0.0).square().mean()
+    padded = 2 * (ROWS - 5) * WIDE * 4
+    found = torch_compat.eager_backward([loss])
+    assert found.saved_bytes <= found.peak_bytes <= found.saved_bytes + 4 * padded
+
+
 def test_values_of_leaves_and_released_values_do_not_count() -> None:
     x = torch.randn(ROWS, WIDE, requires_grad=True)
     loss = torch.exp(HEAD(x)).sum()
