@@ -174,7 +174,7 @@ def _special_rate(device_type: str) -> float:
     # Any kernel of torch's own for such a function on a GPU takes as long as its memory, and would time that.
     if device_type == "cuda":
         return special_rate(torch_compat.gpu_at_hand())
-    values = torch.full((_SPECIAL_BYTES // 4,), 0.5, device=device_type)
+    values = torch.full((_SPECIAL_BYTES // 4,), 0.5, dtype=torch.float32, device=device_type)
     out = torch.empty_like(values)
     erf = partial(torch.erf, values, out=out)
     return values.numel() / best_computing_ns(erf, device_type, most=10, seconds=0.003) * 1e9
@@ -182,7 +182,7 @@ def _special_rate(device_type: str) -> float:
 
 def _overhead_ns(device_type: str) -> float:
     """Time that one operator adds to a row of small ones."""
-    value = torch.zeros(8, device=device_type)
+    value = torch.zeros(8, dtype=torch.float32, device=device_type)
     add = torch.ops.aten.add.Tensor
 
     def launch() -> None:

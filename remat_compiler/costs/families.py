@@ -32,10 +32,10 @@ def family_rate(family: str, device_type: str) -> float:
 def _convolution(device_type: str, backward: bool) -> tuple[Callable[[], object], int]:
     """A 3 by 3 convolution and a 1 by 1 one that widens, or their backwards (both gradients), and their FLOPs."""
     batch, channels, side = _CONVOLUTION_EXTENTS[device_type]
-    image = torch.full((batch, channels, side, side), 0.5, device=device_type)
-    wide = torch.full((batch, 4 * channels, side, side), 0.5, device=device_type)
-    square = torch.full((channels, channels, 3, 3), 0.5, device=device_type)
-    widening = torch.full((4 * channels, channels, 1, 1), 0.5, device=device_type)
+    image = torch.full((batch, channels, side, side), 0.5, dtype=torch.float32, device=device_type)
+    wide = torch.full((batch, 4 * channels, side, side), 0.5, dtype=torch.float32, device=device_type)
+    square = torch.full((channels, channels, 3, 3), 0.5, dtype=torch.float32, device=device_type)
+    widening = torch.full((4 * channels, channels, 1, 1), 0.5, dtype=torch.float32, device=device_type)
     aten = torch.ops.aten
 
     def forward() -> None:
@@ -61,7 +61,9 @@ def _same_size(padding: int) -> tuple[object, ...]:
 def _attention(device_type: str, backward: bool) -> tuple[Callable[[], object], int]:
     """Attention or its backward, and its FLOPs: two products forward, five backward (as torch's counter has it)."""
     batch, heads, length, width = extents = _ATTENTION_EXTENTS[device_type]
-    query, key, value = (torch.full(extents, 0.5, device=device_type, requires_grad=backward) for _ in range(3))
+    query, key, value = (
+        torch.full(extents, 0.5, dtype=torch.float32, device=device_type, requires_grad=backward) for _ in range(3)
+    )
     product = 2 * batch * heads * length * length * width
     # The backward is timed alone, on a graph that is kept for every run.
     if not backward:

@@ -118,7 +118,8 @@ def _begin_ns(place: Place, device_type: str) -> float:
 
 def _drag_percent(place: Place) -> int:
     """What products of matrices lose beside a copy out, in percent of the time that the copy takes alone."""
-    factor, value = torch.full((512, 512), 0.5), torch.zeros(_BESIDE_BYTES, dtype=torch.uint8)
+    factor = torch.full((512, 512), 0.5, dtype=torch.float32, device="cpu")
+    value = torch.zeros(_BESIDE_BYTES, dtype=torch.uint8, device="cpu")
     slot = store_of(place, pinned=False).take(_BESIDE_BYTES)
     # The first copy pays for pages that were not touched before.
     copy_out(value, slot).wait()

@@ -256,7 +256,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _run(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         if isinstance(func, HigherOrderOperator) and str(func) == _SAVES_RNG_STATE:
             # Given fake tensors, torch would return the real state, a tensor that the mode cannot follow.
-            state = torch.empty(torch.get_rng_state().numel(), dtype=torch.uint8)
+            state = torch.empty(torch.get_rng_state().numel(), dtype=torch.uint8, device="cpu")
             return state, args[0](*args[1:], **kwargs)
         if isinstance(func, HigherOrderOperator) and any(isinstance(arg, torch.nn.Module) for arg in args):
             # The allocations of its subgraphs cannot be seen, nor which of them a real step would run.

@@ -58,7 +58,7 @@ def rounds_alike(op: OpOverload, number: object, dtype: torch.dtype) -> bool:
     """
     if facts_of(op).overwriting != "rounds number" or not dtype.is_floating_point or dtype.itemsize > 2:
         return True
-    return isinstance(number, int | float) and torch.tensor(number, dtype=dtype).item() == number
+    return isinstance(number, int | float) and torch.tensor(number, dtype=dtype, device="cpu").item() == number
 
 
 @cache

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from remat_compiler.costs import calibration, rates
+from remat_compiler.costs import calibration, families, rates
 from remat_compiler.costs.calibration import Calibration, calibrate, is_confirmed, rounded
 from remat_compiler.costs.families import FAMILIES
 from remat_compiler.costs.plausible import implausible
@@ -47,6 +49,41 @@ def test_calibrated_rates_are_rounded_and_positive() -> None:
     found = calibrate("cpu").figures
     assert all(figure == rounded(figure) for figure in found.values())
     assert min(found.values()) > 0
+
+
+class Types(TorchDispatchMode):
+    """Notes the types that operators compute with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[torch.dtype] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.seen |= {one.dtype for one in (*args, result) if isinstance(one, torch.Tensor)}
+        return result
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_rates_are_not_those_of_the_programs_default_type(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are kept for programs that have another one."""
+    types = Types()
+
+    def once(run: Callable[[], object], *_: object, **__: object) -> float:
+        with types:
+            run()
+        return 1e9
+
+    monkeypatch.setattr(calibration, "best_computing_ns", once)
+    monkeypatch.setattr(families, "best_computing_ns", once)
+    monkeypatch.setattr(calibration, "PRODUCT_TYPES", ())
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        calibrate("cpu")
+    finally:
+        torch.set_default_dtype(before)
+    assert types.seen == {torch.float32, torch.uint8}
 
 
 def test_figures_of_a_busy_device_are_not_kept(

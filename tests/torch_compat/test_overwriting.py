@@ -161,3 +161,10 @@ def test_a_number_that_is_rounded_first_is_told(number: float, dtype: torch.dtyp
 def test_a_number_that_is_known_only_as_it_runs_may_be_rounded() -> None:
     assert not torch_compat.rounds_alike(torch.ops.aten.mul.Scalar, fx.Graph().placeholder("s"), torch.bfloat16)
     assert torch_compat.rounds_alike(torch.ops.aten.add.Scalar, 1.3013, torch.bfloat16)
+
+
+def test_numbers_are_rounded_on_no_device_of_the_program() -> None:
+    """A program may say on which device tensors are made by default."""
+    with torch.device("meta"):
+        assert torch_compat.rounds_alike(torch.ops.aten.mul.Scalar, 0.5, torch.bfloat16)
+        assert not torch_compat.rounds_alike(torch.ops.aten.mul.Scalar, 1.3013, torch.bfloat16)
