@@ -1,9 +1,9 @@
 """Warn if memory outside the planned graphs may make a step exceed its budget.
 
-There are three kinds.  Operators that Dynamo left to eager, such as a recurrent layer, hold what their backward needs
-while later graphs run.  For outputs that are views of inputs, autograd itself makes the gradients.  And the results of
-a graph without gradients before a graph break are inputs, so resident, to the graphs after it; by itself it may peak
-higher than they do.
+There are four kinds.  Operators that Dynamo left to eager, such as a recurrent layer, hold what their backward needs
+while later graphs run.  For outputs that are views of inputs, autograd itself makes the gradients, and it casts those
+of parameters that ask for another type.  And the results of a graph without gradients before a graph break are inputs,
+so resident, to the graphs after it; by itself it may peak higher than they do.
 """
 
 from __future__ import annotations
@@ -43,6 +43,8 @@ _TOLD = {
     "graphs, takes %(together)s, more than their %(planned)s, and nothing of it can be computed again; " + _WHERE_CUT,
     "more_at_end": "memory_budget is not kept for all of the step: at its end, where the backward of operators runs "
     "that Dynamo left to eager, gradients take %(together)s, more than the %(planned)s of the planned graphs",
+    "cast_bytes": "memory_budget is not kept for all of the step: at its end, autograd casts gradients to the type "
+    "that Tensor.grad_dtype names, and so they take %(together)s, more than the %(planned)s of the planned graphs",
 }
 """The warning for each figure of `Outside`."""
 _BEHIND = (
@@ -62,6 +64,7 @@ class Outside:
         made_bytes: Bytes of inputs that graphs without gradients made.
         before_bytes: Peak of those in front of a call, most of one.
         more_at_end: Bytes that the step takes at its end beyond what the graph leaves; may be below 0.
+        cast_bytes: Bytes that gradients take at its end beyond what the graph leaves, since autograd casts them.
     """
 
     eager_bytes: int = 0
@@ -69,6 +72,7 @@ class Outside:
     made_bytes: int = 0
     before_bytes: int = 0
     more_at_end: int = 0
+    cast_bytes: int = 0
     _eager_of_calls: list[int] = field(default_factory=list)
 
     def eager_of(self, calls: int) -> int:
@@ -88,6 +92,7 @@ class Outside:
         self.before_bytes = max(self.before_bytes, *_peaks_before)
         _peaks_before[:] = [0]
         self.more_at_end = torch_compat.gradients_by_eager(arguments)
+        self.cast_bytes = torch_compat.gradients_by_casts(arguments)
 
 
 class Untrained:
@@ -165,6 +170,8 @@ class BesideThePlan:
         # At the end the graphs hold only what they leave: all of it counts as one figure, relative to their peak.
         if left_bytes is not None:
             more["more_at_end"] = left_bytes + outside.more_at_end - self.peak_bytes
+            if outside.cast_bytes:
+                more["cast_bytes"] = left_bytes + outside.cast_bytes - self.peak_bytes
         for what, more_bytes in more.items():
             if self._is_worth_telling(what, more_bytes, of_part):
                 together = self.peak_bytes + more_bytes

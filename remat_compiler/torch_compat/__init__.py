@@ -115,7 +115,6 @@ from remat_compiler.torch_compat.joint import (
     stock_partition,
 )
 from remat_compiler.torch_compat.leaving import (
-    casts_gradient,
     compiles_autograd,
     hooks_took,
     is_served,
@@ -176,6 +175,8 @@ from remat_compiler.torch_compat.ranks import Ranks, default_timeout_s, ranks
 from remat_compiler.torch_compat.recompilations import forget_dynamic, frame_compilation, input_shapes, make_dynamic
 from remat_compiler.torch_compat.retained import graphs_may_be_retained, keeps_graph
 from remat_compiler.torch_compat.saved_by_eager import (
+    casts_gradient,
+    gradients_by_casts,
     gradients_by_eager,
     gradients_of_views,
     saved_before,

@@ -19,6 +19,7 @@ import torch
 import torch._dynamo
 
 from remat_compiler.torch_compat.backward_starts import RunningBackward, nodes_of, running_backwards
+from remat_compiler.torch_compat.saved_by_eager import casts_gradient
 
 HELD = "_remat_held_gradients"
 TOOK = "_remat_hooks_took"
@@ -84,12 +85,6 @@ def leaf_to_serve(edge: int) -> torch.Tensor | None:
     if casts_gradient(leaf) or (leaf.grad is not None and leaf.grad.layout is not torch.strided):
         return None
     return leaf  # type: ignore[no-any-return]
-
-
-def casts_gradient(leaf: torch.Tensor) -> bool:
-    """Whether autograd casts the gradients of a leaf before it adds them up, as ``leaf.grad_dtype`` says."""
-    # `None` stands for any type.
-    return leaf.grad_dtype not in (None, leaf.dtype)
 
 
 def is_served(leaf: torch.Tensor) -> None:

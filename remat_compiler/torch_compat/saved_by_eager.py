@@ -60,6 +60,21 @@ def gradients_by_eager(arguments: Iterable[Any]) -> int:
     return sum(map(num_bytes, leaves.values())) - sum(come_in) + max(come_in)
 
 
+def casts_gradient(leaf: torch.Tensor) -> bool:
+    """Whether autograd casts the gradients of a leaf before it adds them up, as ``leaf.grad_dtype`` says."""
+    # `None` stands for any type.
+    return leaf.is_leaf and leaf.grad_dtype not in (None, leaf.dtype)
+
+
+def gradients_by_casts(arguments: Iterable[Any]) -> int:
+    """Bytes by which a step grows once its backward has run, as autograd casts gradients of leaves one by one."""
+    leaves = {id(x): x for x in arguments if isinstance(x, torch.Tensor) and x.requires_grad and casts_gradient(x)}
+    widths = {one: leaf.grad_dtype.itemsize for one, leaf in leaves.items() if leaf.grad_dtype is not None}
+    sizes = [(num_bytes(leaf), num_bytes(leaf) // leaf.itemsize * widths[one]) for one, leaf in leaves.items()]
+    # One that is cast is still there beside its copy.
+    return sum(cast - made for made, cast in sizes) + max((made for made, _ in sizes), default=0)
+
+
 def eager_nodes(starts: Iterable[Any], *, through_compiled: bool = False) -> Iterator[Any]:
     """Autograd's nodes from `starts` back to leaves or to compiled graphs; at most about `MOST_NODES`.
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from instruments.measure import measure_step
 from remat_compiler.backend import remat
 from remat_compiler.step_budget.beside_the_plan import LOOKS, BesideThePlan, Outside, Untrained, made_by_untrained
 
@@ -39,6 +41,30 @@ def test_eager_work_is_told_of_where_it_exceeds_the_budget_or_is_much(
         assert "outputs are views of inputs" in caplog.messages[1]
         assert "graphs without gradients make" in caplog.messages[2]
         assert "at its end" in caplog.messages[3]
+
+
+def test_gradients_that_autograd_casts_are_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    model = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64))
+    for one in model.to(torch.bfloat16).parameters():
+        one.grad_dtype = torch.float32
+    torch._dynamo.reset()
+    options = {"memory_budget": 40_000, "inner": "eager"}
+    call = torch.compile(lambda x: model(x).sum(), backend=remat, options=options)
+    x = torch.randn(4, 64, dtype=torch.bfloat16)
+
+    def step() -> None:
+        model.zero_grad()
+        call(x).backward()
+
+    for _ in range(3):
+        step()
+    (told,) = [text for text in caplog.messages if "Tensor.grad_dtype names" in text]
+    model.zero_grad()
+    measured = measure_step(step, warmup=0).peak_bytes
+    assert measured > 40_000
+    figure = re.search(r"they take ([\d.]+) KiB, more than", told)
+    assert figure is not None
+    assert float(figure[1]) * 1024 == pytest.approx(measured, rel=0.02)
 
 
 def test_eager_work_counts_in_front_of_each_call_of_a_graph() -> None:
