@@ -127,4 +127,4 @@ def _gradient_bytes(node: Any, number: int, came: int) -> int:
     # The shape of a ragged tensor has a symbol that does not tell how many elements there are.
     if result.is_nested_tensor or not all(isinstance(size, int) for size in result.shape):
         return came
-    return math.prod(result.shape) * int(result.dtype.itemsize)
+    return int(math.prod(result.shape) * result.dtype.itemsize)
