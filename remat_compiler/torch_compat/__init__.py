@@ -5,6 +5,7 @@ torch breaks one package.  One table, `patches`, lists every change of torch.
 """
 
 from remat_compiler.torch_compat.allocators import device_allocator, recorded_requests, reserving_no_more
+from remat_compiler.torch_compat.any_sizes import any_sizes, serve_any_sizes, shapes_at_any_sizes
 from remat_compiler.torch_compat.backward_nodes import (
     BackwardBegins,
     after_backward,
@@ -189,6 +190,23 @@ from remat_compiler.torch_compat.sharded_modules import (
     sharded_gradients,
     sharded_groups,
     sharded_now,
+)
+from remat_compiler.torch_compat.size_expressions import (
+    Size,
+    UnknownSize,
+    divided,
+    expression,
+    floor_divided,
+    has_expression,
+    is_in_order,
+    least,
+    most,
+    number,
+    product,
+    same,
+    sizes_of,
+    with_symbols,
+    write_sizes,
 )
 from remat_compiler.torch_compat.sizes import (
     UNBACKED_FALLBACK,

@@ -16,6 +16,7 @@ from torch._inductor.fx_passes import post_grad
 from torch._inductor.graph import SubgraphLowering
 from torch._inductor.virtualized import V
 
+from remat_compiler.torch_compat.any_sizes import compile_inner, serve_any_sizes
 from remat_compiler.torch_compat.convolutions import guard_layout
 from remat_compiler.torch_compat.kernel_files import common_kernel_files, guard_kernel_files
 from remat_compiler.torch_compat.patch import Patch
@@ -115,10 +116,11 @@ def compile_with_inductor(gm: fx.GraphModule, example_inputs: Any, partitioner: 
     ):
         try:
             with V.set_choices_handler(planned_choices()), common_kernel_files():
-                return compile_fx(gm, example_inputs, config_patches=named({PARTITIONER: partitioner}))
+                return compile_fx(gm, example_inputs, compile_inner, config_patches=named({PARTITIONER: partitioner}))
         finally:
-            # The partitioner sets it, and this thread may compile an unplanned graph next.
+            # The partitioner sets both, and this thread may compile an unplanned graph next.
             limit_fusion(None)
+            serve_any_sizes(False)
 
 
 @contextmanager

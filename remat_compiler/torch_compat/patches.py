@@ -303,6 +303,14 @@ GRADIENT_CLIPPING = Patch(
     "`clip_grad_norm_` would do nothing for parameters that `step_in_backward` serves, in silence",
     (("parameters", "max_norm", "total_norm"),),
 )
+# Sizes that change.
+SIZE_ASSUMPTIONS = Patch(
+    "assumptions of sizes",
+    "torch.fx.experimental._config:backed_size_oblivious",
+    _SPEED,
+    "compiles losses in chunks for any number of rows at once",
+    "lengths at which a chunk has one row or none are compiled for themselves",
+)
 
 PATCHES: tuple[Patch, ...] = (
     EMITTED_GRAPHS,
@@ -342,5 +350,6 @@ PATCHES: tuple[Patch, ...] = (
     OWN_FRAMES,
     HOOK_REGISTRATIONS,
     GRADIENT_CLIPPING,
+    SIZE_ASSUMPTIONS,
 )
 """All rows, in the order of their definitions."""

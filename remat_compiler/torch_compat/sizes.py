@@ -125,6 +125,11 @@ def symbol_hint(value: torch.SymInt | torch.SymFloat | torch.SymBool) -> int | f
     return hint if isinstance(hint, (int, float, bool)) else None
 
 
+def sizes_now() -> tuple[tuple[str, int], ...]:
+    """The numbers that symbols stand for, as `number_at` takes them (see `sizes_at`)."""
+    return _sizes.get()
+
+
 @lru_cache(maxsize=65_536)
 def number_at(expression: Any, sizes: tuple[tuple[str, int], ...]) -> int | None:
     """An expression over symbols as a number; `None` if a symbol in it has none."""

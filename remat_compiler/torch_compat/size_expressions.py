@@ -1,0 +1,220 @@
+"""Sizes as expressions, which are compared and divided without a guard, and written into graphs as operators.
+
+A size is a number, or an expression over symbols that is whole and at least 0 whatever numbers they stand for.  What is
+known of them besides is torch's knowledge of the graph (see `sizes_of`), to which nothing is added.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import reduce
+from typing import Any, TypeAlias
+
+import sympy
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils import _pytree as pytree
+from torch.utils._sympy import functions
+
+from remat_compiler.torch_compat.sizes import number_at, size_hint, sizes_at, sizes_now
+
+Size: TypeAlias = "int | sympy.Expr"
+
+
+def expression(size: int | torch.SymInt) -> Size:
+    """A size as a number or an expression."""
+    if isinstance(size, int):
+        return size
+    found = size.node.expr
+    return int(found) if found.is_number else found
+
+
+def has_expression(size: object) -> bool:
+    """Whether a size is a number or follows from sizes of the inputs; not if it depends on data."""
+    if isinstance(size, int):
+        return True
+    # The length of a jagged dimension has no expression.
+    return isinstance(size, torch.SymInt) and hasattr(size.node, "expr") and size.node.has_hint()
+
+
+_environment: ContextVar[Any] = ContextVar("remat_size_environment", default=None)
+
+
+@contextmanager
+def sizes_of(graph: fx.Graph) -> Iterator[None]:
+    """Within the block symbols in a graph's sizes have numbers, see `sizes_at`, and are known as torch knows them."""
+    numbers: dict[str, int] = {}
+    environment = None
+    for node in graph.nodes:
+        value = node.meta.get("val")
+        for size in value.shape if isinstance(value, torch.Tensor) else (value,):
+            if isinstance(size, torch.SymInt) and has_expression(size):
+                environment = size.node.shape_env
+                for symbol in size.node.expr.free_symbols:
+                    if symbol.name not in numbers:
+                        numbers[symbol.name] = size_hint(environment.create_symintnode(symbol, hint=None))
+    token = _environment.set(environment)
+    try:
+        with sizes_at(numbers):
+            yield
+    finally:
+        _environment.reset(token)
+
+
+def number(size: Size) -> int:
+    """What a size stands for (see `sizes_at`); all of its symbols must have a number."""
+    found = size if isinstance(size, int) else number_at(size, sizes_now())
+    assert found is not None, size
+    return found
+
+
+def product(sizes: Iterable[Size]) -> Size:
+    """The product of sizes."""
+    found = math.prod(sizes)
+    return found if isinstance(found, int) else sympy.expand(found)
+
+
+def same(one: Size, other: Size) -> bool:
+    """Whether two sizes are known to be equal, whatever their symbols stand for."""
+    if one == other or (isinstance(one, int) and isinstance(other, int)):
+        return bool(one == other)
+    if sympy.expand(one - other) == 0:
+        return True
+    environment = _environment.get()
+    # The program may have compared them, as the rows of logits with those of targets that came as another input.
+    return environment is not None and bool(environment._maybe_evaluate_static(sympy.Eq(one, other)))
+
+
+def divided(size: Size, by: Size) -> Size | None:
+    """The quotient; `None` if it is not known to be whole."""
+    if isinstance(size, int) and isinstance(by, int):
+        return size // by if by and size % by == 0 else None
+    found = size / sympy.sympify(by)
+    # Dividing sums is slow, and mostly a factor is all there is to it.
+    found = found if found.is_integer else sympy.cancel(found)
+    return None if not found.is_integer else int(found) if found.is_number else found
+
+
+def floor_divided(size: Size, by: int) -> Size:
+    """The quotient without its fraction."""
+    return size // by if isinstance(size, int) else functions.FloorDiv(size, sympy.Integer(by))
+
+
+def least(one: Size, other: Size) -> Size:
+    """The smaller of two."""
+    if isinstance(one, int) and isinstance(other, int):
+        return min(one, other)
+    return one if one == other else _MIN(sympy.sympify(one), sympy.sympify(other))
+
+
+def most(one: Size, other: Size) -> Size:
+    """The larger of two."""
+    if isinstance(one, int) and isinstance(other, int):
+        return max(one, other)
+    return one if one == other else _MAX(sympy.sympify(one), sympy.sympify(other))
+
+
+def is_in_order(value: torch.Tensor) -> bool:
+    """Whether the elements are known to lie in memory one behind the other, the last dimension first."""
+    shape, strides = map(expression, value.shape), map(expression, value.stride())
+    behind: Size = 1
+    for size, stride in reversed(tuple(zip(shape, strides))):
+        if size != 1 and not same(stride, behind):
+            return False
+        behind = product((behind, size))
+    return True
+
+
+def with_symbols(args: Any, mode: FakeTensorMode) -> Any:
+    """Arguments, nested, with torch's symbols in the place of expressions over symbols of the mode's tensors."""
+    environment: Any = mode.shape_env
+    return pytree.tree_map_only(sympy.Expr, lambda one: environment.create_symintnode(one, hint=None), args)
+
+
+class UnknownSize(RuntimeError):
+    """An expression that no operators are known for."""
+
+
+def write_sizes(graph: fx.Graph, mode: FakeTensorMode) -> None:
+    """Have operators compute the expressions that are given as arguments, behind the inputs (in place).
+
+    Args:
+        graph: The graph.
+        mode: That of its values.
+
+    Raises:
+        UnknownSize: An expression has no operators, or a symbol of it is no input.
+    """
+    written: dict[sympy.Expr, fx.Node] = {}
+    behind = next(node for node in graph.nodes if node.op != "placeholder")
+
+    def argument(one: Any) -> Any:
+        if not isinstance(one, sympy.Expr):
+            return one
+        with graph.inserting_before(behind):
+            return _written(graph, one, mode.shape_env, written)
+
+    for node in graph.nodes:
+        given = (node.args, node.kwargs)
+        if any(isinstance(one, sympy.Expr) for one in pytree.tree_leaves(given)):
+            node.args, node.kwargs = pytree.tree_map(argument, given)
+
+
+def _written(graph: fx.Graph, size: sympy.Expr, environment: Any, written: dict[sympy.Expr, fx.Node]) -> Any:
+    """The node that computes an expression; a number for one."""
+    if isinstance(size, sympy.Integer):
+        return int(size)
+    found = written.get(size)
+    if found is None:
+        if isinstance(size, sympy.Symbol):
+            found = _given(graph, size)
+        else:
+            # A batch may be as large as a sequence is long, so that both have one symbol.
+            is_power = isinstance(size, sympy.Pow) and size.exp.is_Integer and size.exp > 0
+            kind, parts = (sympy.Mul, [size.base] * int(size.exp)) if is_power else (type(size), size.args)
+            if kind not in _OPERATORS or not all(one.is_integer for one in parts):
+                raise UnknownSize(f"no operators are known for the size {size}")
+            args = [(one, _written(graph, one, environment, written)) for one in parts]
+            _, found = reduce(lambda one, other: _applied(graph, kind, one, other, environment), args)
+        written[size] = found
+    return found
+
+
+def _applied(
+    graph: fx.Graph, kind: Any, one: tuple[sympy.Expr, Any], other: tuple[sympy.Expr, Any], environment: Any
+) -> tuple[sympy.Expr, fx.Node]:
+    """An operator on two expressions, each with its node: its result, with its own."""
+    result = kind(one[0], other[0])
+    node = graph.call_function(_OPERATORS[kind], (one[1], other[1]))
+    node.meta["val"] = environment.create_symintnode(result, hint=None)
+    return result, node
+
+
+def _given(graph: fx.Graph, symbol: sympy.Symbol) -> fx.Node:
+    """The input that is a symbol."""
+    for node in graph.find_nodes(op="placeholder"):
+        value = node.meta.get("val")
+        if isinstance(value, torch.SymInt) and value.node.expr == symbol:
+            return node  # type: ignore[no-any-return]
+    raise UnknownSize(f"the symbol {symbol} is no input")
+
+
+_MIN: Any = functions.Min
+_MAX: Any = functions.Max
+
+
+_OPERATORS: dict[Any, Callable[..., Any]] = {
+    sympy.Add: operator.add,
+    sympy.Mul: operator.mul,
+    functions.FloorDiv: operator.floordiv,
+    functions.CleanDiv: operator.floordiv,
+    functions.Mod: operator.mod,
+    functions.PythonMod: operator.mod,
+    _MIN: torch.sym_min,
+    _MAX: torch.sym_max,
+}
