@@ -20,6 +20,7 @@ from torch import fx
 
 from remat_compiler import torch_compat
 from remat_compiler.chunks.cut import Partial, operands, shape_of
+from remat_compiler.torch_compat import Size, expression, same
 
 _aten = torch.ops.aten
 _prims = torch.ops.prims
@@ -39,11 +40,11 @@ class Axis:
 
 
 def axes_of(node: fx.Node) -> list[Axis]:
-    """The axes of an operator on plain tensors of known sizes."""
+    """The axes of an operator on plain tensors."""
     target = node.target
     if node.op != "call_function" or not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable:
         return []
-    if torch.Tag.nondeterministic_seeded in target.tags or not all(map(is_plain, (node, *node.all_input_nodes))):
+    if torch.Tag.nondeterministic_seeded in target.tags or not all(map(is_plain, (node, *operands(node)))):
         return []
     rule = _RULES.get(target)
     if rule is not None:
@@ -53,14 +54,14 @@ def axes_of(node: fx.Node) -> list[Axis]:
 
 
 def is_plain(node: fx.Node) -> bool:
-    """Whether the node is a tensor, or some tensors, of sizes that are numbers."""
+    """Whether the node is a tensor, or some tensors, of sizes that follow from those of the inputs."""
     values = node.meta.get("val")
     if not isinstance(values, (list, tuple)):
         values = (values,)
     # A result that an operator does not make is None.
     given = [value for value in values if value is not None]
     return bool(given) and all(
-        isinstance(v, torch.Tensor) and v.layout is torch.strided and all(isinstance(n, int) for n in v.shape)
+        isinstance(v, torch.Tensor) and v.layout is torch.strided and all(map(torch_compat.has_expression, v.shape))
         for v in given
     )
 
@@ -93,18 +94,26 @@ def _pointwise(node: fx.Node) -> list[Axis]:
     return _elementwise(node, shape_of(node))
 
 
-def _elementwise(node: fx.Node, shape: Sequence[int]) -> list[Axis]:
+def _elementwise(node: fx.Node, shape: Sequence[Size]) -> list[Axis]:
     """The axes of an operator that computes one element for each place of this shape."""
     found = []
     for dim, size in enumerate(shape):
-        aligned = []
-        for operand in operands(node):
-            given = shape_of(operand)
-            place = dim - (len(shape) - len(given))
-            aligned.append(place if place >= 0 and given[place] == size else None)
-        if size != 1:
+        aligned = [_aligned(dim, shape, shape_of(operand)) for operand in operands(node)]
+        if size != 1 and not any(one is _UNKNOWN for one in aligned):
             found.append(Axis((dim,), tuple(aligned)))
     return found
+
+
+_UNKNOWN: Any = object()
+"""A dimension of which it is not known whether it is stretched to another."""
+
+
+def _aligned(dim: int, shape: Sequence[Size], given: Sequence[Size]) -> int | None:
+    """The dimension of an operand that is the result's `dim`; `None` if it is stretched to that."""
+    place = dim - (len(shape) - len(given))
+    if place >= 0 and same(given[place], shape[dim]):
+        return place
+    return None if place < 0 or given[place] == 1 else _UNKNOWN
 
 
 def _made(node: fx.Node) -> list[Axis]:
@@ -158,11 +167,12 @@ def _along(position: int) -> Callable[[fx.Node], list[Axis]]:
 def _others(node: fx.Node, taken: set[int]) -> list[Axis]:
     """All dimensions but some, where all operands and results have one size."""
     given = operands(node)
-    shapes = [shape_of(operand) for operand in given] + [tuple(value.shape) for value in results_of(node)]
+    shapes = [shape_of(operand) for operand in given] + [tuple(map(expression, one.shape)) for one in results_of(node)]
     if len({len(shape) for shape in shapes}) != 1:
         return []
-    same = [dim for dim in range(len(shapes[0])) if dim not in taken and len({shape[dim] for shape in shapes}) == 1]
-    return [Axis((dim,) * len(results_of(node)), (dim,) * len(given)) for dim in same]
+    left = (dim for dim in range(len(shapes[0])) if dim not in taken)
+    alike = [dim for dim in left if all(same(shape[dim], shapes[0][dim]) for shape in shapes[1:])]
+    return [Axis((dim,) * len(results_of(node)), (dim,) * len(given)) for dim in alike]
 
 
 def _with_one_less(node: fx.Node) -> list[Axis]:
@@ -197,13 +207,6 @@ def _permuted(node: fx.Node) -> list[Axis]:
     return [Axis((new,), (old,)) for new, old in enumerate(order)]
 
 
-def _expanded(node: fx.Node) -> list[Axis]:
-    shape, given = shape_of(node), shape_of(operands(node)[0])
-    front = len(shape) - len(given)
-    places = (dim - front if dim >= front and given[dim - front] == size else None for dim, size in enumerate(shape))
-    return [Axis((dim,), (place,)) for dim, place in enumerate(places) if shape[dim] != 1]
-
-
 def _padded(node: fx.Node) -> list[Axis]:
     rank, amounts = len(shape_of(node)), argument(node, 1)
     padded = {rank - 1 - i // 2 for i, amount in enumerate(amounts) if amount}
@@ -216,16 +219,16 @@ def _product(node: fx.Node) -> list[Axis]:
     row, column = rank - 2, rank - 1
     found = [Axis((dim,), (*_bias(node, dim), dim, dim)) for dim in range(row)]
     found += [Axis((row,), (*_bias(node, row), row, None)), Axis((column,), (*_bias(node, column), None, column))]
-    # What is added would be so once for each chunk.
-    return found if added else [*found, Axis((Partial.SUM,), (column, row))]
+    if added:
+        # It would be added once for each chunk of a sum.
+        return [one for one in found if _UNKNOWN not in one.operands]
+    return [*found, Axis((Partial.SUM,), (column, row))]
 
 
 def _bias(node: fx.Node, dim: int) -> Iterable[int | None]:
     if len(operands(node)) < 3:
         return ()
-    shape, given = shape_of(node), shape_of(operands(node)[0])
-    place = dim - (len(shape) - len(given))
-    return (place if place >= 0 and given[place] == shape[dim] else None,)
+    return (_aligned(dim, shape_of(node), shape_of(operands(node)[0])),)
 
 
 def _looked_up(node: fx.Node) -> list[Axis]:
@@ -310,7 +313,7 @@ _RULES: dict[Any, Callable[[fx.Node], Sequence[Axis]]] = {
     **_rows(_with_one_more, _aten.unsqueeze.default, _aten.select_backward.default),
     **_rows(_squeezed, _aten.squeeze.dim, _aten.squeeze.dims),
     **_rows(_permuted, _aten.permute.default, _aten.t.default, _aten.transpose.int),
-    **_rows(_expanded, _aten.expand.default),
+    **_rows(_pointwise, _aten.expand.default),
     **_rows(_padded, _aten.constant_pad_nd.default),
     **_rows(_looked_up, _aten.embedding.default),
     **_rows(

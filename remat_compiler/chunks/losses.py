@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from itertools import pairwise
 
 from torch import fx
 
@@ -13,12 +12,13 @@ from remat_compiler.capture.source import source_line
 from remat_compiler.chunks.axes import is_plain, is_tuple
 from remat_compiler.chunks.cut import Cut, even_bounds, operands, shape_of
 from remat_compiler.chunks.means import divide_last
-from remat_compiler.chunks.region import LARGE, PRODUCTS, Region, amplifiers, find_region
+from remat_compiler.chunks.region import LARGE, PRODUCTS, Region, amplifiers, elements, find_region
 from remat_compiler.chunks.rewriting import in_chunks, is_in_chunks
 from remat_compiler.chunks.tangent import depending_on, multiples_of, scalar_tangents, take_out
 from remat_compiler.chunks.writing import NotCuttable, copied
 from remat_compiler.ir.graph import Phase
 from remat_compiler.report.plan_report import ChunkedLoss
+from remat_compiler.torch_compat import Size, number, same
 
 AMPLIFIES = 4
 """Elements of the product for each of the operand whose rows are cut; below, little is gained."""
@@ -38,13 +38,14 @@ def chunk_losses(joint: fx.GraphModule, num_fwd_outputs: int, chunks: int) -> tu
         What was cut, the largest first.
     """
     found: list[ChunkedLoss] = []
-    while True:
-        made = _largest(joint, num_fwd_outputs, chunks, found[0].whole_bytes // SECOND if found else 0)
-        if made is None:
-            break
-        graph, loss = made
-        joint.graph = graph
-        found.append(loss)
+    with torch_compat.sizes_of(joint.graph):
+        while True:
+            made = _largest(joint, num_fwd_outputs, chunks, found[0].whole_bytes // SECOND if found else 0)
+            if made is None:
+                break
+            graph, loss = made
+            joint.graph = graph
+            found.append(loss)
     return tuple(found)
 
 
@@ -59,7 +60,7 @@ def _heads(joint: fx.GraphModule, num_fwd_outputs: int) -> Iterator[tuple[fx.Nod
     forward = [n for n, phase in phases.items() if phase is Phase.FORWARD and not is_in_chunks(n)]
     for product, dim in amplifiers(joint.graph, forward, AMPLIFIES):
         # A layer's product is amplifying, too; what becomes of it is multiplied again in the forward.
-        large = product.meta["val"].numel() // LARGE
+        large = elements(product.meta["val"]) // LARGE
         behind = depending_on(joint.graph, [product])
         if not any(_contracts(node, large) for node in forward if node in behind and node is not product):
             yield product, dim
@@ -70,8 +71,7 @@ def _largest(
 ) -> tuple[fx.Graph, ChunkedLoss] | None:
     """The joint graph with its largest loss of at least so many bytes in chunks; `None` if there is none."""
     for product, dim in _heads(joint, num_fwd_outputs):
-        value = product.meta["val"]
-        if value.numel() * value.element_size() < least_bytes:
+        if _bytes(product) < least_bytes:
             break
         for granule in _granules(joint.graph, product, dim):
             cut = Cut(dim, dim, even_bounds(shape_of(product)[dim], chunks, granule))
@@ -86,32 +86,34 @@ def _largest(
 
 def _told(product: fx.Node, cut: Cut) -> ChunkedLoss:
     """What people are told of a product whose result is cut so."""
-    value = product.meta["val"]
-    whole_bytes = value.numel() * value.element_size()
-    rows = max(end - begin for begin, end in pairwise(cut.bounds))
-    chunk_bytes = whole_bytes * rows // cut.bounds[-1]
-    return ChunkedLoss(cut.chunks, product.name, source_line(product), whole_bytes, chunk_bytes)
+    rows = max(number(cut.length(chunk)) for chunk in range(cut.chunks))
+    chunk_bytes = _bytes(product) * rows // number(cut.bounds[-1])
+    return ChunkedLoss(cut.chunks, product.name, source_line(product), _bytes(product), chunk_bytes)
+
+
+def _bytes(node: fx.Node) -> int:
+    value = node.meta["val"]
+    return elements(value) * int(value.element_size())
 
 
 def _contracts(node: fx.Node, large: int) -> bool:
     """Whether the node is a product that reads a large value and gives a small one."""
-    if node.target not in PRODUCTS or not all(map(is_plain, (node, *node.all_input_nodes))):
+    if node.target not in PRODUCTS or not all(map(is_plain, (node, *operands(node)))):
         return False
-    sizes = [operand.meta["val"].numel() for operand in operands(node)]
     # Layers of four times the width come back to exactly what counts as large.
-    return bool(max(sizes) >= large and node.meta["val"].numel() <= large)
+    return max(elements(one.meta["val"]) for one in operands(node)) >= large >= elements(node.meta["val"])
 
 
-def _granules(graph: fx.Graph, product: fx.Node, dim: int) -> list[int]:
+def _granules(graph: fx.Graph, product: fx.Node, dim: int) -> list[Size]:
     """Rows that may have to stay together: 1, and those of one sequence where the rows are seen as several."""
     rows = shape_of(product)[dim]
-    found = {1}
+    found: dict[Size, None] = {1: None}
     for node in graph.nodes:
         if is_plain(node) and not is_tuple(node) and len(shape_of(node)) > 2:
             batch, length, *_ = shape_of(node)
-            if batch * length == rows:
-                found.add(length)
-    return sorted(found)
+            if same(torch_compat.product((batch, length)), rows):
+                found[length] = None
+    return sorted(found, key=number)
 
 
 def _with_loss_cut(graph: fx.Graph, found: fx.Node, cut: Cut) -> fx.Graph | None:
@@ -119,7 +121,7 @@ def _with_loss_cut(graph: fx.Graph, found: fx.Node, cut: Cut) -> fx.Graph | None
     nodes = copied(graph)
     product = nodes[found]
     new = product.graph
-    divide_last(new, product.meta["val"].numel() // LARGE)
+    divide_last(new, elements(product.meta["val"]) // LARGE)
     region = find_region(new, product, cut)
     if region is None:
         return None

@@ -19,7 +19,9 @@ from torch import fx
 
 from remat_compiler.chunks.axes import NONE, SUM, TERM_GRADIENTS, TERM_LOSSES, argument, is_plain, is_tuple
 from remat_compiler.chunks.cut import shape_of
+from remat_compiler.chunks.region import elements
 from remat_compiler.chunks.writing import arguments_with, call, call_like
+from remat_compiler.torch_compat import product
 
 _aten = torch.ops.aten
 _prims = torch.ops.prims
@@ -35,7 +37,7 @@ def divide_last(graph: fx.Graph, large: int) -> None:
         if node.op != "call_function" or not node.all_input_nodes:
             continue
         of = node.args[1] if node.target is _BACKWARD or node.target in TERM_GRADIENTS else node.args[0]
-        if not isinstance(of, fx.Node) or not is_plain(of) or is_tuple(of) or of.meta["val"].numel() < large:
+        if not isinstance(of, fx.Node) or not is_plain(of) or is_tuple(of) or elements(of.meta["val"]) < large:
             continue
         with graph.inserting_before(node):
             if node.target is _FORWARD and len(shape_of(of)) == 2:
@@ -105,7 +107,7 @@ def _term_loss(graph: fx.Graph, node: fx.Node, of: fx.Node) -> None:
         _divided_sum(graph, node, terms, of)
         return
     total = call_like(graph, node, arguments_with(node, node.args, {position: SUM}), node.kwargs)
-    _replace(graph, node, call(graph, _aten.div.Tensor, (total, of.meta["val"].numel()), like=node))
+    _replace(graph, node, call(graph, _aten.div.Tensor, (total, product(shape_of(of))), like=node))
 
 
 def _term_gradient(graph: fx.Graph, node: fx.Node, of: fx.Node) -> None:
@@ -113,7 +115,7 @@ def _term_gradient(graph: fx.Graph, node: fx.Node, of: fx.Node) -> None:
     position = TERM_GRADIENTS[node.target]
     if argument(node, position) != _MEAN:
         return
-    divided = call(graph, _aten.div.Tensor, (node.args[0], of.meta["val"].numel()), like=node)
+    divided = call(graph, _aten.div.Tensor, (node.args[0], product(shape_of(of))), like=node)
     changed = arguments_with(node, node.args, {0: divided, position: SUM})
     _replace(graph, node, call_like(graph, node, changed, node.kwargs))
 
@@ -121,7 +123,7 @@ def _term_gradient(graph: fx.Graph, node: fx.Node, of: fx.Node) -> None:
 def _divided_sum(graph: fx.Graph, node: fx.Node, terms: fx.Node, by: fx.Node) -> None:
     """Put the sum of the terms in the place of a node, divided by a scalar, or by the number of elements of a value."""
     dtype = node.meta["val"].dtype
-    count = by if by.meta["val"].dim() == 0 else max(by.meta["val"].numel(), 1)
+    count = by if by.meta["val"].dim() == 0 else product(shape_of(by)) or 1
     wide = torch.float32 if dtype in FEW_BITS else dtype
     total = call(graph, _aten.sum.default, (terms,), like=node, dtype=wide)
     divided = call(graph, _aten.div.Tensor, (total, count), like=node)

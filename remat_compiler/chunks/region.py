@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from remat_compiler import torch_compat
 from remat_compiler.chunks.axes import axes_of, is_plain, is_tuple
 from remat_compiler.chunks.cut import Cut, Cutting, Partial, Placement, operands
 from remat_compiler.chunks.rules import cutting
@@ -69,7 +70,7 @@ class Region:
 
 def find_region(graph: fx.Graph, product: fx.Node, cut: Cut) -> Region | None:
     """The region around a product whose result is cut so; `None` if a large value would be needed whole."""
-    large = product.meta["val"].numel() // LARGE
+    large = elements(product.meta["val"]) // LARGE
     barred: set[fx.Node] = set()
     while product not in barred:
         found = _Search(graph, product, cut, large, barred)
@@ -128,14 +129,14 @@ class _Search:
 
     def _is_large(self, node: fx.Node) -> bool:
         value = node.meta.get("val")
-        return is_plain(node) and isinstance(value, torch.Tensor) and value.numel() >= self.large
+        return is_plain(node) and isinstance(value, torch.Tensor) and elements(value) >= self.large
 
     def _is_large_and_cut(self, node: fx.Node) -> bool:
         found = self.cuttings.get(node)
         if found is None or not isinstance(found.results[0], Cut):
             return False
         if is_tuple(node):
-            return any(isinstance(v, torch.Tensor) and v.numel() >= self.large for v in node.meta["val"])
+            return any(isinstance(v, torch.Tensor) and elements(v) >= self.large for v in node.meta["val"])
         return self._is_large(node)
 
     def open_ends(self) -> set[fx.Node]:
@@ -164,6 +165,11 @@ class _Search:
         return kept
 
 
+def elements(value: torch.Tensor) -> int:
+    """How many elements a value has at the sizes that are planned for."""
+    return torch_compat.size_hint(value.numel())
+
+
 def _position(item: fx.Node) -> int:
     """Which of several results the item is."""
     position: Any = item.args[1]
@@ -184,9 +190,10 @@ def amplifiers(graph: fx.Graph, among: Iterable[fx.Node], least: int) -> list[tu
         if node.target not in PRODUCTS or not is_plain(node) or not axes_of(node):
             continue
         result, factors = node.meta["val"], operands(node)[-2:]
-        if result.dim() != 2 or not result.numel():
+        made = elements(result)
+        if result.dim() != 2 or not made:
             continue
         for dim, factor in enumerate(factors):
-            if result.numel() >= least * factor.meta["val"].numel():
-                found.append((-result.numel() * result.element_size(), place[node], dim, node))
+            if made >= least * elements(factor.meta["val"]):
+                found.append((-made * result.element_size(), place[node], dim, node))
     return [(node, dim) for _, _, dim, node in sorted(found)]

@@ -18,13 +18,14 @@ from torch import fx
 
 from remat_compiler import torch_compat
 from remat_compiler.capture.changes import changed_inputs
-from remat_compiler.capture.operators import is_random
+from remat_compiler.capture.operators import has_tensor, is_random
 from remat_compiler.capture.storages import find_roots
 from remat_compiler.chunks.cut import Cut, Partial, operands, shape_of
 from remat_compiler.chunks.means import FEW_BITS
 from remat_compiler.chunks.region import Region
 from remat_compiler.chunks.tangent import depending_on
-from remat_compiler.chunks.writing import NotCuttable, arguments_with, call, call_like
+from remat_compiler.chunks.writing import NotCuttable, arguments_with, call, call_like, write_sizes
+from remat_compiler.torch_compat import Size
 
 _aten = torch.ops.aten
 _prims = torch.ops.prims
@@ -53,7 +54,8 @@ class _Writer:
         self.new = fx.Graph()
         self.whole: dict[fx.Node, fx.Node] = {}
         self.chunk: dict[tuple[fx.Node, int], fx.Node] = {}
-        self.slices: dict[tuple[fx.Node, Cut, int], fx.Node] = {}
+        self.sections: dict[tuple[fx.Node, Cut], fx.Node] = {}
+        self.slices: dict[tuple[fx.Node, int], fx.Node] = {}
         self.sums: dict[fx.Node, fx.Node] = {}
         self.leaving = frozenset(region.leaving())
         self.place = {node: i for i, node in enumerate(graph.nodes)}
@@ -69,6 +71,7 @@ class _Writer:
                 self.whole[unit] = self.new.node_copy(unit, self.whole.__getitem__)
             else:
                 self._write_part(members[unit])
+        write_sizes(self.new, self.region.product)
         return self.new
 
     def _order(self, members: Mapping[Part, list[fx.Node]]) -> list[fx.Node | Part]:
@@ -108,9 +111,14 @@ class _Writer:
     def _write_chunk(self, node: fx.Node, chunk: int) -> fx.Node:
         """The operator on one chunk."""
         position = iter(range(len(operands(node))))
-        args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), lambda _: self._operand(node, next(position), chunk))
-        changes = self.region.cuttings[node].changes[chunk]
-        return call_like(self.new, node, node_args(node, args, changes), kwargs)
+        args, kwargs = fx.map_arg(
+            (node.args, dict(node.kwargs)),
+            lambda one: self._operand(node, next(position), chunk) if has_tensor(one) else self.whole[one],
+        )
+        how = self.region.cuttings[node]
+        # Most chunks are equal, and shapes of changing sizes take long to compute.
+        twin = self.chunk[node, 0] if chunk and how.are_alike(0, chunk) else None
+        return call_like(self.new, node, node_args(node, args, how.changes[chunk]), kwargs, twin)
 
     def _operand(self, node: fx.Node, position: int, chunk: int) -> fx.Node:
         source = operands(node)[position]
@@ -121,18 +129,22 @@ class _Writer:
 
     def _slice(self, source: fx.Node, cut: Cut, chunk: int, reader: fx.Node) -> fx.Node:
         """A chunk of a value that is there as a whole."""
-        found = self.slices.get((source, cut, chunk))
-        if found is None:
+        # Not by slices, which torch clamps: then lengths of changing sizes are no longer known to be those of chunks.
+        sections = self.sections.get((source, cut))
+        if sections is None:
             value, shape = self.whole[source], shape_of(source)
             if len(cut.dims) > 1:
                 value = self._viewed(value, cut.with_rows_together(shape), reader)
-            begin, end = cut.bounds[chunk : chunk + 2]
-            found = call(self.new, _aten.slice.Tensor, (value, cut.last, begin, end), like=reader)
-            self.slices[source, cut, chunk] = found
+            lengths = [cut.length(i) for i in range(cut.chunks)]
+            sections = call(self.new, _aten.split_with_sizes.default, (value, lengths, cut.last), like=reader)
+            self.sections[source, cut] = sections
+        found = self.slices.get((sections, chunk))
+        if found is None:
+            found = self.slices[sections, chunk] = call(self.new, operator.getitem, (sections, chunk), like=reader)
         return found
 
-    def _viewed(self, value: fx.Node, shape: list[int], like: fx.Node) -> fx.Node:
-        if not value.meta["val"].is_contiguous():
+    def _viewed(self, value: fx.Node, shape: list[Size], like: fx.Node) -> fx.Node:
+        if not torch_compat.is_in_order(value.meta["val"]):
             value = call(self.new, _aten.clone.default, (value,), like=like, memory_format=torch.contiguous_format)
         return call(self.new, _aten.view.default, (value, shape), like=like)
 
@@ -194,10 +206,10 @@ def _parts(graph: fx.Graph, region: Region, before: Mapping[fx.Node, fx.Node]) -
     behind: dict[fx.Node, int] = {}
     for node in graph.nodes:
         given = ((source, region.is_read_in_chunks(node, i)) for i, source in enumerate(operands(node)))
-        behind[node] = max(
-            (behind[source] + (source in region.cuttings and not inside) for source, inside in given),
-            default=0,
-        )
+        found = [behind[source] + (source in region.cuttings and not inside) for source, inside in given]
+        # Numbers may follow from values of the region, too.
+        found += [behind[source] for source in node.all_input_nodes if not has_tensor(source)]
+        behind[node] = max(found, default=0)
         # Effects stay in order, so what one of them waits for, those behind it wait for, too.
         behind[node] = max(behind[node], behind.get(before.get(node, node), 0))
     return {node: (node in late, behind[node]) for node in region.cuttings}

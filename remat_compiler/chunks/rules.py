@@ -16,6 +16,7 @@ from torch import fx
 
 from remat_compiler.chunks.axes import Axis, argument, at, axes_of, is_plain, results_of
 from remat_compiler.chunks.cut import Cut, Cutting, Partial, Placement, operands, seen_through, shape_of, shifted
+from remat_compiler.torch_compat import Size, expression, most
 
 _aten = torch.ops.aten
 _VIEWS = frozenset({_aten.view.default, _aten._unsafe_view.default, _aten.reshape.default})
@@ -39,6 +40,12 @@ class _Range:
 
     dimension: int
     whole: tuple[int | None, ...]
+
+    def holder(self, node: fx.Node, *, is_whole: bool) -> fx.Node:
+        """The operand or result that has all rows, or those of the range."""
+        places = (place for place in (None, *range(len(operands(node)))) if (place in self.whole) is is_whole)
+        place = next(places)
+        return node if place is None else operands(node)[place]
 
 
 _RANGES: dict[Any, _Range] = {
@@ -122,18 +129,31 @@ def _view(node: fx.Node, operand: int | None, cut: Cut) -> Cutting | None:
 
 def _part(node: fx.Node, operand: int | None, cut: Cut, rows: _Range) -> Cutting | None:
     """An operator on a range of the rows that are cut, which reads fewer rows than there are, or makes more."""
-    total = shape_of(operands(node)[0] if 0 in rows.whole else node)[cut.first]
-    given = (argument(node, rows.dimension + i) for i in (1, 2, 3))
-    start, end, step = slice(*given).indices(total)
-    if step != 1:
+    whole, part = (shape_of(rows.holder(node, is_whole=one))[cut.first] for one in (True, False))
+    start = _first_row(argument(node, rows.dimension + 1), whole)
+    if start is None or argument(node, rows.dimension + 3) != 1:
         return None
-    outer = cut if operand in rows.whole else shifted(cut, -start, total)
-    inner = shifted(cut, start, max(end - start, 0)) if operand in rows.whole else cut
+    outer = cut if operand in rows.whole else shifted(cut, -start, whole)
+    inner = shifted(cut, start, part) if operand in rows.whole else cut
     if outer is None or inner is None:
         return None
     changes = []
     for (begin, _), (first, last) in zip(pairwise(outer.bounds), pairwise(inner.bounds)):
         # The chunk's rows of the range, counted in the chunk of the whole.
         changes.append({rows.dimension + 1: first + start - begin, rows.dimension + 2: last + start - begin})
+    # Torch takes the length of a range between expressions for one that depends on data.
+    if not all(isinstance(bound, int) for change in changes for bound in change.values()):
+        return None
     reads = [outer if i in rows.whole else inner for i in range(len(operands(node)))]
     return _cutting(node, list(reads), [outer if None in rows.whole else inner], changes)
+
+
+def _first_row(start: Any, rows: Size) -> Size | None:
+    """The first row of a range of so many; `None` if that is not known."""
+    if isinstance(start, fx.Node):
+        start = expression(start.meta["val"])
+    if start is None:
+        return 0
+    if isinstance(start, int):
+        return most(rows + start, 0) if start < 0 else start
+    return start if start.is_nonnegative else None

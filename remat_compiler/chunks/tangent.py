@@ -16,6 +16,7 @@ import torch
 from torch import fx
 
 from remat_compiler import torch_compat
+from remat_compiler.capture.operators import has_tensor
 from remat_compiler.capture.phases import ancestors
 from remat_compiler.chunks.axes import TERM_GRADIENTS, argument
 from remat_compiler.chunks.cut import operands
@@ -111,7 +112,8 @@ def _one_factor(node: fx.Node, scaled: list[bool]) -> bool:
 def _every_term(node: fx.Node, scaled: list[bool]) -> bool:
     # A number that is added would have to be a multiple, too.
     terms = node.args[:2] if node.target in _SUMS_OF_TWO else (node.args[0],)
-    return all(scaled) and not any(isinstance(term, (int, float)) and term != 0 for term in terms)
+    numbers = (term for term in terms if not isinstance(term, fx.Node) or not has_tensor(term))
+    return all(scaled) and all(isinstance(one, (int, float, list)) and one in (0, []) for one in numbers)
 
 
 def _chosen(node: fx.Node, scaled: list[bool]) -> bool:

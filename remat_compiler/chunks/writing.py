@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import fx
 
 from remat_compiler import torch_compat
@@ -40,15 +39,36 @@ def call(graph: fx.Graph, target: Any, args: tuple[Any, ...], *, like: fx.Node, 
     return node
 
 
-def call_like(graph: fx.Graph, node: fx.Node, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> fx.Node:
+def call_like(
+    graph: fx.Graph, node: fx.Node, args: tuple[Any, ...], kwargs: Mapping[str, Any], twin: fx.Node | None = None
+) -> fx.Node:
     """A copy of an operator with other arguments.
+
+    Args:
+        graph: The graph that is written.
+        node: The operator.
+        args: Its positional arguments.
+        kwargs: The others.
+        twin: A node whose result has the same shape, if there is one.
 
     Raises:
         NotCuttable: The operator does not take these arguments.
     """
     new = graph.create_node("call_function", node.target, args, dict(kwargs), node.name)
-    new.meta = {**node.meta, "val": _computed(node.target, args, kwargs, node)}
+    new.meta = {**node.meta, "val": twin.meta["val"] if twin else _computed(node.target, args, kwargs, node)}
     return new
+
+
+def write_sizes(graph: fx.Graph, like: fx.Node) -> None:
+    """Have operators compute the sizes that new nodes were given as expressions (in place).
+
+    Raises:
+        NotCuttable: A size cannot be computed from the inputs.
+    """
+    try:
+        torch_compat.write_sizes(graph, _mode_of(like))
+    except torch_compat.UnknownSize as error:
+        raise NotCuttable(str(error)) from error
 
 
 def arguments_with(node: fx.Node, args: tuple[Any, ...], changes: Mapping[int, Any]) -> tuple[Any, ...]:
@@ -62,14 +82,18 @@ def arguments_with(node: fx.Node, args: tuple[Any, ...], changes: Mapping[int, A
     return tuple(given)
 
 
+def _mode_of(node: fx.Node) -> Any:
+    known = node.meta["val"]
+    values = known if isinstance(known, (list, tuple)) else (known,)
+    return next(value.fake_mode for value in values if isinstance(value, torch_compat.FakeTensor))
+
+
 def _computed(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], like: fx.Node) -> Any:
     """The fake result of an operator on nodes, by the fake mode of another result."""
     given, named = fx.map_arg((args, dict(kwargs)), lambda node: node.meta["val"])
-    known = like.meta["val"]
-    values = known if isinstance(known, (list, tuple)) else (known,)
-    mode = next(value.fake_mode for value in values if isinstance(value, torch_compat.FakeTensor))
+    mode = _mode_of(like)
     try:
-        with mode, torch.no_grad():
-            return target(*given, **named)
+        with torch_compat.shapes_at_any_sizes(mode):
+            return target(*torch_compat.with_symbols(given, mode), **named)
     except RuntimeError as error:
         raise NotCuttable(f"{target} on chunks: {error}") from error

@@ -151,7 +151,8 @@ class Compiler:
         if sizes and real and not check.unknown:
             with timed("dry_run_s"):
                 signed = [symbol.name for symbol in torch_compat.input_symbols(self.traced) if symbol.signed]
-                step = symbolic_step(compiled, self.traced, graphs, sizes, signed)
+                in_chunks = any(one.chunked for one in partitions)
+                step = symbolic_step(compiled, self.traced, graphs, sizes, signed, in_chunks)
             formula = None if step is None else step.formula()
             if places and step is not None:
                 arenas = ArenasBySize(step, graphs, check_at, request.between_bytes > 0)

@@ -8,7 +8,7 @@ its assumptions about them become conditions of the formula.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -108,6 +108,7 @@ def symbolic_step(
     graphs: Sequence[EmittedGraph],
     sizes: Mapping[str, int],
     signed: Iterable[str] = (),
+    any_sizes: bool = False,
 ) -> SymbolicStep | None:
     """The memory of ``loss = compiled(*inputs); loss.backward()`` as a function of the sizes.
 
@@ -117,13 +118,15 @@ def symbolic_step(
         graphs: Graphs that a `GraphRecorder` around the compilation recorded; empty for FX interpreters.
         sizes: By symbol, the number that it stands for if the step asks for one.
         signed: Symbols that may be below 0.
+        any_sizes: Whether the step was compiled under `torch_compat.any_sizes`.
 
     Returns:
         `None`, with a line in the log, if the step cannot run on fake tensors.
     """
     symbols = torch_compat.OwnSymbols(sizes, signed)
     try:
-        with torch_compat.outside_tracing(), torch_compat.sizes_at(sizes):
+        general = torch_compat.any_sizes() if any_sizes else nullcontext()
+        with torch_compat.outside_tracing(), torch_compat.sizes_at(sizes), general:
             step = FakeStep(inputs, graphs, gradients_exist=False, symbols=symbols)
             step.run(compiled)
     except Exception as error:  # As for a dry run on numbers: what it cannot run has no formula.

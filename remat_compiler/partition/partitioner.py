@@ -92,6 +92,7 @@ class RematPartitioner(torch_compat.CustomPartitionerFn):
             )
         finish(made.graphs.forward, made.graphs.backward, num_fwd_outputs)
         if request.inner == "inductor":
+            torch_compat.serve_any_sizes(bool(made.chunked))
             torch_compat.write_padded(made.graphs.forward, made.graphs.backward)
             if not request.free_layout:
                 torch_compat.keep_layout()

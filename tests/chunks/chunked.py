@@ -25,14 +25,19 @@ class Chunked:
     Attributes:
         chunks: How many chunks are asked for.
         decomposed: Whether operators are decomposed as for Inductor.
-        found: What was cut.
-        graph: The joint graph afterwards.
+        made: What was cut in each graph that was compiled.
+        graph: The last joint graph afterwards.
     """
 
     chunks: int
     decomposed: bool = False
-    found: tuple[ChunkedLoss, ...] = ()
+    made: list[tuple[ChunkedLoss, ...]] = field(default_factory=list)
     graph: fx.Graph = field(default_factory=fx.Graph)
+
+    @property
+    def found(self) -> tuple[ChunkedLoss, ...]:
+        """What was cut in the first graph."""
+        return self.made[0]
 
     def __call__(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         table = select_decomp_table() if self.decomposed else {}
@@ -47,7 +52,7 @@ class Chunked:
             with V.set_fake_mode(detect_fake_mode(inputs)):
                 joint_graph_passes(joint)
         torch_compat.prepare_joint(joint, num_fwd_outputs)
-        self.found = chunk_losses(joint, num_fwd_outputs, self.chunks)
+        self.made.append(chunk_losses(joint, num_fwd_outputs, self.chunks))
         joint.graph.lint()
         joint.recompile()
         self.graph = joint.graph

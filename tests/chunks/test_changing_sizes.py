@@ -1,0 +1,63 @@
+"""Losses in chunks at sizes that change: compiled once, and what eager gives at every size."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from chunks.chunked import Chunked, step
+from chunks.programs import CLASSES, IGNORED, PROGRAMS, WHOLE, WIDTH, Program
+
+ROWS = ((31,), (2,), (3,), (4,), (5,), (7,), (8,), (17,), (33,), (64,))
+SEQUENCES = ((3, 11), (2, 2), (2, 3), (5, 2), (7, 5), (2, 17), (3, 33))
+
+
+def at_sizes(program: Program, backend: Chunked) -> None:
+    """Train a program at several sizes, compiled for any of them."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = program.make().double()
+    compiled = torch.compile(model, backend=backend, dynamic=True)
+    # A single sequence stays one, of which torch compiles nothing for several.
+    lengths = SEQUENCES if len(program.shape) > 1 else ROWS
+    for shape in [(1, *shape[1:]) if program.shape[0] == 1 else shape for shape in lengths]:
+        given = inputs(shape)
+        made, expected = step(compiled, model, given), step(model, model, given)
+        torch.testing.assert_close(made, expected, rtol=1e-12, atol=1e-12, msg=lambda text, at=shape: f"{at}: {text}")
+
+
+def inputs(shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """Activations, and targets of which some are ignored, but never all."""
+    targets = torch.where(torch.rand(shape) < 0.2, IGNORED, torch.randint(0, CLASSES, shape))
+    targets.view(-1)[-1] = 3
+    return torch.randn(*shape, WIDTH, dtype=torch.float64), targets
+
+
+def compilations(program: Program, decomposed: bool) -> int:
+    """How many of them there are if nothing is cut."""
+    whole = Chunked(1, decomposed)
+    at_sizes(program, whole)
+    return len(whole.made)
+
+
+@pytest.mark.parametrize("decomposed", [False, True], ids=["interpreter", "inductor"])
+@pytest.mark.parametrize("name", [name for name in PROGRAMS if name != "one_sequence_shifted"])
+def test_a_loss_in_chunks_is_the_same_at_all_sizes(name: str, decomposed: bool) -> None:
+    backend = Chunked(4, decomposed)
+    at_sizes(PROGRAMS[name], backend)
+    assert backend.found
+    assert len(backend.made) == 1 or len(backend.made) == compilations(PROGRAMS[name], decomposed)
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_values_that_are_needed_whole_are_left_so_at_all_sizes(name: str) -> None:
+    backend = Chunked(4)
+    at_sizes(WHOLE[name], backend)
+    assert backend.made == [()]
+
+
+def test_a_range_of_the_rows_themselves_is_left_whole() -> None:
+    backend = Chunked(4)
+    at_sizes(PROGRAMS["one_sequence_shifted"], backend)
+    assert not any(backend.made)
