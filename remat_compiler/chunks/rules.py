@@ -6,6 +6,7 @@ that is cut, have rules of their own here.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
@@ -141,9 +142,11 @@ def _part(node: fx.Node, operand: int | None, cut: Cut, rows: _Range) -> Cutting
     for (begin, _), (first, last) in zip(pairwise(outer.bounds), pairwise(inner.bounds)):
         # The chunk's rows of the range, counted in the chunk of the whole.
         changes.append({rows.dimension + 1: first + start - begin, rows.dimension + 2: last + start - begin})
-    # Torch takes the length of a range between expressions for one that depends on data.
+    # Torch takes the length of a range between expressions for one that depends on data, but not that of all rows.
     if not all(isinstance(bound, int) for change in changes for bound in change.values()):
-        return None
+        if start != 0 or whole != part:
+            return None
+        changes = [{rows.dimension + 1: 0, rows.dimension + 2: sys.maxsize} for _ in changes]
     reads = [outer if i in rows.whole else inner for i in range(len(operands(node)))]
     return _cutting(node, list(reads), [outer if None in rows.whole else inner], changes)
 

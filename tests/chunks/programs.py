@@ -120,7 +120,7 @@ class Regression(nn.Module):
     def __init__(self, loss: Loss) -> None:
         super().__init__()
         self.loss, self.head = loss, nn.Linear(WIDTH, CLASSES)
-        self.register_buffer("numbers", torch.linspace(0.1, 0.9, 64 * CLASSES).view(64, CLASSES))
+        self.register_buffer("numbers", torch.linspace(0.1, 0.9, 31 * CLASSES).view(31, CLASSES))
 
     def forward(self, x: Tensor, targets: Tensor) -> Tensor | tuple[Tensor, ...]:
         return self.loss(self.head(torch.tanh(x)) * (targets > 0).to(x.dtype)[:, None], self.numbers[: len(x)])

@@ -9,7 +9,7 @@ from torch import Tensor
 from chunks.chunked import Chunked, step
 from chunks.programs import CLASSES, IGNORED, PROGRAMS, WHOLE, WIDTH, Program
 
-ROWS = ((31,), (2,), (3,), (4,), (5,), (7,), (8,), (17,), (33,), (64,))
+ROWS = ((31,), (2,), (3,), (4,), (5,), (7,), (8,), (17,), (29,), (30,))
 SEQUENCES = ((3, 11), (2, 2), (2, 3), (5, 2), (7, 5), (2, 17), (3, 33))
 
 
