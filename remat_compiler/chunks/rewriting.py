@@ -71,7 +71,7 @@ class _Writer:
                 self.whole[unit] = self.new.node_copy(unit, self.whole.__getitem__)
             else:
                 self._write_part(members[unit])
-        write_sizes(self.new, self.region.product)
+        write_sizes(self.new)
         return self.new
 
     def _order(self, members: Mapping[Part, list[fx.Node]]) -> list[fx.Node | Part]:

@@ -59,14 +59,14 @@ def call_like(
     return new
 
 
-def write_sizes(graph: fx.Graph, like: fx.Node) -> None:
+def write_sizes(graph: fx.Graph) -> None:
     """Have operators compute the sizes that new nodes were given as expressions (in place).
 
     Raises:
         NotCuttable: A size cannot be computed from the inputs.
     """
     try:
-        torch_compat.write_sizes(graph, _mode_of(like))
+        torch_compat.write_sizes(graph)
     except torch_compat.UnknownSize as error:
         raise NotCuttable(str(error)) from error
 

@@ -7,11 +7,9 @@ known of them besides is torch's knowledge of the graph (see `sizes_of`), to whi
 from __future__ import annotations
 
 import math
-import operator
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import reduce
 from typing import Any, TypeAlias
 
 import sympy
@@ -21,9 +19,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 from torch.utils._sympy import functions
 
+from remat_compiler.torch_compat.size_nodes import SizeNodes
 from remat_compiler.torch_compat.sizes import number_at, size_hint, sizes_at, sizes_now
 
 Size: TypeAlias = "int | sympy.Expr"
+_MIN: Any = functions.Min
+_MAX: Any = functions.Max
 
 
 def expression(size: int | torch.SymInt) -> Size:
@@ -140,81 +141,26 @@ class UnknownSize(RuntimeError):
     """An expression that no operators are known for."""
 
 
-def write_sizes(graph: fx.Graph, mode: FakeTensorMode) -> None:
+def write_sizes(graph: fx.Graph) -> None:
     """Have operators compute the expressions that are given as arguments, behind the inputs (in place).
 
     Args:
         graph: The graph.
-        mode: That of its values.
 
     Raises:
         UnknownSize: An expression has no operators, or a symbol of it is no input.
     """
-    written: dict[sympy.Expr, fx.Node] = {}
-    behind = next(node for node in graph.nodes if node.op != "placeholder")
+    maker = SizeNodes(graph)
 
     def argument(one: Any) -> Any:
         if not isinstance(one, sympy.Expr):
             return one
-        with graph.inserting_before(behind):
-            return _written(graph, one, mode.shape_env, written)
+        found = maker.value_of(one)
+        if found is None:
+            raise UnknownSize(f"no operators of the graph's inputs are known for the size {one}")
+        return found
 
     for node in graph.nodes:
         given = (node.args, node.kwargs)
         if any(isinstance(one, sympy.Expr) for one in pytree.tree_leaves(given)):
             node.args, node.kwargs = pytree.tree_map(argument, given)
-
-
-def _written(graph: fx.Graph, size: sympy.Expr, environment: Any, written: dict[sympy.Expr, fx.Node]) -> Any:
-    """The node that computes an expression; a number for one."""
-    if isinstance(size, sympy.Integer):
-        return int(size)
-    found = written.get(size)
-    if found is None:
-        if isinstance(size, sympy.Symbol):
-            found = _given(graph, size)
-        else:
-            # A batch may be as large as a sequence is long, so that both have one symbol.
-            is_power = isinstance(size, sympy.Pow) and size.exp.is_Integer and size.exp > 0
-            kind, parts = (sympy.Mul, [size.base] * int(size.exp)) if is_power else (type(size), size.args)
-            if kind not in _OPERATORS or not all(one.is_integer for one in parts):
-                raise UnknownSize(f"no operators are known for the size {size}")
-            args = [(one, _written(graph, one, environment, written)) for one in parts]
-            _, found = reduce(lambda one, other: _applied(graph, kind, one, other, environment), args)
-        written[size] = found
-    return found
-
-
-def _applied(
-    graph: fx.Graph, kind: Any, one: tuple[sympy.Expr, Any], other: tuple[sympy.Expr, Any], environment: Any
-) -> tuple[sympy.Expr, fx.Node]:
-    """An operator on two expressions, each with its node: its result, with its own."""
-    result = kind(one[0], other[0])
-    node = graph.call_function(_OPERATORS[kind], (one[1], other[1]))
-    node.meta["val"] = environment.create_symintnode(result, hint=None)
-    return result, node
-
-
-def _given(graph: fx.Graph, symbol: sympy.Symbol) -> fx.Node:
-    """The input that is a symbol."""
-    for node in graph.find_nodes(op="placeholder"):
-        value = node.meta.get("val")
-        if isinstance(value, torch.SymInt) and value.node.expr == symbol:
-            return node  # type: ignore[no-any-return]
-    raise UnknownSize(f"the symbol {symbol} is no input")
-
-
-_MIN: Any = functions.Min
-_MAX: Any = functions.Max
-
-
-_OPERATORS: dict[Any, Callable[..., Any]] = {
-    sympy.Add: operator.add,
-    sympy.Mul: operator.mul,
-    functions.FloorDiv: operator.floordiv,
-    functions.CleanDiv: operator.floordiv,
-    functions.Mod: operator.mod,
-    functions.PythonMod: operator.mod,
-    _MIN: torch.sym_min,
-    _MAX: torch.sym_max,
-}

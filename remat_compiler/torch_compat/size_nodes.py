@@ -38,16 +38,14 @@ _BINARY: dict[Any, Callable[..., Any]] = {
 def sizes_from_inputs(graph: fx.Graph) -> None:
     """Replace the nodes that read a size of a computed tensor, if that size follows from symbolic inputs."""
     placeholders = graph.find_nodes(op="placeholder")
-    # Only plain symbols: an input that is an expression of them does not give its parts.
-    symbols = {node.meta["val"].node.expr: node for node in placeholders if _is_symbol(node.meta.get("val"))}
     reading = [node for target in _READ for node in graph.find_nodes(op="call_function", target=target)]
-    maker = _Maker(graph, symbols)
+    maker = SizeNodes(graph)
     for node in reading:
         size = node.meta.get("val")
         # An input is alive anyway, and reading its size ties nothing.
         if isinstance(size, torch.SymInt) and node.args[0] not in placeholders:
-            made = maker.node_of(size.node.expr)
-            if made is not None:
+            made = maker.value_of(size.node.expr)
+            if isinstance(made, fx.Node):
                 node.replace_all_uses_with(made)
                 graph.erase_node(node)
 
@@ -56,30 +54,30 @@ def _is_symbol(value: Any) -> bool:
     return isinstance(value, torch.SymInt) and isinstance(value.node.expr, sympy.Symbol)
 
 
-class _Maker:
-    """Makes nodes of expressions, each once, right after the inputs of a graph."""
+class SizeNodes:
+    """Nodes of a graph that compute expressions of its symbolic inputs, each made once, right behind the inputs."""
 
-    def __init__(self, graph: fx.Graph, symbols: dict[Any, fx.Node]) -> None:
+    def __init__(self, graph: fx.Graph) -> None:
         self.graph = graph
-        self.made: dict[Any, fx.Node] = dict(symbols)
+        placeholders = graph.find_nodes(op="placeholder")
+        # Only plain symbols: an input that is an expression of them does not give its parts.
+        self.made: dict[Any, fx.Node] = {
+            node.meta["val"].node.expr: node for node in placeholders if _is_symbol(node.meta.get("val"))
+        }
         # All are made before this node, in order: each after its parts, and before every reader.
         self.place = next(node for node in graph.nodes if node.op != "placeholder")
 
-    def node_of(self, expression: Any) -> fx.Node | None:
-        """The node of `expression`; `None` if a part of it is unknown, or it is a number."""
-        found = self._value_of(expression)
-        return found if isinstance(found, fx.Node) else None
-
-    def _value_of(self, expression: Any) -> fx.Node | int | None:
+    def value_of(self, expression: Any) -> fx.Node | int | None:
+        """The node of `expression`, or the number that it is; `None` if a part of it is unknown."""
         if expression in self.made:
             return self.made[expression]
         if expression.is_Integer:
             return int(expression)
         # Divisions are functions of torch's own; a negative power is no whole number.
         if isinstance(expression, sympy.Pow) and expression.exp.is_Integer and expression.exp > 0:
-            target, parts = operator.mul, [self._value_of(expression.base)] * int(expression.exp)
+            target, parts = operator.mul, [self.value_of(expression.base)] * int(expression.exp)
         elif expression.func in _BINARY:
-            target, parts = _BINARY[expression.func], [self._value_of(part) for part in expression.args]
+            target, parts = _BINARY[expression.func], [self.value_of(part) for part in expression.args]
         else:
             return None
         if any(part is None for part in parts):
