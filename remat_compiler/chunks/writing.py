@@ -82,16 +82,12 @@ def arguments_with(node: fx.Node, args: tuple[Any, ...], changes: Mapping[int, A
     return tuple(given)
 
 
-def _mode_of(node: fx.Node) -> Any:
-    known = node.meta["val"]
-    values = known if isinstance(known, (list, tuple)) else (known,)
-    return next(value.fake_mode for value in values if isinstance(value, torch_compat.FakeTensor))
-
-
 def _computed(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], like: fx.Node) -> Any:
     """The fake result of an operator on nodes, by the fake mode of another result."""
     given, named = fx.map_arg((args, dict(kwargs)), lambda node: node.meta["val"])
-    mode = _mode_of(like)
+    known = like.meta["val"]
+    values = known if isinstance(known, (list, tuple)) else (known,)
+    mode = next(value.fake_mode for value in values if isinstance(value, torch_compat.FakeTensor))
     try:
         with torch_compat.shapes_at_any_sizes(mode):
             return target(*torch_compat.with_symbols(given, mode), **named)
