@@ -65,8 +65,8 @@ class BehindThePlan:
         if not calls:
             return
         # Results that nobody trained are gone by now, and so is what their graphs held for them.
-        alive = [(one, node) for one in calls if (node := one.node()) is not None]
-        last = alive[-1][0] if alive else calls[-1]
+        alive = ((one, node) for one in reversed(calls) if (node := one.node()) is not None)
+        last, latest = next(alive, (calls[-1], None))
         graph: Beside = last.graph
         beside, budget = graph.beside, graph.options.memory_budget
         if beside is None:
@@ -76,7 +76,7 @@ class BehindThePlan:
                 one.graph.look_again()
         memory = last.memory
         # As much work behind the graphs as in a step that was looked at, at the same sizes, is no news.
-        behind = torch_compat.nodes_behind(alive[-1][1], roots) if alive else _ALL
+        behind = _ALL if latest is None else torch_compat.nodes_behind(latest, roots)
         kind = behind, 0 if memory is None else memory.held_bytes
         if not beside.is_new_behind(kind):
             return

@@ -170,8 +170,7 @@ class BesideThePlan:
         # At the end the graphs hold only what they leave: all of it counts as one figure, relative to their peak.
         if left_bytes is not None:
             more["more_at_end"] = left_bytes + outside.more_at_end - self.peak_bytes
-            if outside.cast_bytes:
-                more["cast_bytes"] = left_bytes + outside.cast_bytes - self.peak_bytes
+            more["cast_bytes"] = left_bytes + outside.cast_bytes - self.peak_bytes
         for what, more_bytes in more.items():
             if self._is_worth_telling(what, more_bytes, of_part):
                 together = self.peak_bytes + more_bytes
