@@ -5,7 +5,7 @@ Each report names its source.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -65,6 +65,24 @@ PYTHIA_410M = (*LAYERS_24, ("vocab_size", 50304), ("max_position_embeddings", 20
 OPT_350M = (*LAYERS_24[:3], ("ffn_dim", 4096), ("word_embed_proj_dim", 512), ("do_layer_norm_before", False))
 CONTEXT = "nvidia-smi less the 1,343 MiB of the context that the same page measures; transformers of 2022"
 
+
+def _documented(
+    model: tuple[str, str, str, str, tuple[tuple[str, Any], ...]], differs: str, *rows: tuple[str, int, int, float]
+) -> Iterator[Report]:
+    """The rows of a page of transformers' documentation, in float16.
+
+    Args:
+        model: Its name, its page, the GPU, and the kind and the settings of `Transformers`.
+        differs: See `Report`.
+        rows: Attention, sequences, tokens of each, and megabytes allocated.
+    """
+    name, page, device, kind, settings = model
+    for attention, batch, length, size in rows:
+        make = Transformers(kind, batch, length, attention, fp16, settings)
+        title = f"{name} {attention} {batch}x{length}"
+        yield Report(title, f"{DOCS}/{page}", device, size * MB, "allocated", make, differs=differs)
+
+
 REPORTS = (
     Report("small-gpt fp32", GPT_SOURCE, "a100", 26.2617 * GIB, "reserved", SmallGpt(8, fp32), torch.optim.AdamW),
     Report("small-gpt bf16", GPT_SOURCE, "a100", 13.7871 * GIB, "reserved", SmallGpt(8, bf16), fused),
@@ -99,38 +117,26 @@ REPORTS = (
         *(LargeVit(1, summed=True), torch.optim.Adam),
         differs="a rounded figure read off a picture; the GPU is not named",
     ),
-    *(
-        Report(
-            *(f"gpt2-large {attention} {batch}x{length}", f"{DOCS}/gpt2.md", "rtx3090", size * MB, "allocated"),
-            Transformers("GPT2", batch, length, attention, fp16, GPT2_LARGE),
-            differs=f"RTX 3080 Ti there; {FORWARD_BACKWARD}; transformers of 2024 copied queries, keys and values",
-        )
-        for attention, batch, length, size in (
-            ("sdpa", 4, 1024, 14568.2),
-            ("sdpa", 4, 512, 8102.64),
-            ("eager", 1, 1024, 8682.26),
-            ("eager", 4, 512, 12466.6),
-        )
+    *_documented(
+        ("gpt2-large", "gpt2.md", "rtx3090", "GPT2", GPT2_LARGE),
+        f"RTX 3080 Ti there; {FORWARD_BACKWARD}; transformers of 2024 copied queries, keys and values",
+        ("sdpa", 4, 1024, 14568.2),
+        ("sdpa", 4, 512, 8102.64),
+        ("eager", 1, 1024, 8682.26),
+        ("eager", 4, 512, 12466.6),
     ),
-    *(
-        Report(
-            *(f"pythia-410m {attention} {batch}x{length}", f"{DOCS}/gpt_neox.md", "rtx3090", size * MB, "allocated"),
-            Transformers("GPTNeoX", batch, length, attention, fp16, PYTHIA_410M),
-            differs=f"RTX 3080 Ti there; {FORWARD_BACKWARD}; transformers of 2024 copied more in each layer",
-        )
-        for attention, batch, length, size in (
-            ("sdpa", 4, 2048, 12705.1),
-            ("sdpa", 1, 2048, 3882.01),
-            ("eager", 1, 2048, 13484.1),
-        )
+    *_documented(
+        ("pythia-410m", "gpt_neox.md", "rtx3090", "GPTNeoX", PYTHIA_410M),
+        f"RTX 3080 Ti there; {FORWARD_BACKWARD}; transformers of 2024 copied more in each layer",
+        ("sdpa", 4, 2048, 12705.1),
+        ("sdpa", 1, 2048, 3882.01),
+        ("eager", 1, 2048, 13484.1),
     ),
-    *(
-        Report(
-            *(f"opt-350m {attention} {batch}x{length}", f"{DOCS}/opt.md", "l40s", size * MB, "allocated"),
-            Transformers("OPT", batch, length, attention, fp16, OPT_350M),
-            differs=f"{FORWARD_BACKWARD}; transformers of 2024, which copied queries, keys and values (eager: in fp32)",
-        )
-        for attention, batch, length, size in (("sdpa", 8, 1024, 8821.18), ("eager", 8, 1024, 34175.763))
+    *_documented(
+        ("opt-350m", "opt.md", "l40s", "OPT", OPT_350M),
+        f"{FORWARD_BACKWARD}; transformers of 2024, which copied queries, keys and values (eager: in fp32)",
+        ("sdpa", 8, 1024, 8821.18),
+        ("eager", 8, 1024, 34175.763),
     ),
     Report(
         *("bert-large 4x512", NOTEBOOK, "v100", (14949 - 1343) * MIB, "reserved"),
