@@ -118,13 +118,22 @@ def test_what_is_proven_of_plans_that_move_nothing_is_not_claimed_where_values_m
 
 
 @pytest.mark.parametrize(
-    ("bytes_per_s", "moves", "repeats"), [(10**12, True, False), (4 * 10**9, True, True), (10**8, False, True)]
+    ("bytes_per_s", "begin_ns", "moves", "repeats"),
+    [
+        (10**12, 0, True, False),
+        (4 * 10**9, 0, True, True),
+        (10**8, 0, False, True),
+        # No link is fast enough for copies that cost more than to compute again.
+        (10**12, 10**6, False, True),
+    ],
 )
 @pytest.mark.parametrize("planner", [Hierarchical(), Ilp()], ids=lambda planner: planner.name)
 def test_blocks_and_programs_move_as_much_as_the_link_allows(
-    planner: Hierarchical | Ilp, bytes_per_s: int, moves: bool, repeats: bool
+    planner: Hierarchical | Ilp, bytes_per_s: int, begin_ns: int, moves: bool, repeats: bool
 ) -> None:
     problem = tight(convolutions(bytes_per_s=bytes_per_s))
+    links = tuple(replace(link, begin_ns=begin_ns) for link in problem.costs.links)
+    problem = replace(problem, costs=replace(problem.costs, links=links))
     if isinstance(planner, Ilp):
         # Of the programs alone: the planner answers with the best of several plans.
         found = planner._programmed(problem, SaveAll().plan(problem))
