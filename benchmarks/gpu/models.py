@@ -84,15 +84,15 @@ def llama(small: bool) -> Model:
     return Model(TokenLoss(LlamaForCausalLM(config)).to(torch.bfloat16), inputs, None, "network.model.layers")
 
 
-def large_llama(device: str, layers: int) -> Model:
-    """Llama 3 of 8 billion parameters in its 32 layers, at 8,192 tokens, made on the device; on a CPU, a small one."""
-    sizes = SIZES["8b"] | {"num_hidden_layers": layers}
+def large_llama(device: str, size: str, layers: int) -> Model:
+    """A Llama of a published size at 8,192 tokens (Llama 2 at 4,096), made on the device; on a CPU, a small one."""
+    sizes = SIZES[size] | {"num_hidden_layers": layers}
     if device == "cpu":
         small = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
         sizes |= small | {"vocab_size": 200}
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    length = 64 if device == "cpu" else 8192
+    length = 64 if device == "cpu" else 4096 if size == "13b" else 8192
     config = LlamaConfig(use_cache=False, max_position_embeddings=length, **sizes)
     torch.manual_seed(0)
     before = torch.get_default_dtype()

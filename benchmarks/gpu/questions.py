@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 import remat_compiler
 from gpu.asked import NEAR, Asked, Step, distance, first_backward, held, planned, predicted, stock
 from gpu.models import Model, build
-from gpu.training import TrainingStep, accumulated, chunks, large, updates
+from gpu.training import TrainingStep, accumulated, chunked_lengths, chunks, large, updates
 from instruments.measure import gradients, step_times
 from remat_compiler.costs.rates import figures_of
 from remat_compiler.devices.allocator_setting import segments_expand
@@ -235,16 +235,29 @@ def paper(asked: Asked) -> None:
 def tests(asked: Asked) -> None:
     """The tests marked `gpu`."""
     files = [str(one) for one in sorted((ROOT / "tests").rglob("test_*.py")) if "mark.gpu" in one.read_text("utf-8")]
-    with asked.row("pytest -m gpu") as row:
-        command = [sys.executable, "-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider", "-m", "gpu", *files]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
-        print(done.stdout, done.stderr)
-        row.figures["last"] = done.stdout.strip().splitlines()[-1:]
-        row.expect(done.returncode == 0, "failed")
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "--tb=short",
+        "-p",
+        "no:cacheprovider",
+        "-m",
+        "gpu",
+        "--durations=8",
+    ]
+    running = [subprocess.Popen([*command, one], stdout=-1, stderr=-2, text=True, cwd=ROOT) for one in files]
+    for file, process in zip(files, running, strict=True):
+        with asked.row(file.removeprefix(str(ROOT / "tests"))) as row:
+            output = process.communicate()[0]
+            print(output, flush=True)
+            row.figures["last"] = output.strip().splitlines()[-1:]
+            row.expect(process.returncode == 0, "failed")
 
 
 HERE = (card, budgets, rivals, masks, lengths, moves, reserved, auto, paper, tests)
-FUNCTIONS = {one.__name__: one for one in (*HERE, accumulated, chunks, large, updates)}
+FUNCTIONS = {one.__name__: one for one in (*HERE, accumulated, chunked_lengths, chunks, large, updates)}
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)

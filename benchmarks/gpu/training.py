@@ -166,10 +166,34 @@ class LigerLoss(nn.Module):
         return loss
 
 
-def large(asked: Asked, layers: int, budget: int) -> None:
-    """Llama 3 of 8 billion parameters, all of them trained by AdamW in bfloat16 at 8,192 tokens."""
-    with asked.row(f"{layers} layers") as row:
-        model, began = large_llama(asked.device, layers), time.monotonic()
+def chunked_lengths(asked: Asked, name: str, part: float) -> None:
+    """A loss in chunks at lengths that change, down to fewer rows than chunks, under one budget in bytes."""
+    longest = 1024 if asked.cuda else 64
+    whole = build(name, asked.device)
+    reference = asked.step(whole, stock(whole.module))
+    reference()
+    budget = int(part * asked.peak_bytes(reference))
+    call = planned(whole.module, budget, dynamic=True, max_slowdown=None)
+    for length in (longest, longest // 2 + 1, 7, longest // 3, 2):
+        with asked.row(f"length {length}") as row:
+            inputs = {key: value[:, :length].contiguous() for key, value in whole.inputs.items()}
+            model = Model(whole.module, inputs, whole.autocast)
+            # Beside eager, which compiles nothing for a length.
+            right = [asked.step(model, whole.module)(), *gradients(whole.module)]
+            step = asked.step(model, call)
+            row.figures["apart"] = apart = distance([step(), *gradients(whole.module)], right)
+            row.expect(apart <= NEAR, f"{apart:.1e} off eager")
+            del right
+            measured = asked.peak_bytes(step)
+            row.figures |= {"measured": measured, "budget": budget, "compiled": remat_compiler.stats().compilations}
+            row.figures["chunks"] = [one.chunks for one in remat_compiler.reports()[-1].chunked]
+            row.expect(measured <= budget, f"{measured - budget:+,} B beside the budget")
+
+
+def large(asked: Asked, size: str, layers: int, budget: int) -> None:
+    """A Llama of a published size, all of its parameters trained by AdamW in bfloat16."""
+    with asked.row(f"{size}, {layers} layers") as row:
+        model, began = large_llama(asked.device, size, layers), time.monotonic()
         call = planned(model.module, budget, max_slowdown=None)
         step = TrainingStep(asked, model, call, within=True)
         row.figures["losses"] = losses = [round(float(step()), 4)]
