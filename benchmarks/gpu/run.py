@@ -58,7 +58,7 @@ QUESTIONS = (
     Question("updates-gpt2", ("updates", "gpt2"), 10, timed=True),
     Question("chunks-llama", ("chunks", "llama"), 7, timed=True),
     Question("chunks-gpt2", ("chunks", "gpt2"), 5, timed=True),
-    Question("chunked-lengths", ("chunked_lengths", "gpt2", 0.4), 5),
+    Question("chunked-lengths", ("chunked_lengths", "gpt2", 0.25), 5),
     Question("large-4", ("large", "8b", 4, 4 << 30), 17),
     Question("rivals-gpt2", ("rivals", "gpt2", 0.5), 9, timed=True),
     Question("accumulated", ("accumulated", "gpt2"), 6),
