@@ -5,9 +5,10 @@ from __future__ import annotations
 import gc
 import json
 import os
+import re
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -84,6 +85,14 @@ class Asked:
         """Most that a step has on top of what is there before it."""
         step.release()
         return measure_step(step, warmup=0, device=self.device).peak_bytes
+
+    def trace(self, steps: Mapping[str, Step]) -> None:
+        """Keep a profile of each step."""
+        for way, step in steps.items():
+            with torch.profiler.profile() as profile:
+                step()
+            name = "-".join(re.findall(r"[\w.]+", f"{self.name} {way}"))
+            profile.export_chrome_trace(str(self.folder / f"trace-{name}.json.gz"))
 
     def quiet(self) -> None:
         """Return once nothing else runs on this machine."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -160,10 +161,7 @@ def moves(asked: Asked) -> None:
     with asked.row("times") as row:
         row.status = "told"
         row.figures |= {way: round(one.wall_ns / 1e6, 3) for way, one in step_times(steps, 15).items()}
-    for way, step in steps.items():
-        with torch.profiler.profile() as profile:
-            step()
-        profile.export_chrome_trace(str(asked.folder / f"trace-{way}.json.gz"))
+    asked.trace(steps)
 
 
 def reserved(asked: Asked, adam: bool) -> None:
@@ -230,6 +228,16 @@ def paper(asked: Asked) -> None:
             for key in ("forward_bytes", "backward_bytes", "update_bytes", "allocated_bytes", "reserved_bytes"):
                 row.figures[key] = [record["paper"][key], record["real"][key]]
             row.expect(record["same_code"], "other code on the card")
+    with asked.row("each compilation") as row:
+        # What is said of them tells where the card compiles more than paper.
+        row.status, logs = "told", os.environ | {"TORCH_LOGS": "+remat_compiler"}
+        arguments = ["fit", f"{ROOT}/tests/fitting/paper_models.py:language", "--batch", "16", "--budget", "0.7"]
+        arguments += ["--validate", str(file)] if asked.cuda else ["--device", "h100"]
+        print(
+            subprocess.run(
+                [sys.executable, "-c", command, *arguments], env=logs, stdout=-1, stderr=-2, text=True
+            ).stdout
+        )
 
 
 def tests(asked: Asked) -> None:

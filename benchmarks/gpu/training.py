@@ -63,17 +63,16 @@ def updates(asked: Asked, name: str) -> None:
             return int(row.figures["measured"])
         return 0
 
-    add("stock, after", None, within=False)
+    half = add("stock, after", None, within=False) // 2
     add("stock, within", None, within=True)
-    smallest = add('after, "min"', "min", within=False)
     add("within, 1.0", 1.0, within=True)
-    if smallest:
-        add('within, the bytes of that "min"', smallest, within=True)
-    add('within, "min"', "min", within=True)
+    add("within, half of stock's", half, within=True)
+    add("after, half of stock's", half, within=False)
     asked.quiet()
     with asked.row("times") as row:
         row.status = "told"
         row.figures |= {way: round(one.wall_ns / 1e6, 3) for way, one in step_times(steps, 10).items()}
+    asked.trace(steps)
 
 
 def accumulated(asked: Asked, name: str) -> None:
