@@ -35,20 +35,17 @@ def _leave(gradient: Tensor, parameter: Tensor, argument: int, edge: int, hooks_
         edge: Its position among those that are tensors, which autograd's node has edges for.
         hooks_bytes: What its hooks are planned to take while they run, beside what stays.
     """
-    leaf = torch_compat.leaf_to_serve(edge)
-    if leaf is None:
+    to_serve = torch_compat.leaf_to_serve(edge)
+    if to_serve is None:
         torch_compat.return_to_autograd(argument, gradient)
-    elif torch_compat.looks_at_hooks(argument, _LOOKS) and not torch_compat.profiler_is_running():
-        deltas, _ = torch_compat.memory_deltas(lambda: _serve(leaf, gradient), gradient.device.type)
+        return gradient.new_empty(0)
+    if to_serve.looks_at_hooks(argument, _LOOKS) and not torch_compat.profiler_is_running():
+        deltas, _ = torch_compat.memory_deltas(lambda: accumulate(to_serve.leaf, gradient), gradient.device.type)
         torch_compat.hooks_took(argument, torch_compat.peak_beyond(deltas))
     else:
-        _serve(leaf, gradient)
+        accumulate(to_serve.leaf, gradient)
+    to_serve.is_served()
     return gradient.new_empty(0)
-
-
-def _serve(leaf: Tensor, gradient: Tensor) -> None:
-    accumulate(leaf, gradient)
-    torch_compat.is_served(leaf)
 
 
 def leave_on_paper(gradient: Tensor, parameter: Tensor, argument: int, edge: int, hooks_bytes: int) -> Tensor:
@@ -57,9 +54,10 @@ def leave_on_paper(gradient: Tensor, parameter: Tensor, argument: int, edge: int
     A step on paper is the program's own, with its hooks.  In a dry run there are none, and the gradient is gone.
     """
     if torch_compat.is_on_paper() and torch_compat.runs_backward():
-        leaf = torch_compat.leaf_to_serve(edge)
-        if leaf is not None and leaf._post_accumulate_grad_hooks:
-            _serve(leaf, gradient)
+        to_serve = torch_compat.leaf_to_serve(edge)
+        if to_serve is not None and to_serve.leaf._post_accumulate_grad_hooks:
+            accumulate(to_serve.leaf, gradient)
+            to_serve.is_served()
     return gradient.new_empty(0)
 
 

@@ -118,10 +118,8 @@ from remat_compiler.torch_compat.joint import (
 from remat_compiler.torch_compat.leaving import (
     compiles_autograd,
     hooks_took,
-    is_served,
     latest_hooks,
     leaf_to_serve,
-    looks_at_hooks,
     return_to_autograd,
     runs_backward,
 )

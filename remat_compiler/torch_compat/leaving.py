@@ -13,7 +13,7 @@ import threading
 from collections import Counter, OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch._dynamo
@@ -60,10 +60,35 @@ class _Serving:
     looks: Counter[int]
 
 
-def leaf_to_serve(edge: int) -> torch.Tensor | None:
+class LeafToServe(NamedTuple):
+    """A leaf whose gradient may be handed over in the backward that is running.
+
+    Attributes:
+        leaf: The leaf.
+        serving: The node that is running.
+    """
+
+    leaf: torch.Tensor
+    serving: _Serving
+
+    def looks_at_hooks(self, argument: int, most: int) -> bool:
+        """Whether hooks of this argument of the graph were looked at less often than `most`; counts one."""
+        self.serving.looks[argument] += 1
+        return self.serving.looks[argument] <= most
+
+    def is_served(self) -> None:
+        """Keep autograd from calling its hooks once more: it does so even if no gradient comes."""
+        hooks: Any = self.leaf._post_accumulate_grad_hooks
+        if hooks:
+            self.serving.backward.served.append((self.leaf, hooks))
+            # `None` would leave in place the hooks that autograd itself has.
+            self.leaf._post_accumulate_grad_hooks = OrderedDict()
+
+
+def leaf_to_serve(edge: int) -> LeafToServe | None:
     """The leaf at the end of an edge of the node that is running; `None` if its gradient is autograd's to add.
 
-    Whoever serves it calls `is_served` then.
+    Whoever serves it says so by `LeafToServe.is_served` then.
 
     Raises:
         RuntimeError: No backward is running.
@@ -84,17 +109,7 @@ def leaf_to_serve(edge: int) -> torch.Tensor | None:
     # Autograd makes a new tensor of a sparse gradient and a dense one.
     if casts_gradient(leaf) or (leaf.grad is not None and leaf.grad.layout is not torch.strided):
         return None
-    return leaf  # type: ignore[no-any-return]
-
-
-def is_served(leaf: torch.Tensor) -> None:
-    """Keep autograd from calling the hooks of a leaf once more: it does so even if no gradient comes."""
-    hooks: Any = leaf._post_accumulate_grad_hooks
-    serving = _serving_of(torch._C._current_autograd_node()) if hooks else None
-    if serving is not None:
-        serving.backward.served.append((leaf, hooks))
-        # `None` would leave in place the hooks that autograd itself has.
-        leaf._post_accumulate_grad_hooks = OrderedDict()
+    return LeafToServe(leaf, serving)
 
 
 def compiles_autograd() -> bool:
@@ -105,15 +120,6 @@ def compiles_autograd() -> bool:
 def runs_backward() -> bool:
     """Whether a node of autograd is running in this thread."""
     return torch._C._current_autograd_node() is not None
-
-
-def looks_at_hooks(argument: int, most: int) -> bool:
-    """Whether a parameter's hooks, in the running node's graph, were looked at less often than `most`; counts one."""
-    serving = _serving_of(torch._C._current_autograd_node())
-    if serving is None:
-        return False
-    serving.looks[argument] += 1
-    return serving.looks[argument] <= most
 
 
 def hooks_took(argument: int, size_bytes: int) -> None:
