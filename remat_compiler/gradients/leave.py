@@ -39,7 +39,7 @@ def _leave(gradient: Tensor, parameter: Tensor, argument: int, edge: int, hooks_
     if to_serve is None:
         torch_compat.return_to_autograd(argument, gradient)
         return gradient.new_empty(0)
-    if to_serve.looks_at_hooks(argument, _LOOKS) and not torch_compat.profiler_is_running():
+    if not torch_compat.profiler_is_running() and to_serve.looks_at_hooks(argument, _LOOKS):
         deltas, _ = torch_compat.memory_deltas(lambda: accumulate(to_serve.leaf, gradient), gradient.device.type)
         torch_compat.hooks_took(argument, torch_compat.peak_beyond(deltas))
     else:

@@ -6,7 +6,8 @@
 
 As a backward begins, all that eager operators saved is there beside what the planned graphs hold, and the gradients of
 these operators come on top.  A backward that begins within another one, as of a reentrant checkpoint, also runs beside
-what the outer one has not released.
+what the outer one has not released.  What eager operators in front of the graphs compute again in their backward, as in
+a checkpointed region, is known by measuring it.
 """
 
 from __future__ import annotations
@@ -60,17 +61,17 @@ class BehindThePlan:
         self._open_calls = open_calls
         torch_compat.follow_backward_starts(self._starts)
 
-    def _starts(self, roots: torch_compat.Roots, outer: Sequence[torch_compat.Roots]) -> None:
+    def _starts(self, roots: torch_compat.Roots, outer: Sequence[torch_compat.Roots]) -> torch_compat.Ends | None:
         calls = tuple(self._open_calls().values())
         if not calls:
-            return
+            return None
         # Results that nobody trained are gone by now, and so is what their graphs held for them.
         alive = ((one, node) for one in reversed(calls) if (node := one.node()) is not None)
         last, latest = next(alive, (calls[-1], None))
         graph: Beside = last.graph
         beside, budget = graph.beside, graph.options.memory_budget
         if beside is None:
-            return
+            return None
         if graph.gradients is not None and graph.gradients.appear(graph):
             for one in calls:
                 one.graph.look_again()
@@ -79,7 +80,7 @@ class BehindThePlan:
         behind = _ALL if latest is None else torch_compat.nodes_behind(latest, roots)
         kind = behind, 0 if memory is None else memory.held_bytes
         if not beside.is_new_behind(kind):
-            return
+            return None
         eager = torch_compat.eager_backward(roots)
         held_bytes, in_front = self._held(graph.options)
         if held_bytes is not None and eager.peak_bytes:
@@ -88,6 +89,20 @@ class BehindThePlan:
             # What the same operators hold for several backwards counts once.
             saved = torch_compat.saved_before([root for roots in outer for root in roots])
             beside.say(Outside(eager_bytes=saved), None, of_part=budget.is_part)
+        # In the first one, operators may be measured that run for the first time.
+        if outer or held_bytes is None or beside.told or beside.behind[kind] != 2:
+            return None
+        saved_bytes, left_bytes = held_bytes + in_front, None if memory is None else memory.left_bytes
+        in_eager = latest is not None and torch_compat.runs_eager_before(latest)
+        if not in_eager and not eager.peak_bytes:
+            return None
+
+        def ends(first_bytes: int, last_bytes: int) -> None:
+            beside.say_behind(first_bytes, saved_bytes, of_part=budget.is_part)
+            if len(calls) == 1 and in_eager:
+                beside.say(Outside(more_at_end=last_bytes), left_bytes, of_part=budget.is_part)
+
+        return ends
 
     def _held(self, options: RematOptions) -> tuple[int | None, int]:
         """Bytes that the open calls which share a budget hold, `None` if not known, and eager operators before them."""

@@ -2,8 +2,8 @@
 
 There are four kinds.  Operators that Dynamo left to eager, such as a recurrent layer, hold what their backward needs
 while later graphs run.  For outputs that are views of inputs, autograd itself makes the gradients, and it casts those
-of parameters that ask for another type.  And the results of a graph without gradients before a graph break are inputs,
-so resident, to the graphs after it; by itself it may peak higher than they do.
+of parameters that ask for another type.  And the results of a graph without gradients before a graph break are resident
+to the graphs after it; by itself it may peak higher than they do.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from remat_compiler import torch_compat
@@ -38,11 +37,12 @@ _TOLD = {
     "their gradients beside the planned graphs, %(more)s on top of the graphs' %(planned)s; return clones of the "
     "views, or detach those that need no gradient",
     "made_bytes": "memory_budget is not kept for all of the step: graphs without gradients make %(more)s in front of "
-    "the planned graphs, which take it for inputs, on top of their %(planned)s; " + _WHERE_CUT,
+    "the planned graphs, which is there beside them, on top of their %(planned)s; " + _WHERE_CUT,
     "more_before": "memory_budget is not kept for all of the step: a graph without gradients, in front of the planned "
     "graphs, takes %(together)s, more than their %(planned)s, and nothing of it can be computed again; " + _WHERE_CUT,
     "more_at_end": "memory_budget is not kept for all of the step: at its end, where the backward of operators runs "
-    "that Dynamo left to eager, gradients take %(together)s, more than the %(planned)s of the planned graphs",
+    "that Dynamo left to eager, gradients and what is computed again take %(together)s, more than the %(planned)s of "
+    "the planned graphs; " + _WHERE_CUT,
     "cast_bytes": "memory_budget is not kept for all of the step: at its end, autograd casts gradients to the type "
     "that Tensor.grad_dtype names, and so they take %(together)s, more than the %(planned)s of the planned graphs",
 }
@@ -61,7 +61,7 @@ class Outside:
     Attributes:
         eager_bytes: Bytes that operators left to eager hold for their backward, most in front of one call.
         view_bytes: Bytes of gradients that autograd makes for inputs of which outputs are views.
-        made_bytes: Bytes of inputs that graphs without gradients made.
+        made_bytes: Bytes that graphs without gradients made for it.
         before_bytes: Peak of those in front of a call, most of one.
         more_at_end: Bytes that the step takes at its end beyond what the graph leaves; may be below 0.
         cast_bytes: Bytes that gradients take at its end beyond what the graph leaves, since autograd casts them.
@@ -117,19 +117,20 @@ class Untrained:
             for output in outputs:
                 # Views of inputs take no memory of their own; outputs that are no tensors have no storage to compare.
                 if not torch_compat.storages_of([output]) <= given:
-                    _made[output] = None
+                    _made[output] = torch_compat.backwards_begun()
         return outputs
 
 
 def made_by_untrained(arguments: Sequence[Any]) -> int:
-    """Bytes of the arguments that graphs without gradients made."""
-    # By identity, since one tensor may be passed twice.
-    made = {id(value): value for value in arguments if isinstance(value, torch.Tensor) and value in _made}
-    return sum(map(torch_compat.num_bytes, made.values()))
+    """Bytes that graphs without gradients made and that are arguments, or are there since the latest backward began."""
+    begun, given = torch_compat.backwards_begun(), {id(value) for value in arguments}
+    made = [one for one in tuple(_made) if _made[one] == begun or id(one) in given]
+    # Outputs may be views of each other.
+    return sum({next(iter(torch_compat.storages_of([one])), 0): torch_compat.num_bytes(one) for one in made}.values())
 
 
 _made: WeakIdKeyDictionary = WeakIdKeyDictionary()
-"""Tensors that graphs without gradients made, for as long as they are alive."""
+"""Tensors that graphs without gradients made, as long as they are alive, and how many backwards had begun by then."""
 _peaks_before = [0]
 """Peak bytes of the graphs without gradients that ran since the latest call of a planned graph was looked at."""
 
@@ -170,7 +171,8 @@ class BesideThePlan:
         # At the end the graphs hold only what they leave: all of it counts as one figure, relative to their peak.
         if left_bytes is not None:
             more["more_at_end"] = left_bytes + outside.more_at_end - self.peak_bytes
-            more["cast_bytes"] = left_bytes + outside.cast_bytes - self.peak_bytes
+            if outside.cast_bytes:
+                more["cast_bytes"] = left_bytes + outside.cast_bytes - self.peak_bytes
         for what, more_bytes in more.items():
             if self._is_worth_telling(what, more_bytes, of_part):
                 together = self.peak_bytes + more_bytes

@@ -16,7 +16,12 @@ from remat_compiler.torch_compat.backward_nodes import (
     outputs_of,
     storages_saved_by,
 )
-from remat_compiler.torch_compat.backward_starts import Roots, follow_backward_starts, nodes_behind
+from remat_compiler.torch_compat.backward_starts import (
+    Ends,
+    Roots,
+    follow_backward_starts,
+    nodes_behind,
+)
 from remat_compiler.torch_compat.checkpointed_calls import may_be_in_region, run_in_region
 from remat_compiler.torch_compat.clipping import refuse_clipping
 from remat_compiler.torch_compat.compiled_calls import BeginsCall, EndsCall, autograd_nodes_made, follow_compiled
@@ -178,6 +183,7 @@ from remat_compiler.torch_compat.saved_by_eager import (
     gradients_by_casts,
     gradients_by_eager,
     gradients_of_views,
+    runs_eager_before,
     saved_before,
     saved_by_eager,
 )

@@ -8,7 +8,9 @@ from typing import Any
 import torch
 import torch._dynamo.convert_frame
 
+from remat_compiler.torch_compat.backward_starts import running_backwards
 from remat_compiler.torch_compat.leaving import FOLLOWED, with_held
+from remat_compiler.torch_compat.profiler import mark
 from remat_compiler.torch_compat.tensors import storages_of, watched_storages
 
 BackwardBegins = Callable[[], Callable[[Any], None] | None]
@@ -109,6 +111,9 @@ def _with_wrapped_backward(node: Any) -> Any:
         def backward(ctx: Any, *gradients: Any) -> Any:
             global _begun
             _begun += 1
+            measured = any(one.measured for one in running_backwards())
+            if measured:
+                mark()
             # Calls that are not followed have no table.
             found = getattr(ctx, _CALLS, None)
             entry = None if found is None else found.get(id(ctx))
@@ -138,6 +143,8 @@ def _with_wrapped_backward(node: Any) -> Any:
                 entry = found.get(id(ctx)) if kept else found.pop(id(ctx), None)
                 if entry is not None and (kept or entry.step is not None):
                     getattr(function, _LISTENERS)[0](entry, kept, result)
+            if measured:
+                mark()
             return result
 
         function.backward = staticmethod(backward)

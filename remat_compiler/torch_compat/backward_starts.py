@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from remat_compiler.torch_compat.fake_tensors import active_fake_mode
 from remat_compiler.torch_compat.patches import BACKWARD_STARTS
 from remat_compiler.torch_compat.patching import replace
+from remat_compiler.torch_compat.profiler import deltas_beside_marks, profiler_is_running
 
 Roots = Sequence[Any]
 """What a backward begins at: tensors or edges of autograd's graph."""
@@ -27,6 +29,7 @@ class RunningBackward:
         reached: What it runs over, once somebody asked, see `leaving.reached`.
         serving: What `leaving` knows of nodes of compiled graphs in it, by identity.
         served: Leaves whose gradients were handed over, with their hooks, which autograd would call again.
+        measured: Whether its memory is recorded, for which compiled graphs mark where they run.
     """
 
     roots: Roots
@@ -34,6 +37,7 @@ class RunningBackward:
     reached: Any = None
     serving: dict[int, Any] = field(default_factory=dict)
     served: list[tuple[torch.Tensor, Any]] = field(default_factory=list)
+    measured: bool = False
 
     def end(self) -> None:
         """Give back their hooks to the leaves that were served."""
@@ -44,6 +48,9 @@ class RunningBackward:
 
 
 _running: list[RunningBackward] = []
+Ends = Callable[[int, int], None]
+"""Called after a backward, with the most bytes that it took of a CPU's memory in front of its first compiled graph, and
+behind its last one, each beyond what was there then."""
 
 
 def running_backwards() -> Sequence[RunningBackward]:
@@ -51,24 +58,29 @@ def running_backwards() -> Sequence[RunningBackward]:
     return tuple(_running)
 
 
-def follow_backward_starts(starts: Callable[[Roots, Sequence[Roots]], None]) -> None:
+def follow_backward_starts(starts: Callable[[Roots, Sequence[Roots]], Ends | None]) -> None:
     """Have `starts` called before each backward of the program from now on.
 
     Args:
         starts: Gets the roots of the backward, and those of the backwards that are running already, within one of which
-            this one may begin.
+            this one may begin; if it gives something back, the backward is measured for that.
     """
 
     def following(original: Callable[..., Any]) -> Callable[..., Any]:
         def run_backward(t_outputs: Roots, *args: Any, **keywords: Any) -> Any:
-            running = RunningBackward(t_outputs, _accumulates(*args, **keywords))
+            running, ends = RunningBackward(t_outputs, _accumulates(*args, **keywords)), None
             # Backwards that a compilation traces, or runs on fake tensors, are none of the program's.
             if torch._guards.TracingContext.try_get() is None and active_fake_mode() is None:
                 within = torch._C._current_graph_task_id() != -1
-                starts(t_outputs, [one.roots for one in _running] if within else ())
+                ends = starts(t_outputs, [one.roots for one in _running] if within else ())
             _running.append(running)
             try:
-                return original(t_outputs, *args, **keywords)
+                if ends is None or profiler_is_running():
+                    return original(t_outputs, *args, **keywords)
+                running.measured = True
+                first, last, result = deltas_beside_marks(lambda: original(t_outputs, *args, **keywords))
+                ends(*(max(itertools.accumulate(deltas), default=0) for deltas in (first, last)))
+                return result
             finally:
                 # Another thread may have added its own meanwhile.
                 _running.remove(running)

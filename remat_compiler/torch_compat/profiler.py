@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfig
+
+_MARK = "remat::mark"
 
 
 def memory_deltas(run: Callable[[], object], device_type: str = "cpu") -> tuple[list[int], object]:
@@ -18,6 +21,28 @@ def memory_deltas(run: Callable[[], object], device_type: str = "cpu") -> tuple[
     Raises:
         RuntimeError: A profiler runs already, or `run` raised it.
     """
+    events, result = _recorded(run)
+    return _deltas(events, device_type), result
+
+
+def deltas_beside_marks(run: Callable[[], object]) -> tuple[list[int], list[int], object]:
+    """As `memory_deltas` of a CPU, in front of the first `mark` and behind the last one; none without one.
+
+    Memory that was there before `run` is not seen to be given back.
+    """
+    events, result = _recorded(run)
+    marks = [place for place, event in enumerate(events) if event.name() == _MARK] or [0, len(events)]
+    return _deltas(events[: marks[0]], "cpu"), _deltas(events[marks[-1] :], "cpu"), result
+
+
+def mark() -> None:
+    """Mark this place in a record."""
+    with torch.autograd.profiler.record_function(_MARK):
+        pass
+
+
+def _recorded(run: Callable[[], object]) -> tuple[list[Any], object]:
+    """The events of a function in torch's older profiler, and its result."""
     # The flag that is set records memory; shapes, stacks, floating-point operations and modules are not needed.
     config = ProfilerConfig(ProfilerState.CPU, False, True, False, False, False, _ExperimentalConfig())
     torch._C._autograd._enable_profiler_legacy(config)
@@ -26,11 +51,14 @@ def memory_deltas(run: Callable[[], object], device_type: str = "cpu") -> tuple[
     finally:
         # After an error, too: a profiler that still ran would refuse the user's.
         records = torch._C._autograd._disable_profiler_legacy()
-    events = [event for thread in records for event in thread if str(event.kind()) == "memory_alloc"]
-    on_gpu = device_type == "cuda"
-    deltas = [event.cuda_memory_usage() if on_gpu else event.cpu_memory_usage() for event in events]
+    return [event for thread in records for event in thread], result
+
+
+def _deltas(events: Iterable[Any], device_type: str) -> list[int]:
+    on_gpu, memory = device_type == "cuda", [event for event in events if str(event.kind()) == "memory_alloc"]
+    deltas = [event.cuda_memory_usage() if on_gpu else event.cpu_memory_usage() for event in memory]
     # Each event is of one device, and has 0 for the other.
-    return [delta for delta in deltas if delta], result
+    return [delta for delta in deltas if delta]
 
 
 def peak_beyond(deltas: Iterable[int]) -> int:

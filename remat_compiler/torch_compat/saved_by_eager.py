@@ -97,6 +97,13 @@ def eager_nodes(starts: Iterable[Any], *, through_compiled: bool = False) -> Ite
                 waiting.append(before)
 
 
+def runs_eager_before(node: Any) -> bool:
+    """Whether operators left to eager ran before the compiled graph of this node of autograd."""
+    before = [one for one, _ in node.next_functions if one is not None]
+    # Nodes that accumulate into a leaf have it as `variable`.
+    return any(not hasattr(one, "variable") for one in eager_nodes(before, through_compiled=True))
+
+
 def gradients_of_views(arguments: Iterable[Any], outputs: Any) -> int:
     """Bytes of the gradients that autograd makes outside of a compiled graph, for inputs that outputs are views of.
 

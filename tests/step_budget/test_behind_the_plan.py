@@ -145,3 +145,37 @@ def test_what_a_running_backward_holds_counts_for_reentrant_checkpoints(told: To
     found = re.findall(r"hold ([\d.]+) MiB for their backward", " ".join(told()))
     # Twelve inputs of blocks, 128 KiB each.
     assert found[:1] == ["1.5"]
+
+
+def once_more(x: torch.Tensor) -> torch.Tensor:
+    """As much again for each call, computed again in the backward."""
+    for _ in range(10):
+        x = x.sin()
+    return x
+
+
+@pytest.mark.parametrize(("budget", "times"), [("600KiB", 1), ("min", 1), ("1MiB", 0)])
+@pytest.mark.parametrize("in_front", [True, False])
+def test_regions_that_eager_computes_again_beside_the_graphs_are_told_of(
+    in_front: bool, budget: str, times: int, told: Told
+) -> None:
+    model, x = dense(), torch.randn(256, 64)
+    step = compiled(model, budget)
+
+    def loss() -> torch.Tensor:
+        if in_front:
+            return step(checkpoint(once_more, x.requires_grad_(), use_reentrant=False)).sum()
+        return checkpoint(once_more, step(x), use_reentrant=False).sum()
+
+    train(loss, model)
+    assert len(told()) == times
+    said = "what is computed again take" if in_front else "behind the planned graphs take"
+    assert all(said in text for text in told())
+
+
+def test_a_backward_is_measured_beside_graphs_of_steps_that_keep_their_budget(told: Told) -> None:
+    """What the graph holds is freed as the backward runs: that is not counted on top of what it takes."""
+    model, x = dense(), torch.randn(256, 64, requires_grad=True)
+    step = compiled(model, 1.0)
+    train(lambda: step(x * 2).sin().sum(), model, steps=6)
+    assert not told()

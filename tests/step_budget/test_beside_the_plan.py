@@ -132,6 +132,9 @@ def test_what_a_graph_without_gradients_makes_is_counted_while_it_is_held() -> N
     graph = Untrained(lambda x: (x + 1, x.view(-1), 3))
     made, view, _ = graph(x)
     assert made_by_untrained([x, weight, made, made, view, 3]) == made.nbytes
+    # It may be held and be no argument.
+    assert made_by_untrained([x]) == made.nbytes
+    del made
     for _ in range(LOOKS):
         later, _, _ = graph(x)
     assert made_by_untrained([later]) == 0
@@ -159,6 +162,30 @@ def test_a_frozen_backbone_in_front_of_a_graph_break_is_told_of(
     for _ in range(3):
         model(torch.randn(64, 64)).backward()
     assert sum("graphs without gradients make 128.0 KiB" in said for said in caplog.messages) == told
+
+
+@pytest.mark.parametrize(("budget", "told"), [("min", True), (90_000, True), ("1MiB", False)])
+def test_what_a_graph_without_gradients_makes_for_the_caller_is_told_of(
+    budget: object, told: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No graph takes it, but the program holds it through the step."""
+    head = nn.Linear(64, 64)
+
+    def step(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        mask = torch.cat([x > 0] * 16)
+        torch._dynamo.graph_break()
+        return head(x).tanh().sum(), mask
+
+    options: Any = {"memory_budget": budget, "inner": "eager", "cost_model": "nominal"}
+    compiled = torch.compile(step, backend=remat, options=options)
+    kept = None
+    for _ in range(4):
+        head.zero_grad(set_to_none=True)
+        # That of the step before is there in front of this one, and not made for it.
+        loss, mask = compiled(torch.randn(64, 64))
+        loss.backward()
+        kept = mask, kept
+    assert sum("graphs without gradients make 64.0 KiB" in said for said in caplog.messages) == told
 
 
 class Features(Backbone):
