@@ -75,7 +75,7 @@ def follow_backward_starts(starts: Callable[[Roots, Sequence[Roots]], Ends | Non
                 ends = starts(t_outputs, [one.roots for one in _running] if within else ())
             _running.append(running)
             try:
-                if ends is None or profiler_is_running():
+                if ends is None or profiler_is_running() or not _on_cpu(t_outputs):
                     return original(t_outputs, *args, **keywords)
                 running.measured = True
                 first, last, result = deltas_beside_marks(lambda: original(t_outputs, *args, **keywords))
@@ -89,6 +89,10 @@ def follow_backward_starts(starts: Callable[[Roots, Sequence[Roots]], Ends | Non
         return run_backward
 
     replace(BACKWARD_STARTS, following)
+
+
+def _on_cpu(roots: Roots) -> bool:
+    return all(isinstance(root, torch.Tensor) and root.device.type == "cpu" for root in roots)
 
 
 def _accumulates(
