@@ -7,7 +7,7 @@ its results are its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -41,29 +41,39 @@ class _Watched:
         if not self._looks or torch_compat.any_fake(arguments) or torch_compat.profiler_is_running():
             return self._run(arguments)
         self._looks -= 1
-        with _WorkspaceWatch(self._table):
+        with WorkspaceWatch(self._table.awaited, self._table.saw):
             return self._run(arguments)
 
 
-class _WorkspaceWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records the memory that awaited operators take inside."""
+class WorkspaceWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Records the memory that operators take inside.
+
+    Args:
+        names: Those that are watched.
+        saw: Called with each call of them, and its bytes.
+    """
 
     # Otherwise torch raises an error for those that hold graphs.
     supports_higher_order_operators = True
 
-    def __init__(self, table: WorkspaceTable) -> None:
+    def __init__(self, names: Container[str], saw: Callable[[OpCall, int], None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._table = table
+        self._names, self._saw = names, saw
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Have compiled code run within it, as torch asks of modes that change no operator."""
+        return True
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
         # Before it runs, which may change the sizes of an argument.
-        call = OpCall.any(func, args, kwargs) if str(func) in self._table.awaited else None
+        call = OpCall.any(func, args, kwargs) if str(func) in self._names else None
         if call is None:
             return func(*args, **kwargs)
         # On a GPU the first run may also allocate memory that libraries keep: the figure is an upper limit.
         deltas, result = torch_compat.memory_deltas(lambda: func(*args, **kwargs), call.device_type)
-        self._table.saw(call, torch_compat.peak_beyond(deltas))
+        self._saw(call, torch_compat.peak_beyond(deltas))
         return result

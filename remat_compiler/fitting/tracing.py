@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch._ops import OpOverload
 
 from remat_compiler import torch_compat
+from remat_compiler.costs.any_values import is_measurable
 from remat_compiler.costs.op_call import OpCall
+from remat_compiler.costs.seen_workspace import WorkspaceWatch
 from remat_compiler.costs.workspace import WorkspaceTable
 from remat_compiler.devices.allocator_setting import segments_expand
 from remat_compiler.dry_run.emitted_wrapper import GraphRecorder
@@ -85,9 +87,26 @@ def trace_on_gpu(request: FitRequest, calls: Sequence[OperatorCall]) -> StepTrac
         backward_bytes=peaks[BACKWARD],
         update_bytes=peaks[UPDATE],
         reserved_bytes=reserved,
-        workspaces=workspaces_of(calls),
+        workspaces={**workspaces_of(calls), **seen_workspaces(lambda: _whole(step), calls)},
         step_ns=step_ns,
     )
+
+
+def seen_workspaces(run: Callable[[], object], calls: Iterable[OperatorCall]) -> dict[str, int]:
+    """What those of the operators take inside, by key, that are not run by themselves: seen as `run` runs them.
+
+    Else their closed forms would be held against themselves.
+    """
+    wanted = {call.key: call for call in calls if not is_measurable(_call(call))}
+    seen: dict[str, int] = {}
+
+    def saw(call: OpCall, size_bytes: int) -> None:
+        if call.key in wanted:
+            seen[call.key] = max(size_bytes, seen.get(call.key, 0))
+
+    with WorkspaceWatch({call.operator for call in wanted.values()}, saw):
+        run()
+    return seen
 
 
 def workspaces_of(calls: Iterable[OperatorCall]) -> dict[str, int]:

@@ -12,11 +12,14 @@ import torch
 from fitting.paper_models import language
 from fitting.paper_traces import traced, traced_as_if_real
 from remat_compiler.cli.main import main
+from remat_compiler.costs.op_call import OpCall
+from remat_compiler.costs.seen_workspace import WorkspaceWatch
 from remat_compiler.devices.gpus import GPUS
 from remat_compiler.errors import OptionError
 from remat_compiler.fitting.paper_process import call_in_process
 from remat_compiler.fitting.request import FitRequest
-from remat_compiler.fitting.step_trace import StepTrace
+from remat_compiler.fitting.step_trace import OperatorCall, StepTrace
+from remat_compiler.fitting.tracing import seen_workspaces, workspaces_of
 from remat_compiler.fitting.validate import validated
 from remat_compiler.fitting.validation import Validation
 
@@ -89,6 +92,29 @@ def test_one_step_is_validated(capsys: pytest.CaptureFixture[str]) -> None:
     for more in (["--batch", "1,2"], ["--max-batch"]):
         assert main(["fit", f"{__file__}:compared", "--validate", *more]) == 2
         assert "--validate takes one step" in capsys.readouterr().err
+
+
+def test_what_is_not_run_by_itself_is_seen_as_the_step_runs_it() -> None:
+    """Its values are indices, so it has a form, which would else be held against itself."""
+    table, indices = torch.nn.Embedding(64, 8), torch.arange(48)
+
+    def run() -> None:
+        table(indices).sum().backward()
+
+    backward = "aten.embedding_dense_backward.default"
+    calls = list[OperatorCall]()
+    with WorkspaceWatch({backward, "aten.sum.default"}, lambda call, size: calls.append(portable(call))):
+        run()
+    assert sorted(call.operator for call in calls) == [backward, "aten.sum.default"]
+    seen = seen_workspaces(run, calls)
+    # A sum is measured by itself.
+    assert list(seen) == [call.key for call in calls if call.operator == backward]
+    assert list(seen.values()) == [workspaces_of(calls)[key] for key in seen]
+    assert min(seen.values()) > 0
+
+
+def portable(call: OpCall) -> OperatorCall:
+    return OperatorCall(call.key, str(call.func), call.args, dict(call.kwargs))
 
 
 def test_paper_is_held_against_the_gpu_that_is_here() -> None:
