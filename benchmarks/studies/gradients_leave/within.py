@@ -18,13 +18,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 import remat_compiler
 from instruments.measure import measure_step
 from remat_compiler.progress import progress
 from zoo.registry import ZooModel, build
 
-MODELS = ("vgg19", "alexnet", "gpt2", "t5", "llama", "mlp200")
+MODELS = ("vgg19", "alexnet", "gpt2", "t5", "llama", "mlp200", "lora")
 ROUNDS = 4
 RATE = 1e-3
 
@@ -70,9 +71,33 @@ def way(name: str, model: ZooModel, budget: Any, inner: str, *, within: bool) ->
     return made
 
 
+class Adapted(nn.Module):
+    """A linear layer that is not trained, and one of rank 8 beside it."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        self.layer, self.down = layer, nn.Linear(layer.in_features, 8, bias=False)
+        self.up = nn.Linear(8, layer.out_features, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Both of them, added."""
+        added: Tensor = self.layer(x) + self.up(self.down(x))
+        return added
+
+
+def adapted(model: ZooModel) -> ZooModel:
+    """The model with adapters of low rank beside its linear layers, which alone are trained."""
+    model.module.requires_grad_(False)
+    for parent in list(model.module.modules()):
+        for name, layer in list(parent.named_children()):
+            if isinstance(layer, nn.Linear):
+                setattr(parent, name, Adapted(layer))
+    return model
+
+
 def ways(name: str, inner: str) -> list[Way]:
     """All ways of one model, measured."""
-    model = build(name)
+    model = adapted(build("llama")) if name == "lora" else build(name)
     torch._dynamo.reset()
     made = [way("eager", model, None, inner, within=False)]
     with progress(f"{name}, {inner}", 5) as shown:
