@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import threading
@@ -183,6 +184,16 @@ class MadeUpStream:
         self.given += 1
         text = f"copy {self.given} has ended"
         return SimpleNamespace(synchronize=lambda: self.told.append(text))
+
+
+def test_memory_that_the_driver_does_not_pin_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    given_back = []
+    driver = SimpleNamespace(cudaHostRegister=lambda *_: 2, cudaHostUnregister=given_back.append)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: driver)
+    with pytest.raises(OffloadError, match=r"8\.0 KiB of host memory cannot be pinned \(2\)"):
+        HostMemory(8192, pinned=True)
+    gc.collect()
+    assert not given_back
 
 
 def test_pinned_memory_is_kept_until_the_last_copy_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
