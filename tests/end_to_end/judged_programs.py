@@ -28,7 +28,6 @@ from heard import warnings_heard
 from instruments.measure import peak_of_second
 from remat_compiler.backend import remat
 from remat_compiler.errors import InfeasibleBudget
-from remat_compiler.step_budget.beside_the_plan import WORTH_TELLING
 
 Backend = Callable[..., Any]
 
@@ -221,9 +220,7 @@ def _measured(
             allowed = max(allowed, min(of_step.limit_bytes, int(PREDICTED_HIGHER * allowed)))
     else:
         allowed = predicted
-    # Work of eager that exceeds a part by less is not told of.
-    untold = 0 if isinstance(asked, int) or program.exact else int(WORTH_TELLING * allowed)
-    over = allowed and measured > allowed + program.slack_bytes + untold
+    over = allowed and measured > allowed + program.slack_bytes
     if over and budget == 1.0:
         # The whole budget is what the step takes without one, whatever else is done with its graph.
         allowed = without_budget()
