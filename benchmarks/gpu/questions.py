@@ -215,13 +215,18 @@ def auto(asked: Asked) -> None:
 
 def paper(asked: Asked) -> None:
     """The step on paper against the card."""
-    command = "from remat_compiler.cli.main import main; raise SystemExit(main())"
+    command = [sys.executable, "-c", "from remat_compiler.cli.main import main; raise SystemExit(main())", "fit"]
     file = asked.folder / "validation.json"
-    arguments = ["fit", str(ROOT / "examples/fit_gpt2.py:make"), "--batch", "8", "--autocast", "bf16"]
-    arguments += ["--validate", str(file)] if asked.cuda else ["--device", "h100"]
-    with asked.row("gpt2") as row:
-        done = subprocess.run([sys.executable, "-c", command, *arguments], capture_output=True, text=True, check=False)
+
+    def fit(kept: Path, *step: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        where = ["--validate", str(kept)] if asked.cuda else ["--device", "h100"]
+        environment = os.environ | variables
+        done = subprocess.run([*command, *step, *where], capture_output=True, text=True, env=environment, check=False)
         print(done.stdout, done.stderr)
+        return done
+
+    with asked.row("gpt2") as row:
+        done = fit(file, str(ROOT / "examples/fit_gpt2.py:make"), "--batch", "8", "--autocast", "bf16")
         row.expect(done.returncode == 0, done.stderr[-200:])
         if file.exists():
             record = json.loads(file.read_text())
@@ -230,31 +235,16 @@ def paper(asked: Asked) -> None:
             row.expect(record["same_code"], "other code on the card")
     with asked.row("each compilation") as row:
         # What is said of them tells where the card compiles more than paper.
-        row.status, logs = "told", os.environ | {"TORCH_LOGS": "+remat_compiler"}
-        arguments = ["fit", f"{ROOT}/tests/fitting/paper_models.py:language", "--batch", "16", "--budget", "0.7"]
-        arguments += ["--validate", str(file)] if asked.cuda else ["--device", "h100"]
-        print(
-            subprocess.run(
-                [sys.executable, "-c", command, *arguments], env=logs, stdout=-1, stderr=-2, text=True
-            ).stdout
-        )
+        row.status, model = "told", f"{ROOT}/tests/fitting/paper_models.py:language"
+        kept = asked.folder / "validation-language.json"
+        fit(kept, model, "--batch", "16", "--budget", "0.7", TORCH_LOGS="+remat_compiler")
 
 
 def tests(asked: Asked) -> None:
-    """The tests marked `gpu`."""
+    """The tests marked `gpu`, a process for each file."""
     files = [str(one) for one in sorted((ROOT / "tests").rglob("test_*.py")) if "mark.gpu" in one.read_text("utf-8")]
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "--tb=short",
-        "-p",
-        "no:cacheprovider",
-        "-m",
-        "gpu",
-        "--durations=8",
-    ]
+    options = "-q --tb=short -p no:cacheprovider -m gpu --durations=8"
+    command = [sys.executable, "-m", "pytest", *options.split()]
     running = [subprocess.Popen([*command, one], stdout=-1, stderr=-2, text=True, cwd=ROOT) for one in files]
     for file, process in zip(files, running, strict=True):
         with asked.row(file.removeprefix(str(ROOT / "tests"))) as row:

@@ -170,10 +170,9 @@ def ask(questions: list[Question], folder: Path, options: argparse.Namespace) ->
     loops.kill()
     rows = [json.loads(line) for path in sorted(folder.glob("*.rows")) for line in path.read_text().splitlines()]
     cut = [{"question": one.question.name, "case": "", "status": "failed", "why": "time was up"} for one in running]
-    began_or_cut = {row["question"] for row in rows + cut}
-    left = [one for one in questions if one.name not in began_or_cut]
-    why = {one.name: "not asked in time" if one in waiting else f"needs {one.gigabytes} GB" for one in left}
-    return rows + cut + [{"question": name, "case": "", "status": "told", "why": why[name]} for name in why]
+    why = {one.name: "not asked in time" for one in waiting}
+    why |= {one.name: f"needs {one.gigabytes} GB" for one in questions if one.gigabytes > options.gigabytes}
+    return rows + cut + [{"question": name, "case": "", "status": "told", "why": text} for name, text in why.items()]
 
 
 def table(rows: list[dict[str, Any]]) -> str:
