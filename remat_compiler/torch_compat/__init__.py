@@ -16,12 +16,7 @@ from remat_compiler.torch_compat.backward_nodes import (
     outputs_of,
     storages_saved_by,
 )
-from remat_compiler.torch_compat.backward_starts import (
-    Ends,
-    Roots,
-    follow_backward_starts,
-    nodes_behind,
-)
+from remat_compiler.torch_compat.backward_starts import Ends, Roots, follow_backward_starts, nodes_behind
 from remat_compiler.torch_compat.checkpointed_calls import may_be_in_region, run_in_region
 from remat_compiler.torch_compat.clipping import refuse_clipping
 from remat_compiler.torch_compat.compiled_calls import BeginsCall, EndsCall, autograd_nodes_made, follow_compiled
