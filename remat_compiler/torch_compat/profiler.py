@@ -28,7 +28,7 @@ def memory_deltas(run: Callable[[], object], device_type: str = "cpu") -> tuple[
 def deltas_beside_marks(run: Callable[[], object]) -> tuple[list[int], list[int], object]:
     """As `memory_deltas` of a CPU, in front of the first `mark` and behind the last one; none without one.
 
-    Memory that was there before `run` is not seen to be given back.
+    Memory that was there before `run` is not seen to be given back, unless an earlier record saw it taken.
     """
     events, result = _recorded(run)
     marks = [place for place, event in enumerate(events) if event.name() == _MARK] or [0, len(events)]
