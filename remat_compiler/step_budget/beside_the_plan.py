@@ -13,8 +13,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch.utils.weak import WeakIdKeyDictionary
-
 from remat_compiler import torch_compat
 from remat_compiler.log import logger_of
 from remat_compiler.units import format_bytes
@@ -108,29 +106,39 @@ class Untrained:
         self._looks = LOOKS
 
     def __call__(self, *arguments: Any) -> Any:
-        """Run it; in its first calls, note the tensors that it makes."""
+        """Run it; in its first calls, note the memory that it makes."""
+        if not self._looks:
+            return self.compiled(*arguments)
+        self._looks -= 1
+        # Held weakly meanwhile: none of their addresses can be that of new memory.
+        given = torch_compat.watched_sizes(arguments)
         outputs = self.compiled(*arguments)
-        if self._looks:
-            self._looks -= 1
-            _peaks_before.append(self.peak_bytes)
-            given = torch_compat.storages_of(arguments)
-            for output in outputs:
-                # Views of inputs take no memory of their own; outputs that are no tensors have no storage to compare.
-                if not torch_compat.storages_of([output]) <= given:
-                    _made[output] = torch_compat.backwards_begun()
+        _peaks_before.append(self.peak_bytes)
+        begun, known = torch_compat.backwards_begun(), {storage.cdata for storage, _ in given}
+        # Views of inputs take no memory of their own, and inputs may get new memory.
+        there = torch_compat.watched_sizes([*outputs, *arguments])
+        made = [(storage, size, begun) for storage, size in there if storage.cdata not in known]
+        _made[:] = [*_alive(), *made]
         return outputs
 
 
 def made_by_untrained(arguments: Sequence[Any]) -> int:
     """Bytes that graphs without gradients made and that are arguments, or are there since the latest backward began."""
-    begun, given = torch_compat.backwards_begun(), {id(value) for value in arguments}
-    made = [one for one in tuple(_made) if _made[one] == begun or id(one) in given]
-    # Outputs may be views of each other.
-    return sum({next(iter(torch_compat.storages_of([one])), 0): torch_compat.num_bytes(one) for one in made}.values())
+    begun, given = torch_compat.backwards_begun(), torch_compat.storages_of(arguments)
+    # Graphs may hand on what earlier ones made.
+    made = {storage.cdata: size for storage, size, since in _alive() if since == begun or storage.cdata in given}
+    return sum(made.values())
 
 
-_made: WeakIdKeyDictionary = WeakIdKeyDictionary()
-"""Tensors that graphs without gradients made, as long as they are alive, and how many backwards had begun by then."""
+def _alive() -> list[tuple[Any, int, int]]:
+    return [one for one in _made if not one[0].expired()]
+
+
+_made: list[tuple[Any, int, int]] = []
+"""Weak references to the memory that graphs without gradients made, its bytes, and how many backwards had begun.
+
+What a program keeps of a tensor may be another one of the same memory, as after ``x.data = made``.
+"""
 _peaks_before = [0]
 """Peak bytes of the graphs without gradients that ran since the latest call of a planned graph was looked at."""
 

@@ -140,6 +140,23 @@ def test_what_a_graph_without_gradients_makes_is_counted_while_it_is_held() -> N
     assert made_by_untrained([later]) == 0
 
 
+def test_memory_that_a_graph_without_gradients_made_counts_whatever_tensor_holds_it() -> None:
+    x = torch.zeros(8, 64)
+
+    def replaces(x: torch.Tensor) -> tuple[torch.Tensor]:
+        x.data = x.new_zeros(5, 64)
+        return (x + 1,)
+
+    (made,) = Untrained(replaces)(x)
+    of_input, x.data = x.data, made
+    del made
+    assert made_by_untrained([]) == of_input.nbytes + x.nbytes
+    x.data = torch.zeros(1)
+    assert made_by_untrained([x]) == of_input.nbytes
+    del of_input
+    assert made_by_untrained([x]) == 0
+
+
 class Backbone(nn.Module):
     """The first graph has no gradients, and makes as much as the second one takes."""
 
