@@ -23,6 +23,7 @@ from remat_compiler.graphs.steps import COORDINATOR
 from remat_compiler.memory_budget import MemoryBudget
 from remat_compiler.options import Environment, RematOptions
 from remat_compiler.pipeline import compile_graph
+from remat_compiler.step_budget.in_the_call import InTheCall
 from remat_compiler.step_budget.nothing_planned import NothingPlanned
 from remat_compiler.units import format_bytes
 from remat_passes.registry import planner_class
@@ -130,4 +131,4 @@ def _warn_beyond_device(budget: MemoryBudget, device_bytes: int | None) -> None:
 
 
 # Before `torch.compile` compiles the first function by this backend, for which it looks the backend up.
-_nothing_planned = NothingPlanned(remat, lambda: COORDINATOR.watch.here.open)
+_FOLLOWERS = tuple(follower(remat, lambda: COORDINATOR.watch.here.open) for follower in (NothingPlanned, InTheCall))

@@ -32,12 +32,14 @@ class Beside(Hashable, Protocol):
         beside: The warnings; `None` as long as its memory is not known.
         outside: What its calls showed.
         gradients: Finds gradients from before its steps; `None` as long as its memory is not known.
+        runs_on_cpu: Whether all of its inputs are on a CPU.
     """
 
     options: RematOptions
     beside: BesideThePlan | None
     outside: Outside
     gradients: GradientsBefore | None
+    runs_on_cpu: bool
 
     def look_again(self) -> None:
         """Look for gradients from before its steps in its next calls."""

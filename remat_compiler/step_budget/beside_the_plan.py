@@ -50,6 +50,10 @@ _BEHIND = (
     "%(more)s for their backward, as it begins beside %(held)s that is held for the backward of the %(graphs)s, "
     "%(together)s in all; compile them with the model, such as its loss, in one function; " + _WHERE_CUT
 )
+_IN_CALL = (
+    "memory_budget is not kept for all of the step: a call of %(name)s takes %(together)s, more than the %(planned)s "
+    "of its planned graphs, with operators that Dynamo left to eager; " + _WHERE_CUT
+)
 
 
 @dataclass(slots=True, eq=False)
@@ -223,6 +227,25 @@ class BesideThePlan:
                     "graphs": self._graphs(),
                 },
             )
+
+    def say_in_call(self, name: str, peak_bytes: int, held_bytes: int, planned_bytes: int, *, of_part: bool) -> None:
+        """Warn of eager operators within a call of a compiled module.
+
+        Args:
+            name: The module.
+            peak_bytes: Most bytes that the call took at one time.
+            held_bytes: Bytes that earlier calls hold for their backward meanwhile.
+            planned_bytes: Peak of the forwards of its planned graphs.
+            of_part: See `say`.
+        """
+        planned = max(self.peak_bytes, held_bytes + planned_bytes)
+        limit = planned * (1 + WORTH_TELLING) if of_part else self.limit_bytes
+        together = held_bytes + peak_bytes
+        # Where the graphs alone take too much, or something is told that may be the reason, that is enough.
+        if limit is not None and planned <= limit < together and not self.told:
+            self.told.add("in the call")
+            figures = {"name": name, "together": format_bytes(together), "planned": format_bytes(planned)}
+            logger.warning(_IN_CALL, figures)
 
     def _graphs(self) -> str:
         return f"{self.graphs} planned {'graph' if self.graphs == 1 else 'graphs'}"

@@ -83,6 +83,7 @@ class CompiledGraph(CalledGraph):
         self.beside: BesideThePlan | None = None
         self.gradients: GradientsBefore | None = None
         self.outside = Outside()
+        self.runs_on_cpu = all(x.device.type == "cpu" for x in example_inputs if isinstance(x, torch.Tensor))
         self.aside_bytes = 0  # held by calls of earlier steps when the budget was last shared
         self.steps_without = 0
         self._hooks_bytes: dict[int, int] = {}  # of hooks that run within the backward, by argument

@@ -125,13 +125,20 @@ class _Compiled:
 
 def _compiled(fn: Any) -> _Compiled:
     """The module that `fn` is, or is a method of, also within wrappers; else the function."""
-    owner = fn
-    while not isinstance(owner, torch.nn.Module):
-        owner = getattr(owner, "__self__", None) or getattr(owner, "__wrapped__", None)
-        if owner is None:
-            return _Compiled(getattr(fn, "__qualname__", type(fn).__name__), False)
-    recurrent = any(isinstance(module, torch.nn.RNNBase) for module in owner.modules())
-    return _Compiled(type(owner).__name__, recurrent)
+    owner = _owner(fn)
+    return _Compiled(name_of(fn), owner is not None and any(isinstance(m, torch.nn.RNNBase) for m in owner.modules()))
+
+
+def name_of(fn: Any) -> str:
+    """The class of the module that something compiled is, or is a method of; else the function's name."""
+    owner = _owner(fn)
+    return type(owner).__name__ if owner is not None else getattr(fn, "__qualname__", type(fn).__name__)
+
+
+def _owner(fn: Any) -> torch.nn.Module | None:
+    while fn is not None and not isinstance(fn, torch.nn.Module):
+        fn = getattr(fn, "__self__", None) or getattr(fn, "__wrapped__", None)
+    return fn
 
 
 def _counts() -> tuple[int, int, int]:

@@ -169,12 +169,11 @@ from remat_compiler.torch_compat.patch import Patch, Purpose, untested
 from remat_compiler.torch_compat.patches import PATCHES
 from remat_compiler.torch_compat.pipelines import Pipeline, pipeline_now
 from remat_compiler.torch_compat.products import ROW_BYTES, Product, computed, may_pad_products, products
-from remat_compiler.torch_compat.profiler import memory_deltas, peak_beyond, profiler_is_running
+from remat_compiler.torch_compat.profiler import begin_record, memory_deltas, peak_beyond, profiler_is_running
 from remat_compiler.torch_compat.ranks import Ranks, default_timeout_s, ranks
 from remat_compiler.torch_compat.recompilations import forget_dynamic, frame_compilation, input_shapes, make_dynamic
 from remat_compiler.torch_compat.retained import graphs_may_be_retained, keeps_graph
 from remat_compiler.torch_compat.saved_by_eager import (
-    casts_gradient,
     gradients_by_casts,
     gradients_by_eager,
     gradients_of_views,
@@ -236,6 +235,7 @@ from remat_compiler.torch_compat.symbols import (
 from remat_compiler.torch_compat.tensors import (
     WatchedSizes,
     any_fake,
+    casts_gradient,
     is_wrapper_class,
     needs_gradients,
     num_bytes,

@@ -16,7 +16,7 @@ EndsCall = Callable[[], bool]
 BeginsCall = Callable[[], EndsCall]
 """Called before a call."""
 
-_FOLLOWED = "_remat_followed"
+_FOLLOWERS = "_remat_followers"
 
 
 def follow_compiled(backend: Callable[..., Any], follow: Callable[[Any], BeginsCall]) -> None:
@@ -30,8 +30,9 @@ def follow_compiled(backend: Callable[..., Any], follow: Callable[[Any], BeginsC
     def following(original: Callable[..., Any]) -> Callable[..., Any]:
         def compiled(self: Any, fn: Any) -> Any:
             # Dynamo compiles a module by compiling its `__call__`, which comes here once more.
-            if _is_of(self, backend) and not hasattr(self, _FOLLOWED):
-                setattr(self, _FOLLOWED, True)
+            followers = getattr(self, _FOLLOWERS, ())
+            if _is_of(self, backend) and follow not in followers:
+                setattr(self, _FOLLOWERS, (*followers, follow))
                 _add_hook(self, follow(fn))
             return original(self, fn)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from remat_compiler.torch_compat.backward_starts import Roots, nodes_of
-from remat_compiler.torch_compat.saved_by_eager import eager_nodes, held_by
+from remat_compiler.torch_compat.saved_by_eager import eager_nodes, held_by, made_by_compiled
 
 _HANDING_ON = frozenset(
     f"{name}Backward{number}"
@@ -44,9 +44,11 @@ def eager_backward(roots: Roots) -> EagerBackward:
     """
     starts = nodes_of(roots)
     # Nodes that accumulate into a leaf have it as `variable`.
-    nodes = [node for node in eager_nodes(starts) if not hasattr(node, "variable")]
+    met: list[Any] = []
+    nodes = [node for node in eager_nodes(starts, met=met) if not hasattr(node, "variable")]
     nodes.sort(key=lambda node: node._sequence_nr(), reverse=True)
-    held = [held_by(node) for node in nodes]
+    known = made_by_compiled(met)
+    held = [{address: size for address, size in held_by(node).items() if address not in known} for node in nodes]
     users = Counter(address for saved in held for address in saved)
     sizes = {address: size for saved in held for address, size in saved.items()}
     saved_bytes = alive = peak = sum(sizes.values())

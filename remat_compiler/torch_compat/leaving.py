@@ -19,7 +19,7 @@ import torch
 import torch._dynamo
 
 from remat_compiler.torch_compat.backward_starts import RunningBackward, nodes_of, running_backwards
-from remat_compiler.torch_compat.saved_by_eager import casts_gradient
+from remat_compiler.torch_compat.tensors import casts_gradient
 
 HELD = "_remat_held_gradients"
 TOOK = "_remat_hooks_took"

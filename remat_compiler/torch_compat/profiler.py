@@ -41,17 +41,32 @@ def mark() -> None:
         pass
 
 
+def begin_record() -> Callable[[str], list[int]]:
+    """Begin a record as `memory_deltas` makes one; what is returned ends it, and gives the bytes of a device's type.
+
+    Raises:
+        RuntimeError: A profiler runs already.
+    """
+    end = _begin()
+    return lambda device_type: _deltas(end(), device_type)
+
+
 def _recorded(run: Callable[[], object]) -> tuple[list[Any], object]:
     """The events of a function in torch's older profiler, and its result."""
-    # The flag that is set records memory; shapes, stacks, floating-point operations and modules are not needed.
-    config = ProfilerConfig(ProfilerState.CPU, False, True, False, False, False, _ExperimentalConfig())
-    torch._C._autograd._enable_profiler_legacy(config)
+    end = _begin()
     try:
         result = run()
     finally:
         # After an error, too: a profiler that still ran would refuse the user's.
-        records = torch._C._autograd._disable_profiler_legacy()
-    return [event for thread in records for event in thread], result
+        events = end()
+    return events, result
+
+
+def _begin() -> Callable[[], list[Any]]:
+    # The flag that is set records memory; shapes, stacks, floating-point operations and modules are not needed.
+    config = ProfilerConfig(ProfilerState.CPU, False, True, False, False, False, _ExperimentalConfig())
+    torch._C._autograd._enable_profiler_legacy(config)
+    return lambda: [event for thread in torch._C._autograd._disable_profiler_legacy() for event in thread]
 
 
 def _deltas(events: Iterable[Any], device_type: str) -> list[int]:

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 
+from remat_compiler.torch_compat.backward_nodes import outputs_of
 from remat_compiler.torch_compat.backward_starts import Roots, nodes_of
-from remat_compiler.torch_compat.tensors import address_of, dense_parts, num_bytes, storages_of
+from remat_compiler.torch_compat.tensors import (
+    address_of,
+    casts_gradient,
+    dense_parts,
+    is_wrapper,
+    num_bytes,
+    storages_of,
+)
 
 COMPILED_NODE = "CompiledFunctionBackward"
 """Name of AOTAutograd's nodes.  A walk ends there: the operators before such a node are counted with its own graph."""
@@ -20,15 +29,18 @@ _PREFIX, _RESULT, _OF_FUNCTION = "_raw_saved_", "_raw_saved_result", "_raw_saved
 def saved_by_eager(arguments: Iterable[Any]) -> int:
     """Bytes saved by the operators that made `arguments`, back to leaves or to compiled graphs.
 
-    Leaves, such as parameters and data, do not count, and neither do the arguments themselves.  Results that autograd
-    does not follow, such as masks, count if torch names them results.
+    Leaves that somebody holds, such as parameters and data, do not count, and neither do the arguments themselves.
+    Results that autograd does not follow, such as masks, count if torch names them results, or if autograd alone holds
+    them, as it does dropout's.
     """
     tensors = [value for value in arguments if isinstance(value, torch.Tensor)]
     given = storages_of(tensors)
     # By address, since two operators may save one value, or views of it.
     found: dict[int, int] = {}
-    for node in eager_nodes(nodes_of(tensors)):
+    met: list[Any] = []
+    for node in eager_nodes(nodes_of(tensors), met=met):
         found |= _storages(_made(node))
+    given |= made_by_compiled(met)
     return sum(size for address, size in found.items() if address not in given)
 
 
@@ -38,9 +50,11 @@ def saved_before(roots: Roots) -> int:
     What a running backward has released does not count, nor do results of compiled graphs, which count with these.
     """
     found: dict[int, int] = {}
-    for node in eager_nodes(nodes_of(roots), through_compiled=True):
+    met: list[Any] = []
+    for node in eager_nodes(nodes_of(roots), through_compiled=True, met=met):
         found |= held_by(node)
-    return sum(found.values())
+    known = made_by_compiled(met)
+    return sum(size for address, size in found.items() if address not in known)
 
 
 def gradients_by_eager(arguments: Iterable[Any]) -> int:
@@ -60,12 +74,6 @@ def gradients_by_eager(arguments: Iterable[Any]) -> int:
     return sum(map(num_bytes, leaves.values())) - sum(come_in) + max(come_in)
 
 
-def casts_gradient(leaf: torch.Tensor) -> bool:
-    """Whether autograd casts the gradients of a leaf before it adds them up, as ``leaf.grad_dtype`` says."""
-    # `None` stands for any type.
-    return leaf.is_leaf and leaf.grad_dtype not in (None, leaf.dtype)
-
-
 def gradients_by_casts(arguments: Iterable[Any]) -> int:
     """Bytes by which a step grows once its backward has run, as autograd casts gradients of leaves one by one."""
     leaves = {id(x): x for x in arguments if isinstance(x, torch.Tensor) and x.requires_grad and casts_gradient(x)}
@@ -75,18 +83,23 @@ def gradients_by_casts(arguments: Iterable[Any]) -> int:
     return sum(cast - made for made, cast in sizes) + max((made for made, _ in sizes), default=0)
 
 
-def eager_nodes(starts: Iterable[Any], *, through_compiled: bool = False) -> Iterator[Any]:
+def eager_nodes(
+    starts: Iterable[Any], *, through_compiled: bool = False, met: list[Any] | None = None
+) -> Iterator[Any]:
     """Autograd's nodes from `starts` back to leaves or to compiled graphs; at most about `MOST_NODES`.
 
     Args:
         starts: Nodes.
         through_compiled: Whether to go on before compiled graphs; their own nodes are left out in any case.
+        met: Gets those.
     """
     waiting = list(starts)
     seen: set[Any] = set(waiting)
     while waiting and len(seen) < MOST_NODES:
         node = waiting.pop()
         compiled = type(node).__name__ == COMPILED_NODE
+        if compiled and met is not None:
+            met.append(node)
         if not compiled:
             yield node
         elif not through_compiled:
@@ -95,6 +108,11 @@ def eager_nodes(starts: Iterable[Any], *, through_compiled: bool = False) -> Ite
             if before is not None and before not in seen:
                 seen.add(before)
                 waiting.append(before)
+
+
+def made_by_compiled(nodes: Iterable[Any]) -> set[int]:
+    """Addresses of the outputs of compiled graphs, by their nodes, as far as they were noted."""
+    return {storage.cdata for node in nodes for storage in outputs_of(node) or ()}
 
 
 def runs_eager_before(node: Any) -> bool:
@@ -137,17 +155,31 @@ def held_by(node: Any) -> dict[int, int]:
 
 def _made(node: Any) -> list[torch.Tensor]:
     """Tensors that a node holds and that operators made."""
-    # A saved tensor without a node is a leaf, which its owner holds anyway, unless it is a result; so is one that is a
-    # view of a leaf, such as the transposed weight of a linear layer.  What a function of the user's saves may be its
-    # own: only its inputs have nodes.
-    found = [(name, tensor, tensor if tensor._base is None else tensor._base) for name, tensor in _saved(node)]
+    # A saved tensor without a node is a leaf, which its owner holds anyway, unless it is a result, or nobody holds it; so
+    # is one that is a view of a leaf, such as the transposed weight of a linear layer.  What a function of the user's
+    # saves may be its own: only its inputs have nodes.
     return [
         tensor
-        for name, tensor, owner in found
-        if owner.grad_fn is not None
+        for name, tensor, holds in _with_holds(node)
+        if (owner := tensor if tensor._base is None else tensor._base).grad_fn is not None
         or name.startswith(_RESULT)
         or (name == _OF_FUNCTION and owner.is_floating_point() and not owner.requires_grad)
+        # Numbers without a dimension, such as factors, are on a CPU whatever the device.
+        or (tensor.dim() and not owner.requires_grad and holds in _OF_AUTOGRAD_ALONE)
     ]
+
+
+def _with_holds(node: Any) -> list[tuple[str, torch.Tensor, tuple[bool, int, int]]]:
+    # The names of this code hold each tensor, too: counts can be compared with those made here only.
+    return [(name, tensor, _holds_of(tensor)) for name, tensor in _saved(node)]
+
+
+def _holds_of(tensor: torch.Tensor) -> tuple[bool, int, int]:
+    """Whether a saved tensor is a view, and how often Python and other tensors hold the one that has its memory."""
+    owner = tensor if tensor._base is None else tensor._base
+    if not dense_parts(owner) or is_wrapper(owner):
+        return True, 0, 0
+    return owner is not tensor, sys.getrefcount(owner), torch._C._storage_Use_Count(address_of(owner))
 
 
 def _is_compiled(tensor: torch.Tensor | None) -> bool:
@@ -176,3 +208,15 @@ def _saved(node: Any) -> list[tuple[str, torch.Tensor]]:
     # A value that hooks have packed need not be a tensor.
     kept = [(name, getattr(one, "data", None)) for name, one in values]
     return [(name, one) for name, one in kept if isinstance(one, torch.Tensor)]
+
+
+def _of_autograd_alone() -> frozenset[tuple[bool, int, int]]:
+    """The answers of `_holds_of` for a tensor, and for a view, that nothing but a node of autograd holds."""
+    # The package may be imported where no gradients are recorded.
+    with torch.inference_mode(False), torch.enable_grad():
+        weight = torch.ones(2, device="cpu", requires_grad=True)
+        made = [weight * torch.ones(2, device="cpu"), weight * torch.ones(4, device="cpu")[:2]]
+    return frozenset(holds for one in made for name, _, holds in _with_holds(one.grad_fn) if name.endswith("other"))
+
+
+_OF_AUTOGRAD_ALONE = _of_autograd_alone()

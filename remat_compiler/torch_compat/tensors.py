@@ -118,6 +118,12 @@ def num_bytes(tensor: torch.Tensor) -> int:
     return sum(part.numel() * part.element_size() for part in dense_parts(tensor))
 
 
+def casts_gradient(leaf: torch.Tensor) -> bool:
+    """Whether autograd casts the gradients of a leaf before it adds them up, as ``leaf.grad_dtype`` says."""
+    # `None` stands for any type.
+    return leaf.is_leaf and leaf.grad_dtype not in (None, leaf.dtype)
+
+
 def needs_gradients(example_inputs: Any) -> bool:
     """Whether AOTAutograd compiles a backward for these inputs, as far as the inputs show."""
     return torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in example_inputs)

@@ -9,7 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from remat_compiler.torch_compat import gradients_by_eager, gradients_of_views, saved_by_eager
+from remat_compiler.torch_compat import (
+    compiled_backward,
+    gradients_by_eager,
+    gradients_of_views,
+    note_outputs,
+    saved_by_eager,
+)
 
 ROWS, WIDTH = 64, 32
 ACTIVATION = ROWS * WIDTH * 4
@@ -31,6 +37,40 @@ def test_what_two_operators_hold_counts_once() -> None:
     x = torch.randn(ROWS, WIDTH, requires_grad=True)
     y = x * 2.0
     assert saved_by_eager([y.sin() + y.cos()]) == ACTIVATION
+
+
+def test_what_autograd_alone_holds_counts_though_it_is_no_result() -> None:
+    x = torch.randn(ROWS, WIDTH, requires_grad=True)
+    # In eager, a CPU's dropout multiplies by a mask of numbers, which nothing names a result.
+    dropped = torch.dropout(x * 2.0, 0.5, True)
+    assert ACTIVATION <= saved_by_eager([dropped]) < 1.01 * ACTIVATION
+    mask = torch.rand(ROWS, WIDTH)
+    masked = x * mask
+    assert saved_by_eager([masked]) == saved_by_eager([x * mask[:1]]) == 0
+    # Held by another tensor, as data may be.
+    alias = mask.detach()
+    del mask
+    assert saved_by_eager([masked]) == 0
+    del alias
+    assert saved_by_eager([masked]) == saved_by_eager([x * torch.rand(ROWS, WIDTH)[:1]]) == ACTIVATION
+
+
+def test_what_a_compiled_graph_made_counts_with_the_graph() -> None:
+    x = torch.randn(ROWS, WIDTH, requires_grad=True)
+    torch._dynamo.reset()
+
+    def with_mask(value: Tensor) -> tuple[Tensor, Tensor]:
+        return value.sin(), (value > 0).float()
+
+    made, mask = torch.compile(with_mask, backend="aot_eager")(x)
+    result = made * mask
+    del mask
+    assert saved_by_eager([result]) == ACTIVATION
+    made, mask = torch.compile(with_mask, backend="aot_eager")(x)
+    note_outputs(compiled_backward([made]), [x], [made, mask])
+    result = made * mask
+    del mask
+    assert saved_by_eager([result]) == 0
 
 
 def test_a_recurrent_layer_holds_its_workspace() -> None:

@@ -1,0 +1,104 @@
+"""What operators left to eager take within a call of a compiled module is measured, and told once if it is too much."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.profiler import ProfilerActivity, profile
+
+from remat_compiler import torch_compat
+
+Told = Callable[[], list[str]]
+
+
+@pytest.fixture
+def told(caplog: pytest.LogCaptureFixture) -> Told:
+    torch._dynamo.reset()
+    return lambda: [text for text in caplog.messages if "a call of" in text]
+
+
+@torch._dynamo.disable  # type: ignore[untyped-decorator]
+def far_from(x: torch.Tensor) -> torch.Tensor:
+    """Takes a megabyte for a while, and saves nothing of it."""
+    with torch.no_grad():
+        return (x.detach()[:, None] - x.detach()[None]).square().sum((1, 2)).sqrt()
+
+
+class Weighted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(64, 64), nn.Linear(64, 64)
+        self.raises = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.inner(x).tanh()
+        weights = far_from(y)
+        if self.raises:
+            raise ValueError("asked to")
+        found: torch.Tensor = (self.outer(y).sin().square().sum(1) * weights).mean()
+        return found
+
+
+def compiled(module: nn.Module, budget: object) -> Any:
+    options: Any = {"memory_budget": budget, "inner": "eager", "cost_model": "nominal"}
+    return torch.compile(module, backend="remat", options=options)
+
+
+def train(call: Any, module: nn.Module, steps: int = 4, rows: int = 64) -> None:
+    for _ in range(steps):
+        module.zero_grad()
+        call(torch.randn(rows, 64)).backward()
+
+
+@pytest.mark.parametrize(("budget", "times"), [("500KiB", 1), ("3MiB", 0), ("min", 1), (1.0, 0)], ids=str)
+def test_what_a_call_takes_for_a_while_is_told_of(budget: object, times: int, told: Told) -> None:
+    module = Weighted()
+    train(compiled(module, budget), module)
+    assert len(told()) == times
+    for text in told():
+        # A megabyte each for differences and squares.
+        assert "a call of Weighted takes 2.0 MiB, more than" in text
+    assert not torch_compat.profiler_is_running()
+
+
+def test_calls_that_raise_or_that_a_profiler_watches_are_not_judged(told: Told) -> None:
+    module = Weighted()
+    call = compiled(module, "500KiB")
+    train(call, module, 2)
+    module.raises = True
+    for _ in range(3):
+        with pytest.raises(ValueError, match="asked to"):
+            call(torch.randn(64, 64))
+        assert not torch_compat.profiler_is_running()
+    module.raises = False
+    with profile(activities=[ProfilerActivity.CPU]):
+        train(call, module, 1)
+    assert not told()
+
+
+def test_only_one_call_is_measured(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[int] = []
+    begin = torch_compat.begin_record
+
+    def counted() -> Any:
+        begun.append(1)
+        return begin()
+
+    monkeypatch.setattr(torch_compat, "begin_record", counted)
+    module = Weighted()
+    train(compiled(module, "3MiB"), module, 7)
+    assert len(begun) == 1
+
+
+def test_plans_alone_are_never_told_of(told: Told) -> None:
+    """What a call takes is what its plans take, to the byte."""
+    module = nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(64, 64), nn.Tanh())))
+    module.append(nn.AvgPool1d(64)).append(nn.Flatten(0)).append(nn.Unflatten(0, (1, 640))).append(nn.AvgPool1d(640))
+    for budget in ("min", 0.8, 1.0):
+        torch._dynamo.reset()
+        train(compiled(module, budget), module, rows=640)
+    assert not told()
