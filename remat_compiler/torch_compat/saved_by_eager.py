@@ -155,9 +155,9 @@ def held_by(node: Any) -> dict[int, int]:
 
 def _made(node: Any) -> list[torch.Tensor]:
     """Tensors that a node holds and that operators made."""
-    # A saved tensor without a node is a leaf, which its owner holds anyway, unless it is a result, or nobody holds it; so
-    # is one that is a view of a leaf, such as the transposed weight of a linear layer.  What a function of the user's
-    # saves may be its own: only its inputs have nodes.
+    # A saved tensor without a node is a leaf, which its owner holds anyway, unless it is a result or nobody holds it.
+    # So is one that is a view of a leaf, such as the transposed weight of a linear layer.  What a function of the
+    # user's saves may be its own: only its inputs have nodes.
     return [
         tensor
         for name, tensor, holds in _with_holds(node)
