@@ -80,7 +80,8 @@ def cheapest_in_chunks(
 
     Args:
         request: The budget, in bytes.
-        in_chunks: The graph with its losses in at most so many chunks; of 1, with whole ones.
+        in_chunks: The graph with its losses in at most so many chunks; of 1, with whole ones.  Each number is asked for
+            once, since what is made of the graph may change it.
         earlier: To how many chunks earlier budgets of the graph came, in bytes; this one is added.  As many serve
             another budget that is nearly the same, if they fit it.
 
@@ -90,23 +91,23 @@ def cheapest_in_chunks(
     budget_bytes, known = request.budget_bytes, {} if earlier is None else earlier
     assert budget_bytes is not None
     near = min(known, key=lambda one: abs(one - budget_bytes), default=None)
-    made = None
+    search, made = _Search(budget_bytes, in_chunks), None
     if near is not None and abs(near - budget_bytes) <= NEAR * budget_bytes:
-        made = _Search(budget_bytes, in_chunks).in_as_many(known[near])
-    made = made or _Search(budget_bytes, in_chunks).run()
+        made = search.in_as_many(known[near])
+    made = made or search.run()
     known[budget_bytes] = max((one.chunks for one in made.chunked), default=1)
     return made
 
 
 @dataclass(slots=True)
 class _Search:
-    """The search for one graph.
+    """The search for one graph.  Candidates go by the number of chunks that they were asked for in.
 
     Attributes:
         budget_bytes: The budget.
         in_chunks: Gives the candidates.
-        whole: The one whose losses are whole.
-        ready: All candidates so far, the fewest chunks first; each is planned at most once.
+        candidates: All so far; each is made once, and planned at most once.
+        ready: Those that the search has come to, the fewest chunks first.
         made: Those that are planned.
         refusals: Those that were refused.
         failed: Those in chunks whose planning is a defect.
@@ -114,34 +115,36 @@ class _Search:
 
     budget_bytes: int
     in_chunks: Callable[[int], Candidate]
-    ready: list[Candidate] = field(default_factory=list)
+    candidates: dict[int, Candidate] = field(default_factory=dict)
+    ready: list[int] = field(default_factory=list)
     made: dict[int, Partition] = field(default_factory=dict)
     refusals: dict[int, NoPlan] = field(default_factory=dict)
     failed: set[int] = field(default_factory=set)
 
     @property
     def whole(self) -> Candidate:
-        return self.ready[0]
+        """The one whose losses are whole."""
+        return self._candidate(1)
 
     def in_as_many(self, chunks: int) -> Partition | None:
         """The partition in this number of chunks; `None` if that does not fit."""
-        self.ready.append(self.in_chunks(1))
+        self.ready = [1]
         if chunks == 1 or self._add(chunks):
-            self._plan_if_it_may_fit(len(self.ready) - 1)
+            self._plan_if_it_may_fit(chunks)
         return None if self._best is None else self._told(self.made[self._best])
 
     def run(self) -> Partition:
         """The partition of all numbers of chunks; raises as `cheapest_in_chunks` does."""
-        self.ready.append(self.in_chunks(1))
-        self._plan_if_it_may_fit(0)
+        self.ready = [1]
+        self._plan_if_it_may_fit(1)
         for chunks in COUNTS:
             if self._gain_ns(self._expected_ns(chunks)) <= 0 or not self._add(chunks):
                 break
-            candidate = self.ready[-1]
+            candidate = self._candidate(chunks)
             if self._gain_ns(candidate.step_ns, candidate.before.timeline.peak_bytes) <= 0:
                 break
             before = self._best
-            self._plan_if_it_may_fit(len(self.ready) - 1)
+            self._plan_if_it_may_fit(chunks)
             # Where fewer chunks gain nothing, more of them rarely do, and each plan takes long.
             if before is not None and self._best == before:
                 break
@@ -155,29 +158,37 @@ class _Search:
 
     def _told(self, best: Partition) -> Partition:
         """A partition, beside the step whose losses are whole."""
-        before = self.made[0].before if 0 in self.made else self.whole.before
+        before = self.made[1].before if 1 in self.made else self.whole.before
         return replace(best, before=before, stages=self._stages)
+
+    def _candidate(self, chunks: int) -> Candidate:
+        if chunks not in self.candidates:
+            self.candidates[chunks] = self.in_chunks(chunks)
+        return self.candidates[chunks]
 
     def _add(self, chunks: int) -> bool:
         """Have the losses in so many chunks, too; whether that is another graph."""
+        # The whole one first: what fails there is no defect of chunks.
+        fewer = self._candidate(self.ready[-1])
         try:
-            candidate = self.in_chunks(chunks)
+            candidate = self._candidate(chunks)
         except NO_DEFECT:
             raise
         except Exception as error:
             _warn_of_defect(chunks, error)
             return False
         # Few rows may be in as many chunks as they can be.
-        if not candidate.chunked or candidate.chunked == self.ready[-1].chunked:
+        if not candidate.chunked or candidate.chunked == fewer.chunked:
             return False
-        self.ready.append(candidate)
+        self.ready.append(chunks)
         return True
 
     def _expected_ns(self, chunks: int) -> int:
         """`Candidate.step_ns` of so many chunks: each one more adds as much time."""
-        if len(self.ready) < 3:
-            return self.ready[-1].step_ns
-        (few, less_ns), (many, more_ns) = ((one.chunked[0].chunks, one.step_ns) for one in self.ready[-2:])
+        *_, latest = ready = [self._candidate(one) for one in self.ready]
+        if len(ready) < 3:
+            return latest.step_ns
+        (few, less_ns), (many, more_ns) = ((one.chunked[0].chunks, one.step_ns) for one in ready[-2:])
         return more_ns + (more_ns - less_ns) * (chunks - many) // (many - few)
 
     def _gain_ns(self, step_ns: int, keeping_all_bytes: int = 0) -> float:
@@ -190,55 +201,60 @@ class _Search:
         """
         if self._best is None:
             return 1.0
-        best, of = self.made[self._best], self.ready[self._best]
+        best, of = self.made[self._best], self._candidate(self._best)
         recomputed_ns = best.step_ns + best.added_ns - of.step_ns
         most_bytes = of.before.timeline.peak_bytes
         spared = DEAREST * (most_bytes - keeping_all_bytes) / max(most_bytes - self.budget_bytes, 1)
         return recomputed_ns * min(max(spared, 0), 1) - (step_ns - of.step_ns) - GAIN * self.whole.step_ns
 
-    def _plan_if_it_may_fit(self, place: int) -> None:
-        if self.ready[place].floor_bytes <= self.budget_bytes:
-            self._plan(place)
+    def _plan_if_it_may_fit(self, chunks: int) -> None:
+        if self._candidate(chunks).floor_bytes <= self.budget_bytes:
+            self._plan(chunks)
 
-    def _plan(self, place: int) -> None:
-        whole_ns = self.whole.step_ns if place else None
+    def _plan(self, chunks: int) -> None:
+        if self._is_planned(chunks):
+            return
+        candidate, whole_ns = self._candidate(chunks), None if chunks == 1 else self.whole.step_ns
         try:
-            self.made[place] = self.ready[place].planned(whole_ns)
+            self.made[chunks] = candidate.planned(whole_ns)
         except NoPlan as refused:
-            self.refusals[place] = refused
+            self.refusals[chunks] = refused
         except NO_DEFECT:
             raise
         except Exception as error:
             # There is another way, unlike for the whole.
-            if not place:
+            if chunks == 1:
                 raise
-            self.failed.add(place)
-            _warn_of_defect(self.ready[place].chunked[0].chunks, error)
+            self.failed.add(chunks)
+            _warn_of_defect(candidate.chunked[0].chunks, error)
+
+    def _is_planned(self, chunks: int) -> bool:
+        return chunks in self.made or chunks in self.refusals or chunks in self.failed
 
     @property
     def _best(self) -> int | None:
         """Of the plans that fit that of the least time, but for one in fewer chunks that takes hardly more."""
         best: int | None = None
-        for place, one in sorted(self.made.items()):
+        for chunks, one in sorted(self.made.items()):
             spared_ns = 0 if best is None else _total_ns(self.made[best]) - _total_ns(one)
             if one.peak_bytes <= self.budget_bytes and (best is None or spared_ns > GAIN * self.whole.step_ns):
-                best = place
+                best = chunks
         return best
 
     def _go_for_the_smallest_peak(self) -> None:
         """Plan what may have a smaller peak than all plans so far."""
-        for place in reversed(range(len(self.ready))):
+        for chunks in reversed(self.ready):
             peaks = [one.peak_bytes for one in self.made.values()]
             peaks += [one.needed_bytes for one in self.refusals.values() if one.result.plan is not None]
-            planned = place in self.made or place in self.refusals or place in self.failed
-            if not planned and self.ready[place].floor_bytes < min(peaks, default=self.ready[place].floor_bytes + 1):
-                self._plan(place)
+            floor_bytes = self._candidate(chunks).floor_bytes
+            if floor_bytes < min(peaks, default=floor_bytes + 1):
+                self._plan(chunks)
 
     @property
     def _stages(self) -> tuple[tuple[str, float], ...]:
         """Seconds of each stage, of all candidates together."""
         total: dict[str, float] = {}
-        for one in self.ready:
+        for one in self.candidates.values():
             for stage, seconds in one.times:
                 total[stage] = total.get(stage, 0.0) + seconds
         return tuple(total.items())

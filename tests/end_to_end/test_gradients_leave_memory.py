@@ -11,6 +11,7 @@ from torch import Tensor, nn
 import remat_compiler
 from end_to_end.compiling import compile_with
 from end_to_end.parameter_hooks import halve, stepping
+from heard import warnings_heard
 from instruments.measure import measure_step
 
 
@@ -125,6 +126,38 @@ def test_hooks_that_come_after_the_compilation(served: list[Tensor], budget: str
     stepping(layers)
     assert measure_step(step).peak_bytes < 8 * LAYER_BYTES / 2
     assert len(served) == 16 * 3
+
+
+def test_hooks_that_come_after_the_compilation_of_a_loss_in_chunks(served: list[Tensor]) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 256), nn.Tanh(), nn.Linear(256, 8), nn.Linear(8, 64))
+    x, targets = torch.randn(64, 8), torch.arange(64)
+    call = compile_with(_CrossEntropy(model), memory_budget="min")
+    remat_compiler.clear_reports()
+    call(x, targets).backward()
+    (before,) = remat_compiler.reports()
+    assert before.chunked
+    model.zero_grad()
+    stepping(model)
+    # The same graph is planned once more, first in as many chunks as it had.
+    with warnings_heard() as heard:
+        call(x, targets).backward()
+    assert not heard
+    assert len(served) == 6
+    (report,) = remat_compiler.reports()
+    peak = measure_step(lambda: call(x, targets).backward()).peak_bytes
+    assert peak == report.checked_peak_bytes
+    assert before.checked_peak_bytes is not None
+    assert peak < before.checked_peak_bytes
+
+
+class _CrossEntropy(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor, targets: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(self.inner(x), targets)
 
 
 def test_what_hooks_take_is_planned_for(served: list[Tensor]) -> None:

@@ -235,6 +235,27 @@ def test_a_budget_that_they_do_not_fit_is_searched_for_anew() -> None:
     assert graph.planned == [16]
 
 
+@pytest.mark.parametrize("earlier", [1, 4, 16, 64])
+@pytest.mark.parametrize("take_smallest", [True, False])
+def test_each_number_of_chunks_is_made_and_planned_once(earlier: int, take_smallest: bool) -> None:
+    # Each is refused only once it is planned.
+    reached = {1: 900, 4: 200, 16: 60, 64: 65}
+    graph = Graph(10, reached_bytes=reached, take_smallest=take_smallest)
+    if take_smallest:
+        assert graph.chosen({10: earlier}).chunks == 16
+    else:
+        with pytest.raises(NoPlan) as refused:
+            graph.chosen({10: earlier})
+        assert refused.value.needed_bytes == 60
+    assert sorted(graph.cut) == sorted(graph.planned) == [1, *COUNTS]
+
+
+def test_a_defect_in_as_many_chunks_as_before_is_told_once() -> None:
+    with warnings_heard() as heard:
+        assert Graph(70, floor_bytes={1: 900, 4: 200}, broken=(-16,)).chosen({70: 16}).chunks == 64
+    assert len(heard) == 1
+
+
 @pytest.mark.parametrize("broken", [(16,), (-16,)])
 def test_a_defect_in_chunks_leaves_fewer(broken: tuple[int, ...]) -> None:
     with warnings_heard() as heard:
