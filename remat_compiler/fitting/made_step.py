@@ -41,10 +41,12 @@ def made_step(request: FitRequest, batch: Any, *, real: bool = False) -> MadeSte
         raise OptionError(f"got {_described(made)}; return the model, its inputs, and perhaps the loss, as a tuple")
     model, inputs, loss = made if len(made) == 3 else (*made, None)
     named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    # The computation is on the device all the same.
+    offloaded = set(map(id, torch_compat.offloaded_parameters()))
     for part, tensors in ((PARAMETERS, named), ("the inputs", dict(enumerate(tensors_in(inputs))))):
         if not real:
             check_on_paper(part, tensors)
-        check_on_device(part, tensors, device)
+        check_on_device(part, {name: one for name, one in tensors.items() if id(one) not in offloaded}, device)
     return MadeStep(request, model, inputs, loss, device, real)
 
 

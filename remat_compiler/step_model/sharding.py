@@ -25,14 +25,16 @@ class ShardedGroup:
 
     Attributes:
         number: Its number in the process.
-        flat_bytes: Output of the collective that gathers them.
-        copied_bytes: This rank's part in the type that is gathered, alive while the collective begins; 0 if that is the
-            type it is kept in.
+        flat_bytes: Output of the collective that gathers them; 0 with a single rank, which gathers nothing.
+        copied_bytes: This rank's part in the type that is gathered, alive while the collective begins; 0 if it is kept
+            in that type, and on the device.
         parameter_bytes: The whole parameters.
         gradient_bytes: Their whole gradients.
         scatter_bytes: Input of the collective that scatters the gradients.
         output_bytes: Its output.
-        left_bytes: This rank's part of the gradients.
+        cast_bytes: Its output in the type of the parameters; 0 if it has that type.
+        left_bytes: This rank's part of the gradients; 0 if it is moved to the host.
+        filling_bytes: Most bytes beyond the whole parameters while a single rank makes them of its own; 0 with several.
     """
 
     number: int
@@ -42,13 +44,14 @@ class ShardedGroup:
     gradient_bytes: int
     scatter_bytes: int
     output_bytes: int
+    cast_bytes: int
     left_bytes: int
+    filling_bytes: int = 0
 
     @property
     def scattering_bytes(self) -> int:
         """Most bytes alive once the whole gradients are gone: input and output, and a copy in the parameters' type."""
-        cast_bytes = self.left_bytes if self.left_bytes != self.output_bytes else 0
-        return self.scatter_bytes + self.output_bytes + cast_bytes
+        return self.scatter_bytes + self.output_bytes + self.cast_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +107,7 @@ def first_step(now: Seen, groups: Sequence[ShardedGroup]) -> FirstStep | None:
         return None
 
     def sizes(group: ShardedGroup) -> tuple[int, int, int]:
-        return group.flat_bytes, group.gradient_bytes, group.scatter_bytes
+        return group.parameter_bytes, group.gradient_bytes, group.scatter_bytes
 
     own = {sizes(group) for group in now.own}
     flat_bytes = max(group.flat_bytes for group in groups)
@@ -155,13 +158,14 @@ def around_of(runs: Sequence[Key], seen: Mapping[Key, Seen], backwards: Collecti
         return Around()
     during: dict[int, int] = {}
     before: dict[int, int] = {}
-    previous = Seen(frozenset(), 0, 0, 0, frozenset(), frozenset())
+    previous, was_backward = Seen(frozenset(), 0, 0, 0, frozenset(), frozenset()), False
     for position, run in enumerate(runs):
         now = seen.get(run)
         if now is not None:
+            backward = run in backwards
             during[position] = now.during_bytes
-            before[position] = _gathering_bytes(previous, now, backward=run in backwards)
-            previous = now
+            before[position] = _gathering_bytes(previous, now, backward=backward, turns=backward and not was_backward)
+            previous, was_backward = now, backward
     found: dict[int, list[Scatter[Key]]] = {}
     for position, scatter in _scatters(runs, seen, backwards):
         found.setdefault(position, []).append(scatter)
@@ -189,19 +193,25 @@ def scattered_at_once(runs: Sequence[Key], seen: Mapping[Key, Seen], backwards: 
     return found
 
 
-def _gathering_bytes(previous: Seen, now: Seen, *, backward: bool) -> int:
-    """Most bytes alive between two runs while parameters are gathered."""
+def _gathering_bytes(previous: Seen, now: Seen, *, backward: bool, turns: bool) -> int:
+    """Most bytes alive between two runs while parameters are gathered; with `turns`, a backward follows a forward."""
     new = now.gathered - previous.gathered
     own = new & now.own
     flat_bytes = sum(group.flat_bytes for group in own)
+    own_bytes = sum(group.parameter_bytes for group in own)
     copied_bytes = max((group.copied_bytes for group in now.own), default=0)
+    # The last forward's parameters may have been let go of before its backward, where nothing runs in between.
+    filled = own | (now.own & previous.own) if turns else own
+    filling_bytes = max((group.filling_bytes for group in filled), default=0)
     if backward:
         # Gathered ahead, and copied out only here; then the next ones are gathered ahead.
-        return now.parameter_bytes + now.scatter_bytes + max(flat_bytes, now.flat_bytes + copied_bytes)
+        more_bytes = max(flat_bytes, now.flat_bytes + copied_bytes, filling_bytes)
+        return now.parameter_bytes + now.scatter_bytes + more_bytes
     # What the forward gathered last is let go of only when the next parameters are copied out.
     last_bytes = max([previous.flat_bytes, *(group.flat_bytes for group in new - own)])
-    begun_bytes = copied_bytes - sum(group.parameter_bytes for group in own)
-    return now.parameter_bytes + now.scatter_bytes + last_bytes + flat_bytes + max(begun_bytes, 0)
+    # The own ones come last.
+    begun_bytes = max([copied_bytes, *(group.filling_bytes for group in new - own)]) - own_bytes
+    return now.parameter_bytes + now.scatter_bytes + last_bytes + flat_bytes + max(begun_bytes, filling_bytes, 0)
 
 
 def _scatters(

@@ -185,6 +185,7 @@ from remat_compiler.torch_compat.sharded_modules import (
     bucket_bytes,
     gathered_parameters,
     gradients_are_averaged,
+    offloaded_parameters,
     sharded_gradients,
     sharded_groups,
     sharded_now,

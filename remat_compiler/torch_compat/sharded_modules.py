@@ -74,7 +74,8 @@ def sharded_gradients(leaves: Collection[int]) -> ShardedGradients:
         for one in own:
             if one.unsharded_accumulated_grad is not None:
                 found.whole[id(one._unsharded_param)] = _num_bytes([one.unsharded_accumulated_grad])
-        size = _num_bytes(one.sharded_param.grad for one in own)
+        # Gradients that are offloaded lie on the host.
+        size = _num_bytes(one.sharded_param.grad for one in own if not _is_brought(one, group))
         if size:
             found.shards[_described(group).number] = size
     return found
@@ -83,6 +84,11 @@ def sharded_gradients(leaves: Collection[int]) -> ShardedGradients:
 def gathered_parameters() -> list[torch.Tensor]:
     """Whole parameters of sharded modules, whose storages are empty while they are not gathered."""
     return [tensor for group in _groups() for one in group.fsdp_params for tensor in one.all_gather_outputs]
+
+
+def offloaded_parameters() -> list[torch.Tensor]:
+    """This rank's parts of parameters that lie on the host, and are brought to the device to be gathered."""
+    return [one.sharded_param for group in _groups() for one in group.fsdp_params if _is_brought(one, group)]
 
 
 def bucket_bytes() -> int:
@@ -124,23 +130,48 @@ def _described(group: Any) -> ShardedGroup:
     if number is None:
         number = _numbers[group] = next(_next_number)
     ranks = getattr(group.mesh_info, "shard_mesh_size", 1)
-    flat = copied = parameters = gradients = scatter = left = output = 0
+    flat = copied = parameters = gradients = scatter = output = cast = left = 0
     for one in group.fsdp_params:
         # The types are only known once the first forward has begun.
         kept = one.sharded_param.dtype
         used = getattr(one, "param_dtype", None) or kept
         part = one._sharded_param_data.numel()
-        flat += part * ranks * used.itemsize
-        copied += 0 if used is kept else part * used.itemsize
         parameters += part * ranks * used.itemsize
+        # A single rank has nothing to gather.
+        if ranks > 1:
+            flat += part * ranks * used.itemsize
+            copied += 0 if used is kept and not _is_brought(one, group) else part * used.itemsize
         if one.sharded_param.requires_grad:
             reduced = getattr(one, "reduce_dtype", None) or used
             size = getattr(one, "_orig_size", None)
             gradients += (part * ranks if size is None else size.numel()) * used.itemsize
             scatter += part * ranks * reduced.itemsize
             output += part * reduced.itemsize
-            left += part * kept.itemsize
-    return ShardedGroup(number, flat, copied, parameters, gradients, scatter, output, left)
+            cast += 0 if reduced is kept else part * kept.itemsize
+            left += 0 if _is_brought(one, group) else part * kept.itemsize
+    filling = _filling_bytes(group) if ranks == 1 else 0
+    return ShardedGroup(number, flat, copied, parameters, gradients, scatter, output, cast, left, filling)
+
+
+def _is_brought(one: Any, group: Any) -> bool:
+    """Whether this rank's part of a parameter, and of its gradient, lies on the host while the device works."""
+    return bool(one.offload_to_cpu) and group.device.type != "cpu"
+
+
+def _filling_bytes(group: Any) -> int:
+    """Most bytes beyond the whole parameters, while a single rank copies one after the other from its parts."""
+    filled = before = most = 0
+    for one in group.fsdp_params:
+        kept, count = one.sharded_param.dtype, one._sharded_param_data.numel()
+        used = getattr(one, "param_dtype", None) or kept
+        brought = count * kept.itemsize if _is_brought(one, group) else 0
+        cast = 0 if used is kept else count * used.itemsize
+        # What the parameter before was copied from is let go of once there is another.
+        most = max(most, filled + before + brought + cast)
+        before = cast or brought
+        filled += count * used.itemsize
+        most = max(most, filled + before)
+    return most - filled
 
 
 def _gathered(parameters: Sequence[Any]) -> Iterator[torch.Tensor]:

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from distributed.rank_job import trained
 
 CASES = ["plain", "kept", "half"]
+ALONE_CASES = [*CASES, "frozen"]
 HYBRID_CASES = ["plain", "plain limited", "cast", "cast limited"]
 SLACK_BYTES = 64
 """Scalars that autograd makes between the graphs."""
@@ -50,6 +51,20 @@ def test_a_budget_is_kept_by_recomputation_at_equal_losses(ranks: list[Any], cas
 def test_ranks_have_the_same_peaks(ranks: list[Any]) -> None:
     for name in ranks[0]:
         assert ranks[0][name]["predicted"] == ranks[1][name]["predicted"]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What a single rank tells, whose steps take little beside parameters and gradients."""
+    (rank,) = trained("sharded_program.py", 1, tmp_path_factory.mktemp("alone"), "few")
+    return rank
+
+
+@pytest.mark.parametrize("name", ALONE_CASES)
+def test_a_single_rank_gathers_nothing_and_its_peak_is_the_predicted_one(alone: Any, name: str) -> None:
+    found = alone[name]
+    assert found["predicted"] == pytest.approx(found["measured"], abs=SLACK_BYTES)
+    assert found["error"] < (1e-6 if name in ("plain", "kept") else 0.02)  # bfloat16
 
 
 @pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])

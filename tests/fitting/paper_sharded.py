@@ -10,7 +10,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from fitting.paper_models import WIDTH, WORDS, Block
@@ -60,16 +60,25 @@ def make_hybrid() -> tuple[nn.Module, tuple[Tensor, Tensor]]:
     return _sharded_on(init_device_mesh("cuda", (2, RANKS // 2), mesh_dim_names=("replicate", "shard")), Whole())
 
 
+def make_offloaded() -> tuple[nn.Module, tuple[Tensor, Tensor]]:
+    """The first one on a few words, with parameters and gradients on the host."""
+    _join()
+    policy = CPUOffloadPolicy(pin_memory=False)
+    return _sharded_on(init_device_mesh("cuda", (RANKS,)), Whole(), policy, (1, 8))
+
+
 def _join() -> None:
     if not dist.is_initialized():
         dist.init_process_group("fake", store=FakeStore(), rank=3, world_size=RANKS)
 
 
-def _sharded_on(mesh: DeviceMesh, model: Whole) -> tuple[nn.Module, tuple[Tensor, Tensor]]:
+def _sharded_on(
+    mesh: DeviceMesh, model: Whole, offload: OffloadPolicy | None = None, shape: tuple[int, int] = (8, 128)
+) -> tuple[nn.Module, tuple[Tensor, Tensor]]:
     policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
     for part in (*model.body.blocks, model):
-        fully_shard(part, mesh=mesh, mp_policy=policy)
-    tokens = torch.zeros(8, 128, dtype=torch.long)
+        fully_shard(part, mesh=mesh, mp_policy=policy, offload_policy=offload or OffloadPolicy())
+    tokens = torch.zeros(shape, dtype=torch.long)
     return model, (tokens, tokens.clone())
 
 

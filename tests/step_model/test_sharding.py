@@ -20,7 +20,7 @@ TURNS: list[Event] = [(F, 0), (F, 1), (F, 2), (B, 2), (B, 1), (B, 0)]
 
 def group(number: int, *, parameters: int = 16, copied: int = 0, left: int = 8) -> ShardedGroup:
     """Of two ranks; gradients are scattered in the parameters' type, unless `left` says otherwise."""
-    return ShardedGroup(number, parameters, copied, parameters, 16, 16, 8, left)
+    return ShardedGroup(number, parameters, copied, parameters, 16, 16, 8, 0 if left == 8 else left, left)
 
 
 class Played:
@@ -61,7 +61,7 @@ class Played:
             before = dict(self.flat)
             self.gather(one)
             self.parameters.add(one)
-            self.look()  # the flat tensor of the layer before is alive until all is copied out
+            self.look(one.filling_bytes)  # the flat tensor of the layer before is alive until all is copied out
             for other in before:
                 del self.flat[other]
             self.look(self.memory.forward_bytes)
@@ -73,7 +73,7 @@ class Played:
             if one not in self.flat:
                 self.gather(one)
             self.parameters.add(one)
-            self.look()
+            self.look(one.filling_bytes)
             del self.flat[one]
             if i:
                 self.gather(self.groups[i - 1])
@@ -88,7 +88,7 @@ class Played:
         self.scatter = {one: one.scatter_bytes}
         self.look()
         self.graphs[one] = one.output_bytes
-        self.look(one.left_bytes if one.left_bytes != one.output_bytes else 0)
+        self.look(one.cast_bytes)
         self.graphs[one] = 0 if self.accumulated else one.left_bytes
 
 
@@ -107,6 +107,15 @@ def test_the_peak_is_that_of_the_step_played_through(
     predicted = whole_step_peak([memory], CALLS, TURNS, Sightings(played.sharded), before)
     assert predicted == played.peak
     assert predicted > whole_step_peak([memory], CALLS, TURNS)
+
+
+@pytest.mark.parametrize("filling", [0, 100])
+@pytest.mark.parametrize("left", [0, 16])
+def test_a_single_rank_fills_its_parameters_without_a_gather(filling: int, left: int) -> None:
+    groups = [ShardedGroup(i, 0, 0, 200, 16, 16, 16, 0, left, filling) for i in range(3)]
+    played = Played(groups, LAYER)
+    played.run()
+    assert whole_step_peak([LAYER], CALLS, TURNS, Sightings(played.sharded)) == played.peak
 
 
 def test_gradients_that_stay_whole_are_scattered_after_the_step() -> None:
