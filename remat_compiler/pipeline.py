@@ -33,6 +33,7 @@ def compile_graph(
     """
     tell_of_compiling()
     torch_compat.keep_first_call_on_fakes()
+    torch_compat.inline_regions(gm)
     if options.on_infeasible != "min" and torch_compat.sizes_depend_on_data(gm):
         # Plans take such sizes for as large as they may be, so a step that they refuse may fit.
         options = replace(options, on_infeasible="min")

@@ -125,6 +125,7 @@ from remat_compiler.torch_compat.leaving import (
 )
 from remat_compiler.torch_compat.modes import dispatch_modes, grad_mode_kept, outside_tracing
 from remat_compiler.torch_compat.modules import copy_module, copying_nodes, new_module
+from remat_compiler.torch_compat.nested_regions import inline_regions
 from remat_compiler.torch_compat.operators import (
     COLLECTIVE_NAMESPACES,
     FLEX_ATTENTION,
