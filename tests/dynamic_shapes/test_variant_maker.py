@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dynamic_shapes.made_up_graph import LEAST, MadeUpGraph, native_bytes, whole
+from made_up_allocator import MadeUpAllocator
+from remat_compiler import torch_compat
+from remat_compiler.compilation import lateness
+from remat_compiler.compilation.attempt import Attempt
 from remat_compiler.distributed.agreement import Alone, Point, Value
+from remat_compiler.dry_run.peak_formula import PeakFormula
 from remat_compiler.dynamic_shapes.dispatch import Dispatch
 from remat_compiler.dynamic_shapes.variant import Use, Variant
 from remat_compiler.dynamic_shapes.variant_maker import BACKOFF, VariantMaker
 from remat_compiler.dynamic_shapes.variant_store import LARGER_SIZES
 from remat_compiler.errors import InfeasibleBudget, UnservedSizes
+from remat_compiler.partition.request import PartitionRequest
 from remat_compiler.partition.session import Session
 from remat_compiler.step_model.allowance import Allowance
 
@@ -283,3 +290,33 @@ def test_a_dispatch_keeps_its_allowance_for_the_maker_and_the_variants(caplog: p
     assert running.fits((100,), made.allowance)
     made.allow(whole(LIMIT))
     assert made.prepare((100,)).added == 0.0
+
+
+def test_a_formula_leaves_room_for_what_blocks_may_take_beyond_what_was_seen() -> None:
+    maker = MadeUpGraph().maker(LIMIT, estimator="symbolic")
+    slack_bytes = 1000
+    check = replace(maker._first.check, requested_bytes=maker._first.check.peak_bytes - slack_bytes)
+    attempt = replace(maker._first, check=check, formula=PeakFormula(("s0",), (), (), (), (), lambda _: nullcontext()))
+    more_bytes = attempt.check.more_blocks_bytes
+    assert more_bytes > 0
+    known: Any = maker._known(attempt, maker.first_sizes)
+    assert known._slack_bytes == slack_bytes + more_bytes
+
+
+def test_a_variant_gives_back_what_compiling_it_reserved_and_is_told_of_if_late(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Reserving(MadeUpGraph):
+        def compile_(self, request: PartitionRequest, real: bool = True) -> Attempt:
+            allocator.measure_with(90)
+            return super().compile_(request, real)
+
+    allocator = MadeUpAllocator(monkeypatch, 10, allocated=10)
+    maker = Reserving().maker(LIMIT)
+    first = first_of(maker)
+    allocator.empty_cache()
+    monkeypatch.setattr(torch_compat, "default_timeout_s", lambda: 1e-9)
+    lateness._warn.cache_clear()
+    maker.variants_for((110,), [first], whole(LIMIT))
+    assert allocator.reserved == 10
+    assert "communication of the default group fails after" in caplog.text

@@ -13,6 +13,7 @@ from torch.nn.attention import flex_attention
 
 from remat_compiler import torch_compat
 from remat_compiler.costs import cuda_workspace, index_workspace
+from remat_compiler.costs.calibration import SPECIAL_FLOPS
 from remat_compiler.operators.row import NOTHING, Row
 from remat_compiler.operators.table import NO_FACTS, TABLE, digest_of, row_of, rows_by_name
 
@@ -89,6 +90,18 @@ def test_a_row_holds_for_forms_in_place_and_an_overload_may_have_its_own() -> No
     assert row_of("aten::mul.Tensor") is NO_FACTS
     assert row_of("aten::_foreach_add_.List").cuda == NOTHING
     assert row_of("elsewhere::mm") is NO_FACTS
+
+
+@pytest.mark.parametrize(
+    ("names", "instructions"),
+    # The unit for special functions has an eighth of the lanes, and two instructions are around it; Philox takes 100.
+    [("exp log log2 exp2 sin cos", 8 + 2), ("rand randn_like bernoulli native_dropout", 100), ("erf tanh", 20)],
+)
+def test_arithmetic_on_a_gpu_is_counted_in_instructions(names: str, instructions: int) -> None:
+    for name in names.split():
+        row = row_of(f"aten::{name}")
+        evaluations = row.evaluations if row.gpu_evaluations is None else row.gpu_evaluations
+        assert evaluations == instructions / (SPECIAL_FLOPS / 2), name
 
 
 @pytest.mark.parametrize("column", [f.name for f in fields(Row) if f.name != "names"])

@@ -6,28 +6,12 @@ import pytest
 import torch
 from torch import fx
 
-from remat_compiler import pipeline
+from made_up_allocator import MadeUpAllocator
+from remat_compiler import pipeline, torch_compat
+from remat_compiler.compilation import lateness
+from remat_compiler.graphs.steps import COORDINATOR
 from remat_compiler.options import Environment, RematOptions
 from remat_compiler.torch_compat.allocators import reserving_no_more
-
-
-class MadeUpAllocator:
-    """Reserves what is asked for and keeps it, as torch's does."""
-
-    def __init__(self, patch: pytest.MonkeyPatch, reserved: int, allocated: int) -> None:
-        self.reserved, self.allocated = reserved, allocated
-        patch.setattr(torch.cuda, "is_initialized", lambda: True)
-        patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-        patch.setattr(torch.cuda, "memory_reserved", lambda: self.reserved)
-        patch.setattr(torch.cuda, "memory_allocated", lambda: self.allocated)
-        patch.setattr(torch.cuda, "empty_cache", self.empty_cache)
-
-    def measure_with(self, size: int) -> None:
-        """Take as much, and let go of it."""
-        self.reserved = max(self.reserved, self.allocated + size)
-
-    def empty_cache(self) -> None:
-        self.reserved = self.allocated
 
 
 @pytest.mark.parametrize(
@@ -69,3 +53,21 @@ def test_a_compilation_gives_back_what_it_reserved(monkeypatch: pytest.MonkeyPat
     with pytest.raises(RuntimeError, match="enough is seen"):
         pipeline.compile_graph(fx.symbolic_trace(torch.nn.Identity()), (), RematOptions(), Environment.read())
     assert allocator.reserved == 10
+
+
+def test_a_decision_about_a_step_gives_back_what_it_reserved_and_is_told_of_if_late(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    allocator = MadeUpAllocator(monkeypatch, 10, allocated=10)
+
+    class Step:
+        def __getattr__(self, _: str) -> None:
+            allocator.measure_with(90)
+            raise RuntimeError("enough is seen")
+
+    monkeypatch.setattr(torch_compat, "default_timeout_s", lambda: 1e-9)
+    lateness._warn.cache_clear()
+    with pytest.raises(RuntimeError, match="enough is seen"):
+        COORDINATOR._decide(Step())  # type: ignore[arg-type]
+    assert allocator.reserved == 10
+    assert "communication of the default group fails after" in caplog.text
