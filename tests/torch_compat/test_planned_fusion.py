@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from torch._inductor import memory
 from torch._inductor.scheduler import NopKernelSchedulerNode
+from torch._inductor.virtualized import V
 
 from remat_compiler.torch_compat.buffer_lives import Lives, Loop
 from remat_compiler.torch_compat.planned_fusion import FusionLimit, PlannedGraph, frees_too_late, limit_fusion
@@ -93,6 +95,22 @@ def test_kernels_keep_loops_apart() -> None:
     lives = lives_of([("x", "y"), ("y", "z"), ("X", "w")], {"x": 1, "y": 1, "z": 1, "w": 1}, "zw", kernels=[1])
     assert lives.kernel_between(node(0), node(2))
     assert not lives_of([("x", "y"), ("y", "z")], {"x": 1, "y": 1, "z": 1}, "z").kernel_between(node(0), node(1))
+
+
+def test_templates_are_kernels_as_external_ones_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inductor's own templates, as of tuned products, are no external kernels, and loops cannot cross them either."""
+    monkeypatch.setattr(memory, "prepare_planning_info", lambda *_: (0, set()))
+    monkeypatch.setattr(memory, "compute_memory_timeline", lambda *_: ([],))
+    nodes: list[Any] = []
+    for step, kind in enumerate(["loop", "extern", "loop", "template"]):
+        one = node(step)
+        one.get_name, one.get_outputs = lambda step=step: str(step), list
+        one.read_writes = SimpleNamespace(reads=())
+        one.is_extern, one.is_template = lambda kind=kind: kind == "extern", lambda kind=kind: kind == "template"
+        nodes.append(one)
+    scheduler = SimpleNamespace(nodes=nodes, name_to_buf={}, name_to_fused_node={})
+    with V.set_graph_handler(SimpleNamespace(get_output_names=list, graph_inputs={})):  # type: ignore[arg-type]
+        assert Lives.of(scheduler, ()).kernels == [1, 3]
 
 
 def scheduler_of(lives: Lives, at: int, ended: str, kernels: Sequence[int] = ()) -> Any:
