@@ -53,11 +53,12 @@ class InTheCall:
         end = torch_compat.begin_record() if measures else None
 
         def ends() -> bool:
-            deltas = () if end is None else end("cpu")
+            deltas = None if end is None else end("cpu")
             opened = [call for key, call in tuple(self._open_calls().items()) if before.get(key) is not call]
             module.is_steady = bool(opened) and counts == _counts() and sys.exc_info()[0] is None
-            told = end is not None and module.is_steady and _judge(module.name, deltas, opened, [*before.values()])
-            return told or module.calls >= CALLS
+            if deltas is None or not module.is_steady:
+                return module.calls >= CALLS
+            return _judge(module.name, deltas, opened, [*before.values()]) or module.calls >= CALLS
 
         return ends
 

@@ -98,6 +98,14 @@ BACKWARD_STARTS = Patch(
     (("t_outputs",),),
 )
 # Sizes that change from call to call.
+PROFILER_STARTS = Patch(
+    "begin of a profile",
+    "torch.autograd.profiler:_run_on_profiler_start",
+    _CORRECTNESS,
+    "ends a record of memory that is under way where the program begins a profile",
+    "the program's profiler would be refused",
+    ((),),
+)
 CHANGING_SIZES = Patch(
     "changing sizes",
     "torch._dynamo.variables.builder:is_dynamic_source",
@@ -323,6 +331,7 @@ PATCHES: tuple[Patch, ...] = (
     LOOP_FUSION,
     COMPILED_CALLS,
     BACKWARD_STARTS,
+    PROFILER_STARTS,
     CHANGING_SIZES,
     GRAPH_CODE,
     NODE_ARGUMENTS,

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable
+from functools import cache
 from typing import Any
 
 import torch
 from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfig
+
+from remat_compiler.torch_compat.patches import PROFILER_STARTS
+from remat_compiler.torch_compat.patching import replace
 
 _MARK = "remat::mark"
 
@@ -41,32 +46,81 @@ def mark() -> None:
         pass
 
 
-def begin_record() -> Callable[[str], list[int]]:
+def begin_record() -> Callable[[str], list[int] | None]:
     """Begin a record as `memory_deltas` makes one; what is returned ends it, and gives the bytes of a device's type.
+
+    They are `None` if the program has begun a profile meanwhile, for which the record was ended.
 
     Raises:
         RuntimeError: A profiler runs already.
     """
-    end = _begin()
-    return lambda device_type: _deltas(end(), device_type)
+    record = _Record()
+
+    def end(device_type: str) -> list[int] | None:
+        events = record.end()
+        return None if record.gave_way else _deltas(events, device_type)
+
+    return end
 
 
 def _recorded(run: Callable[[], object]) -> tuple[list[Any], object]:
     """The events of a function in torch's older profiler, and its result."""
-    end = _begin()
+    record = _Record()
     try:
         result = run()
     finally:
         # After an error, too: a profiler that still ran would refuse the user's.
-        events = end()
+        events = record.end()
     return events, result
 
 
-def _begin() -> Callable[[], list[Any]]:
-    # The flag that is set records memory; shapes, stacks, floating-point operations and modules are not needed.
-    config = ProfilerConfig(ProfilerState.CPU, False, True, False, False, False, _ExperimentalConfig())
-    torch._C._autograd._enable_profiler_legacy(config)
-    return lambda: [event for thread in torch._C._autograd._disable_profiler_legacy() for event in thread]
+class _Record:
+    """A record of this thread, by torch's older profiler.
+
+    Attributes:
+        gave_way: Whether it was ended since the program has begun a profile.
+    """
+
+    def __init__(self) -> None:
+        _give_way()
+        # The flag that is set records memory; shapes, stacks, floating-point operations and modules are not needed.
+        config = ProfilerConfig(ProfilerState.CPU, False, True, False, False, False, _ExperimentalConfig())
+        torch._C._autograd._enable_profiler_legacy(config)
+        self.gave_way = False
+        self._events: list[Any] = []
+        _running.record = self
+
+    def end(self) -> list[Any]:
+        """End it, unless it has ended; its events."""
+        if _running.record is self:
+            _running.record = None
+            threads = torch._C._autograd._disable_profiler_legacy()
+            self._events = [event for thread in threads for event in thread]
+        return self._events
+
+
+class _Running(threading.local):
+    record: _Record | None = None
+
+
+_running = _Running()
+
+
+@cache
+def _give_way() -> None:
+    """Have records end where the program begins a profile, which torch would refuse beside them."""
+
+    def giving_way(original: Callable[[], None]) -> Callable[[], None]:
+        def begins() -> None:
+            record = _running.record
+            if record is not None:
+                record.gave_way = True
+                record.end()
+            original()
+
+        return begins
+
+    replace(PROFILER_STARTS, giving_way)
 
 
 def _deltas(events: Iterable[Any], device_type: str) -> list[int]:

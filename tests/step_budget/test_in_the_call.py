@@ -28,17 +28,27 @@ def far_from(x: torch.Tensor) -> torch.Tensor:
         return (x.detach()[:, None] - x.detach()[None]).square().sum((1, 2)).sqrt()
 
 
+@torch._dynamo.disable  # type: ignore[untyped-decorator]
+def profiled(x: torch.Tensor) -> torch.Tensor:
+    with profile(activities=[ProfilerActivity.CPU]) as found:
+        x = x * 1.0
+    assert any("mul" in event.name for event in found.events())
+    return x
+
+
 class Weighted(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.inner, self.outer = nn.Linear(64, 64), nn.Linear(64, 64)
-        self.raises = False
+        self.raises = self.profiles = False
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self.inner(x).tanh()
         weights = far_from(y)
         if self.raises:
             raise ValueError("asked to")
+        if self.profiles:
+            weights = profiled(weights)
         found: torch.Tensor = (self.outer(y).sin().square().sum(1) * weights).mean()
         return found
 
@@ -78,6 +88,14 @@ def test_calls_that_raise_or_that_a_profiler_watches_are_not_judged(told: Told) 
     with profile(activities=[ProfilerActivity.CPU]):
         train(call, module, 1)
     assert not told()
+
+
+def test_the_program_may_profile_a_part_of_a_call(told: Told) -> None:
+    module = Weighted()
+    module.profiles = True
+    train(compiled(module, "500KiB"), module, 10)
+    assert not told()
+    assert not torch_compat.profiler_is_running()
 
 
 def test_only_one_call_is_measured(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,13 @@ from itertools import accumulate
 import pytest
 import torch
 
-from remat_compiler.torch_compat.profiler import deltas_beside_marks, mark, memory_deltas, profiler_is_running
+from remat_compiler.torch_compat.profiler import (
+    begin_record,
+    deltas_beside_marks,
+    mark,
+    memory_deltas,
+    profiler_is_running,
+)
 
 
 def made(*sizes: int) -> list[torch.Tensor]:
@@ -39,6 +45,25 @@ def test_memory_in_front_of_the_first_mark_and_behind_the_last_one(marks: int) -
     # Without a third mark, what follows the last one counts, and what is given back there.
     assert max(accumulate(last), default=0) == (0 if marks == 2 else 5_000)
     assert sum(last) == (0 if marks == 2 else -500)
+
+
+def test_a_record_ends_where_the_program_begins_a_profile() -> None:
+    for ends_within in (True, False):
+        end = begin_record()
+        profile = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True)
+        profile.start()
+        kept = made(4_096)
+        if not ends_within:
+            assert end("cpu") is None
+        profile.stop()
+        if ends_within:
+            assert end("cpu") is None
+        assert any("empty" in event.name for event in profile.events())
+        assert not profiler_is_running()
+        del kept
+    end = begin_record()
+    kept = made(4_096)
+    assert end("cpu") == [one.nbytes for one in kept]
 
 
 def test_without_a_mark_nothing_is_beside_it() -> None:
