@@ -79,7 +79,9 @@ class _Module:
 
 
 def _judge(name: str, deltas: Sequence[int], opened: Sequence[OpenCall[Any]], before: Sequence[OpenCall[Any]]) -> bool:
-    """Warn if a call that took `deltas` exceeds the budget; whether all was known that it takes to say so.
+    """Warn if a call that took `deltas` exceeds the budget; whether no further one is to be measured.
+
+    What is gathered of sharded modules, and what lies on a GPU, is not told apart from what eager operators take.
 
     Args:
         name: The module.
@@ -91,8 +93,9 @@ def _judge(name: str, deltas: Sequence[int], opened: Sequence[OpenCall[Any]], be
     budget = graph.options.memory_budget
     memories = [one.memory for one in opened]
     known = [memory for memory in memories if memory is not None]
-    on_cpu = all(one.graph.runs_on_cpu for one in opened)
-    if graph.beside is None or len(known) < len(memories) or not on_cpu or torch_compat.sharded_now() is not None:
+    if not all(one.graph.runs_on_cpu for one in opened) or torch_compat.sharded_now() is not None:
+        return True
+    if graph.beside is None or len(known) < len(memories):
         return False
     calls = [Call(i) for i in range(len(known))]
     planned = whole_step_peak(known, calls, [Event(Turn.FORWARD, i) for i in range(len(known))])
