@@ -170,16 +170,23 @@ def _made(node: Any) -> list[torch.Tensor]:
 
 
 def _with_holds(node: Any) -> list[tuple[str, torch.Tensor, tuple[bool, int, int]]]:
-    # The names of this code hold each tensor, too: counts can be compared with those made here only.
-    return [(name, tensor, _holds_of(tensor)) for name, tensor in _saved(node)]
+    """What a node saved, whether each is a view, and how often Python and tensors hold that which has its memory.
+
+    The lists here hold each tensor, too, so that counts can be compared with those made here only.
+    """
+    saved = _saved(node)
+    owners = [tensor if tensor._base is None else tensor._base for _, tensor in saved]
+    # By C code alone: what Python's calls hold of their arguments changes as the interpreter adapts to them.
+    held = list(map(sys.getrefcount, owners))
+    return [
+        (name, tensor, (owner is not tensor, count, _uses_of_storage(owner)))
+        for (name, tensor), owner, count in zip(saved, owners, held)
+    ]
 
 
-def _holds_of(tensor: torch.Tensor) -> tuple[bool, int, int]:
-    """Whether a saved tensor is a view, and how often Python and other tensors hold the one that has its memory."""
-    owner = tensor if tensor._base is None else tensor._base
-    if not dense_parts(owner) or is_wrapper(owner):
-        return True, 0, 0
-    return owner is not tensor, sys.getrefcount(owner), torch._C._storage_Use_Count(address_of(owner))
+def _uses_of_storage(tensor: torch.Tensor) -> int:
+    # What others wrap has no storage of its own.
+    return 0 if is_wrapper(tensor) or not dense_parts(tensor) else torch._C._storage_Use_Count(address_of(tensor))
 
 
 def _is_compiled(tensor: torch.Tensor | None) -> bool:

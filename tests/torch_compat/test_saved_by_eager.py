@@ -52,7 +52,9 @@ def test_what_autograd_alone_holds_counts_though_it_is_no_result() -> None:
     del mask
     assert saved_by_eager([masked]) == 0
     del alias
-    assert saved_by_eager([masked]) == saved_by_eager([x * torch.rand(ROWS, WIDTH)[:1]]) == ACTIVATION
+    # The interpreter adapts to code that runs often.
+    for _ in range(200):
+        assert saved_by_eager([masked]) == saved_by_eager([x * torch.rand(ROWS, WIDTH)[:1]]) == ACTIVATION
 
 
 def test_what_a_compiled_graph_made_counts_with_the_graph() -> None:
