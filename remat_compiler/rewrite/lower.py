@@ -142,8 +142,9 @@ class _Lowering:
                 if op_id in self.stored and isinstance(node.meta.get("val"), torch.Tensor):
                     local[node] = self._stored(local[node])
                 if self.captured.fused and storage.get(node) in self.transfers.storages:
+                    meta = torch_compat.meta_of_copy(node)
                     local[node] = self.out.node(
-                        torch_compat.LAY_OUT.default, (local[node],), {}, name="laid_out", meta=node.meta
+                        torch_compat.LAY_OUT.default, (local[node],), {}, name="laid_out", meta=meta
                     )
             else:
                 local[node] = self._emit_inlined(node, local)
@@ -199,7 +200,7 @@ class _Lowering:
         target, args = torch_compat.materialise(node)
         if target is None:
             return node
-        return self.out.node(target, args, {}, name="store", meta=node.meta)
+        return self.out.node(target, args, {}, name="store", meta=torch_compat.meta_of_copy(node))
 
     def _emit_inlined(self, node: fx.Node, local: dict[fx.Node, fx.Node]) -> fx.Node:
         """Emit a view or an inlined pointwise node once for each set of arguments within a fused region."""

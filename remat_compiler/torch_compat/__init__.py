@@ -137,6 +137,7 @@ from remat_compiler.torch_compat.operators import (
     has_unbacked_shape,
     is_functional_hop,
     is_of_gloo,
+    meta_of_copy,
     never_repeatable,
     overload_name,
     overloads_of,

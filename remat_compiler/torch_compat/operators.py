@@ -122,6 +122,11 @@ def has_unbacked_shape(node: fx.Node, key: str = "val") -> bool:
     return any(bool(free_unbacked_symbols(v)) for v in symbolic)
 
 
+def meta_of_copy(node: fx.Node) -> dict[str, Any]:
+    """What is noted of a copy of the value of `node`, which defines none of the sizes that depend on data."""
+    return {key: note for key, note in node.meta.items() if key != "unbacked_bindings"}
+
+
 def is_of_gloo(group: object) -> bool:
     """Whether the process group of that name communicates by gloo, which copies what it gathers and scatters."""
     try:
