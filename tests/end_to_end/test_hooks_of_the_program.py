@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 Seen = list[str]
 """Names of the types of the values that a hook was given."""
@@ -58,6 +60,23 @@ def in_half(seen: Seen) -> AbstractContextManager[Any]:
     return saved_tensors_hooks(pack, lambda packed: packed[1].to(packed[0]))
 
 
+def on_disk(seen: Seen) -> AbstractContextManager[Any]:
+    """Saved values in files, as PyTorch's tutorial of such hooks has them."""
+
+    def pack(value: Tensor) -> Any:
+        seen.append(type(value).__name__)
+        file = TemporaryFile()  # noqa: SIM115 - it is gone with the graph
+        torch.save(value.detach().clone(), file)
+        return file
+
+    def unpack(file: Any) -> Tensor:
+        file.seek(0)
+        value: Tensor = torch.load(file)
+        return value
+
+    return saved_tensors_hooks(pack, unpack)
+
+
 def on_the_cpu(_: Seen) -> AbstractContextManager[Any]:
     return save_on_cpu()
 
@@ -76,7 +95,7 @@ class _Functions(TorchFunctionMode):
         return result
 
 
-HOOKS: tuple[Callable[[Seen], AbstractContextManager[Any]], ...] = (as_arrays, in_half, on_the_cpu)
+HOOKS: tuple[Callable[[Seen], AbstractContextManager[Any]], ...] = (as_arrays, in_half, on_disk, on_the_cpu)
 
 
 def _trained(
@@ -116,6 +135,42 @@ def test_checkpoints_around_compiled_modules(reentrant: bool, budget: float | st
     def call(compiled: Callable[..., Tensor], x: Tensor) -> Tensor:
         result: Tensor = checkpoint(compiled, x.clone().requires_grad_(), use_reentrant=reentrant)
         return result
+
+    expected = _trained("aot_eager", nullcontext, call)
+    torch.testing.assert_close(_trained("remat", nullcontext, call, memory_budget=budget, **OPTIONS), expected)
+
+
+def _around(call: Callable[..., Tensor], *inputs: Any, **options: Any) -> Tensor:
+    result: Tensor = checkpoint(call, *inputs, use_reentrant=False, **options)
+    return result
+
+
+def within_another(compiled: Callable[..., Tensor], x: Tensor) -> Tensor:
+    return _around(lambda x: _around(compiled, x.sin()) * x, x)
+
+
+def twice_in_one(compiled: Callable[..., Tensor], x: Tensor) -> Tensor:
+    return _around(lambda x: compiled(compiled(x).sin()), x)
+
+
+def one_by_one(compiled: Callable[..., Tensor], x: Tensor) -> Tensor:
+    """The same graphs in two regions, which are computed again in the opposite order."""
+    result: Tensor = checkpoint_sequential([compiled, torch.tanh, compiled], 2, x, use_reentrant=False)
+    return result
+
+
+def beside_random_numbers(compiled: Callable[..., Tensor], x: Tensor) -> Tensor:
+    return _around(lambda x: F.dropout(compiled(F.dropout(x, 0.3)), 0.3), x)
+
+
+AROUND = (within_another, twice_in_one, one_by_one, beside_random_numbers)
+
+
+@pytest.mark.parametrize("budget", [0.7, "min"])
+@pytest.mark.parametrize("region", AROUND)
+def test_regions_around_calls_of_compiled_modules(region: Callable[..., Tensor], budget: float | str) -> None:
+    def call(compiled: Callable[..., Tensor], x: Tensor) -> Tensor:
+        return region(compiled, x.clone().requires_grad_())
 
     expected = _trained("aot_eager", nullcontext, call)
     torch.testing.assert_close(_trained("remat", nullcontext, call, memory_budget=budget, **OPTIONS), expected)
