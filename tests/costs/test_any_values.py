@@ -68,6 +68,58 @@ def test_operators_of_other_libraries_run_only_as_the_program_runs_them(
     assert caplog.text.count(f"any_values.{cost_model}.default takes inside, beside its results, is not known") == 1
 
 
+LENGTHS = {16: "a", 40: "b", 64: "c"}
+STRICT: dict[str, Callable[[Tensor, Tensor], object]] = {
+    "asserts": lambda x, ends: exec("assert (ends[1:] > ends[:-1]).all(), 'ends must increase'", {"ends": ends}),
+    "looks up": lambda x, ends: [LENGTHS[end] for end in ends[1:].tolist()],
+    "divides": lambda x, ends: [len(x) // end for end in ends[1:].tolist()],
+    "ends": lambda x, ends: next(end for end in ends.tolist() if end == len(x)),
+}
+"""What an operator of another library may ask of its arguments, which numbers that are made up do not answer."""
+
+
+def _is_strict(number: int, asks: Callable[[Tensor, Tensor], object]) -> Any:
+    def run(x: Tensor, ends: Tensor) -> Tensor:
+        RUNS.append(str(number))
+        asks(x, ends)
+        return torch.cat([x[a:b].softmax(0) for a, b in zip(ends[:-1].tolist(), ends[1:].tolist())])
+
+    names = [torch.library.custom_op(f"any_values::strict{number}{end}", run, mutates_args=()) for end in ("", "_back")]
+    for operator in names:
+        operator.register_fake(lambda x, ends: torch.empty_like(x))
+    names[0].register_autograd(
+        lambda ctx, gradient: (names[1](gradient, *ctx.saved_tensors), None),
+        setup_context=lambda ctx, inputs, output: ctx.save_for_backward(inputs[1]),
+    )
+    return names[0]
+
+
+STRICT_OPERATORS = {name: _is_strict(number, asks) for number, (name, asks) in enumerate(STRICT.items())}
+
+
+@pytest.mark.parametrize("cost_model", ["nominal", "measured"])
+@pytest.mark.parametrize("name", STRICT)
+@pytest.mark.usefixtures("compiles_anew")
+def test_operators_that_refuse_made_up_values_train(name: str, cost_model: str) -> None:
+    """Forward and backward run once a step each, on the program's own values, however little memory there is."""
+    layer, operator = torch.nn.Linear(16, 16), STRICT_OPERATORS[name]
+
+    def step(x: Tensor, ends: Tensor) -> Tensor:
+        return operator(layer(x).sin(), ends).cos().sum()
+
+    options = {"memory_budget": "min", "inner": "eager", "cost_model": cost_model}
+    compiled, x, ends = torch.compile(step, backend="remat", options=options), torch.randn(64, 16), sorted(LENGTHS)
+    found = []
+    for call in (step, compiled, compiled):
+        layer.zero_grad()
+        RUNS.clear()
+        call(x, torch.tensor([0, *ends])).backward()
+        assert len(RUNS) == 2
+        assert layer.weight.grad is not None
+        found.append(layer.weight.grad.clone())
+    torch.testing.assert_close(found[1:], found[:1] * 2)
+
+
 @pytest.mark.parametrize(
     ("func", "arguments"),
     [
