@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import remat_compiler.backend  # noqa: F401 - registers the backend
+from instruments.measure import allocator_events, live_bytes
 
 Told = Callable[[], list[str]]
 
@@ -145,6 +146,125 @@ def test_what_a_running_backward_holds_counts_for_reentrant_checkpoints(told: To
     found = re.findall(r"hold ([\d.]+) MiB for their backward", " ".join(told()))
     # Twelve inputs of blocks, 128 KiB each.
     assert found[:1] == ["1.5"]
+
+
+class _Added(torch.autograd.Function):
+    """A reversible block: it keeps its result, and runs itself again in the backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, block: Any) -> torch.Tensor:
+        ctx.block = block
+        with torch.no_grad():
+            result = x + block(x)
+        ctx.save_for_backward(x.detach())
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        with torch.enable_grad():
+            x = ctx.saved_tensors[0].detach().requires_grad_()
+            (x + ctx.block(x)).backward(gradients[0])
+        return x.grad, None
+
+
+def reversible(block: Any, h: torch.Tensor) -> torch.Tensor:
+    result: torch.Tensor = _Added.apply(h, block)
+    return result
+
+
+def after_an_activation(block: Any, h: torch.Tensor) -> torch.Tensor:
+    """Eager work in the region, too."""
+    return h + checkpoint(lambda h: block(torch.tanh(h)), h, use_reentrant=True)
+
+
+def in_a_region_of_its_own(block: Any, h: torch.Tensor) -> torch.Tensor:
+    return h + checkpoint(lambda h: checkpoint(block, h, use_reentrant=True), h, use_reentrant=True)
+
+
+@pytest.mark.parametrize(("budget", "times"), [("1200KiB", 1), ("4MiB", 0)])
+@pytest.mark.parametrize("around", [reversible, after_an_activation, in_a_region_of_its_own])
+def test_blocks_that_run_within_a_backward_are_told_of_beside_what_that_holds(
+    around: Callable[[Any, torch.Tensor], torch.Tensor], budget: str, times: int, told: Told
+) -> None:
+    """And their gradients are those of eager."""
+    blocks = nn.ModuleList(dense() for _ in range(12))
+    x = torch.randn(512, 64, requires_grad=True)
+
+    def step(calls: Any) -> torch.Tensor:
+        h = x * 1
+        for call in calls:
+            h = around(call, h)
+        return h.square().sum()
+
+    train(lambda: step(blocks), blocks, steps=1)
+    expected = [p.grad for p in blocks.parameters()]
+    made = [compiled(block, budget) for block in blocks]
+    train(lambda: step(made), blocks)
+    torch.testing.assert_close([p.grad for p in blocks.parameters()], expected, rtol=1e-4, atol=1e-4)
+    assert (len(told()) > 0) == (times > 0)
+
+
+class Interrupted(nn.Module):
+    """Two graphs, between which something may go wrong; Dynamo then leaves the second part to eager for good."""
+
+    def __init__(self, how: Callable[[torch.Tensor], object]) -> None:
+        super().__init__()
+        layers = [[m for _ in range(6) for m in (nn.Linear(64, 64), nn.GELU())] for _ in "ab"]
+        self.first, self.last = (nn.Sequential(*one) for one in layers)
+        self.how, self.fails = how, False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        torch._dynamo.graph_break()
+        if self.fails:
+            self.how(x)
+        return self.last(x).pow(2).mean()
+
+
+def bad_batch(x: torch.Tensor) -> None:
+    raise ValueError("bad batch")
+
+
+@torch._dynamo.disable
+def checked(x: torch.Tensor) -> None:
+    raise FloatingPointError("not finite")
+
+
+def of_torch(x: torch.Tensor) -> torch.Tensor:
+    return x @ torch.ones(3, 3)
+
+
+def looked_up(x: torch.Tensor) -> object:
+    return {"train": 1}[f"{len(x)} rows"]
+
+
+@pytest.mark.parametrize("fails", [(1,), (0,), (2, 3)], ids=str)
+@pytest.mark.parametrize("how", [bad_batch, checked, of_torch, looked_up])
+def test_a_step_over_its_budget_after_an_exception_is_told_of(
+    how: Callable[[torch.Tensor], object], fails: tuple[int, ...], caplog: pytest.LogCaptureFixture, told: Told
+) -> None:
+    """Whatever is left to eager afterwards, the budget is kept or that is said; and steps train on."""
+    model, x, budget = Interrupted(how), torch.randn(512, 64), 2_800_000
+    step, peaks = compiled(model, budget), []
+
+    def once() -> None:
+        step(x).backward()
+
+    for i in range(9):
+        model.fails = i in fails
+        model.zero_grad()
+        if model.fails:
+            with pytest.raises(Exception, match=r"bad batch|not finite|same reduction dim|rows"):
+                once()
+        elif i < 7:
+            once()
+        else:
+            peaks.append(max(live_bytes(allocator_events(once))))
+    assert max(peaks) <= budget or any("budget" in text for text in caplog.messages)
+    found = [p.grad for p in model.parameters()]
+    model.zero_grad()
+    model(x).backward()
+    torch.testing.assert_close(found, [p.grad for p in model.parameters()], rtol=1e-4, atol=1e-6)
 
 
 def once_more(x: torch.Tensor) -> torch.Tensor:

@@ -37,15 +37,53 @@ class Experts(nn.Module):
         return out
 
 
+class Learned(Experts):
+    """Experts whose rows a gate chooses, so that each step has others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights = self.gate(x).softmax(1)
+        choice, out = weights.argmax(1), torch.zeros_like(x)
+        for i in choice.unique():
+            rows = torch.where(choice == i)[0]
+            out = out.index_add(0, rows, self.experts[i](x[rows]) * weights[rows, i, None])
+        return out
+
+
+class Segments(Experts):
+    """One small layer over parts of several lengths."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = list(x.split([5, 19, 11, 29]))
+        for i in range(4):
+            torch._dynamo.graph_break()
+            parts[i] = self.experts[0](parts[i])
+        return torch.cat(parts)
+
+
+class Frames(Experts):
+    """Each expert reads a prefix that grows from step to step."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        end = int(x[0, 0].abs() * 8) % 32 + 8
+        for i in range(2):
+            torch._dynamo.graph_break()
+            x = torch.cat((self.experts[i](x[: end + 4 * i]), x[end + 4 * i :]))
+        return x
+
+
 class Net(nn.Module):
     """Experts between large layers of fixed sizes; with a loss at its end or not."""
 
-    def __init__(self, *, ends: bool) -> None:
+    def __init__(self, *, ends: bool, middle: type[Experts] = Experts) -> None:
         super().__init__()
         torch.manual_seed(0)
         layers = [nn.Sequential(*[m for _ in range(12) for m in (nn.Linear(16, 16), nn.GELU())]) for _ in range(2)]
         self.first, self.last = layers
-        self.middle = Experts()
+        self.middle = middle()
         self.ends = ends
 
     def forward(self, x: Tensor) -> Tensor:
@@ -53,10 +91,14 @@ class Net(nn.Module):
         return x.square().mean() if self.ends else x
 
 
-@pytest.mark.parametrize("ends", [True, False])
-def test_a_small_graph_of_changing_sizes_does_not_refuse_the_fraction_of_its_step(ends: bool) -> None:
-    model = Net(ends=ends)
-    run, eager = compiled(model, 0.7), Net(ends=ends)
+@pytest.mark.parametrize(
+    ("middle", "ends"), [(Experts, True), (Experts, False), (Learned, True), (Segments, False), (Frames, True)]
+)
+def test_a_small_graph_of_changing_sizes_does_not_refuse_the_fraction_of_its_step(
+    middle: type[Experts], ends: bool
+) -> None:
+    model = Net(ends=ends, middle=middle)
+    run, eager = compiled(model, 0.7), Net(ends=ends, middle=middle)
     for step in range(4):
         torch.manual_seed(step)
         x = torch.randn(64, 16)
