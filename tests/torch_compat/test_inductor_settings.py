@@ -42,6 +42,56 @@ def test_a_step_trains_though_a_wrapper_of_c_is_asked_for_everywhere(caplog: pyt
     assert caplog.text.count("cpp_wrapper, a setting of Inductor, is on for all compilations") == 1
 
 
+class _Broken(nn.Module):
+    """Two graphs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(32, 32), nn.Linear(32, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.one(x))
+        torch._dynamo.graph_break()
+        return torch.tanh(self.two(x)).sin()
+
+
+class _Images(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.norm, self.two = nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.two(torch.relu(self.norm(self.one(x.view(-1, 2, 4, 4)))))
+        return y
+
+
+class _Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.made, self.table = nn.Linear(32, 96), nn.Embedding(64, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.table(torch.arange(len(x)))
+        q, k, v = self.made(x).view(1, -1, 2, 48).transpose(1, 2).chunk(3, -1)
+        return nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("kind", [_Broken, _Images, _Attention])
+def test_models_train_though_a_wrapper_of_c_is_asked_for_everywhere(kind: type[nn.Module], dynamic: bool) -> None:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model, x = kind(), torch.randn(64, 32)
+    options: dict[str, Any] = {"memory_budget": "min", "cost_model": "nominal"}
+    compiled, found = torch.compile(model, backend="remat", options=options, dynamic=dynamic), []
+    for call in (model, compiled):
+        model.zero_grad()
+        with config.patch({"cpp_wrapper": call is compiled}):
+            call(x).square().mean().backward()
+        found.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
+    torch.testing.assert_close(found[1], found[0], rtol=1e-3, atol=1e-5)
+
+
 @pytest.mark.parametrize("name", ["cpp_wrapper", "triton.cudagraphs"])
 def test_a_setting_of_the_process_is_off_within_a_compilation(name: str) -> None:
     with config.patch({name: True}):
