@@ -24,7 +24,7 @@ class Images(nn.Module):
         super().__init__()
         blocks: list[nn.Module] = []
         for channels in (8, 16):
-            made = nn.GroupNorm(4, channels) if norm is nn.GroupNorm else norm(channels)
+            made = nn.GroupNorm(4, channels) if norm is nn.GroupNorm else norm(channels, affine=True)
             blocks += [nn.Conv2d(3 if channels == 8 else 8, channels, 3, padding=1), made, nn.SiLU()]
         self.blocks = nn.Sequential(*blocks)
 
@@ -44,7 +44,7 @@ class Rows(nn.Module):
         return y.float().square().mean()
 
 
-@pytest.mark.parametrize("norm", [nn.GroupNorm, nn.BatchNorm2d, nn.LayerNorm])
+@pytest.mark.parametrize("norm", [nn.GroupNorm, nn.BatchNorm2d, nn.InstanceNorm2d, nn.LayerNorm])
 def test_the_peak_is_the_predicted_one(norm: type[nn.Module], caplog: pytest.LogCaptureFixture) -> None:
     torch.manual_seed(0)
     rows = norm is nn.LayerNorm

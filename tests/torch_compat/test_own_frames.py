@@ -28,6 +28,10 @@ def by_autograd_grad(loss: Tensor, model: nn.Module) -> None:
         one.grad = grad
 
 
+def by_backward_of_some(loss: Tensor, model: nn.Module) -> None:
+    loss.backward(inputs=list(model.parameters())[:2])
+
+
 def said(backend: str, differentiate: Callable[[Tensor, nn.Module], None]) -> tuple[list[str], Tensor]:
     """The warnings of three steps in a compiled function, and the last loss."""
     torch._dynamo.reset()
@@ -47,7 +51,7 @@ def said(backend: str, differentiate: Callable[[Tensor, nn.Module], None]) -> tu
     return [str(one.message) for one in seen if issubclass(one.category, UserWarning)], loss.detach()
 
 
-@pytest.mark.parametrize("differentiate", [by_backward, by_two_backwards, by_autograd_grad])
+@pytest.mark.parametrize("differentiate", [by_backward, by_two_backwards, by_autograd_grad, by_backward_of_some])
 @pytest.mark.usefixtures("compiles_anew")
 def test_a_backward_in_a_compiled_function_warns_as_the_stock_backend_does(
     differentiate: Callable[[Tensor, nn.Module], None],
