@@ -49,12 +49,13 @@ def mark() -> None:
 def begin_record() -> Callable[[str], list[int] | None]:
     """Begin a record as `memory_deltas` makes one; what is returned ends it, and gives the bytes of a device's type.
 
-    They are `None` if the program has begun a profile meanwhile, for which the record was ended.
+    They are `None` if it was ended meanwhile: the program has begun a profile, or a part of this compiler has asked for
+    the profiler (`profiler_is_running`).
 
     Raises:
         RuntimeError: A profiler runs already.
     """
-    record = _Record()
+    record = _Record(gives_way=True)
 
     def end(device_type: str) -> list[int] | None:
         events = record.end()
@@ -77,16 +78,19 @@ def _recorded(run: Callable[[], object]) -> tuple[list[Any], object]:
 class _Record:
     """A record of this thread, by torch's older profiler.
 
+    Args:
+        gives_way: Whether other parts of this compiler may end it; the program's profiles always do.
+
     Attributes:
-        gave_way: Whether it was ended since the program has begun a profile.
+        gave_way: Whether it was ended for another one.
     """
 
-    def __init__(self) -> None:
-        _give_way()
+    def __init__(self, *, gives_way: bool = False) -> None:
+        _follow_profiles()
         # The flag that is set records memory; shapes, stacks, floating-point operations and modules are not needed.
         config = ProfilerConfig(ProfilerState.CPU, False, True, False, False, False, _ExperimentalConfig())
         torch._C._autograd._enable_profiler_legacy(config)
-        self.gave_way = False
+        self.gives_way, self.gave_way = gives_way, False
         self._events: list[Any] = []
         _running.record = self
 
@@ -98,6 +102,11 @@ class _Record:
             self._events = [event for thread in threads for event in thread]
         return self._events
 
+    def give_way(self) -> None:
+        """End it for another one."""
+        self.gave_way = True
+        self.end()
+
 
 class _Running(threading.local):
     record: _Record | None = None
@@ -107,15 +116,13 @@ _running = _Running()
 
 
 @cache
-def _give_way() -> None:
+def _follow_profiles() -> None:
     """Have records end where the program begins a profile, which torch would refuse beside them."""
 
     def giving_way(original: Callable[[], None]) -> Callable[[], None]:
         def begins() -> None:
-            record = _running.record
-            if record is not None:
-                record.gave_way = True
-                record.end()
+            if _running.record is not None:
+                _running.record.give_way()
             original()
 
         return begins
@@ -141,5 +148,7 @@ def peak_beyond(deltas: Iterable[int]) -> int:
 
 
 def profiler_is_running() -> bool:
-    """Whether a profile is being recorded (a second one would raise)."""
+    """Whether a profile is being recorded (a second one would raise); a record that gives way is ended."""
+    if _running.record is not None and _running.record.gives_way:
+        _running.record.give_way()
     return bool(torch._C._autograd._profiler_enabled())

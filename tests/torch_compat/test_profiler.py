@@ -62,6 +62,9 @@ def test_a_record_ends_where_the_program_begins_a_profile() -> None:
         assert not profiler_is_running()
         del kept
     end = begin_record()
+    assert not profiler_is_running()
+    assert end("cpu") is None
+    end = begin_record()
     kept = made(4_096)
     assert end("cpu") == [one.nbytes for one in kept]
 
