@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from remat_compiler.torch_compat.backward_starts import Roots, nodes_of
-from remat_compiler.torch_compat.saved_by_eager import eager_nodes, held_by, made_by_compiled
+from remat_compiler.torch_compat.saved_by_eager import eager_walk, held_by
 
 _HANDING_ON = frozenset(
     f"{name}Backward{number}"
@@ -42,13 +42,11 @@ def eager_backward(roots: Roots) -> EagerBackward:
     Autograd runs the latest operator first.  Each is taken to allocate the gradients that it hands on, unless it is
     known to hand on what it gets.  Gradients that leaves get for the first time stay.
     """
-    starts = nodes_of(roots)
+    walked, of_compiled = eager_walk(nodes_of(roots))
     # Nodes that accumulate into a leaf have it as `variable`.
-    met: list[Any] = []
-    nodes = [node for node in eager_nodes(starts, met=met) if not hasattr(node, "variable")]
+    nodes = [node for node in walked if not hasattr(node, "variable")]
     nodes.sort(key=lambda node: node._sequence_nr(), reverse=True)
-    known = made_by_compiled(met)
-    held = [{address: size for address, size in held_by(node).items() if address not in known} for node in nodes]
+    held = [{address: size for address, size in held_by(node).items() if address not in of_compiled} for node in nodes]
     users = Counter(address for saved in held for address in saved)
     sizes = {address: size for saved in held for address, size in saved.items()}
     saved_bytes = alive = peak = sum(sizes.values())

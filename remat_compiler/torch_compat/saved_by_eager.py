@@ -37,10 +37,10 @@ def saved_by_eager(arguments: Iterable[Any]) -> int:
     given = storages_of(tensors)
     # By address, since two operators may save one value, or views of it.
     found: dict[int, int] = {}
-    met: list[Any] = []
-    for node in eager_nodes(nodes_of(tensors), met=met):
+    nodes, of_compiled = eager_walk(nodes_of(tensors))
+    for node in nodes:
         found |= _storages(_made(node))
-    given |= made_by_compiled(met)
+    given |= of_compiled
     return sum(size for address, size in found.items() if address not in given)
 
 
@@ -50,11 +50,10 @@ def saved_before(roots: Roots) -> int:
     What a running backward has released does not count, nor do results of compiled graphs, which count with these.
     """
     found: dict[int, int] = {}
-    met: list[Any] = []
-    for node in eager_nodes(nodes_of(roots), through_compiled=True, met=met):
+    nodes, of_compiled = eager_walk(nodes_of(roots), through_compiled=True)
+    for node in nodes:
         found |= held_by(node)
-    known = made_by_compiled(met)
-    return sum(size for address, size in found.items() if address not in known)
+    return sum(size for address, size in found.items() if address not in of_compiled)
 
 
 def gradients_by_eager(arguments: Iterable[Any]) -> int:
@@ -110,9 +109,11 @@ def eager_nodes(
                 waiting.append(before)
 
 
-def made_by_compiled(nodes: Iterable[Any]) -> set[int]:
-    """Addresses of the outputs of compiled graphs, by their nodes, as far as they were noted."""
-    return {storage.cdata for node in nodes for storage in outputs_of(node) or ()}
+def eager_walk(starts: Iterable[Any], *, through_compiled: bool = False) -> tuple[list[Any], set[int]]:
+    """`eager_nodes`, and the addresses of what the compiled graphs on the way returned, as far as that was noted."""
+    met: list[Any] = []
+    nodes = list(eager_nodes(starts, through_compiled=through_compiled, met=met))
+    return nodes, {storage.cdata for node in met for storage in outputs_of(node) or ()}
 
 
 def runs_eager_before(node: Any) -> bool:
@@ -160,8 +161,8 @@ def _made(node: Any) -> list[torch.Tensor]:
     # user's saves may be its own: only its inputs have nodes.
     return [
         tensor
-        for name, tensor, holds in _with_holds(node)
-        if (owner := tensor if tensor._base is None else tensor._base).grad_fn is not None
+        for name, tensor, owner, holds in _with_owners(node)
+        if owner.grad_fn is not None
         or name.startswith(_RESULT)
         or (name == _OF_FUNCTION and owner.is_floating_point() and not owner.requires_grad)
         # Numbers without a dimension, such as factors, are on a CPU whatever the device.
@@ -169,17 +170,18 @@ def _made(node: Any) -> list[torch.Tensor]:
     ]
 
 
-def _with_holds(node: Any) -> list[tuple[str, torch.Tensor, tuple[bool, int, int]]]:
-    """What a node saved, whether each is a view, and how often Python and tensors hold that which has its memory.
+def _with_owners(node: Any) -> list[tuple[str, torch.Tensor, torch.Tensor, tuple[bool, int, int]]]:
+    """What a node saved, by name: the tensor, that which has its memory, and what holds this one.
 
-    The lists here hold each tensor, too, so that counts can be compared with those made here only.
+    The last is whether the tensor is a view, and how often Python and other tensors hold its owner.  The lists here
+    hold each tensor, too, so that counts can be compared with those made here only.
     """
     saved = _saved(node)
     owners = [tensor if tensor._base is None else tensor._base for _, tensor in saved]
     # By C code alone: what Python's calls hold of their arguments changes as the interpreter adapts to them.
     held = list(map(sys.getrefcount, owners))
     return [
-        (name, tensor, (owner is not tensor, count, _uses_of_storage(owner)))
+        (name, tensor, owner, (owner is not tensor, count, _uses_of_storage(owner)))
         for (name, tensor), owner, count in zip(saved, owners, held)
     ]
 
@@ -218,12 +220,12 @@ def _saved(node: Any) -> list[tuple[str, torch.Tensor]]:
 
 
 def _of_autograd_alone() -> frozenset[tuple[bool, int, int]]:
-    """The answers of `_holds_of` for a tensor, and for a view, that nothing but a node of autograd holds."""
+    """What `_with_owners` says of the holds of a tensor, and for a view, that nothing but a node of autograd holds."""
     # The package may be imported where no gradients are recorded.
     with torch.inference_mode(False), torch.enable_grad():
         weight = torch.ones(2, device="cpu", requires_grad=True)
         made = [weight * torch.ones(2, device="cpu"), weight * torch.ones(4, device="cpu")[:2]]
-    return frozenset(holds for one in made for name, _, holds in _with_holds(one.grad_fn) if name.endswith("other"))
+    return frozenset(holds for one in made for name, _, _, holds in _with_owners(one.grad_fn) if name.endswith("other"))
 
 
 _OF_AUTOGRAD_ALONE = _of_autograd_alone()
