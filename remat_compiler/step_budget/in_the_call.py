@@ -90,13 +90,11 @@ def _judge(name: str, deltas: Sequence[int], opened: Sequence[OpenCall[Any]], be
         opened: Its calls of planned graphs.
         before: Those that waited for their backward already.
     """
-    graph: Beside = opened[-1].graph
-    budget = graph.options.memory_budget
-    memories = [one.memory for one in opened]
-    known = [memory for memory in memories if memory is not None]
     if not all(one.graph.runs_on_cpu for one in opened) or torch_compat.sharded_now() is not None:
         return True
-    if graph.beside is None or len(known) < len(memories):
+    graph: Beside = opened[-1].graph
+    known = [memory for one in opened if (memory := one.memory) is not None]
+    if graph.beside is None or len(known) < len(opened):
         return False
     calls = [Call(i) for i in range(len(known))]
     planned = whole_step_peak(known, calls, [Event(Turn.FORWARD, i) for i in range(len(known))])
@@ -105,7 +103,7 @@ def _judge(name: str, deltas: Sequence[int], opened: Sequence[OpenCall[Any]], be
     # Values on their way out of the plan are none of the budget, though of the same memory if that is a CPU's.
     if not graph.options.offload_budget:
         peak = max(itertools.accumulate(deltas), default=0)
-        graph.beside.say_in_call(name, peak, held_bytes, planned, of_part=budget.is_part)
+        graph.beside.say_in_call(name, peak, held_bytes, planned, of_part=graph.options.memory_budget.is_part)
     return True
 
 
