@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import sys
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -268,3 +270,29 @@ def test_calls_without_gradients_are_not_noted(watch: StepWatch[Watched], steps:
     alone(torch.randn(4, 8))
     assert watch.current.step.calls == []
     assert steps == []
+
+
+def test_backwards_of_a_step_run_on_two_threads_at_once(watch: StepWatch[Watched], steps: list[WatchedStep]) -> None:
+    """As autograd runs them where a step has graphs on two devices: a thread for each."""
+    both = Watched(watch, lambda y: (y * y).sum()), Watched(watch, lambda y: y.exp().sum())
+    rounds, switched = 50, sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(rounds):
+            losses = [graph(leaf()) for graph in both]
+            together = threading.Barrier(2)
+
+            def run(loss: Tensor, together: threading.Barrier = together) -> None:
+                together.wait()
+                loss.backward()
+
+            threads = [threading.Thread(target=run, args=(loss,)) for loss in losses]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+    finally:
+        sys.setswitchinterval(switched)
+    turns = [(F, 0), (F, 1), (B, 0), (B, 1)]
+    assert [sorted(step.turns, key=turns.index) for step in steps] == [turns] * rounds
+    assert not watch.here.open
