@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 
 import remat_compiler
 
@@ -17,6 +20,8 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
 ]
 WIDTH, ROWS, LAYERS = 512, 4096, 8
+CUDNN_BYTES = 64 << 20
+"""What a workspace of cuDNN may take here: several times the largest operand, of 8 MiB."""
 
 
 @pytest.fixture(autouse=True)
@@ -129,3 +134,79 @@ def test_micro_batches_and_a_retained_graph() -> None:
     backward(loss, retain_graph=True)
     backward(loss)
     torch.testing.assert_close(gradients(model), [4 * one for one in once], rtol=1e-4, atol=1e-6)
+
+
+def test_two_models_at_once() -> None:
+    """Steps that are open at the same time: the gradients of each, and both within what both may take."""
+    models, (_, rows) = [Layers().cuda() for _ in range(2)], begun()
+    for model in models:
+        backward(model(rows))
+    expected = [gradients(model) for model in models]
+    compiled = [compiled_for(model, 0.7, "inductor") for model in models]
+
+    def step() -> None:
+        for model in models:
+            model.zero_grad()
+        losses = [called(rows) for called in compiled]
+        for loss in losses:
+            backward(loss)
+
+    for _ in range(3):
+        step()
+    for model, wanted in zip(models, expected, strict=True):
+        torch.testing.assert_close(gradients(model), wanted, rtol=1e-4, atol=1e-6)
+    for model in models:
+        model.zero_grad()
+    assert peak_of(step) <= sum(report.peak_bytes for report in remat_compiler.reports())
+
+
+def test_convolutions_whose_algorithms_are_tried_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With `cudnn.benchmark`, the first step tries algorithms with workspaces; later ones keep the budget."""
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
+    layers = [nn.Sequential(nn.Conv2d(32, 32, 3, padding=1), nn.BatchNorm2d(32), nn.GELU()) for _ in range(6)]
+    model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(32 * 64 * 64, 1)).cuda()
+    images = torch.randn(16, 32, 64, 64, device="cuda")
+    other = copy.deepcopy(model)
+    backward(other(images).mean())
+    called = compiled_for(model, "min", "eager")
+
+    def step() -> None:
+        model.zero_grad()
+        backward(called(images).mean())
+
+    step()
+    torch.testing.assert_close(gradients(model), gradients(other), rtol=1e-3, atol=1e-5)
+    step()
+    model.zero_grad()
+    peak = peak_of(step)
+    # Workspaces of cuDNN are the one thing that is not known before: none may be larger than what it is given.
+    (report,) = remat_compiler.reports()
+    assert peak <= report.peak_bytes + CUDNN_BYTES
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_one_rank_of_nccl(kind: str, tmp_path: Path) -> None:
+    """What wraps a model for several GPUs works on one: gradients, and the peak beside them."""
+    torch.distributed.init_process_group("nccl", init_method=f"file://{tmp_path / 'ranks'}", rank=0, world_size=1)
+    try:
+        model, rows = begun()
+        backward(model(rows))
+        expected = gradients(model)
+        model.zero_grad()
+        if kind == "ddp":
+            wrapped: nn.Module = nn.parallel.DistributedDataParallel(model)
+        else:
+            for block in model.blocks:
+                fully_shard(block)
+            fully_shard(model)
+            wrapped = model
+        called = compiled_for(wrapped, "min", "inductor")
+        for _ in range(3):
+            wrapped.zero_grad()
+            backward(called(rows))
+        found = [one.full_tensor() if isinstance(one, DTensor) else one for one in gradients(wrapped)]
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+        assert remat_compiler.reports()
+    finally:
+        torch.distributed.destroy_process_group()
