@@ -8,6 +8,7 @@ import math
 import os
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -135,6 +136,18 @@ def little_overhead() -> None:
     gc.freeze()
     # pytest listens to loggers that pass nothing on, and torch prints each graph into this one once somebody listens.
     logging.getLogger("torch.__trace").propagate = True
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_plans(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What is trained keeps its promises by whatever plan: half of the time would go into better ones.
+
+    How good plans are is for the tests of planners, and those that name a limit.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        if tier(request.path) != "planning":
+            patch.setenv("REMAT_TIME_LIMIT", "0")
+        yield
 
 
 @pytest.fixture

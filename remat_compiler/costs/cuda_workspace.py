@@ -5,6 +5,8 @@
                                    gradients of keys and values for each query head (flash_api.cpp, mha_bwd)
     efficient attention, backward  likewise; for float32 the product of output and gradient (attention_backward.cu)
     cuDNN attention, backward      taken to be as flash's: cuDNN does not say
+    gradient of a table            its rows in float32, once for each index (EmbeddingBackwardKernel.cu); of few indices
+                                   nothing (Embedding.cu)
     logsumexp                      the largest along each row, and powers of the differences (ReduceOps.cpp)
 
 The table of operators names those that hold nothing.  Pointwise operators convert on the way and hold nothing.  What
@@ -29,6 +31,11 @@ Arguments = tuple[Any, ...]
 _FLOAT32_BYTES = 4
 _ROWS = 128
 """Rows of queries are rounded up to whole blocks of these."""
+
+_FEW_INDICES = 3072
+"""Up to so many, each block of the kernel looks through all indices."""
+_INDEX_ARRAYS = 7
+"""The indices sorted, their places, and where rows of the table begin and end in them, each as large as the indices."""
 
 
 def modelled_bytes(call: OpCall) -> int | None:
@@ -78,8 +85,20 @@ def _logsumexp(args: Arguments) -> int:
     return values.num_bytes + rows
 
 
+def _table_gradient(args: Arguments) -> int:
+    gradients: TensorSpec = args[0]
+    indices: TensorSpec = args[1]
+    count = math.prod(indices.shape)
+    if count <= _FEW_INDICES:
+        return 0
+    # Sums of ten rows each, of which the last one of a row of the table may have fewer.
+    parts = count + count // 10
+    return parts * gradients.shape[-1] * _FLOAT32_BYTES + _INDEX_ARRAYS * indices.num_bytes
+
+
 FORMS: dict[str, Callable[[Arguments], int]] = {
     "logsumexp": _logsumexp,
+    "table_gradient": _table_gradient,
     # As measured on an H100.
     "cudnn_attention": lambda _: 512,
     "flash_backward": _flash_backward,

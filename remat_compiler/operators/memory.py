@@ -83,7 +83,7 @@ ROWS = (
     Row("masked_scatter", cpu=NOTHING, fills_first=True),
     Row("masked_scatter_backward", cpu="masked_select", fills_first=True),
     Row("index_copy index_fill put", cpu="indices"),
-    Row("embedding_dense_backward", one_piece=(0, 1), fills_first=True),
+    Row("embedding_dense_backward", cuda="table_gradient", one_piece=(0, 1), fills_first=True),
     Row("_embedding_bag_backward", cpu="bag_backward"),
     Row("_segment_reduce_backward", one_piece=(0, 2)),
     Row("flex_lib::zeros_and_scatter", fills_first=True),

@@ -32,6 +32,7 @@ from remat_compiler.partition.collectives import program_of
 from remat_compiler.partition.request import PartitionRequest
 from remat_compiler.partition.result import SplitGraphs
 from remat_compiler.partition.session import Session
+from remat_compiler.partition.tables import sum_by_kernel
 from remat_compiler.report.plan_report import ChunkedLoss
 from remat_compiler.rewrite.overwriting import overwrite_arguments, overwritten
 from remat_compiler.simulate.rules import Rule
@@ -110,6 +111,7 @@ class JointStages:
                 self.copies = copy_inputs_of_convolutions(self.joint, self.num_fwd_outputs)
             if self.fused:
                 pad_products(self.joint, copies=self.request.free_layout)
+                sum_by_kernel(self.joint)
             # Inductor writes no more than the result, in the type that was traced.
             if not self.fused:
                 mark_view_scatters(self.joint)

@@ -85,6 +85,7 @@ from remat_compiler.torch_compat.in_place_calls import traceable_call
 from remat_compiler.torch_compat.inductor import (
     LAY_OUT,
     PAD,
+    TABLE_GRADIENT,
     CustomPartitionerFn,
     FusionLimit,
     code_generation_only,

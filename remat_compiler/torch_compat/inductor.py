@@ -41,6 +41,7 @@ from remat_compiler.torch_compat.planned_fusion import frees_too_late, is_fusion
 from remat_compiler.torch_compat.store import LAY_OUT as LAY_OUT
 from remat_compiler.torch_compat.store import PAD as PAD
 from remat_compiler.torch_compat.store import STORE as STORE
+from remat_compiler.torch_compat.store import TABLE_GRADIENT as TABLE_GRADIENT
 from remat_compiler.torch_compat.store import is_padded_in_loop as is_padded_in_loop
 from remat_compiler.torch_compat.store import mark_padded_in_loop as mark_padded_in_loop
 from remat_compiler.torch_compat.store import materialise as materialise

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch._inductor import ir
-from torch._inductor.lowering import lowerings, register_lowering
+from torch._inductor.lowering import lowerings, make_fallback, register_lowering
 from torch._inductor.virtualized import V, ops
 
 from remat_compiler.torch_compat.sizes import size_hint
@@ -28,6 +28,11 @@ _LIBRARY.impl("lay_out", torch.clone, "CompositeExplicitAutograd")  # type: igno
 
 _LIBRARY.define("pad_ends(Tensor value, SymInt[] pad) -> Tensor")  # type: ignore[no-untyped-call]
 _LIBRARY.impl("pad_ends", torch.constant_pad_nd, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+
+TABLE_GRADIENT = torch.ops.aten.embedding_dense_backward.default
+"""Gradient of a table: Inductor writes it as loops, and has no way to call torch's kernel unless it is told to."""
+if TABLE_GRADIENT not in lowerings:
+    make_fallback(TABLE_GRADIENT, warn=False, override_decomp=True)
 
 STORE = torch.ops.remat.store
 LAY_OUT = torch.ops.remat.lay_out

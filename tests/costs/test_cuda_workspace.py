@@ -96,3 +96,11 @@ def test_a_state_that_is_saved_or_set_does_not_hide_the_operator() -> None:
     replayed = call(operators.run_with_rng_state, state, backward, *plain.args)
     assert {modelled_bytes(one) for one in (plain, saved, replayed)} == {modelled_bytes(plain)}
     assert {one.device_type for one in (plain, saved, replayed)} == {"cuda"}
+
+
+@pytest.mark.parametrize(("indices", "parts"), [((3, 1024), 0), ((4, 1024), 4096 + 409)])
+def test_a_gradient_of_a_table_has_its_rows_in_float32(indices: tuple[int, ...], parts: int) -> None:
+    """Once for each index, and once more for each ten; of few indices nothing."""
+    places = spec(*indices, dtype=torch.int64)
+    found = modelled_bytes(call(aten.embedding_dense_backward.default, spec(*indices, 96), places, 50_000, -1, False))
+    assert found == (parts * 96 * 4 + 7 * places.num_bytes if parts else 0)
