@@ -32,7 +32,7 @@ _LIBRARY.impl("pad_ends", torch.constant_pad_nd, "CompositeExplicitAutograd")  #
 TABLE_GRADIENT = torch.ops.aten.embedding_dense_backward.default
 """Gradient of a table: Inductor writes it as loops, and has no way to call torch's kernel unless it is told to."""
 if TABLE_GRADIENT not in lowerings:
-    make_fallback(TABLE_GRADIENT, warn=False, override_decomp=True)
+    make_fallback(TABLE_GRADIENT, warn=False, override_decomp=True)  # type: ignore[no-untyped-call]
 
 STORE = torch.ops.remat.store
 LAY_OUT = torch.ops.remat.lay_out
