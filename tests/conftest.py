@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from remat_passes.planning.auto import Auto
 from turns import TURNS, waiting
 
 # Before torch is imported.  Kernels that are vectorized or optimized allocate the same and take twice as long to
@@ -138,15 +139,30 @@ def little_overhead() -> None:
     logging.getLogger("torch.__trace").propagate = True
 
 
+def search_briefly(patch: pytest.MonkeyPatch) -> None:
+    """Have the planner that users get search a tenth as long, and then no further."""
+    effort, _, *others = Auto.__init__.__defaults__ or ()
+    patch.setattr(Auto.__init__, "__defaults__", (effort // 10, 0.0, *others))
+
+
+@pytest.fixture
+def brief_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For planners that begin with the plan of that one."""
+    search_briefly(monkeypatch)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def quick_plans(request: pytest.FixtureRequest) -> Iterator[None]:
-    """What is trained keeps its promises by whatever plan: half of the time would go into better ones.
+    """What is trained keeps its promises by whatever plan: most of the time would go into better ones.
 
-    How good plans are is for the tests of planners, and those that name a limit.
+    How good plans are is for the tests of planners, those that name a limit, and those that are marked.
     """
     with pytest.MonkeyPatch.context() as patch:
-        if tier(request.path) != "planning":
+        if tier(request.path) != "planning" and request.node.get_closest_marker("usual_effort") is None:
+            search_briefly(patch)
+            # For other processes.
             patch.setenv("REMAT_TIME_LIMIT", "0")
+            patch.setattr("remat_compiler.partition.in_chunks.COUNTS", (4,))
         yield
 
 

@@ -15,7 +15,7 @@ from instruments.measure import measure_step, train_step
 from remat_compiler.report.plan_report import PlanReport
 from remat_compiler.report.summary import summary_text
 
-pytestmark = pytest.mark.usefixtures("compiles_anew")
+pytestmark = [pytest.mark.usefixtures("compiles_anew"), pytest.mark.usual_effort]
 
 CLASSES, WIDTH, ROWS = 2048, 32, 255
 

@@ -15,7 +15,7 @@ from end_to_end.compiling import compile_with
 from remat_compiler.dynamic_shapes.dispatch import Dispatch
 from remat_compiler.report.summary import summary_text
 
-pytestmark = pytest.mark.usefixtures("compiles_anew")
+pytestmark = [pytest.mark.usefixtures("compiles_anew"), pytest.mark.usual_effort]
 
 CLASSES, WIDTH = 2048, 32
 

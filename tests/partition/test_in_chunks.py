@@ -17,6 +17,7 @@ from remat_compiler.partition.request import PartitionRequest
 from remat_compiler.partition.result import NoPlan, Partition
 from remat_compiler.report.plan_report import ChunkedLoss
 
+pytestmark = pytest.mark.usual_effort
 STEP_NS = 1_000_000
 
 

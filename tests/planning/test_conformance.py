@@ -17,6 +17,7 @@ from remat_compiler.ir.problem import RematProblem
 from remat_passes.planning.save_all import SaveAll
 from remat_passes.registry import planner_class, planner_names
 
+pytestmark = pytest.mark.usefixtures("brief_search")
 BUDGETS = (0.0, 0.4, 0.7, 1.0)
 """Fractions of the peak of saving everything."""
 
@@ -24,7 +25,7 @@ BUDGETS = (0.0, 0.4, 0.7, 1.0)
 QUICK: dict[str, dict[str, Any]] = {
     "auto": {"effort": 1_000, "time_limit": 0.0},
     "home": {"particles": 20, "turns": 20},
-    "ilp": {"time_limit": 0.3, "max_executions": 200},
+    "ilp": {"time_limit": 0.3, "effort": 500, "max_executions": 200},
 }
 """Less work for planners that take long, by the same stages."""
 
