@@ -1,4 +1,8 @@
-"""nanoVLM of 222 million parameters as it was when it was measured: SigLIP-B/16-224 in front of SmolLM2-135M."""
+"""nanoVLM of 222 million parameters as it was when it was measured: SigLIP-B/16 in front of SmolLM2-135M.
+
+Sequences have 128 tokens, those of the image included.  They came before the text at first, and the loss took what is
+behind them; since June 2025 they take the places of tokens that stand for them, and the loss takes all.
+"""
 
 from __future__ import annotations
 
@@ -11,50 +15,77 @@ from torch.nn import functional as F
 
 Made = tuple[Any, ...]
 """Model and inputs."""
-_WIDTH, _HEADS, _KEY_HEADS, _HEAD, _VOCABULARY = 576, 9, 3, 64, 49152
-_IMAGE_TOKENS, _TEXT_TOKENS = 49, 128
+_WIDTH, _HEADS, _KEY_HEADS, _HEAD, _TOKENS = 576, 9, 3, 64, 128
 
 
 @dataclass(frozen=True, slots=True)
 class NanoVlm:
-    """The step for so many images, each with a text of 128 tokens."""
+    """The step for so many images, each with its text.
+
+    Attributes:
+        batch: Images.
+        side: Patches of 16 x 16 pixels in a row of an image.
+        in_places: Whether the tokens of images take the places of a token of their own.
+    """
 
     batch: int
+    side: int = 16
+    in_places: bool = True
 
     def __call__(self) -> Made:
         """The step."""
-        tokens = torch.zeros(self.batch, _TEXT_TOKENS, dtype=torch.long)
-        images = torch.zeros(self.batch, 3, 224, 224)
-        return _NanoVlm(), (tokens, images, torch.ones_like(tokens), tokens.clone())
+        text = _TOKENS if self.in_places else _TOKENS - _image_tokens(self.side)
+        tokens = torch.zeros(self.batch, text, dtype=torch.long)
+        images = torch.zeros(self.batch, 3, 16 * self.side, 16 * self.side)
+        return _NanoVlm(self), (tokens, images, torch.ones_like(tokens), tokens.clone())
+
+    @property
+    def vocabulary(self) -> int:
+        """Tokens that the model knows."""
+        return 49153 if self.in_places else 49152
 
     @property
     def logits_bytes(self) -> int:
         """Logits, which their loop holds while the next step makes its own."""
-        return self.batch * (_IMAGE_TOKENS + _TEXT_TOKENS) * _VOCABULARY * 2
+        return self.batch * _TOKENS * self.vocabulary * 2
+
+
+def _image_tokens(side: int) -> int:
+    """Four neighbouring patches make a token."""
+    return (side // 2) ** 2
 
 
 class _NanoVlm(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, kind: NanoVlm) -> None:
         super().__init__()
-        self.images, self.text = _Images(), _Text()
+        self.kind = kind
+        self.images, self.text = _Images(kind.side), _Text(kind.vocabulary)
         self.bridge = nn.Linear(4 * 768, _WIDTH, bias=False)
 
     def forward(self, tokens: Tensor, images: Tensor, mask: Tensor, targets: Tensor) -> Any:
+        half, count = self.kind.side // 2, _image_tokens(self.kind.side)
         x = self.images(images)
-        # Four neighbouring patches make a token.
-        x = x.view(len(x), 7, 2, 7, 2, 768).permute(0, 1, 3, 2, 4, 5).contiguous().view(len(x), _IMAGE_TOKENS, 4 * 768)
-        x = torch.cat([self.bridge(x), self.text.words(tokens)], dim=1)
-        mask = torch.cat([mask.new_ones(len(x), _IMAGE_TOKENS), mask], dim=1)
-        logits = self.text.head(self.text(x, mask))[:, _IMAGE_TOKENS:]
-        loss = F.cross_entropy(logits.reshape(-1, _VOCABULARY), targets.reshape(-1), ignore_index=-100)
+        x = x.view(len(x), half, 2, half, 2, 768).permute(0, 1, 3, 2, 4, 5).contiguous().view(len(x), count, 4 * 768)
+        image, words = self.bridge(x), self.text.words(tokens)
+        if self.kind.in_places:
+            x = words.clone()
+            places = torch.arange(count, device=x.device)
+            x[torch.arange(len(x), device=x.device)[:, None], places] = image.to(x.dtype)
+        else:
+            x = torch.cat([image, words], dim=1)
+            mask = torch.cat([mask.new_ones(len(x), count), mask], dim=1)
+        logits = self.text.head(self.text(x, mask))
+        if not self.kind.in_places:
+            logits = logits[:, count:]
+        loss = F.cross_entropy(logits.reshape(-1, logits.shape[-1]), targets.reshape(-1), ignore_index=-100)
         return {"logits": logits, "loss": loss}
 
 
 class _Images(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, side: int) -> None:
         super().__init__()
         self.patches = nn.Conv2d(3, 768, 16, 16)
-        self.places = nn.Parameter(torch.zeros(1, 196, 768))
+        self.places = nn.Parameter(torch.zeros(1, side * side, 768))
         self.blocks = nn.ModuleList(_ImageBlock() for _ in range(12))
         self.norm = nn.LayerNorm(768, eps=1e-6)
 
@@ -84,13 +115,13 @@ class _ImageBlock(nn.Module):
 
 
 class _Text(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, vocabulary: int) -> None:
         super().__init__()
-        self.words = nn.Embedding(_VOCABULARY, _WIDTH)
+        self.words = nn.Embedding(vocabulary, _WIDTH)
         self.register_buffer("frequencies", torch.zeros(_HEAD // 2))
         self.blocks = nn.ModuleList(_TextBlock() for _ in range(30))
         self.norm = _RmsNorm()
-        self.head = nn.Linear(_WIDTH, _VOCABULARY, bias=False)
+        self.head = nn.Linear(_WIDTH, vocabulary, bias=False)
         self.head.weight = self.words.weight
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:

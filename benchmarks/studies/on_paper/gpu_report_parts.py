@@ -17,7 +17,7 @@ Made = tuple[Any, ...]
 """Model, inputs and loss."""
 
 
-def _adding(model: nn.Module) -> nn.Module:
+def adding(model: nn.Module) -> nn.Module:
     """The model, whose gradients add up over the steps, and are never dropped."""
     for i, parameter in enumerate([one for one in model.parameters() if one.requires_grad]):
         total = torch.zeros_like(parameter)
@@ -33,7 +33,7 @@ def _add(total: Tensor, parameter: Tensor) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
+class Kept:
     """An output whose backward keeps what it used.
 
     Attributes:
@@ -51,25 +51,27 @@ class _Kept:
 
 
 @dataclass(frozen=True, slots=True)
-class Swiglu:
-    """The wide part of a block of Llama 2 7B in bfloat16, for four sequences of `length` tokens."""
+class Gated:
+    """The wide part of a block of Llama 2 7B in bfloat16, for so many tokens; its gate is SiLU, or GELU by tanh."""
 
-    length: int
+    tokens: int
+    gelu: bool = False
 
     def __call__(self) -> Made:
         """The step."""
-        return _adding(_Swiglu(self.length)), (), _Kept
+        return adding(_Gated(self)), (), Kept
 
 
-class _Swiglu(nn.Module):
-    def __init__(self, length: int) -> None:
+class _Gated(nn.Module):
+    def __init__(self, kind: Gated) -> None:
         super().__init__()
+        self.act = partial(F.gelu, approximate="tanh") if kind.gelu else F.silu
         self.gate, self.up = (nn.Linear(4096, 11008, bias=False, dtype=torch.bfloat16) for _ in range(2))
         self.down = nn.Linear(11008, 4096, bias=False, dtype=torch.bfloat16)
-        self.inputs = nn.Parameter(torch.zeros(4, length, 4096, dtype=torch.bfloat16))
+        self.inputs = nn.Parameter(torch.zeros(kind.tokens, 4096, dtype=torch.bfloat16))
 
     def forward(self) -> Tensor:
-        return self.down(F.silu(self.gate(self.inputs)) * self.up(self.inputs))
+        return self.down(self.act(self.gate(self.inputs)) * self.up(self.inputs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,7 @@ class Head:
 
     def __call__(self) -> Made:
         """The step."""
-        return _adding(_Head(self.tokens)), ()
+        return adding(_Head(self.tokens)), ()
 
 
 class _Head(nn.Module):
@@ -105,7 +107,7 @@ class Norm:
     def __call__(self) -> Made:
         """The step."""
         model = _Norm(self.width)
-        return _adding(model), (), lambda outputs: _Kept(outputs, model.gradient)
+        return adding(model), (), lambda outputs: Kept(outputs, model.gradient)
 
 
 class _Norm(nn.Module):

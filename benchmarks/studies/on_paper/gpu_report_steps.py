@@ -38,7 +38,7 @@ class Report:
         autocast: Type that autocast computes in.
         old_gradients: Whether gradients of the step before are alive during the forward.
         held_bytes: Outputs that are held through the optimizer's step and the next forward.
-        products: Whether products of matrices, and so cuBLAS's workspaces, are part of it.
+        handles: Workspaces of cuBLAS that are part of it: the program's, and that of autograd's thread.
         differs: What is known to differ, or had to be assumed.
     """
 
@@ -52,7 +52,7 @@ class Report:
     autocast: str | None = None
     old_gradients: bool = False
     held_bytes: int = 0
-    products: bool = True
+    handles: int = 2
     differs: str = ""
 
 

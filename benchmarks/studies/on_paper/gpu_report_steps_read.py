@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import torch
 
+from studies.on_paper.gpu_report_liger import LIGER
 from studies.on_paper.gpu_report_lora import Lora, Sizes, trained
 from studies.on_paper.gpu_report_nano_vlm import NanoVlm
-from studies.on_paper.gpu_report_parts import Head, Norm, Swiglu
 from studies.on_paper.gpu_report_steps import GB, MIB, Report
 
 _VLM_SOURCE = "github.com/huggingface/nanoVLM README.md, eval/measure_vram.py"
-_LIGER_SOURCE = "github.com/linkedin/Liger-Kernel benchmark/data/all_benchmark_data.csv"
 _VLM_MIB = {
     1: 4448.58,
     2: 4465.39,
@@ -22,9 +21,17 @@ _VLM_MIB = {
     128: 38834.19,
     256: 74561.08,
 }
-_SWIGLU_MIB = {1024: 1294.2, 2048: 1992.2, 4096: 3452.2, 8192: 6372.2}
-_HEAD_MIB = {4096: 6092.28, 8192: 9162.31, 16384: 15302.38, 32768: 27582.5}
-_NORM_MIB = {1024: 80.06, 2048: 160.09, 4096: 320.16, 8192: 640.28, 16384: 1280.53}
+_OLD_VLM_MIB = {
+    1: 4439.02,
+    2: 4461.05,
+    4: 4515.27,
+    8: 5062.60,
+    16: 6989.32,
+    32: 10880.09,
+    64: 18584.00,
+    128: 34043.34,
+    256: 64944.37,
+}
 _LORA_SOURCE = "github.com/Lightning-AI/litgpt tutorials/resource-tables.md, finetune/lora.py"
 _LORA = {
     "llama2-7b": (Sizes(32, 4096, 32, 11008, 32000, gated=True), 1304, {1: 21.30, 2: 29.07}),
@@ -44,29 +51,20 @@ def _lora(name: str, sizes: Sizes, batch: int, length: int, gb: float) -> Report
     )
 
 
-def _nano_vlm(batch: int, mib: float) -> Report:
-    step = NanoVlm(batch)
+def _nano_vlm(name: str, step: NanoVlm, mib: float) -> Report:
     return Report(
-        *(f"nanoVLM {batch}", _VLM_SOURCE, "h100", mib * MIB, "allocated", step, torch.optim.AdamW, "bf16"),
+        *(f"{name} {step.batch}", _VLM_SOURCE, "h100", mib * MIB, "allocated", step, torch.optim.AdamW, "bf16"),
         held_bytes=step.logits_bytes,
     )
 
 
-def _layer(name: str, mib: float, make: Swiglu | Head | Norm) -> Report:
-    return Report(
-        *(f"liger {name}", _LIGER_SOURCE, "a100", mib * MIB, "allocated", make),
-        products=not isinstance(make, Norm),
-    )
-
-
 READ = (
-    *(_nano_vlm(batch, mib) for batch, mib in _VLM_MIB.items()),
+    *(_nano_vlm("nanoVLM", NanoVlm(batch), mib) for batch, mib in _VLM_MIB.items()),
+    *(_nano_vlm("nanoVLM of May", NanoVlm(batch, 14, False), mib) for batch, mib in _OLD_VLM_MIB.items()),
     *(
         _lora(name, sizes, batch, length, gb)
         for name, (sizes, length, points) in _LORA.items()
         for batch, gb in points.items()
     ),
-    *(_layer(f"swiglu 4x{length}", mib, Swiglu(length)) for length, mib in _SWIGLU_MIB.items()),
-    *(_layer(f"head {tokens}", mib, Head(tokens)) for tokens, mib in _HEAD_MIB.items()),
-    *(_layer(f"norm {width}", mib, Norm(width)) for width, mib in _NORM_MIB.items()),
+    *LIGER,
 )

@@ -56,8 +56,7 @@ def compared(report: Report) -> Compared:
         step.leave_eager()
         point = counted_point(step, gpu, mode, None, start)
     allocated = _with_old(point, point.gradient_bytes if report.old_gradients else 0, report.held_bytes)
-    if not report.products:
-        allocated -= point.library_bytes
+    allocated -= point.library_bytes * (2 - report.handles) // 2
     modelled = {"allocated": allocated, "reserved": point.reserved_bytes + allocated - point.peak_bytes}
     other = "reserved" if report.of == "allocated" else "allocated"
     return Compared(
