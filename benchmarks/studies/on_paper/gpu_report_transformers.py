@@ -22,7 +22,8 @@ class Transformers:
         kind: ``GPT2``, ``OPT``, ``GPTNeoX`` or ``Bert``.
         batch: Sequences.
         length: Tokens of each.
-        attention: ``eager``, ``sdpa``, or ``clamped``: the eager one of OPT as releases of 2024 have it.
+        attention: ``eager``, ``sdpa``, ``clamped``: the eager one of OPT as releases of 2024 have it, or ``kept``: an
+            eager one whose softmax keeps what it was made of, which that of torch did before 1.11 (pytorch#64000).
         dtype: Of all parameters.
         checkpoints: Whether each layer is checkpointed.
         settings: What the configuration sets beyond its defaults.
@@ -43,9 +44,9 @@ class Transformers:
 
         head = {"GPT2": "GPT2LMHeadModel", "OPT": "OPTForCausalLM", "GPTNeoX": "GPTNeoXForCausalLM"}
         config = getattr(transformers, f"{self.kind}Config")(**dict(self.settings), use_cache=False)
-        if self.attention == "clamped":
-            transformers.AttentionInterface.register("clamped", _clamped)
-            transformers.AttentionMaskInterface.register("clamped", eager_mask)
+        if self.attention in _OLDER:
+            transformers.AttentionInterface.register(self.attention, _OLDER[self.attention])
+            transformers.AttentionMaskInterface.register(self.attention, eager_mask)
         config._attn_implementation = self.attention
         model = getattr(transformers, head.get(self.kind, "BertForSequenceClassification"))(config)
         model.to(self.dtype).train()
@@ -70,3 +71,27 @@ def _clamped(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tenso
     weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(scores.dtype)
     weights = F.dropout(weights, settings["dropout"], module.training)
     return torch.matmul(weights, value).transpose(1, 2).contiguous(), None
+
+
+def _kept(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **settings: Any) -> Any:
+    """BERT's, with the softmax of then."""
+    scores = torch.matmul(query, key.transpose(2, 3)) * settings["scaling"]
+    weights: Tensor = _KeptSoftmax.apply(scores if mask is None else scores + mask)  # type: ignore[no-untyped-call]
+    weights = F.dropout(weights, settings["dropout"], module.training)
+    return torch.matmul(weights, value).transpose(1, 2).contiguous(), None
+
+
+class _KeptSoftmax(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor) -> Tensor:
+        weights = torch.softmax(scores, dim=-1)
+        ctx.save_for_backward(scores, weights)
+        return weights
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        _, weights = ctx.saved_tensors
+        return torch.ops.aten._softmax_backward_data(gradient, weights, -1, weights.dtype)
+
+
+_OLDER = {"clamped": _clamped, "kept": _kept}
