@@ -38,6 +38,7 @@ class Report:
         autocast: Type that autocast computes in.
         old_gradients: Whether gradients of the step before are alive during the forward.
         held_bytes: Outputs that are held through the optimizer's step and the next forward.
+        expandable: Whether segments of the allocator expand.
         handles: Workspaces of cuBLAS that are part of it: the program's, and that of autograd's thread.
         differs: What is known to differ, or had to be assumed.
     """
@@ -52,6 +53,7 @@ class Report:
     autocast: str | None = None
     old_gradients: bool = False
     held_bytes: int = 0
+    expandable: bool = False
     handles: int = 2
     differs: str = ""
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import torch
 
+from studies.on_paper.gpu_report_autoresearch import Autoresearch
 from studies.on_paper.gpu_report_liger import LIGER
 from studies.on_paper.gpu_report_lora import Lora, Sizes, trained
+from studies.on_paper.gpu_report_modded import Modded, one_rank
 from studies.on_paper.gpu_report_nano_vlm import NanoVlm
 from studies.on_paper.gpu_report_steps import GB, MIB, Report
 
 _VLM_SOURCE = "github.com/huggingface/nanoVLM README.md, eval/measure_vram.py"
+_MODDED_SOURCE = "github.com/KellerJordan/modded-nanogpt records/121724_SparsifyEmbeds"
 _VLM_MIB = {
     1: 4448.58,
     2: 4465.39,
@@ -67,4 +70,19 @@ READ = (
         for batch, gb in points.items()
     ),
     *LIGER,
+    Report(
+        *("autoresearch", "github.com/karpathy/autoresearch README.md, train.py", "h100", 45060.2 * MIB, "allocated"),
+        *(Autoresearch(128), torch.optim.AdamW, "bf16"),
+        old_gradients=True,
+        expandable=True,
+        differs="FlashAttention 3 with windows there, and Muon, which keeps one moment of matrices, not two",
+    ),
+    *(
+        Report(
+            *(f"modded-nanogpt {of}", _MODDED_SOURCE, "h100", mib * MIB, of, Modded(65536), one_rank),
+            expandable=True,
+            differs="seven other ranks there, and Muon, of which the moments are here alone",
+        )
+        for of, mib in (("allocated", 31361), ("reserved", 36734))
+    ),
 )

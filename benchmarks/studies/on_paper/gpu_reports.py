@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from remat_compiler.devices.allocator_setting import EXPANDABLE
 from remat_compiler.errors import RematError
 from remat_compiler.fitting.fit_report import FitPoint
 from remat_compiler.fitting.made_step import made_step
@@ -50,6 +52,9 @@ class Compared:
 def compared(report: Report) -> Compared:
     """What the model says of the step of a report; for a process that sees no GPU."""
     start = time.perf_counter()
+    if report.expandable:
+        # The process is the report's own.
+        os.environ.update([EXPANDABLE.split("=", 1)])
     with on_paper(report.device) as (gpu, mode):
         request = FitRequest(report.make, report.device, None, (), report.autocast, report.optimizer, {})
         step = made_step(request, None)
