@@ -16,6 +16,7 @@ from remat_compiler.report.svg import GRID, INK
 _INK = f"color:{INK};background:#ffffff;font-size:13px"
 _CARD = f"{_INK};color-scheme:light;border:1px solid {GRID};border-radius:6px;padding:10px 14px;overflow-x:auto"
 _CELL = f"{_INK};border:0;padding:1px 18px 1px 0;text-align:left;vertical-align:top"
+_LAST = f"{_CELL};min-width:14em;overflow-wrap:anywhere"
 _TEXT = f"{_INK};border:0;margin:6px 0;padding:0;font-size:12px;line-height:1.4;overflow-x:auto;white-space:pre"
 
 
@@ -44,12 +45,12 @@ def preformatted(text: str) -> str:
 
 
 def columns(rows: Sequence[Sequence[str]]) -> str:
-    """`rows` as a table whose last column breaks its lines where they are long; all rows have as many cells."""
+    """`rows` as a table whose last column breaks its lines, and words that are longer; all rows have as many cells."""
     lines = []
     for row in rows:
         *fixed, last = (escape(cell) for cell in row)
         cells = [f'<td style="{_CELL};white-space:nowrap">{cell}</td>' for cell in fixed]
-        lines.append(f'<tr style="{_INK}">{"".join(cells)}<td style="{_CELL}">{last}</td></tr>')
+        lines.append(f'<tr style="{_INK}">{"".join(cells)}<td style="{_LAST}">{last}</td></tr>')
     return f'<table style="{_INK};border:0;border-collapse:collapse;margin:6px 0">{"".join(lines)}</table>'
 
 

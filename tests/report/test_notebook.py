@@ -101,6 +101,13 @@ def test_a_report_is_its_summary_and_its_picture() -> None:
     assert f"Memory over one step: {made.graph_name}" in picture
 
 
+def test_long_words_break_in_the_last_column_only() -> None:
+    """An operator's name is longer than what a page leaves to the column."""
+    styles = [str(attributes["style"]) for tag, attributes in page_of(report()).attributes if tag == "td"]
+    assert styles
+    assert all(("overflow-wrap:anywhere" in style) != ("white-space:nowrap" in style) for style in styles)
+
+
 def test_a_report_that_was_stored_without_curves_is_its_summary() -> None:
     page = page_of(replace(report(), memory=None))
     assert page.pictures == []
