@@ -21,6 +21,8 @@ version = release = __version__
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode", "sphinx_copybutton"]
 exclude_patterns = ["_build", "**.ipynb_checkpoints"]
 default_role = "code"
+# Blocks that name no language are commands, what they print, and tables in docstrings.
+highlight_language = "none"
 nitpicky = False
 
 # Notebooks are stored with their outputs, and run by the tests: a build needs neither torch's compiler nor minutes.
@@ -32,6 +34,7 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_mock_imports = ["transformers", "lightning", "pytorch_lightning"]
 napoleon_numpy_docstring = False
+napoleon_use_ivar = True  # one list of attributes for each class, not a heading for each attribute
 copybutton_prompt_text = "$ "
 copybutton_exclude = ".linenos, .gp, .go"
 
