@@ -119,8 +119,8 @@ class RematOptions:
         max_slowdown: Largest time of a step relative to the step without recomputation, at least 1, or `None`
             for no limit.
         time_limit: Approximate seconds that planning one graph may take beyond a first quick plan, at least 0, or
-            `None` for the planner's own default (`auto`: 2).  `auto` turns them into an amount of work, so that every
-            run and rank makes the same plan.
+            `None` for the planner's own default (`auto`: more the larger the graph, up to 5 for 1,000 operators).
+            `auto` turns them into an amount of work, so that every run and rank makes the same plan.
         max_variants: Largest number of variants of one graph, at least 2, if sizes change from call to call.
         estimator: How the peak of a variant at other sizes is found: ``"symbolic"``, by the exact formula (learnt from
             dry runs if there is none), or ``"quadratic"``, learnt from dry runs at the first sizes.  With the latter,

@@ -12,7 +12,7 @@ from remat_passes.planning.interface import failed, finish
 
 @dataclass(frozen=True, slots=True)
 class MinCut:
-    """`RematProblem.reference`, unchanged."""
+    """The inner compiler's own partition, as without a budget: `RematProblem.reference`, unchanged."""
 
     name: ClassVar[str] = "min_cut"
 
