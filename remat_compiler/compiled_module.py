@@ -42,7 +42,7 @@ def compile(  # noqa: A001 - the name that users of torch expect
         model: The module.
         memory_budget: See `RematOptions`; by default ``REMAT_MEMORY_BUDGET``, else what the device has left.
         dynamic: See `torch.compile`.
-        quiet: Whether to be silent on what was planned, which otherwise is told on stderr after the first step.
+        quiet: Whether to be silent on what was planned, which otherwise is told on stderr in the second step.
         options: Further options of the backend.
 
     Returns:
