@@ -15,6 +15,7 @@ from remat_compiler.chunks.means import divide_last
 from remat_compiler.chunks.region import LARGE, PRODUCTS, Region, amplifiers, elements, find_region
 from remat_compiler.chunks.rewriting import in_chunks, is_in_chunks
 from remat_compiler.chunks.tangent import depending_on, multiples_of, scalar_tangents, take_out
+from remat_compiler.chunks.unread import without_unread_rows
 from remat_compiler.chunks.writing import NotCuttable, copied
 from remat_compiler.ir.graph import Phase
 from remat_compiler.report.plan_report import ChunkedLoss
@@ -73,21 +74,24 @@ def _largest(
     for product, dim in _heads(joint, num_fwd_outputs):
         if _bytes(product) < least_bytes:
             break
-        for granule in _granules(joint.graph, product, dim):
-            cut = Cut(dim, dim, even_bounds(shape_of(product)[dim], chunks, granule))
-            try:
-                made = _with_loss_cut(joint.graph, product, cut) if cut.chunks > 1 else None
-            except NotCuttable:
-                made = None
-            if made is not None:
-                return made, _told(product, cut)
+        spared = without_unread_rows(joint.graph, product, dim)
+        for graph, factor in ((joint.graph, product),) if spared is None else (spared, (joint.graph, product)):
+            for granule in _granules(graph, factor, dim):
+                cut = Cut(dim, dim, even_bounds(shape_of(factor)[dim], chunks, granule))
+                try:
+                    made = _with_loss_cut(graph, factor, cut) if cut.chunks > 1 else None
+                except NotCuttable:
+                    made = None
+                if made is not None:
+                    return made, _told(product, cut)
     return None
 
 
 def _told(product: fx.Node, cut: Cut) -> ChunkedLoss:
-    """What people are told of a product whose result is cut so."""
+    """What people are told of a product whose result is cut so, or the rows of it that are read."""
     rows = max(number(cut.length(chunk)) for chunk in range(cut.chunks))
-    chunk_bytes = _bytes(product) * rows // number(cut.bounds[-1])
+    # All rows have as many bytes.
+    chunk_bytes = _bytes(product) * rows // number(shape_of(product)[cut.first])
     return ChunkedLoss(cut.chunks, product.name, source_line(product), _bytes(product), chunk_bytes)
 
 

@@ -24,8 +24,7 @@ from remat_compiler.chunks.cut import Cut, Partial, operands, shape_of
 from remat_compiler.chunks.means import FEW_BITS
 from remat_compiler.chunks.region import Region
 from remat_compiler.chunks.tangent import depending_on
-from remat_compiler.chunks.writing import NotCuttable, arguments_with, call, call_like, write_sizes
-from remat_compiler.torch_compat import Size
+from remat_compiler.chunks.writing import NotCuttable, arguments_with, call, call_like, viewed, write_sizes
 
 _aten = torch.ops.aten
 _prims = torch.ops.prims
@@ -134,7 +133,7 @@ class _Writer:
         if sections is None:
             value, shape = self.whole[source], shape_of(source)
             if len(cut.dims) > 1:
-                value = self._viewed(value, cut.with_rows_together(shape), reader)
+                value = viewed(self.new, value, cut.with_rows_together(shape), like=reader)
             lengths = [cut.length(i) for i in range(cut.chunks)]
             sections = call(self.new, _aten.split_with_sizes.default, (value, lengths, cut.last), like=reader)
             self.sections[source, cut] = sections
@@ -142,11 +141,6 @@ class _Writer:
         if found is None:
             found = self.slices[sections, chunk] = call(self.new, operator.getitem, (sections, chunk), like=reader)
         return found
-
-    def _viewed(self, value: fx.Node, shape: list[Size], like: fx.Node) -> fx.Node:
-        if not torch_compat.is_in_order(value.meta["val"]):
-            value = call(self.new, _aten.clone.default, (value,), like=like, memory_format=torch.contiguous_format)
-        return call(self.new, _aten.view.default, (value, shape), like=like)
 
     def _add(self, node: fx.Node, part: fx.Node) -> None:
         """Add a chunk's part to the sum."""

@@ -17,12 +17,13 @@ from torch import fx
 
 from remat_compiler.chunks.axes import Axis, argument, at, axes_of, is_plain, results_of
 from remat_compiler.chunks.cut import Cut, Cutting, Partial, Placement, operands, seen_through, shape_of, shifted
-from remat_compiler.torch_compat import Size, expression, most
+from remat_compiler.torch_compat import Size, expression, most, same
 
 _aten = torch.ops.aten
-_VIEWS = frozenset({_aten.view.default, _aten._unsafe_view.default, _aten.reshape.default})
-_SHAPES: dict[Any, int] = {
-    **dict.fromkeys(_VIEWS, 1),
+VIEWS = frozenset({_aten.view.default, _aten._unsafe_view.default, _aten.reshape.default})
+"""Operators that count the elements in another shape."""
+SHAPES: dict[Any, int] = {
+    **dict.fromkeys(VIEWS, 1),
     **dict.fromkeys((_aten.full.default, _aten.zeros.default, _aten.ones.default), 0),
     **dict.fromkeys((_aten.new_full.default, _aten.new_zeros.default, _aten.new_ones.default), 1),
     **dict.fromkeys((_aten.expand.default, _aten.slice_backward.default, _aten.select_backward.default), 1),
@@ -31,7 +32,7 @@ _SHAPES: dict[Any, int] = {
 
 
 @dataclass(frozen=True, slots=True)
-class _Range:
+class _Ranged:
     """An operator on a range of rows.
 
     Attributes:
@@ -49,10 +50,10 @@ class _Range:
         return node if place is None else operands(node)[place]
 
 
-_RANGES: dict[Any, _Range] = {
-    _aten.slice.Tensor: _Range(1, (0,)),
-    _aten.slice_backward.default: _Range(2, (None,)),
-    _aten.slice_scatter.default: _Range(2, (0, None)),
+_RANGES: dict[Any, _Ranged] = {
+    _aten.slice.Tensor: _Ranged(1, (0,)),
+    _aten.slice_backward.default: _Ranged(2, (None,)),
+    _aten.slice_scatter.default: _Ranged(2, (0, None)),
 }
 
 
@@ -67,7 +68,7 @@ def cutting(node: fx.Node, operand: int | None, cut: Cut) -> Cutting | None:
     Returns:
         `None` if its chunks would not be independent, or if nothing is known of it.
     """
-    if node.target in _VIEWS and is_plain(node) and is_plain(operands(node)[0]):
+    if node.target in VIEWS and is_plain(node) and is_plain(operands(node)[0]):
         return _view(node, operand, cut)
     rows = _RANGES.get(node.target)
     if rows is not None and is_plain(node) and at(argument(node, rows.dimension), len(shape_of(node))) in cut.dims:
@@ -111,7 +112,7 @@ def _cutting(
     """The cutting, with the shapes that the operator is told."""
     cuts = [one for one in (*given, *made) if isinstance(one, Cut)]
     differing: list[dict[int, Any]] = changes or [{} for _ in range(cuts[0].chunks)]
-    position = _SHAPES.get(node.target)
+    position = SHAPES.get(node.target)
     if position is not None and isinstance(made[0], Cut):
         for chunk, change in enumerate(differing):
             change[position] = made[0].shape(shape_of(node), chunk)
@@ -128,12 +129,12 @@ def _view(node: fx.Node, operand: int | None, cut: Cut) -> Cutting | None:
     return None if result is None else _cutting(node, [cut], [result])
 
 
-def _part(node: fx.Node, operand: int | None, cut: Cut, rows: _Range) -> Cutting | None:
+def _part(node: fx.Node, operand: int | None, cut: Cut, rows: _Ranged) -> Cutting | None:
     """An operator on a range of the rows that are cut, which reads fewer rows than there are, or makes more."""
-    whole, part = (shape_of(rows.holder(node, is_whole=one))[cut.first] for one in (True, False))
-    start = _first_row(argument(node, rows.dimension + 1), whole)
-    if start is None or argument(node, rows.dimension + 3) != 1:
+    found = range_of(node)
+    if found is None:
         return None
+    start, part, whole = found.start, found.length, found.whole[cut.first]
     outer = cut if operand in rows.whole else shifted(cut, -start, whole)
     inner = shifted(cut, start, part) if operand in rows.whole else cut
     if outer is None or inner is None:
@@ -149,6 +150,43 @@ def _part(node: fx.Node, operand: int | None, cut: Cut, rows: _Range) -> Cutting
         changes = [{rows.dimension + 1: 0, rows.dimension + 2: sys.maxsize} for _ in changes]
     reads = [outer if i in rows.whole else inner for i in range(len(operands(node)))]
     return _cutting(node, list(reads), [outer if None in rows.whole else inner], changes)
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Rows one behind the other.
+
+    Attributes:
+        dimension: Their dimension.
+        start: The first one.
+        length: How many they are.
+        whole: The shape with all rows.
+    """
+
+    dimension: int
+    start: Size
+    length: Size
+    whole: tuple[Size, ...]
+
+    def is_same(self, other: Range) -> bool:
+        """Whether both are known to be the same rows of values of one shape."""
+        if self.dimension != other.dimension or len(self.whole) != len(other.whole):
+            return False
+        sizes = zip((self.start, self.length, *self.whole), (other.start, other.length, *other.whole))
+        return all(same(one, another) for one, another in sizes)
+
+
+def range_of(node: fx.Node) -> Range | None:
+    """The rows that an operator takes or puts back; `None` if it is no such operator, or if they are not known."""
+    rows = _RANGES.get(node.target)
+    if rows is None or not is_plain(node) or not all(map(is_plain, operands(node))):
+        return None
+    whole, part = (shape_of(rows.holder(node, is_whole=one)) for one in (True, False))
+    dimension = at(argument(node, rows.dimension), len(whole))
+    start = _first_row(argument(node, rows.dimension + 1), whole[dimension])
+    if start is None or argument(node, rows.dimension + 3) != 1:
+        return None
+    return Range(dimension, start, part[dimension], whole)
 
 
 def _first_row(start: Any, rows: Size) -> Size | None:

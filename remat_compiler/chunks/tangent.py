@@ -94,8 +94,13 @@ def _is_multiple(node: fx.Node, multiples: set[fx.Node]) -> bool:
     # With few exponents, small gradients may be there only because the loss was scaled.
     if not isinstance(value, torch.Tensor) or not value.dtype.is_floating_point or value.dtype is torch.float16:
         return False
+    return is_linear(node, [one in multiples for one in operands(node)])
+
+
+def is_linear(node: fx.Node, scaled: list[bool]) -> bool:
+    """Whether an operator is known to give `t` times the same for `t` times these of its operands; of 0, 0."""
     rule = _LINEAR.get(node.target)
-    return rule is not None and rule(node, [one in multiples for one in operands(node)])
+    return rule is not None and rule(node, scaled)
 
 
 Rule = Callable[[fx.Node, list[bool]], bool]
@@ -119,7 +124,7 @@ def _every_term(node: fx.Node, scaled: list[bool]) -> bool:
 def _chosen(node: fx.Node, scaled: list[bool]) -> bool:
     """``where(condition, a, b)``: what is chosen is a multiple, or 0."""
     branches = zip(scaled[1:], operands(node)[1:])
-    return not scaled[0] and all(one or _is_zero(branch) for one, branch in branches)
+    return not scaled[0] and all(one or is_zero(branch) for one, branch in branches)
 
 
 def _filled(position: int) -> Rule:
@@ -136,10 +141,10 @@ def _scattered(node: fx.Node, scaled: list[bool]) -> bool:
     """``scatter(base, dim, index, source)`` and ``slice_scatter(base, source, ...)``."""
     given = operands(node)
     source = len(given) - 1
-    return all(scaled[i] or (i == 0 and _is_zero(given[i])) for i in (0, source)) and not any(scaled[1:source])
+    return all(scaled[i] or (i == 0 and is_zero(given[i])) for i in (0, source)) and not any(scaled[1:source])
 
 
-def _is_zero(node: fx.Node) -> bool:
+def is_zero(node: fx.Node) -> bool:
     """Whether the node is known to be zeros."""
     if node.target in (_aten.zeros.default, _aten.zeros_like.default, _aten.new_zeros.default):
         return True

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import fx
 
 from remat_compiler import torch_compat
 from remat_compiler.errors import Unplannable
+from remat_compiler.torch_compat import Size
 
+_aten = torch.ops.aten
 _ORIGIN = ("stack_trace", "nn_module_stack", "fwd_nn_module_stack", "partitioner_tag", "recompute", "ac_graph_id")
 
 
@@ -57,6 +60,13 @@ def call_like(
     new = graph.create_node("call_function", node.target, args, dict(kwargs), node.name)
     new.meta = {**node.meta, "val": twin.meta["val"] if twin else _computed(node.target, args, kwargs, node)}
     return new
+
+
+def viewed(graph: fx.Graph, value: fx.Node, shape: Sequence[Size], *, like: fx.Node) -> fx.Node:
+    """A value in another shape, in memory of its own if its elements do not lie in order."""
+    if not torch_compat.is_in_order(value.meta["val"]):
+        value = call(graph, _aten.clone.default, (value,), like=like, memory_format=torch.contiguous_format)
+    return call(graph, _aten.view.default, (value, list(shape)), like=like)
 
 
 def write_sizes(graph: fx.Graph) -> None:

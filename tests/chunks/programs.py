@@ -204,7 +204,7 @@ PROGRAMS: dict[str, Program] = {
     "frozen": _of(F.cross_entropy, frozen=True),
     "tied": _of(F.cross_entropy, tied=True),
     "in_sequences": _of(in_sequences, (2, 16)),
-    "shifted": _of(shifted, (6, 8), 3),
+    "shifted": _of(shifted, (6, 8)),
     "one_sequence_shifted": _of(shifted, (1, 32)),
     "adapted": Program(Adapted),
     "distilled": Program(Distilled),
