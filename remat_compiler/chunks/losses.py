@@ -14,8 +14,8 @@ from remat_compiler.chunks.cut import Cut, even_bounds, operands, shape_of
 from remat_compiler.chunks.means import divide_last
 from remat_compiler.chunks.region import LARGE, PRODUCTS, Region, amplifiers, elements, find_region
 from remat_compiler.chunks.rewriting import in_chunks, is_in_chunks
+from remat_compiler.chunks.sparing import without_unread_rows
 from remat_compiler.chunks.tangent import depending_on, multiples_of, scalar_tangents, take_out
-from remat_compiler.chunks.unread import without_unread_rows
 from remat_compiler.chunks.writing import NotCuttable, copied
 from remat_compiler.ir.graph import Phase
 from remat_compiler.report.plan_report import ChunkedLoss

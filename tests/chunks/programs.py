@@ -40,6 +40,8 @@ class Head(nn.Module):
 class Adapted(nn.Module):
     """A frozen head with a trained product of two small matrices beside it."""
 
+    loss: Loss = staticmethod(F.cross_entropy)
+
     def __init__(self) -> None:
         super().__init__()
         self.body = nn.Linear(WIDTH, WIDTH)
@@ -48,7 +50,13 @@ class Adapted(nn.Module):
 
     def forward(self, x: Tensor, targets: Tensor) -> Tensor:
         hidden = torch.tanh(self.body(x))
-        return F.cross_entropy(self.head(hidden) + 0.5 * self.up(self.down(hidden)), targets)
+        return self.loss(self.head(hidden) + 0.5 * self.up(self.down(hidden)), targets)
+
+
+class AdaptedAndShifted(Adapted):
+    """The same where each row predicts the next."""
+
+    loss = staticmethod(lambda logits, targets: shifted(logits, targets))
 
 
 class Distilled(nn.Module):
@@ -162,6 +170,20 @@ def shifted(logits: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(logits[:, :-1].reshape(-1, CLASSES), targets[:, 1:].reshape(-1))
 
 
+def capped_and_shifted(logits: Tensor, targets: Tensor) -> Tensor:
+    """Logits of at least 32 bits between bounds, and a loss as of older programs."""
+    wide = 30 * torch.tanh(logits.to(torch.promote_types(logits.dtype, torch.float32)) / 30)
+    return F.cross_entropy(wide[..., :-1, :].contiguous().view(-1, CLASSES), targets[..., 1:].contiguous().view(-1))
+
+
+def shifted_logarithms(logits: Tensor, targets: Tensor) -> Tensor:
+    """Rows in the middle of each sequence, taken of what is normalised, and taken again; each weighed."""
+    weights = 1 + targets[..., None].clamp(min=0) / CLASSES
+    known = (weights * F.log_softmax(logits, -1))[..., 1:, :][..., :-1, :]
+    own = known.gather(-1, targets[..., 2:, None].clamp(min=0))
+    return -own.mean() + 0.1 * known.exp().square().mean()
+
+
 def with_noise_behind(logits: Tensor, targets: Tensor) -> Tensor:
     """Random numbers that the gradient needs are drawn behind others that it does not."""
     rows = F.cross_entropy(logits, targets, reduction="none")
@@ -206,6 +228,11 @@ PROGRAMS: dict[str, Program] = {
     "in_sequences": _of(in_sequences, (2, 16)),
     "shifted": _of(shifted, (6, 8)),
     "one_sequence_shifted": _of(shifted, (1, 32)),
+    "rows_shifted": _of(shifted_logarithms),
+    "tied_and_shifted": _of(shifted, (2, 9), bias=True, tied=True),
+    "capped_and_shifted": _of(capped_and_shifted, (2, 9), bias=True),
+    "adapted_and_shifted": Program(AdaptedAndShifted, (2, 9)),
+    "shifted_logarithms": _of(shifted_logarithms, (2, 9)),
     "adapted": Program(Adapted),
     "distilled": Program(Distilled),
     "two_heads": Program(TwoHeads),
@@ -243,7 +270,13 @@ def with_dropout(logits: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(F.dropout(logits, 0.5), targets)
 
 
+def shifted_with_a_row(logits: Tensor, targets: Tensor) -> Tensor:
+    """The row that the loss leaves out is read beside it."""
+    return shifted(logits, targets) + logits[:, -1].square().mean()
+
+
 WHOLE: dict[str, Program] = {
+    "shifted_with_a_row": _of(shifted_with_a_row, (1, 32)),
     "with_logits": _of(with_logits),
     "of_both_sides": _of(of_both_sides),
 }

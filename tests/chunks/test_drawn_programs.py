@@ -92,6 +92,7 @@ class Drawn:
 
     Attributes:
         before: What it does to logits, in order.
+        shifted: Behind how many of these each row predicts the next one; `None` if it predicts its own.
         losses: Losses; each is returned by itself, or all are added up.
         apart: Whether each is returned.
         shape: Shape of the targets.
@@ -100,6 +101,7 @@ class Drawn:
     """
 
     before: Sequence[str]
+    shifted: int | None
     losses: Sequence[str]
     apart: bool
     shape: tuple[int, ...]
@@ -117,8 +119,11 @@ class Model(nn.Module):
 
     def forward(self, x: Tensor, targets: Tensor) -> Tensor | tuple[Tensor, ...]:
         logits = self.head(torch.tanh(self.body(x)))
-        for name in self.drawn.before:
-            logits = BEFORE[name](logits, targets)
+        for i, name in enumerate([*self.drawn.before, None]):
+            if i == self.drawn.shifted:
+                logits, targets = logits[..., :-1, :], targets[..., 1:]
+            if name is not None:
+                logits = BEFORE[name](logits, targets)
         losses = [LOSSES[name](logits, targets) for name in self.drawn.losses]
         return tuple(losses) if self.drawn.apart else torch.stack(losses).sum()
 
@@ -126,6 +131,7 @@ class Model(nn.Module):
 DRAWN = st.builds(
     Drawn,
     before=st.lists(st.sampled_from(sorted(BEFORE)), max_size=3),
+    shifted=st.none() | st.integers(0, 3),
     losses=st.lists(st.sampled_from(sorted(LOSSES)), min_size=1, max_size=3),
     apart=st.booleans(),
     shape=st.sampled_from([(17,), (24,), (2, 9), (3, 8), (1, 20)]),

@@ -37,6 +37,16 @@ class Language(nn.Module):
         return loss + logits[-1].mean() if self.reads_a_row else loss
 
 
+class Shifted(Language):
+    """Logits of all tokens of several sequences, of which each but the last predicts the next one."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embedding(tokens)
+        logits = self.norm(x + F.gelu(self.layer(x))) @ self.embedding.weight.T
+        shifted = logits[..., :-1, :].contiguous()
+        return F.cross_entropy(shifted.view(-1, CLASSES), tokens[..., 1:].contiguous().view(-1))
+
+
 TOKENS = torch.arange(ROWS + 1) * 7 % CLASSES
 LOGITS_BYTES = ROWS * CLASSES * 4
 
@@ -117,3 +127,18 @@ def test_gradients_add_up_over_micro_batches(inner: str) -> None:
     assert "in 4 chunks" in summary_text(remat_compiler.reports()[-1])
     for one, other in zip(model.parameters(), expected.parameters()):
         torch.testing.assert_close(one.grad, other.grad, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("inner", ["eager", "inductor"])
+def test_two_sequences_whose_logits_are_shifted_are_cut_anywhere(inner: str) -> None:
+    sequences = TOKENS.view(2, -1)
+    torch.manual_seed(0)
+    model = compile_with(Shifted(), memory_budget=LOGITS_BYTES // 2, inner=inner, chunks="auto")
+    peak_bytes = measure_step(train_step(model, {"tokens": sequences})).peak_bytes
+    report = remat_compiler.reports()[-1]
+
+    assert report.peak_bytes == peak_bytes <= LOGITS_BYTES // 2
+    assert report.chunked[0].chunks >= 16
+    options = {"memory_budget": "min", "inner": inner, "chunks": 5}
+    assert differences_from_eager(Shifted(), (sequences,), tolerance=1e-5, **options) == []
+    assert "in 5 chunks" in summary_text(remat_compiler.reports()[-1])
