@@ -13,8 +13,8 @@ from remat_compiler.compilation.offloading import with_room
 from remat_compiler.compilation.search import BudgetSearch, SearchGoal
 from remat_compiler.report.plan_report import StepFigures
 from remat_compiler.step_budget.graph_plans import GraphPlans, Planned
-from remat_compiler.step_budget.share import PlanLevel
 from remat_compiler.step_model.graph_memory import GraphMemory
+from remat_compiler.step_model.levels import PlanLevel
 
 
 @dataclass(slots=True, eq=False)

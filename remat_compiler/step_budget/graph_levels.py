@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, replace
+from dataclasses import astuple, dataclass, replace
 from functools import partial
 
-from remat_compiler.ir.plan import PlanResult
-from remat_compiler.ir.problem import RematProblem
-from remat_compiler.partition.result import PartitionFigures
 from remat_compiler.step_budget.compiled_graph import CompiledGraph
 from remat_compiler.step_budget.known_plans import KnownPlans
-from remat_compiler.step_budget.share import PlanLevel, levels_of, planned_level
-from remat_compiler.step_budget.share_sizes import GraphChoices
 from remat_compiler.step_budget.size_plans import SizePlans
 from remat_compiler.step_model.events import Passed
 from remat_compiler.step_model.graph_memory import GraphMemory
+from remat_compiler.step_model.levels import PlanLevel, levels_of, planned_level
+from remat_compiler.step_model.size_split import GraphChoices
 from remat_passes.registry import make_planner
 
 LEVEL_EFFORT = 2_000
@@ -30,7 +27,7 @@ def member_of(graph: CompiledGraph, passed: Sequence[Passed]) -> GraphChoices:
         graph: The graph.
         passed: Gradients that its backward hands to the graph that runs next.
     """
-    levels = levels_of_graph(graph)
+    levels = GraphLevels(graph).all()
     if not isinstance(graph.plans, SizePlans):
         return GraphChoices(tuple(passing(level, passed) for level in levels))
     # Their bytes change with the sizes: taken off by `grown`, not here.
@@ -45,7 +42,7 @@ def passing(level: PlanLevel, passed: Sequence[Passed]) -> PlanLevel:
 
 
 def level_without_budget(graph: CompiledGraph) -> PlanLevel:
-    """The last of `levels_of_graph`, without planning."""
+    """The last of `GraphLevels.all`, without planning."""
     memory, unbudgeted = graph.memory, graph.unbudgeted
     assert memory is not None
     # What cannot be compiled again has one level: as it is.
@@ -69,52 +66,46 @@ def _can_change(graph: CompiledGraph) -> bool:
     return graph.plans.can_change and graph.figures is not None
 
 
-def levels_of_graph(
-    graph: CompiledGraph, *, extremes: bool = False, moves: bool = True, thorough: bool = True
-) -> tuple[PlanLevel, ...]:
-    """The levels of a graph; only its present one if it cannot be compiled again.
+@dataclass(frozen=True, slots=True)
+class GraphLevels:
+    """The levels that a graph can be planned at; only its present one if it cannot be compiled again.
 
-    Args:
+    Attributes:
         graph: The graph.
-        extremes: See `levels_of`.
         moves: Whether it may move what it has room for off the device.
         thorough: Whether the lowest levels are looked for thoroughly, which takes several times as long.
     """
-    unbudgeted, one = graph.unbudgeted, graph.figures
-    if not _can_change(graph) or unbudgeted is None or one is None:
-        return (level_without_budget(graph),)
-    problem = replace(one.problem, offload_bytes=graph.room_bytes if moves else 0)
-    levels = levels_of(problem, unbudgeted, _level_planner(graph, thorough), extremes=extremes)
-    # Without a budget losses are whole.
-    return (*(_with_chunks(level, one) for level in levels[:-1]), level_without_budget(graph))
 
+    graph: CompiledGraph
+    moves: bool = True
+    thorough: bool = True
 
-def planned_between(
-    graph: CompiledGraph, budget_bytes: int, between_bytes: int, *, moves: bool, thorough: bool
-) -> PlanLevel | None:
-    """The level of a graph at any budget; `None` if it cannot be planned.
+    def all(self, *, extremes: bool = False) -> tuple[PlanLevel, ...]:
+        """All levels; see `levels_of`."""
+        top, plan, unbudgeted = level_without_budget(self.graph), self._planner, self.graph.unbudgeted
+        if plan is None or unbudgeted is None:
+            return (top,)
+        # Without a budget losses are whole.
+        return (*map(self._with_chunks, levels_of(unbudgeted, plan, extremes=extremes)[:-1]), top)
 
-    Args:
-        graph: The graph.
-        budget_bytes: The budget.
-        between_bytes: Bytes of it to leave free between forward and backward.
-        moves: See `levels_of_graph`.
-        thorough: See `levels_of_graph`.
-    """
-    if not _can_change(graph) or graph.figures is None:
-        return None
-    problem = replace(graph.figures.problem, offload_bytes=graph.room_bytes if moves else 0)
-    level = planned_level(problem, budget_bytes, between_bytes, _level_planner(graph, thorough))
-    return None if level is None else _with_chunks(level, graph.figures)
+    def between(self, budget_bytes: int, between_bytes: int) -> PlanLevel | None:
+        """The level at any budget, of which some bytes are free in between; `None` if there is no plan."""
+        plan = self._planner
+        level = None if plan is None else plan(budget_bytes, between_bytes)
+        return None if level is None else self._with_chunks(level)
 
+    @property
+    def _planner(self) -> Callable[[int, int], PlanLevel | None] | None:
+        graph = self.graph
+        if not _can_change(graph) or graph.figures is None:
+            return None
+        problem = replace(graph.figures.problem, offload_bytes=graph.room_bytes if self.moves else 0)
+        # As it is compiled: in other orders more would seem to fit than does.
+        reorders = graph.attempt is None or graph.attempt.request.reorders
+        options = {"effort": LEVEL_EFFORT, "time_limit": 0.0, "reorders": reorders, "thorough": self.thorough}
+        return partial(planned_level, problem, KNOWN.planner(make_planner(graph.options.planner, **options)))
 
-def _with_chunks(level: PlanLevel, figures: PartitionFigures) -> PlanLevel:
-    """The level with the time that chunks add to every plan of the problem."""
-    return replace(level, added_ns=level.added_ns + figures.chunks_ns)
-
-
-def _level_planner(graph: CompiledGraph, thorough: bool) -> Callable[[RematProblem], PlanResult]:
-    # As it is compiled: in other orders more would seem to fit than does.
-    reorders = graph.attempt is None or graph.attempt.request.reorders
-    options = {"effort": LEVEL_EFFORT, "time_limit": 0.0, "reorders": reorders, "thorough": thorough}
-    return KNOWN.planner(make_planner(graph.options.planner, **options))
+    def _with_chunks(self, level: PlanLevel) -> PlanLevel:
+        """The level with the time that chunks add to every plan of the problem."""
+        figures = self.graph.figures
+        return level if figures is None else replace(level, added_ns=level.added_ns + figures.chunks_ns)

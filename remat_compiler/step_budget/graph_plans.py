@@ -19,9 +19,9 @@ from remat_compiler.errors import InfeasibleBudget
 from remat_compiler.options import RematOptions
 from remat_compiler.partition.result import PartitionFigures
 from remat_compiler.report.plan_report import StepFigures
-from remat_compiler.step_budget.share import PlanLevel
 from remat_compiler.step_model.allowance import Allowance
 from remat_compiler.step_model.graph_memory import GraphMemory
+from remat_compiler.step_model.levels import PlanLevel
 
 
 class Planned(Protocol):

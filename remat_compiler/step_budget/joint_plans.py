@@ -4,19 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from remat_compiler.compilation.attempt import Attempt
 from remat_compiler.dynamic_shapes.variant_value import WORTH_IT
-from remat_compiler.step_budget.graph_levels import (
-    level_without_budget,
-    levels_of_graph,
-    planned_between,
-)
+from remat_compiler.step_budget.graph_levels import GraphLevels, level_without_budget
 from remat_compiler.step_budget.joint_steps import JointSteps
 from remat_compiler.step_budget.room import room_is_kept, share_room
-from remat_compiler.step_budget.share import PlanLevel, share, smallest
-from remat_compiler.step_budget.share_finer import finer
+from remat_compiler.step_model.levels import PlanLevel
+from remat_compiler.step_model.split import Split
 
 MAX_ROUNDS = 4
 """Largest number of attempts to share the budget until the emitted graphs fit together."""
@@ -85,19 +80,19 @@ class JointPlans:
 
     def _within(self, limit: int, fits: bool, moves: bool) -> JointPlan | None:
         # The next levels are planned only where those before are not enough: thorough planning takes long.
-        levels: list[tuple[PlanLevel, ...]] = [(level_without_budget(graph),) for graph in self.graphs]
+        split = self._split([(level_without_budget(graph),) for graph in self.graphs])
+        planned: list[GraphLevels] = []
         following = [False] if fits else [False, True]
-        thorough: bool | None = None
         target = limit
         for turn in range(MAX_ROUNDS):
-            found = share(levels, self.joint.runs, self.joint.peak, target)
+            found = split.within(target)
             while found is None and following and not (fits and self._is_fast):
                 thorough = following.pop(0)
-                levels = [levels_of_graph(graph, moves=moves, thorough=thorough) for graph in self.graphs]
-                found = share(levels, self.joint.runs, self.joint.peak, target)
-            if found is not None and thorough is not None:
-                plan = partial(self._planned, moves, thorough)
-                found = finer(found, levels, self.joint.runs, self.joint.peak, target, plan)
+                planned = [GraphLevels(graph, moves, thorough) for graph in self.graphs]
+                split = self._split([one.all() for one in planned])
+                found = split.within(target)
+            if found is not None and planned:
+                found = split.finer(found, target, [one.between for one in planned])
             if found is None or (fits and not self._worth_it(found)):
                 return None
             # As for one graph: the first try is nearly always the last.
@@ -107,11 +102,6 @@ class JointPlans:
             # Emitted code peaks above the simulation by about as much in the next round.
             target -= made.peak_bytes - limit
         return None
-
-    def _planned(
-        self, moves: bool, thorough: bool, graph: int, budget_bytes: int, between_bytes: int
-    ) -> PlanLevel | None:
-        return planned_between(self.graphs[graph], budget_bytes, between_bytes, moves=moves, thorough=thorough)
 
     def smallest(self) -> JointPlan:
         """The graphs compiled at their smallest peak together; among equal ones, the one that adds the least time."""
@@ -126,11 +116,13 @@ class JointPlans:
         """The levels of the graphs with the smallest peak together.
 
         Args:
-            extremes: See `share.levels_of`.
+            extremes: See `levels_of`.
             moves: Whether graphs may move values off the device.
         """
-        levels = [levels_of_graph(graph, extremes=extremes, moves=moves) for graph in self.graphs]
-        return smallest(levels, self.joint.runs, self.joint.peak)
+        return self._split([GraphLevels(graph, moves).all(extremes=extremes) for graph in self.graphs]).smallest()
+
+    def _split(self, levels: Sequence[Sequence[PlanLevel]]) -> Split:
+        return Split(levels, self.joint.runs, self.joint.peak)
 
     def _compiled(self, levels: Sequence[PlanLevel], *, real: bool = False) -> JointPlan:
         attempts = [graph.plans.compiled_at(graph, level, real=real) for graph, level in zip(self.graphs, levels)]

@@ -10,8 +10,8 @@ among them and they are compiled again, before the next step:
 
 A graph that was compiled as if it were alone, and is not, may exceed the budget together with others in the first step.
 
-If sizes change, graphs get limits of their own for all sizes, see `share_sizes`; then the first step keeps to the
-budget, too, or is refused.
+If sizes change, graphs get limits of their own for all sizes, see `step_model.size_split`; then the first step keeps to
+the budget, too, or is refused.
 
 Gradients that are there before the step are found by later calls, see `gradients_before`; then there is one more
 decision, about what they leave free.
@@ -30,20 +30,17 @@ from remat_compiler.step_budget.beside_the_plan import BesideThePlan, Outside
 from remat_compiler.step_budget.compiled_graph import CompiledGraph
 from remat_compiler.step_budget.coordinator import share_budget
 from remat_compiler.step_budget.gradients_before import GradientsBefore
-from remat_compiler.step_budget.graph_levels import (
-    member_of,
-    passing,
-)
+from remat_compiler.step_budget.graph_levels import member_of, passing
 from remat_compiler.step_budget.joint_plans import JointPlan, JointPlans
 from remat_compiler.step_budget.joint_steps import JointSteps
-from remat_compiler.step_budget.share_sizes import BudgetSplit, GraphChoices, SharedBudget, SizeShares
-from remat_compiler.step_budget.size_plans import SizePlans
+from remat_compiler.step_budget.shared_budget import SharedBudget
 from remat_compiler.step_model.allowance import Allowance
 from remat_compiler.step_model.events import Turn
 from remat_compiler.step_model.graph_memory import GraphMemory
 from remat_compiler.step_model.handed_on import handed_on
 from remat_compiler.step_model.known_steps import learn, refuse
 from remat_compiler.step_model.peak import whole_step_peak
+from remat_compiler.step_model.size_split import Division, GraphChoices, SizeSplit
 from remat_compiler.step_model.step import Step
 from remat_compiler.units import counted, format_bytes, told_apart
 
@@ -204,64 +201,62 @@ class _Replan:
     def _share_sizes(self, limit: int) -> None:
         """Limit the graphs whose sizes change; compile the others again at their levels."""
         self.plans.learn()
-        changing = [graph.plans if isinstance(graph.plans, SizePlans) else None for graph in self.graphs]
         passed = handed_on(self.joint.calls, self.joint.turns)
         members = [member_of(graph, passed.get(i, ())) for i, graph in enumerate(self.graphs)]
-        shares, division = self._division(members, limit)
+        split, division = self._division(members, limit)
         # Graphs of fixed sizes first: what they are measured to take once compiled is all that is left to decide on.
-        for i, graph in enumerate(self.graphs):
-            if not graph.plans.at_all_sizes:
-                attempt = graph.plans.compiled_at(graph, division.levels[i], real=True)
-                if attempt is not None and attempt is not graph.attempt:
-                    graph.exchange(attempt)
-                memory = graph.memory
-                if memory is not None:
-                    members[i] = GraphChoices((passing(replace(division.levels[i], memory=memory), passed.get(i, ())),))
+        fixed = [i for i, graph in enumerate(self.graphs) if not graph.plans.at_all_sizes]
+        for i in fixed:
+            graph, level = self.graphs[i], division.levels[i]
+            attempt = graph.plans.compiled_at(graph, level, real=True)
+            if attempt is not None and attempt is not graph.attempt:
+                graph.exchange(attempt)
+            if (memory := graph.memory) is not None:
+                members[i] = GraphChoices((passing(replace(level, memory=memory), passed.get(i, ())),))
         # The others share what those really leave, which differs a little from what the simulator foresaw.
-        if not all(graph.plans.at_all_sizes for graph in self.graphs):
-            shares, division = self._division(members, limit)
-        coordinator = self.graphs[0].coordinator
+        if fixed:
+            split, division = self._division(members, limit)
+        coordinator, plans = self.graphs[0].coordinator, [graph.plans for graph in self.graphs]
         shared = SharedBudget(
-            shares, changing, self.joint.calls[0].graph, lambda: not coordinator.open_calls_sharing(self.options)
+            split, plans, self.joint.calls[0].graph, lambda: not coordinator.open_calls_sharing(self.options)
         )
         shared.apply(division)
         step = self._figures(None, limit)
         for graph, allowance in zip(self.graphs, division.allowances):
-            fixed = None if graph.plans.at_all_sizes else graph.memory
-            own = allowance.limit_bytes if fixed is None else fixed.peak_bytes
+            memory = None if graph.plans.at_all_sizes else graph.memory
+            own = allowance.limit_bytes if memory is None else memory.peak_bytes
             graph.keep(own, "the limits of the step's graphs hold at all sizes", self._as_run(graph, step))
 
-    def _division(self, members: Sequence[GraphChoices], limit: int) -> tuple[SizeShares, BudgetSplit]:
+    def _division(self, members: Sequence[GraphChoices], limit: int) -> tuple[SizeSplit, Division]:
         """The shared budget; if nothing fits, a larger budget that does, if the options allow that.
 
         If the first sizes do not fit, the budget is shared for the largest sizes that do: larger ones are refused when
         they come.
         """
-        before = self.joint.gradient_bytes
-        if before:
-            # Beside gradients from before the step, as long as the first sizes have a plan there: a size that fits by
-            # itself must not be refused amid a step for them.
-            shares = SizeShares(members, self.joint.calls, self.joint.turns, limit - before, self.joint.seen, before)
-            division = shares.divide(needed=0)
+        calls, turns, seen, before = self.joint.calls, self.joint.turns, self.joint.seen, self.joint.gradient_bytes
+        # Beside gradients from before the step, as long as the first sizes have a plan there: a size that fits by
+        # itself must not be refused amid a step for them.
+        for spare in dict.fromkeys((before, 0)):
+            split = SizeSplit(members, calls, turns, limit - spare, seen, spare)
+            division = split.divide(needed=0)
             if division is not None:
-                return shares, division
-        shares = SizeShares(members, self.joint.calls, self.joint.turns, limit, self.joint.seen)
-        division = shares.divide(needed=0)
-        if division is None and shares.most is not None and self.options.on_infeasible != "min":
-            division = shares.divide(shares.most)
-        if division is not None:
-            return shares, division
-        least = shares.least_peak()
-        if self.options.on_infeasible != "min":
+                return split, division
+        may_be_over = self.options.on_infeasible == "min"
+        if split.most is not None and not may_be_over:
+            division = split.divide(split.most)
+            if division is not None:
+                return split, division
+        least = split.least_peak
+        if not may_be_over:
             # Limits of 0 bytes refuse all later calls, too: a call cannot tell which kind of step it will be in.
             for graph in self.graphs:
                 graph.plans.share(Allowance.whole(0), self)
             self._refuse(limit, least)
         self._warn_of_smallest(limit, least)
-        shares = SizeShares(members, self.joint.calls, self.joint.turns, least, self.joint.seen)
-        division = shares.divide(needed=0)
+        split = SizeSplit(members, calls, turns, least, seen)
+        division = split.divide(needed=0)
         assert division is not None, "the smallest peak is within itself"
-        return shares, division
+        return split, division
 
     def _share(self, peak: int, limit: int) -> None:
         """Compile again under a shared budget, if that is needed or worth it."""

@@ -18,8 +18,8 @@ from remat_compiler.errors import InfeasibleBudget
 from remat_compiler.observer import Observer, observed_by
 from remat_compiler.partition.request import PartitionRequest
 from remat_compiler.report.plan_report import StepFigures
-from remat_compiler.step_budget import joint_plans
 from remat_compiler.step_budget.compiled_graph import CompiledGraph
+from remat_compiler.step_budget.graph_levels import GraphLevels
 from remat_compiler.step_model.peak import whole_step_peak
 from remat_compiler.step_model.step import Step
 
@@ -255,10 +255,8 @@ def test_graphs_that_fit_together_are_not_planned(
     budget: object, planned: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
-    original = joint_plans.levels_of_graph
-    monkeypatch.setattr(
-        joint_plans, "levels_of_graph", lambda graph, **how: (asked.append(graph), original(graph, **how))[1]
-    )
+    original = GraphLevels.all
+    monkeypatch.setattr(GraphLevels, "all", lambda one, **how: (asked.append(one), original(one, **how))[1])
     model, x = Broken(), torch.randn(BATCH, WIDTH)
     compile_model(model, budget)
     for _ in range(3):

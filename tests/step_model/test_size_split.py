@@ -7,13 +7,13 @@ from random import Random
 from hypothesis import given, settings
 
 from builders import generators
-from remat_compiler.step_budget.share import PlanLevel
-from remat_compiler.step_budget.share_sizes import GROWTH, GraphChoices, SizeShares
 from remat_compiler.step_model.allowance import Allowance
 from remat_compiler.step_model.events import Call, Passed, Turn
 from remat_compiler.step_model.graph_memory import GraphMemory
 from remat_compiler.step_model.handed_on import handed_on
+from remat_compiler.step_model.levels import PlanLevel
 from remat_compiler.step_model.peak import whole_step_peak
+from remat_compiler.step_model.size_split import GROWTH, GraphChoices, SizeSplit
 
 
 def random_levels(rng: Random) -> tuple[PlanLevel, ...]:
@@ -27,7 +27,7 @@ def random_levels(rng: Random) -> tuple[PlanLevel, ...]:
     return tuple(found)
 
 
-def random_shares(rng: Random) -> SizeShares:
+def random_split(rng: Random) -> SizeSplit:
     """Graphs of a step, some of fixed sizes, each called once or more, with the backwards in any order."""
     members = []
     for _ in range(rng.randint(1, 4)):
@@ -43,56 +43,56 @@ def random_shares(rng: Random) -> SizeShares:
     turns = [(Turn.FORWARD, i) for i in range(len(calls))]
     ended = rng.sample(range(len(calls)), rng.randint(0, len(calls)))
     turns += [(rng.choice([Turn.BACKWARD, Turn.DROPPED]), i) for i in ended]
-    return SizeShares(members, calls, turns, rng.randint(1_000, 40_000))
+    return SizeSplit(members, calls, turns, rng.randint(1_000, 40_000))
 
 
 @settings(max_examples=300)
 @given(rng=generators())
 def test_whatever_graphs_take_of_their_allowances_the_step_fits(rng: Random) -> None:
-    shares = random_shares(rng)
-    division = shares.divide(needed=rng.randint(-10, 10))
+    split = random_split(rng)
+    division = split.divide(needed=rng.randint(-10, 10))
     if division is None:
         return
     taken = []
-    for member, level, allowance in zip(shares.members, division.levels, division.allowances):
+    for member, level, allowance in zip(split.members, division.levels, division.allowances):
         most = allowance.memory if member.grown is not None else level.memory
         forward, backward = (rng.randint(0, peak) for peak in (most.forward_bytes, most.backward_bytes))
         taken.append(GraphMemory(forward, rng.randint(0, most.held_bytes), backward, rng.randint(0, most.left_bytes)))
         if rng.random() < 0.5:
             taken[-1] = most
-    assert shares.peak(taken) <= shares.limit_bytes
+    assert split.peak(taken) <= split.limit_bytes
 
 
 @settings(max_examples=300)
 @given(rng=generators())
 def test_what_was_planned_keeps_to_its_allowance(rng: Random) -> None:
-    shares = random_shares(rng)
+    split = random_split(rng)
     needed = rng.randint(-10, 10)
-    division = shares.divide(needed)
+    division = split.divide(needed)
     if division is None:
-        assert shares.most is None or needed > shares.most or shares.peak(_least(shares, needed)) > shares.limit_bytes
+        assert split.most is None or needed > split.most or split.peak(_least(split, needed)) > split.limit_bytes
         return
     assert division.step >= needed
-    for member, level, allowance in zip(shares.members, division.levels, division.allowances):
+    for member, level, allowance in zip(split.members, division.levels, division.allowances):
         at_step = member.at(division.step)[member.levels.index(level)].memory
         if member.grown is None:
             continue  # its memory is what the others were given room beside
         assert allowance.needed_bytes(at_step) <= allowance.limit_bytes
 
 
-def _least(shares: SizeShares, step: int) -> list[GraphMemory]:
-    return [member.at(step)[0].memory for member in shares.members]
+def _least(split: SizeSplit, step: int) -> list[GraphMemory]:
+    return [member.at(step)[0].memory for member in split.members]
 
 
 def test_graphs_that_need_alike_get_alike_and_nothing_is_left_over() -> None:
     """Two equal graphs whose held bytes grow with the sizes: the first may hold what the second one needs beside."""
     memory = GraphMemory(100, 90, 100, 0)
     member = GraphChoices((PlanLevel(100, 0, memory, 0),), lambda multiple: (multiple, 0))
-    shares = SizeShares([member, member], [Call(0), Call(1)], [(Turn.FORWARD, 0), (Turn.FORWARD, 1)], 1_900)
-    division = shares.divide(0)
+    split = SizeSplit([member, member], [Call(0), Call(1)], [(Turn.FORWARD, 0), (Turn.FORWARD, 1)], 1_900)
+    division = split.divide(0)
     assert division is not None
     first, second = division.allowances
-    assert GROWTH**shares.most <= 10 < GROWTH ** (shares.most + 1)  # type: ignore[operator]
+    assert GROWTH**split.most <= 10 < GROWTH ** (split.most + 1)  # type: ignore[operator]
     assert first.held_bytes + second.limit_bytes == 1_900
     assert abs(first.held_bytes - 900) <= 1
     assert first.limit_bytes == 1_900
@@ -145,14 +145,14 @@ def test_leaving_out_what_is_handed_on_never_foresees_less(rng: Random) -> None:
 @given(rng=generators())
 def test_the_smallest_peak_is_within_itself_however_memory_grows(rng: Random) -> None:
     """Smaller sizes may be foreseen to take more, as with formulas of which a part is not measured."""
-    shares = random_shares(rng)
+    split = random_split(rng)
     factors: dict[float, float] = {1.0: 1.0}
 
     def grown(multiple: float) -> tuple[float, int]:
         return factors.setdefault(multiple, rng.uniform(0.2, 5.0)), 0
 
-    members = [one if one.grown is None else GraphChoices(one.levels, grown) for one in shares.members]
-    calls = [Call(graph) for graph in shares._graphs]
-    least = SizeShares(members, calls, shares._turns, 0).least_peak()
-    division = SizeShares(members, calls, shares._turns, least).divide(needed=0)
+    members = [one if one.grown is None else GraphChoices(one.levels, grown) for one in split.members]
+    calls = [Call(graph) for graph in split._graphs]
+    least = SizeSplit(members, calls, split._turns, 0).least_peak
+    division = SizeSplit(members, calls, split._turns, least).divide(needed=0)
     assert division is not None

@@ -1,4 +1,4 @@
-"""Share one budget among the graphs of a step if sizes change: a limit for each graph that holds at all sizes.
+"""Split one budget among the graphs of a step if sizes change: a limit for each graph that holds at all sizes.
 
 No graph knows at which sizes the graphs after it will run.  So each gets its own limits (`Allowance`) on the bytes that
 it takes while it runs, holds until its backward, and leaves behind.  A step in which every graph takes all of its
@@ -8,25 +8,21 @@ limits stays within the budget, so every step does, whatever sizes come together
             ├─ held A ─┤── B runs: limit B ───┤
 
 The ratio of the limits decides how much each graph recomputes.  It is taken from a plan of the whole step at sizes
-half-way between the largest that need no recomputation and the largest that have a plan; `share` makes that plan from
-the plans at the first sizes, with their memory scaled.  If larger sizes come, the budget is shared again for them.
+half-way between the largest that need no recomputation and the largest that have a plan; `Split` makes that plan from
+the levels at the first sizes, with their memory scaled.  If larger sizes come, the budget is split again for them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
-from remat_compiler.dynamic_shapes.dispatch import Dispatch
-from remat_compiler.log import logger_of
-from remat_compiler.step_budget.share import PlanLevel, share
 from remat_compiler.step_model.allowance import Allowance
 from remat_compiler.step_model.events import NOTHING_SEEN, Call, Event, Sightings
 from remat_compiler.step_model.graph_memory import GraphMemory
+from remat_compiler.step_model.levels import PlanLevel
 from remat_compiler.step_model.peak import beside_bytes, whole_step_peak
-
-logger = logger_of(__name__)
+from remat_compiler.step_model.split import Split
 
 GROWTH = 1.1
 """Ratio of one size step to the next: step `s` stands for `GROWTH ** s` times the first sizes."""
@@ -60,8 +56,8 @@ class GraphChoices:
 
 
 @dataclass(frozen=True, slots=True)
-class BudgetSplit:
-    """How a budget is shared.
+class Division:
+    """How a budget is split.
 
     Attributes:
         levels: For each graph the level that was chosen, at the first sizes.
@@ -74,7 +70,7 @@ class BudgetSplit:
     step: int
 
 
-class SizeShares:
+class SizeSplit:
     """One budget for the graphs of one step.
 
     Args:
@@ -105,17 +101,15 @@ class SizeShares:
         # graph count as left behind, and again among that graph's tangents, which is never too little.
         self._calls = tuple(Call(i) for i in range(len(calls)))
         self._turns = tuple(turns)
-        # `or None`: the slice for -1 would end at 0, and be empty.
-        lowest, highest = ([of.levels[i : i + 1 or None] for of in members] for i in (0, -1))
-        self.most = self._last_step(lowest)
-        self._free = self._last_step(highest)
+        # The largest size steps that have a plan, and that need no recomputation.
+        self.most, self._free = self._last_step(0), self._last_step(-1)
 
     def peak(self, memories: Sequence[GraphMemory]) -> int:
         """Peak of the step."""
         return whole_step_peak([memories[graph] for graph in self._graphs], self._calls, self._turns, self._seen)
 
-    def divide(self, needed: int) -> BudgetSplit | None:
-        """The budget shared for sizes of at least the size step `needed`; `None` if there is no plan for those."""
+    def divide(self, needed: int) -> Division | None:
+        """The budget split for sizes of at least the size step `needed`; `None` if there is no plan for those."""
         if self.most is None or needed > self.most:
             return None
         # Without recomputation even the smallest sizes may not fit.
@@ -124,26 +118,30 @@ class SizeShares:
         # Not all memory grows with the sizes: what fits at the sizes that are needed may not at others below `most`.
         return self._divided_at(step) or (None if step == needed else self._divided_at(needed))
 
-    def _divided_at(self, step: int) -> BudgetSplit | None:
-        """The budget shared for the sizes of one size step; `None` if there is no plan for those."""
+    def _divided_at(self, step: int) -> Division | None:
+        """The budget split for the sizes of one size step; `None` if there is no plan for those."""
         at_step = [member.at(step) for member in self.members]
-        found = share(at_step, self._runs, self.peak, self.limit_bytes)
+        found = Split(at_step, self._runs, self.peak).within(self.limit_bytes)
         if found is None:
             return None
         # `found` has levels scaled to the step: their positions name the levels at the first sizes.
         chosen = tuple(of.levels[levels.index(level)] for of, levels, level in zip(self.members, at_step, found))
-        return BudgetSplit(chosen, self._allowances([level.memory for level in found]), step)
+        return Division(chosen, self._allowances([level.memory for level in found]), step)
 
+    @property
     def least_peak(self) -> int:
         """The smallest predicted peak at the first sizes."""
-        return self.peak([member.at(0)[0].memory for member in self.members])
+        return self._peak_at(0, 0)
 
-    def _last_step(self, levels: Sequence[Sequence[PlanLevel]]) -> int | None:
-        """The largest size step at which the training step fits with these levels; `None` if it fits at none."""
+    def _peak_at(self, step: int, level: int) -> int:
+        """Peak of the training step at a size step if all graphs are at the level of this number."""
+        return self.peak([member.at(step)[level].memory for member in self.members])
+
+    def _last_step(self, level: int) -> int | None:
+        """The largest size step at which the training step fits at this level; `None` if it fits at none."""
 
         def fits(step: int) -> bool:
-            members = [replace(member, levels=tuple(of)) for member, of in zip(self.members, levels)]
-            return self.peak([member.at(step)[0].memory for member in members]) <= self.limit_bytes
+            return self._peak_at(step, level) <= self.limit_bytes
 
         # Memory grows with the sizes, so bisect: `low` fits, `high` does not or lies beyond the last step.  It may not
         # grow everywhere, and the first sizes must not be missed for that.
@@ -191,79 +189,6 @@ class SizeShares:
             middle = (low + high) / 2
             low, high = (middle, high) if self.peak(stretched(middle)) <= self.limit_bytes else (low, middle)
         return stretched(low)
-
-
-class Limited(Protocol):
-    """A graph of changing sizes that keeps to an allowance."""
-
-    dispatch: Dispatch
-
-    def share(self, allowance: Allowance, step: object) -> None:
-        """Keep to `allowance` in steps of this kind."""
-        ...
-
-    def factor_at(self, sizes: Sequence[int]) -> float:
-        """The ratio of its memory at given sizes to that at the first sizes."""
-        ...
-
-
-class SharedBudget:
-    """Keeps the graphs of a step to their allowances, and shares the budget again when larger sizes come.
-
-    Args:
-        shares: The budget and the graphs.
-        graphs: The graphs in the order of the shares; `None` for those of fixed sizes.
-        first: The graph that begins the step: nothing is held before it.
-        between_steps: Whether nothing is held now, since the first graph may run again later in a step.
-    """
-
-    def __init__(
-        self,
-        shares: SizeShares,
-        graphs: Sequence[Limited | None],
-        first: int,
-        between_steps: Callable[[], bool] = lambda: True,
-    ) -> None:
-        self._shares = shares
-        self._graphs = tuple(graphs)
-        self._step: int | None = None
-        opening = graphs[first]
-        if opening is not None:
-            # The graph may begin other kinds of steps, too, whose hooks must still run.
-            before = opening.dispatch.before_new_sizes
-
-            def look_at(sizes: tuple[int, ...]) -> None:
-                if before is not None:
-                    before(sizes)
-                # Amid a step, calls hold memory under the old limits: new ones would not add up with it.
-                if between_steps():
-                    self.look_at(first, opening.factor_at(sizes))
-
-            opening.dispatch.before_new_sizes = look_at
-
-    def apply(self, division: BudgetSplit) -> None:
-        """Keep to this division from now on."""
-        self._step = division.step
-        for graph, allowance in zip(self._graphs, division.allowances):
-            if graph is not None:
-                graph.share(allowance, self)
-
-    def look_at(self, graph: int, factor: float) -> None:
-        """Share the budget again if a step begins with sizes beyond those that it was shared for.
-
-        Args:
-            graph: The graph that is called.
-            factor: The ratio of its memory at these sizes to that at the first sizes.
-        """
-        step, grown = self._step, self._shares.members[graph].grown
-        if step is None or grown is None or self._shares.most is None or factor <= grown(GROWTH**step)[0]:
-            return
-        needed = next((s for s in range(step + 1, LARGEST) if grown(GROWTH**s)[0] >= factor), LARGEST)
-        # Beyond the largest sizes with a plan, the limits for those are the best there is.
-        division = self._shares.divide(min(needed, self._shares.most))
-        if division is not None and division.step > step:
-            logger.info("larger sizes than before: the budget is shared anew among %d graphs", len(self._graphs))
-            self.apply(division)
 
 
 def _scaled(memory: GraphMemory, factor: float, left_bytes: int) -> GraphMemory:
