@@ -24,7 +24,7 @@ from remat_compiler.fitting.fit import fit
 from remat_compiler.fitting.max_batch import max_batch
 from remat_compiler.fitting.pareto import pareto
 from remat_compiler.gradients.step_in_backward import step_in_backward
-from remat_compiler.option_types import Options
+from remat_compiler.options import Options
 from remat_compiler.report.out_of_memory import explain_oom
 from remat_compiler.report.plan_report import PlanReport
 from remat_compiler.report.store import clear_reports, reports

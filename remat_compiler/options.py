@@ -8,13 +8,13 @@ string such as ``"1.3KiB"`` asks for is rounded down, so that the budget stays a
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import cache, partial
 from numbers import Integral
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal, TypedDict
 
 from remat_compiler.errors import OptionError, UnknownName, suggestion
 from remat_compiler.log import logger_of
@@ -105,27 +105,83 @@ def _warn_of_no_home(error: str) -> None:
     logger.warning("plans and measured costs are not kept: %s; name a folder by REMAT_CACHE_DIR", error.rstrip("."))
 
 
-@dataclass(frozen=True, slots=True)
-class RematOptions:
-    """The options of one compilation, checked.
+class Options(TypedDict, total=False):
+    """What ``torch.compile(model, backend="remat", options=...)`` takes: a type for editors and type checkers.
+
+        options: remat_compiler.Options = {"memory_budget": "6GiB", "inner": "eager"}
+
+    It is a plain dictionary as the program runs.  Settings of Inductor, which may stand among the options, are no part
+    of the type.
+    """
+
+    memory_budget: int | float | str
+    planner: str
+    inner: Literal["inductor", "eager"]
+    cost_model: Literal["roofline", "measured", "nominal"]
+    dump: str | os.PathLike[str] | None
+    on_infeasible: Literal["error", "min"]
+    max_slowdown: float | None
+    time_limit: float | None
+    max_variants: int
+    estimator: Literal["symbolic", "quadratic"]
+    budget_of: Literal["allocated", "reserved"]
+    layout: Literal["plain", "planned"]
+    inplace_buffers: bool
+    chunks: int | Literal["auto", "never"]
+    offload_budget: int | str
+    offload_tier: Literal["auto", "host", "disk"]
+    offload_dir: str | os.PathLike[str] | None
+    offload_direct: bool
+
+
+Check = Callable[[str, object], object]
+"""Returns the value of an option, which it gets with the option's name, in its final type, or raises `OptionError`."""
+
+
+def _by(check: Check, read: Callable[[str], object] = str) -> Mapping[str, Any]:
+    """The check of an option, and what makes a value of the text of its variable; in the metadata of its field."""
+    return {"check": check, "read": read}
+
+
+def _word(allowed: Sequence[str]) -> Mapping[str, Any]:
+    """The check of an option that is one of the `allowed` words."""
+    return _by(partial(one_of, allowed=allowed))
+
+
+def _switch_text(text: str) -> object:
+    """The bool in a text, else the text itself, which the check refuses."""
+    return {"1": True, "true": True, "0": False, "false": False}.get(text.strip().lower(), text)
+
+
+def _offload_bytes(name: str, value: object) -> int:
+    """Bytes that may be off the device; `None` is 0."""
+    if value is None or (isinstance(value, str) and value.strip().lower() in ("none", "0")):
+        return 0
+    if isinstance(value, str):
+        with suppress(OptionError):  # whose words are of the other budget
+            return parse_bytes(value)
+    # `True` would otherwise be one byte.
+    elif not isinstance(value, bool) and isinstance(value, Integral) and 0 <= int(value) <= LARGEST_BUDGET:
+        return int(value)
+    raise OptionError(
+        f'{name} must be an int of at least 0 (bytes), a byte string such as "16GiB", or None to move nothing, '
+        f"got {shown(value)}"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanOptions:
+    """The options that plans and emitted code depend on, so that each request for a partition has them, too.
 
     Attributes:
-        memory_budget: Largest peak of a step; ``"auto"`` takes what the device has left.
         planner: Name of a registered planner.
         inner: Compiler of the planned graphs, one of `INNER_COMPILERS`.
         cost_model: Where times come from, one of `COST_MODELS`.
-        dump: Folder to write graphs, plans and pictures to, or `None`.
-        on_infeasible: ``"error"`` raises `InfeasibleBudget`, ``"min"`` takes the smallest peak with a warning.
         max_slowdown: Largest time of a step relative to the step without recomputation, at least 1, or `None`
             for no limit.
         time_limit: Approximate seconds that planning one graph may take beyond a first quick plan, at least 0, or
             `None` for the planner's own default (`auto`: more the larger the graph, up to 5 for 1,000 operators).
             `auto` turns them into an amount of work, so that every run and rank makes the same plan.
-        max_variants: Largest number of variants of one graph, at least 2, if sizes change from call to call.
-        estimator: How the peak of a variant at other sizes is found: ``"symbolic"``, by the exact formula (learnt from
-            dry runs if there is none), or ``"quadratic"``, learnt from dry runs at the first sizes.  With the latter,
-            the bytes that layers save are also measured in the first steps, which run by the variant of the smallest
-            peak.
         budget_of: What the budget covers: what is ``"allocated"`` at once, or what torch's caching allocator has
             ``"reserved"`` for the step, by a model of it.
         layout: Where values lie in memory: ``"plain"`` for where torch's allocator puts each, or ``"planned"`` for
@@ -134,6 +190,34 @@ class RematOptions:
             With Inductor it stands for Inductor's own setting of that name, if the code gives it.
         chunks: Most chunks in which the loss of a large product, as of a vocabulary's logits, is computed with its
             gradients; 1 (``"never"``) leaves every operator whole, `AS_PLANNED` (``"auto"``) lets the plan say.
+    """
+
+    planner: str = field(
+        default="auto", metadata=_by(lambda name, value: value)
+    )  # checked where the planners are known
+    inner: str = field(default="inductor", metadata=_word(INNER_COMPILERS))
+    cost_model: str = field(default="roofline", metadata=_word(COST_MODELS))
+    max_slowdown: float | None = field(default=2.0, metadata=_by(slowdown, number_text))
+    time_limit: float | None = field(default=None, metadata=_by(seconds, number_text))
+    budget_of: str = field(default="allocated", metadata=_word(BUDGETS_OF))
+    layout: str = field(default="plain", metadata=_word(LAYOUTS))
+    inplace_buffers: bool = field(default=True, metadata=_by(switch, _switch_text))
+    chunks: int = field(default=AS_PLANNED, metadata=_by(lambda name, value: chunks(value), number_text))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RematOptions(PlanOptions):
+    """The options of one compilation, checked: those of `PlanOptions`, and more.
+
+    Attributes:
+        memory_budget: Largest peak of a step; ``"auto"`` takes what the device has left.
+        dump: Folder to write graphs, plans and pictures to, or `None`.
+        on_infeasible: ``"error"`` raises `InfeasibleBudget`, ``"min"`` takes the smallest peak with a warning.
+        max_variants: Largest number of variants of one graph, at least 2, if sizes change from call to call.
+        estimator: How the peak of a variant at other sizes is found: ``"symbolic"``, by the exact formula (learnt from
+            dry runs if there is none), or ``"quadratic"``, learnt from dry runs at the first sizes.  With the latter,
+            the bytes that layers save are also measured in the first steps, which run by the variant of the smallest
+            peak.
         offload_budget: Most bytes that values moved off the device may take where they are moved to; 0 moves nothing.
         offload_tier: Where they are moved to: ``"host"`` memory, a file on a ``"disk"``, or ``"auto"``: to host memory
             from an accelerator, to a disk from a CPU.
@@ -142,26 +226,24 @@ class RematOptions:
         inductor: Names and values of Inductor's own settings among the options; sorted.
     """
 
-    memory_budget: MemoryBudget = field(default_factory=lambda: MemoryBudget(BudgetKind.AUTO))
-    planner: str = "auto"
-    inner: str = "inductor"
-    cost_model: str = "roofline"
-    dump: Path | None = None
-    on_infeasible: str = "error"
-    max_slowdown: float | None = 2.0
-    time_limit: float | None = None
-    max_variants: int = 6
-    estimator: str = "symbolic"
-    budget_of: str = "allocated"
-    layout: str = "plain"
-    inplace_buffers: bool = True
-    chunks: int = AS_PLANNED
-    offload_budget: int = 0
-    offload_tier: str = "auto"
-    offload_dir: Path | None = None
-    offload_direct: bool = False
+    memory_budget: MemoryBudget = field(
+        default=MemoryBudget(BudgetKind.AUTO), metadata=_by(lambda name, value: MemoryBudget.parse(value))
+    )
+    dump: Path | None = field(default=None, metadata=_by(folder))
+    on_infeasible: str = field(default="error", metadata=_word(ON_INFEASIBLE))
+    max_variants: int = field(default=6, metadata=_by(partial(count, least=2), number_text))
+    estimator: str = field(default="symbolic", metadata=_word(ESTIMATORS))
+    offload_budget: int = field(default=0, metadata=_by(_offload_bytes))
+    offload_tier: str = field(default="auto", metadata=_word(OFFLOAD_TIERS))
+    offload_dir: Path | None = field(default=None, metadata=_by(folder))
+    offload_direct: bool = field(default=False, metadata=_by(switch, _switch_text))
 
     inductor: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def of_plans(self) -> dict[str, Any]:
+        """The names and values that a request for a partition has, too."""
+        return {one.name: getattr(self, one.name) for one in fields(PlanOptions)}
 
     @staticmethod
     def parse(
@@ -186,16 +268,20 @@ class RematOptions:
             raise OptionError(f"options must be a mapping of names to values, got {shown(options)}")
         given: dict[Any, object] = dict(options or {})
         env = Environment.read() if environment is None else environment
-        checks: dict[str, Callable[[object], object]] = {**_CHECKS, "planner": partial(_planner, check_planner)}
+        declared = {one.name: one.metadata for one in fields(RematOptions) if one.metadata}
+        checks: dict[str, Check] = {name: one["check"] for name, one in declared.items()}
+        checks["planner"] = partial(_planner, check_planner)
         settings = {n: v for n, v in given.items() if n not in checks and isinstance(n, str) and is_inductors(n, v)}
         for name in given:
             if name not in checks and name not in settings:
                 raise OptionError(f"unknown option {shown(name)}{suggestion(str(name), tuple(checks))}")
         # A variable is not even checked if the code gives the option.
         values: dict[str, Any] = {
-            name: _from_text(name, text, checks[name]) for name, text in env.options.items() if name not in given
+            name: _from_text(name, text, declared[name]["read"], checks[name])
+            for name, text in env.options.items()
+            if name not in given
         }
-        values |= {name: check(given[name]) for name, check in checks.items() if name in given}
+        values |= {name: check(name, given[name]) for name, check in checks.items() if name in given}
         checked = replace(RematOptions(), **values)
         if settings and checked.inner != "inductor":
             raise OptionError(
@@ -208,54 +294,15 @@ class RematOptions:
         return replace(checked, inductor=tuple(sorted(settings.items())))
 
 
-def _offload_bytes(value: object) -> int:
-    """Bytes that may be off the device; `None` is 0."""
-    if value is None or (isinstance(value, str) and value.strip().lower() in ("none", "0")):
-        return 0
-    if isinstance(value, str):
-        with suppress(OptionError):  # whose words are of the other budget
-            return parse_bytes(value)
-    # `True` would otherwise be one byte.
-    elif not isinstance(value, bool) and isinstance(value, Integral) and 0 <= int(value) <= LARGEST_BUDGET:
-        return int(value)
-    raise OptionError(
-        'offload_budget must be an int of at least 0 (bytes), a byte string such as "16GiB", or None to move nothing, '
-        f"got {shown(value)}"
-    )
-
-
-def _planner(check: Callable[[str], object], value: object) -> str:
+def _planner(check: Callable[[str], object], name: str, value: object) -> str:
     """`value` if it names a planner."""
     if not isinstance(value, str) or not value:
-        raise OptionError(f"planner must be the name of a planner, got {shown(value)}")
+        raise OptionError(f"{name} must be the name of a planner, got {shown(value)}")
     check(value)
     return value
 
 
-_CHECKS: Final[dict[str, Callable[[object], object]]] = {
-    "memory_budget": MemoryBudget.parse,
-    "planner": str,  # replaced where the planners are known
-    "inner": partial(one_of, "inner", allowed=INNER_COMPILERS),
-    "cost_model": partial(one_of, "cost_model", allowed=COST_MODELS),
-    "dump": partial(folder, "dump"),
-    "on_infeasible": partial(one_of, "on_infeasible", allowed=ON_INFEASIBLE),
-    "max_slowdown": partial(slowdown, "max_slowdown"),
-    "time_limit": partial(seconds, "time_limit"),
-    "max_variants": partial(count, "max_variants", least=2),
-    "estimator": partial(one_of, "estimator", allowed=ESTIMATORS),
-    "budget_of": partial(one_of, "budget_of", allowed=BUDGETS_OF),
-    "layout": partial(one_of, "layout", allowed=LAYOUTS),
-    "inplace_buffers": partial(switch, "inplace_buffers"),
-    "chunks": chunks,
-    "offload_budget": _offload_bytes,
-    "offload_tier": partial(one_of, "offload_tier", allowed=OFFLOAD_TIERS),
-    "offload_dir": partial(folder, "offload_dir"),
-    "offload_direct": partial(switch, "offload_direct"),
-}
-"""The check of each option, in the order in which messages list the options."""
-
-
-def _from_text(name: str, text: str, check: Callable[[object], object]) -> object:
+def _from_text(name: str, text: str, read: Callable[[str], object], check: Check) -> object:
     """The value of the option `name` whose variable holds `text`.
 
     Raises:
@@ -263,19 +310,8 @@ def _from_text(name: str, text: str, check: Callable[[object], object]) -> objec
         UnknownName: It names a planner that is not registered; the message names the variable, too.
     """
     try:
-        return check(_READERS.get(name, str)(text))
+        return check(name, read(text))
     except OptionError as error:
         raise OptionError(f"{variable_of(name)}={shown(text)}: {error}") from error
     except UnknownName as error:
         raise UnknownName(error.kind, error.name, error.allowed, f"the variable {variable_of(name)}") from error
-
-
-def _switch_text(text: str) -> object:
-    """The bool in a text, else the text itself, which the check refuses."""
-    return {"1": True, "true": True, "0": False, "false": False}.get(text.strip().lower(), text)
-
-
-_READERS: Final[dict[str, Callable[[str], object]]] = {
-    **dict.fromkeys(("max_slowdown", "time_limit", "max_variants", "chunks"), number_text),
-    **dict.fromkeys(("inplace_buffers", "offload_direct"), _switch_text),
-}

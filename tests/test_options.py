@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
 
+from other_values import other
 from parsed_options import EMPTY, check_planner, in_environment, parse
 from remat_compiler import options as options_module
 from remat_compiler.errors import OptionError, UnknownName
-from remat_compiler.memory_budget import BudgetKind, MemoryBudget
 from remat_compiler.options import Environment, RematOptions, variable_of
 from remat_compiler.units import format_bytes
 
@@ -105,45 +105,22 @@ def test_the_slowdown_can_be_lifted(value: float | None) -> None:
     assert parse(max_slowdown=value).max_slowdown is None
 
 
-OF_THE_ENVIRONMENT: dict[str, tuple[str, object]] = {
-    "memory_budget": ("6GiB", MemoryBudget(BudgetKind.BYTES, limit_bytes=6 * 1024**3)),
-    "planner": ("min_cut", "min_cut"),
-    "inner": ("eager", "eager"),
-    "cost_model": ("nominal", "nominal"),
-    "dump": ("/env", Path("/env")),
-    "on_infeasible": ("min", "min"),
-    "max_slowdown": ("1.5", 1.5),
-    "time_limit": ("3", 3.0),
-    "max_variants": ("4", 4),
-    "estimator": ("quadratic", "quadratic"),
-    "budget_of": ("reserved", "reserved"),
-    "layout": ("planned", "planned"),
-    "inplace_buffers": ("0", False),
-    "chunks": ("16", 16),
-    "offload_budget": ("2GiB", 2 * 1024**3),
-    "offload_tier": ("host", "host"),
-    "offload_dir": ("/fast", Path("/fast")),
-    "offload_direct": ("1", True),
-}
-"""Text of the variable of each option, and what it means."""
-CODE_ONLY = {"inductor"}
-"""Settings of Inductor, which has variables of its own for them."""
+OPTIONS = [one.name for one in fields(RematOptions) if one.name != "inductor"]
+"""All but settings of Inductor, which has variables of its own for them."""
 
 
-@pytest.mark.parametrize("name", [f.name for f in fields(RematOptions) if f.name not in CODE_ONLY])
+@pytest.mark.parametrize("name", OPTIONS)
 def test_every_option_has_a_variable_over_which_the_code_wins(name: str, caplog: pytest.LogCaptureFixture) -> None:
-    text, value = OF_THE_ENVIRONMENT[name]
-    default = getattr(RematOptions(), name)
-    environment = in_environment(**{name: text})
-    assert value != default
+    value, default = other(RematOptions(), name), getattr(RematOptions(), name)
+    environment = in_environment(**{name: str(int(value)) if isinstance(value, bool) else str(value)})
     assert getattr(parse(environment), name) == value
     written = "auto" if name == "chunks" else default
     assert getattr(parse(environment, **{name: written}), name) == default
-    assert parse(environment) == RematOptions(**{name: value})  # type: ignore[arg-type]
+    assert parse(environment) == replace(RematOptions(), **{name: value})
     assert not caplog.records
 
 
-@pytest.mark.parametrize("name", sorted(OF_THE_ENVIRONMENT))
+@pytest.mark.parametrize("name", OPTIONS)
 def test_the_documentation_names_every_option_and_its_variable(name: str) -> None:
     page = (Path(__file__).parents[1] / "docs" / "options.md").read_text(encoding="utf-8")
     assert f"| `{name}` | `{variable_of(name)}` |" in page

@@ -28,11 +28,6 @@ from remat_compiler.units import format_bytes
 logger = logger_of(__name__)
 
 FOLDER, FORMAT_VERSION, MOST_FILES, MOST_BYTES = "plans", 7, 4_096, 64_000_000
-DECIDED = (
-    *("budget_bytes", "fraction", "take_smallest", "free_layout", "reorders", "may_be_native", "early_loops"),
-    *("between_bytes", "offload_bytes", "offload_place", "leaving", "hooks_bytes", "gathers"),
-)
-"""The fields of a request that a search decides, or the first steps; the others come from the user."""
 BUCKETS = (
     "the buckets of DistributedDataParallel hold all gradients once more, %s, resident beside the budget; with "
     "gradient_as_bucket_view=True they are the gradients"
@@ -111,11 +106,9 @@ class Outcome:
             return None
         # The earlier request must be this one but for what a search decides.  A fraction of 1.0 became a request
         # without a budget, for which the search chooses the planner (`PartitionRequest.without_budget`).
-        asked = replace(
-            first,
-            **{name: getattr(found.request, name) for name in DECIDED},
-            planner=found.request.planner if first.fraction == 1.0 else first.planner,
-        )
+        asked = first.decided_as(found.request)
+        if first.fraction == 1.0:
+            asked = replace(asked, planner=found.request.planner)
         # The file name is a digest of the key; the key itself shows a file that was copied or edited.
         if found.key != self.key or found.request != asked:
             path = self.kept.path / f"{self.key.digest}{SUFFIX}"

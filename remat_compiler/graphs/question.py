@@ -129,19 +129,11 @@ def first_request(options: RematOptions, environment: Environment, example_input
         budget_bytes=_first_budget(budget, example_inputs),
         fraction=budget.part,
         take_smallest=budget.minimises or options.on_infeasible == "min",
-        planner=options.planner,
-        cost_model=options.cost_model,
-        inner=options.inner,
-        max_slowdown=options.max_slowdown,
-        time_limit=options.time_limit,
         verify=environment.verify,
-        budget_of=options.budget_of,
-        layout=options.layout,
-        inplace_buffers=options.inplace_buffers,
-        chunks=options.chunks,
         leaving=leaving_inputs(options, example_inputs),
         # The inner compiler's own layout takes copies of weights: never the smallest peak.
         free_layout=not budget.minimises,
+        **options.of_plans,
     )
 
 

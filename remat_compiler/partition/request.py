@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 
 from remat_compiler.ir.plan import Tier
 from remat_compiler.offload.place import Place
+from remat_compiler.options import PlanOptions
+
+_ASKED = {*(one.name for one in fields(PlanOptions)), "verify", "sizes", "layer_bytes"}
+"""What the user or the sizes of a call decide; a search, or the first steps, decide all other fields."""
 
 
 @dataclass(frozen=True, slots=True)
-class PartitionRequest:
+class PartitionRequest(PlanOptions):
     """Everything that decides how a joint graph is cut; plain data, so that it can be part of a cache key.
+
+    The options among it are those of `PlanOptions`: `budget_of` decides the check alone, `layout` how the emitted code
+    allocates, and `inner` whether the graph is contracted to kernels.
 
     Attributes:
         budget_bytes: Largest peak that the planner may use; `None` if only `fraction` says it, or for no budget.
         fraction: Budget as a fraction of the peak of torch's own partition, unless `budget_bytes` is known; either way
             that partition is made, so that plans are compared with it.
         take_smallest: If nothing fits, take the plan of the smallest peak.
-        planner: Name of the planner.
-        cost_model: Source of the operators' times, see `RematOptions`.
-        inner: Inner compiler; decides whether the graph is contracted to kernels.
-        max_slowdown: Largest time of the step, relative to no recomputation; `None` for no limit.
-        time_limit: Seconds that planning may take, see `RematOptions`.
         verify: Level of checking, see `options.Environment`.
         free_layout: Whether the inner compiler may choose the memory layout of convolutions, which is mostly faster
             and needs copies of their weights.
@@ -35,10 +37,6 @@ class PartitionRequest:
         sizes: Name and number of each symbolic size that is planned for; empty for those of the traced inputs.
         offload_bytes: Most bytes that may be off the device at once; 0 for none.
         offload_place: Where they may be, see `offload.place.Place`; empty for nowhere.
-        budget_of: What the budget covers, see `RematOptions`; decides the check alone.
-        layout: Where values lie, see `RematOptions`; decides how the emitted code allocates alone.
-        inplace_buffers: Whether interpreted operators may overwrite arguments, see `RematOptions`.
-        chunks: Most chunks that a loss is computed in; 1 leaves it whole, `option_values.AS_PLANNED` lets the plan say.
         leaving: Positions of the inputs whose gradients may leave within the backward, see `capture.leaving`.
         hooks_bytes: What the hooks of some of these take while they run, beside what stays, by position.
         gathers: Whether inputs may be gathered from the ranks again, see `compilation.gathers`.
@@ -49,11 +47,6 @@ class PartitionRequest:
     budget_bytes: int | None
     fraction: float | None = None
     take_smallest: bool = False
-    planner: str = "auto"
-    cost_model: str = "roofline"
-    inner: str = "inductor"
-    max_slowdown: float | None = 2.0
-    time_limit: float | None = None
     verify: int = 1
     free_layout: bool = True
     reorders: bool = True
@@ -64,13 +57,10 @@ class PartitionRequest:
     layer_bytes: tuple[int, ...] = ()
     offload_bytes: int = 0
     offload_place: str = ""
-    budget_of: str = "allocated"
-    layout: str = "plain"
-    inplace_buffers: bool = True
-    chunks: int = 1
     leaving: tuple[int, ...] = ()
     hooks_bytes: tuple[tuple[int, int], ...] = ()
     gathers: bool = False
+    chunks: int = field(default=1, kw_only=True)  # what is captured by itself is whole
 
     @property
     def place(self) -> Place | None:
@@ -92,3 +82,8 @@ class PartitionRequest:
         """The same request for the step without a budget."""
         # With "auto", a budget that everything fits means torch's own partition, which is that step.
         return replace(self, fraction=None, budget_bytes=None, planner="auto", may_be_native=True, between_bytes=0)
+
+    def decided_as(self, other: PartitionRequest) -> PartitionRequest:
+        """This request with all of `other` that a search decides, or the first steps."""
+        names = (one.name for one in fields(self) if one.name not in _ASKED)
+        return replace(self, **{name: getattr(other, name) for name in names})

@@ -6,13 +6,13 @@ import copy
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import fields, replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import fx, nn
 
+from other_values import other
 from remat_compiler import torch_compat
 from remat_compiler.compilation import graph_key
 from remat_compiler.compilation.graph_key import PlanKey, devices_of, parameter_shapes, plan_key
@@ -20,62 +20,13 @@ from remat_compiler.costs import rates
 from remat_compiler.costs.peers import Peers
 from remat_compiler.costs.rates import NOMINAL
 from remat_compiler.costs.table import cost_identity
-from remat_compiler.memory_budget import BudgetKind, MemoryBudget
+from remat_compiler.memory_budget import MemoryBudget
 from remat_compiler.options import RematOptions
 from remat_compiler.partition import partitioner
 from remat_compiler.partition.partitioner import RematPartitioner
 from remat_compiler.partition.request import PartitionRequest
 
 CPU, META = torch.device("cpu"), torch.device("meta")
-OTHER_OPTIONS: dict[str, object] = {
-    "memory_budget": MemoryBudget(BudgetKind.BYTES, limit_bytes=7),
-    "planner": "chen_sqrt",
-    "inner": "eager",
-    "cost_model": "nominal",
-    "dump": Path("elsewhere"),
-    "on_infeasible": "min",
-    "max_slowdown": None,
-    "time_limit": 3.0,
-    "max_variants": 3,
-    "estimator": "quadratic",
-    "budget_of": "reserved",
-    "layout": "planned",
-    "inplace_buffers": False,
-    "chunks": 8,
-    "gathers": True,
-    "offload_budget": 1,
-    "offload_tier": "host",
-    "offload_dir": Path("/fast"),
-    "offload_direct": True,
-    "inductor": (("max_autotune", True),),
-}
-OTHER_REQUEST: dict[str, object] = {
-    "budget_bytes": 8,
-    "fraction": 0.5,
-    "take_smallest": True,
-    "planner": "chen_sqrt",
-    "cost_model": "nominal",
-    "inner": "eager",
-    "max_slowdown": None,
-    "time_limit": 3.0,
-    "verify": 2,
-    "free_layout": False,
-    "reorders": False,
-    "may_be_native": False,
-    "early_loops": False,
-    "between_bytes": 9,
-    "sizes": (("s0", 10),),
-    "layer_bytes": (5, 6),
-    "offload_bytes": 1,
-    "offload_place": "host",
-    "budget_of": "reserved",
-    "layout": "planned",
-    "inplace_buffers": False,
-    "chunks": 8,
-    "leaving": (1,),
-    "hooks_bytes": ((1, 64),),
-    "gathers": True,
-}
 REQUEST = PartitionRequest(budget_bytes=7)
 
 
@@ -107,9 +58,8 @@ def test_how_a_budget_is_written_is_not_in_the_key() -> None:
 
 @pytest.mark.parametrize("name", [f.name for f in fields(RematOptions)])
 def test_each_option_but_the_dump_is_in_the_key(name: str) -> None:
-    changed: dict[str, Any] = {name: OTHER_OPTIONS[name]}
-    assert changed != {name: getattr(RematOptions(), name)}
-    assert (key(options=replace(RematOptions(), **changed)) == key()) == (name == "dump")
+    changed = replace(RematOptions(), **{name: other(RematOptions(), name)})
+    assert (key(options=changed) == key()) == (name == "dump")
 
 
 @pytest.mark.parametrize(
@@ -203,9 +153,8 @@ def test_the_graph_the_budget_now_and_the_costs_are_in_the_key() -> None:
 
 @pytest.mark.parametrize("name", [f.name for f in fields(PartitionRequest)])
 def test_each_field_of_the_request_is_in_the_uuid(name: str) -> None:
-    changed: dict[str, Any] = {name: OTHER_REQUEST[name]}
-    assert changed != {name: getattr(REQUEST, name)}
-    assert RematPartitioner(replace(REQUEST, **changed), "").uuid() != RematPartitioner(REQUEST, "").uuid()
+    changed = replace(REQUEST, **{name: other(REQUEST, name)})
+    assert RematPartitioner(changed, "").uuid() != RematPartitioner(REQUEST, "").uuid()
 
 
 def test_whether_plans_of_other_sizes_may_be_taken_is_in_the_uuid(monkeypatch: pytest.MonkeyPatch) -> None:

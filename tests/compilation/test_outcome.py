@@ -7,41 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from other_values import other
 from remat_compiler.compilation.graph_key import PlanKey
-from remat_compiler.compilation.outcome import DECIDED, Outcome, StoredOutcome, kept_outcomes
-from remat_compiler.options import RematOptions
+from remat_compiler.compilation.outcome import Outcome, StoredOutcome, kept_outcomes
+from remat_compiler.options import PlanOptions, RematOptions
 from remat_compiler.partition.request import PartitionRequest
 
 KEY = PlanKey("graph", "options", "7", "rates", "settings", "versions")
 FIRST = PartitionRequest(budget_bytes=7)
-OTHERS: dict[str, object] = {
-    "reorders": False,
-    "may_be_native": False,
-    "budget_bytes": 5,
-    "fraction": 0.5,
-    "take_smallest": True,
-    "planner": "chen_sqrt",
-    "cost_model": "nominal",
-    "inner": "eager",
-    "max_slowdown": None,
-    "time_limit": 3.0,
-    "verify": 0,
-    "free_layout": False,
-    "early_loops": False,
-    "between_bytes": 9,
-    "sizes": (("s0", 10),),
-    "layer_bytes": (5, 6),
-    "offload_bytes": 1,
-    "offload_place": "host",
-    "budget_of": "reserved",
-    "layout": "planned",
-    "inplace_buffers": False,
-    "chunks": 8,
-    "leaving": (1,),
-    "hooks_bytes": ((1, 64),),
-    "gathers": True,
-}
-"""Another value of each field of a request."""
 
 
 def asked(directory: Path, budget: int = 7) -> Outcome:
@@ -74,10 +47,10 @@ def test_the_outcome_of_another_key_is_a_warned_miss(
 def test_of_its_request_only_that_is_taken_which_a_search_decides(
     name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert OTHERS[name] != getattr(FIRST, name)
-    put(tmp_path, StoredOutcome(KEY, replace(FIRST, **{name: OTHERS[name]}), 7, ()))  # type: ignore[arg-type]
+    put(tmp_path, StoredOutcome(KEY, replace(FIRST, **{name: other(FIRST, name)}), 7, ()))
     taken = asked(tmp_path).earlier(FIRST) is not None
-    assert taken == (name in DECIDED) == (not caplog.records)
+    given = {*(one.name for one in fields(PlanOptions)), "verify", "sizes", "layer_bytes"}
+    assert taken == (name not in given) == (not caplog.records)
 
 
 @pytest.mark.parametrize(("claimed", "limit"), [(5, 5), (7, 7), (10**12, 7), (None, 7)])
