@@ -13,41 +13,17 @@ a checkpointed region, is known by measuring it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
 
 from remat_compiler import torch_compat
 from remat_compiler.options import RematOptions
-from remat_compiler.step_budget.beside_the_plan import BesideThePlan, Outside
+from remat_compiler.step_budget.beside_the_plan import Outside
+from remat_compiler.step_budget.compiled_graph import CompiledGraph
 from remat_compiler.step_budget.coordinator import share_budget
-from remat_compiler.step_budget.gradients_before import GradientsBefore
 from remat_compiler.watching.open_calls import OpenCall
 
-
-class Beside(Hashable, Protocol):
-    """A planned graph of which memory outside of it is told.
-
-    Attributes:
-        options: The user's options.
-        beside: The warnings; `None` as long as its memory is not known.
-        outside: What its calls showed.
-        gradients: Finds gradients from before its steps; `None` as long as its memory is not known.
-        runs_on_cpu: Whether all of its inputs are on a CPU.
-    """
-
-    options: RematOptions
-    beside: BesideThePlan | None
-    outside: Outside
-    gradients: GradientsBefore | None
-    runs_on_cpu: bool
-
-    def look_again(self) -> None:
-        """Look for gradients from before its steps in its next calls."""
-        ...
-
-
-OpenCalls = Callable[[], Mapping[int, OpenCall[Any]]]
-"""The calls of planned graphs, each a `Beside`, in this thread whose backward has not run; see `open_calls.Here`."""
+OpenCalls = Callable[[], Mapping[int, OpenCall[CompiledGraph]]]
+"""The calls of planned graphs in this thread whose backward has not run; see `open_calls.Here`."""
 _ALL = -1
 """Stands for the number of nodes behind the graphs where none of them waits for its backward."""
 
@@ -70,7 +46,7 @@ class BehindThePlan:
         # Results that nobody trained are gone by now, and so is what their graphs held for them.
         alive = ((one, node) for one in reversed(calls) if (node := one.node()) is not None)
         last, latest = next(alive, (calls[-1], None))
-        graph: Beside = last.graph
+        graph = last.graph
         beside, budget = graph.beside, graph.options.memory_budget
         if beside is None:
             return None
@@ -108,7 +84,7 @@ class BehindThePlan:
 
     def _held(self, options: RematOptions) -> tuple[int | None, int]:
         """Bytes that the open calls which share a budget hold, `None` if not known, and eager operators before them."""
-        held_bytes, calls = 0, Counter[Beside]()
+        held_bytes, calls = 0, Counter[CompiledGraph]()
         for one in tuple(self._open_calls().values()):
             made = one.node()
             if made is None or not share_budget(one.graph.options, options):

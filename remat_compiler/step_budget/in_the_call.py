@@ -17,7 +17,8 @@ import torch
 
 from remat_compiler import torch_compat
 from remat_compiler.options import RematOptions
-from remat_compiler.step_budget.behind_the_plan import Beside, OpenCalls
+from remat_compiler.step_budget.behind_the_plan import OpenCalls
+from remat_compiler.step_budget.compiled_graph import CompiledGraph
 from remat_compiler.step_budget.coordinator import share_budget
 from remat_compiler.step_budget.nothing_planned import name_of
 from remat_compiler.step_model.events import Call, Event, Turn
@@ -79,7 +80,12 @@ class _Module:
     is_steady: bool = False
 
 
-def _judge(name: str, deltas: Sequence[int], opened: Sequence[OpenCall[Any]], before: Sequence[OpenCall[Any]]) -> bool:
+def _judge(
+    name: str,
+    deltas: Sequence[int],
+    opened: Sequence[OpenCall[CompiledGraph]],
+    before: Sequence[OpenCall[CompiledGraph]],
+) -> bool:
     """Warn if a call that took `deltas` exceeds the budget; whether no further one is to be measured.
 
     What is gathered of sharded modules, and what lies on a GPU, is not told apart from what eager operators take.
@@ -92,7 +98,7 @@ def _judge(name: str, deltas: Sequence[int], opened: Sequence[OpenCall[Any]], be
     """
     if not all(one.graph.runs_on_cpu for one in opened) or torch_compat.sharded_now() is not None:
         return True
-    graph: Beside = opened[-1].graph
+    graph = opened[-1].graph
     known = [memory for one in opened if (memory := one.memory) is not None]
     if graph.beside is None or len(known) < len(opened):
         return False
@@ -107,7 +113,7 @@ def _judge(name: str, deltas: Sequence[int], opened: Sequence[OpenCall[Any]], be
     return True
 
 
-def _waits_beside(call: OpenCall[Any], options: RematOptions) -> bool:
+def _waits_beside(call: OpenCall[CompiledGraph], options: RematOptions) -> bool:
     return call.node() is not None and share_budget(call.graph.options, options)
 
 
