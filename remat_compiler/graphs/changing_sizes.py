@@ -42,7 +42,8 @@ def at_changing_sizes(question: Question) -> Callable[..., Any]:
     sizes = variants.for_first([symbol.hint for symbol in symbols], [symbol.upper for symbol in symbols])
     first = replace(_served(question), sizes=tuple(zip((symbol.name for symbol in symbols), sizes)))
     start = time.perf_counter()
-    part = allowance_of_several(gm, options, first.budget_bytes or 0, COORDINATOR, question.inputs)
+    whole = first.budget_bytes or 0
+    part = allowance_of_several(gm, options, whole, COORDINATOR, question.inputs, changing=True)
     if part is not None and first.offload_bytes:
         # What graphs move together at any of their sizes, no plan of one of them knows.
         logger.warning("offload_budget has no effect on one of several graphs whose sizes change: it moves nothing")

@@ -53,28 +53,19 @@ def first_request_of_several(
         options: The user's options.
         request: The request if it were alone.
         coordinator: Follows the running step.
-        example_inputs: The graph's inputs, which tell whether its module is sharded.
+        example_inputs: See `allowance_of_several`.
     """
-    before, continues = coordinator.open_calls_sharing(options), continuation_of(gm, coordinator, changing=False)
     limited = request.budget_bytes is not None or request.fraction is not None
-    alike = calls_alike(example_inputs)
-    if options.memory_budget.minimises or not limited or not (before or continues is Continues.YES or alike):
+    if options.memory_budget.minimises or not limited:
         return None
-    if request.budget_bytes is None:
-        # A fraction is one of the whole step's peak, which nobody knows yet; that of the graph's own peak is a guess.
-        return replace(request, take_smallest=True)
+    part = allowance_of_several(gm, options, request.budget_bytes or 0, coordinator, example_inputs, changing=False)
+    if part is None:
+        return None
     # The smallest peak if the part is too little: the complete step decides whether all fits.
-    free_bytes = request.budget_bytes - coordinator.held_bytes(options)
-    if alike is not None and alike.overlap:
-        # What the first micro-batches hold is among the parts of all.
-        free_bytes = request.budget_bytes
-    if alike is not None and (alike.overlap or not torch_compat.returns_scalar(gm)):
-        allowed = allowance_of_alike(free_bytes, alike)
-        return replace(
-            request, budget_bytes=allowed.limit_bytes, between_bytes=allowed.between_bytes, take_smallest=True
-        )
-    allowed = first_allowance(free_bytes - (0 if alike is None else alike.ahead_bytes), continues)
-    return replace(request, budget_bytes=allowed.limit_bytes, take_smallest=True)
+    request = replace(request, take_smallest=True)
+    # A fraction is one of the whole step's peak, which nobody knows yet; that of the graph's own peak is a guess.
+    in_bytes = request.budget_bytes is not None
+    return replace(request, budget_bytes=part.limit_bytes, between_bytes=part.between_bytes) if in_bytes else request
 
 
 def part_of_fraction(
@@ -105,26 +96,31 @@ def allowance_of_several(
     limit_bytes: int,
     coordinator: StepCoordinator[CompiledGraph],
     example_inputs: Sequence[Any] = (),
+    *,
+    changing: bool,
 ) -> Allowance | None:
-    """The limits of a graph of changing sizes at any of them; `None` for a graph that stands alone.
+    """The limits of a graph, at any of its sizes; `None` for a graph that stands alone.
 
     Args:
         gm: Dynamo's graph.
         options: The user's options.
         limit_bytes: The budget of the step.
         coordinator: Follows the running step.
-        example_inputs: See `first_request_of_several`.
+        example_inputs: The graph's inputs, which tell whether its module is sharded.
+        changing: Whether its sizes change.
     """
-    continues = continuation_of(gm, coordinator, changing=True)
-    if coordinator.open_calls_sharing(options):
+    continues, alike = continuation_of(gm, coordinator, changing=changing), calls_alike(example_inputs)
+    if changing and coordinator.open_calls_sharing(options):
         gc.collect()  # calls of a refused step may be open only because of reference cycles
-    alike = calls_alike(example_inputs)
-    if alike is not None and (alike.overlap or not torch_compat.returns_scalar(gm)):
-        return allowance_of_alike(limit_bytes - (0 if alike.overlap else coordinator.held_bytes(options)), alike)
     if not coordinator.open_calls_sharing(options) and continues is Continues.NO and alike is None:
         return None
-    limit_bytes -= 0 if alike is None else alike.ahead_bytes
-    return first_allowance(limit_bytes - coordinator.held_bytes(options), continues)
+    free_bytes = limit_bytes - coordinator.held_bytes(options)
+    if alike is None:
+        return first_allowance(free_bytes, continues)
+    if alike.overlap or not torch_compat.returns_scalar(gm):
+        # What the first micro-batches hold is among the parts of all.
+        return allowance_of_alike(limit_bytes if alike.overlap else free_bytes, alike)
+    return first_allowance(free_bytes - alike.ahead_bytes, continues)
 
 
 def continuation_of(gm: fx.GraphModule, coordinator: StepCoordinator[CompiledGraph], *, changing: bool) -> Continues:

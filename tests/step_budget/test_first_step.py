@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -130,13 +131,16 @@ def test_a_fraction_too_small_for_a_graph_without_a_loss_may_do_for_the_step(
     assert found is None or found.take_smallest
 
 
+limits_of = partial(allowance_of_several, changing=True)
+
+
 def test_changing_sizes_hold_half_of_what_is_left_unless_they_return_a_loss() -> None:
-    assert allowance_of_several(LOSS, options_of(), BUDGET, coordinator()) is None
+    assert limits_of(LOSS, options_of(), BUDGET, coordinator()) is None
     held = int(BUDGET * FIRST_HELD)
-    assert allowance_of_several(HIDDEN, options_of(), BUDGET, coordinator()) == Allowance(BUDGET, held, BUDGET)
-    assert allowance_of_several(LOSS, options_of(), BUDGET, coordinator(held=300)) == Allowance.whole(700)
+    assert limits_of(HIDDEN, options_of(), BUDGET, coordinator()) == Allowance(BUDGET, held, BUDGET)
+    assert limits_of(LOSS, options_of(), BUDGET, coordinator(held=300)) == Allowance.whole(700)
     quarter = Allowance.whole(int(BUDGET * FIRST_PART))
-    assert allowance_of_several(BROKEN, options_of(), BUDGET, coordinator()) == quarter
+    assert limits_of(BROKEN, options_of(), BUDGET, coordinator()) == quarter
 
 
 MEMORY = GraphMemory(400, 300, 500, 100)
