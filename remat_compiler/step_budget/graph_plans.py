@@ -101,11 +101,11 @@ class GraphPlans:
     @property
     def keeps_beside(self) -> bool:
         """Whether each size keeps to what gradients from before the step leave."""
-        return False
+        return self.dispatch is not None and self.dispatch.allowance.spare_bytes > 0
 
     def memory_at(self, arguments: Sequence[Any], memory: GraphMemory | None) -> GraphMemory | None:
         """The memory of a call with these arguments, if `memory` is that of the graph."""
-        return memory
+        return memory if self.dispatch is None else self.dispatch.memory_at(arguments)
 
     def has_less_than(self, whole_bytes: int) -> bool:
         """Whether its limits leave it less than the whole budget, until its steps are known."""

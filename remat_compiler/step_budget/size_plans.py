@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from enum import Enum
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from remat_compiler import torch_compat
 from remat_compiler.compilation.attempt import Attempt
@@ -122,11 +122,6 @@ class SizePlans(GraphPlans):
         self._allow(Allowance.whole(left_bytes, spare_bytes=limit_bytes - left_bytes))
         graph.keep(limit_bytes, "", StepFigures(1, None, limit_bytes, gradient_bytes=gradient_bytes))
 
-    @property
-    def keeps_beside(self) -> bool:
-        """See `GraphPlans`."""
-        return self.dispatch.allowance.spare_bytes > 0
-
     def _allow(self, allowance: Allowance) -> None:
         # Every change makes the dispatch decide all sizes again, and may compile.
         if allowance != self.dispatch.allowance:
@@ -136,10 +131,6 @@ class SizePlans(GraphPlans):
     def figures(self) -> PartitionFigures:
         """What is known of the partition at the first sizes."""
         return self.first.partitions[0].figures
-
-    def memory_at(self, arguments: Sequence[Any], memory: GraphMemory | None) -> GraphMemory | None:
-        """See `GraphPlans`."""
-        return self.dispatch.memory_at(arguments)
 
     def has_less_than(self, whole_bytes: int) -> bool:
         """See `GraphPlans`."""
