@@ -1,6 +1,6 @@
 """Memory of training steps that others measured on GPUs, beside what `remat_compiler.fit` says of them on paper.
 
-    python -m studies.on_paper.gpu_reports                       every report, about 3 minutes
+    python -m studies.on_paper.gpu_reports                       every report, about 10 minutes
     python -m studies.on_paper.gpu_reports --only small-gpt      those whose name has it
     python -m studies.on_paper.gpu_reports --json results/gpu_reports.json
 
