@@ -76,7 +76,7 @@ def _clamped(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tenso
 def _kept(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **settings: Any) -> Any:
     """BERT's, with the softmax of then."""
     scores = torch.matmul(query, key.transpose(2, 3)) * settings["scaling"]
-    weights: Tensor = _KeptSoftmax.apply(scores if mask is None else scores + mask)  # type: ignore[no-untyped-call]
+    weights: Tensor = _KeptSoftmax.apply(scores if mask is None else scores + mask)
     weights = F.dropout(weights, settings["dropout"], module.training)
     return torch.matmul(weights, value).transpose(1, 2).contiguous(), None
 
@@ -89,7 +89,7 @@ class _KeptSoftmax(torch.autograd.Function):
         return weights
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
         _, weights = ctx.saved_tensors
         return torch.ops.aten._softmax_backward_data(gradient, weights, -1, weights.dtype)
 
