@@ -15,8 +15,8 @@ from instruments.measure import measure_step
 from remat_compiler.backend import remat
 from remat_compiler.errors import InfeasibleBudget
 from remat_compiler.graphs.steps import COORDINATOR
-from remat_compiler.step_budget import joint_plans
 from remat_compiler.step_budget.compiled_graph import CompiledGraph
+from remat_compiler.step_model.split import Split
 from remat_compiler.units import format_bytes
 from versions import DENSE_GRADIENTS
 
@@ -114,7 +114,7 @@ def test_sharing_that_was_broken_off_is_tried_again(
 
     step()
     with monkeypatch.context() as patched:
-        patched.setattr(joint_plans, "share", broken_off)
+        patched.setattr(Split, "within", broken_off)
         for _ in range(2):
             with pytest.raises(error):
                 step()
