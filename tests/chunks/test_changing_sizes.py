@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor
@@ -24,7 +26,9 @@ def at_sizes(program: Program, backend: Chunked) -> None:
     for shape in [(1, *shape[1:]) if program.shape[0] == 1 else shape for shape in lengths]:
         given = inputs(shape)
         made, expected = step(compiled, model, given), step(model, model, given)
-        torch.testing.assert_close(made, expected, rtol=1e-12, atol=1e-12, msg=lambda text, at=shape: f"{at}: {text}")
+        # The mean of no rows is no number.
+        close = partial(torch.testing.assert_close, rtol=1e-12, atol=1e-12, equal_nan=True)
+        close(made, expected, msg=lambda text, at=shape: f"{at}: {text}")
 
 
 def inputs(shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
@@ -54,4 +58,5 @@ def test_a_loss_in_chunks_is_the_same_at_all_sizes(name: str, decomposed: bool) 
 def test_values_that_are_needed_whole_are_left_so_at_all_sizes(name: str) -> None:
     backend = Chunked(4)
     at_sizes(WHOLE[name], backend)
-    assert backend.made == [()]
+    assert backend.made
+    assert not any(backend.made)
