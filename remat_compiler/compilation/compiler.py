@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
-from copy import copy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -39,10 +38,11 @@ from remat_compiler.stats import count, timed
 logger = logger_of(__name__)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class Compiler:
     """Compiles copies of one Dynamo graph.
 
-    Args:
+    Attributes:
         gm: Dynamo's graph.
         example_inputs: Its inputs, as Dynamo gave them.
         traced: The same with symbols for sizes, see `torch_compat.symbolic_inputs`; empty if no sizes change.
@@ -52,29 +52,17 @@ class Compiler:
         settings: Names and values of the user's settings of Inductor.
     """
 
-    def __init__(
-        self,
-        gm: fx.GraphModule,
-        example_inputs: Sequence[Any],
-        traced: Sequence[Any],
-        session: Session,
-        costs: str,
-        reported: bool,
-        settings: Sequence[tuple[str, Any]] = (),
-    ) -> None:
-        self.gm = gm
-        self.settings = settings
-        self.costs = costs
-        self.reported = reported
-        self.example_inputs = example_inputs
-        self.traced = traced
-        self.session = session
+    gm: fx.GraphModule
+    example_inputs: Sequence[Any]
+    traced: Sequence[Any]
+    session: Session
+    costs: str
+    reported: bool
+    settings: Sequence[tuple[str, Any]] = ()
 
     def with_inputs(self, example_inputs: Sequence[Any]) -> Compiler:
         """The same for other inputs of the same shapes, such as fake ones, which hold no memory."""
-        other = copy(self)
-        other.example_inputs = example_inputs
-        return other
+        return replace(self, example_inputs=example_inputs)
 
     def run(self, request: PartitionRequest, real: bool = True) -> Attempt:
         """Compile and check; `NoPlan` if the planner refuses."""

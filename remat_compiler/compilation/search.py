@@ -70,15 +70,8 @@ class BudgetSearch:
         options = replace(self.options, on_infeasible="error") if goal.takes_smallest else self.options
         chooses_layout = self.chooses_layout and options.inner == "inductor"
         minimises = options.memory_budget.minimises
-        search = Tries(
-            _Memory(self.compile_),
-            options,
-            chooses_layout,
-            self._limit_of(goal),
-            minimises,
-            trains=self.trains,
-            more_bytes=self.more_bytes,
-        )
+        compile_, limit = _Memory(self.compile_), self._limit_of(goal)
+        search = Tries(compile_, options, chooses_layout, limit, minimises, self.trains, self.more_bytes)
         try:
             return search.run(goal.request, goal.known), search.limit
         except InfeasibleBudget as error:

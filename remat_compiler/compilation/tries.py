@@ -11,7 +11,7 @@ budget "min" takes, by the same requests; so a budget of the bytes that it names
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from remat_compiler.compilation.attempt import Attempt, Compile
 from remat_compiler.compilation.feedback import MARGIN, next_request
@@ -28,39 +28,31 @@ MAX_TRIES = 4
 """Most plans that are tried for each layout, until the checked peak fits and uses the budget."""
 
 
+@dataclass(slots=True)
 class Tries:
     """The tries of one search.
 
-    Args:
-        compile_: Compiles the graph.
+    Attributes:
+        compile: Compiles the graph.
         options: The user's options.
         chooses_layout: Whether the inner compiler may give operators another layout than the program does.
         limit: The budget in bytes, if it is known already.
         minimises: Whether the smallest peak is asked for.
         trains: Whether a backward is to be expected.
         more_bytes: What emitted code is expected to take beside the simulated peak.
+        native: Checked memory of the step without a budget, once that was emitted.
+        refusal: The latest of the planner.
     """
 
-    def __init__(
-        self,
-        compile_: Compile,
-        options: RematOptions,
-        chooses_layout: bool,
-        limit: int | None,
-        minimises: bool,
-        *,
-        trains: bool = True,
-        more_bytes: int = 0,
-    ) -> None:
-        self.compile = compile_
-        self.more_bytes = more_bytes
-        self.trains = trains
-        self.options = options
-        self.chooses_layout = chooses_layout
-        self.limit = limit
-        self.minimises = minimises
-        self.refusal: NoPlan | None = None
-        self.native: GraphMemory | None = None
+    compile: Compile
+    options: RematOptions
+    chooses_layout: bool
+    limit: int | None
+    minimises: bool
+    trains: bool = True
+    more_bytes: int = 0
+    native: GraphMemory | None = None
+    refusal: NoPlan | None = None
 
     def run(self, request: PartitionRequest, known: Attempt | None) -> Attempt:
         """The try to keep."""
@@ -187,8 +179,7 @@ class Tries:
         """What the budget "min" would take; `best` if no plan can be had."""
         if best is not None and best.failure is not None:
             return best
-        tries = Tries(self.compile, self.options, self.chooses_layout, None, minimises=True)
-        tries.native = self.native
+        tries = Tries(self.compile, self.options, self.chooses_layout, None, minimises=True, native=self.native)
         # As `graphs.question.first_request` asks: the inner compiler's own layout takes copies of weights.
         lowest = self._lowest(replace(request, free_layout=False))
         # It is refused as a rule, and kernels are compiled for what is kept.
