@@ -20,7 +20,7 @@ SIZES = (256, 512, 384, 450)
 STEPS = 2
 TOLD = "gradients are there before the step"
 
-pytestmark = pytest.mark.usefixtures("compiles_anew")
+pytestmark = [pytest.mark.usefixtures("compiles_anew"), pytest.mark.usual_effort]
 
 
 def trained(
