@@ -274,3 +274,16 @@ def test_what_is_meant_for_the_user_or_for_other_ranks_is_no_defect(broken: tupl
     graph = Graph(70, floor_bytes={1: 900, 4: 60}, dear_ns={4: 600_000}, broken=broken, error=RanksDiffer("made up"))
     with pytest.raises(RanksDiffer, match="made up"):
         graph.chosen()
+
+
+@pytest.mark.parametrize(("chunks", "spared_ns"), [(1, 1), (4, 0)])
+def test_next_to_nothing_is_not_worth_the_code_of_chunks_again(chunks: int, spared_ns: int) -> None:
+    made: Any = SimpleNamespace(
+        graphs=SimpleNamespace(timeline=SimpleNamespace(added_ns=1)),
+        chunked=(chunks,) if chunks > 1 else (),
+        step_ns=10**6,
+    )
+    gainable_ns: Any = Partition.gainable_ns
+    assert gainable_ns.fget(made) == spared_ns
+    made.graphs.timeline.added_ns = made.step_ns
+    assert gainable_ns.fget(made) == made.step_ns

@@ -214,3 +214,9 @@ def test_greedy_drops_the_value_of_most_bytes_for_the_time() -> None:
     assert result.status is PlanStatus.FEASIBLE
     assert result.plan is not None
     assert sorted(op for op in set(result.plan.steps) if result.plan.steps.count(op) > 1) == [2, 5]
+
+
+def test_segments_are_counted_with_the_last() -> None:
+    problem = chain()
+    (root, whole) = (dict(ChenSqrt(factors=(factor,)).plan(problem).stats)["segments"] for factor in (1.0, 0.0))
+    assert int(root) > int(whole) == 1
