@@ -21,7 +21,11 @@ PROCESSOR = Cpu("a processor", threads=1, total_bytes=2**34, usable_bytes=2**33,
 
 
 def cpu_request(model: str, budget: float | str | None, inner: str) -> FitRequest:
-    options = {"inner": inner, "cost_model": "nominal", "max_slowdown": None, "on_infeasible": "min"}
+    # Down to the smallest peak, losses would be cut further and further, which takes most of the time.
+    chunks = "never" if budget == "min" else "auto"
+    options = {
+        "inner": inner, "cost_model": "nominal", "max_slowdown": None, "on_infeasible": "min", "chunks": chunks
+    }  # fmt: skip
     return FitRequest(MAKERS[model], PROCESSOR, budget, (16,), None, "AdamW", options)
 
 
