@@ -185,6 +185,28 @@ def test_convolutions_whose_algorithms_are_tried_first(monkeypatch: pytest.Monke
     assert peak <= report.peak_bytes + CUDNN_BYTES
 
 
+@pytest.mark.parametrize("read", [1024, 8192])
+def test_a_gradient_of_a_table_is_added_up_without_a_table_in_float32(read: int) -> None:
+    """By the kernel for few indices, and by that for many, whose sums are counted."""
+    table = nn.Embedding(1 << 16, WIDTH, padding_idx=3)
+    model = nn.Sequential(table, nn.Linear(WIDTH, 8)).cuda().bfloat16()
+    tokens = torch.randint(0, 4 * read, (read,), device="cuda").remainder(1 << 16)
+    backward(model(tokens).float().square().mean())
+    expected = gradients(model)
+    called = compiled_for(model, "min", "inductor")
+
+    def step() -> None:
+        model.zero_grad()
+        backward(called(tokens).float().square().mean())
+
+    for _ in range(2):
+        step()
+    torch.testing.assert_close(gradients(model), expected, rtol=2e-2, atol=1e-5)
+    model.zero_grad()
+    (report,) = remat_compiler.reports()
+    assert peak_of(step) <= report.peak_bytes < 1.5 * table.weight.nbytes
+
+
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
 def test_one_rank_of_nccl(kind: str, tmp_path: Path) -> None:
     """What wraps a model for several GPUs works on one: gradients, and the peak beside them."""
