@@ -55,7 +55,7 @@ TRAINING = {
     *("test_demo", "test_snippets", "test_unusual_input"),
 }
 """Folders and files of these tests; those of neither set use torch and train next to nothing."""
-USES_TORCH = {"test_json_folder"}
+USES_TORCH = {"test_json_folder", "test_allocator_on_a_gpu"}
 WHOLE_COLLECTION_EVERY_S = 60
 LONGEST_FIRST = ("end_to_end", "torch", "planning")
 
