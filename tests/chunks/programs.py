@@ -48,7 +48,7 @@ class Adapted(nn.Module):
         self.head = nn.Linear(WIDTH, CLASSES, bias=False).requires_grad_(False)
         self.down, self.up = nn.Linear(WIDTH, 4, bias=False), nn.Linear(4, CLASSES, bias=False)
 
-    def forward(self, x: Tensor, targets: Tensor) -> Tensor:
+    def forward(self, x: Tensor, targets: Tensor) -> Tensor | tuple[Tensor, ...]:
         hidden = torch.tanh(self.body(x))
         return self.loss(self.head(hidden) + 0.5 * self.up(self.down(hidden)), targets)
 
