@@ -20,7 +20,16 @@ from remat_compiler.chunks.cut import Partial, operands, shape_of
 from remat_compiler.chunks.region import LARGE, elements
 from remat_compiler.chunks.rules import SHAPES
 from remat_compiler.chunks.unread import Unread, ranges_behind
-from remat_compiler.chunks.writing import NotCuttable, arguments_with, call, call_like, copied, viewed, write_sizes
+from remat_compiler.chunks.writing import (
+    NotCuttable,
+    arguments_with,
+    call,
+    call_like,
+    copied,
+    in_order,
+    viewed,
+    write_sizes,
+)
 from remat_compiler.torch_compat import Size
 
 _aten = torch.ops.aten
@@ -78,7 +87,8 @@ class _Writer:
             if left is not None:
                 node.replace_all_uses_with(left)
         elif self.unread.are_put_back(node):
-            self._leave(node, operands(node)[-1])
+            # The whole lies in order, which views behind it rely on.
+            self._leave(node, in_order(self.graph, operands(node)[-1], like=node))
         else:
             self._write_on_rows(node)
 
@@ -139,6 +149,7 @@ class _Writer:
             # Not by a slice, which torch clamps: then the length of one that changes is no longer known.
             parts = call(self.graph, _aten.split_with_sizes.default, (value, lengths, place), like=reader)
             part = call(self.graph, operator.getitem, (parts, int(before != 0)), like=reader)
+            part = in_order(self.graph, part, like=reader)
             self.slices[source, dim] = self._seen(part, self.unread.left(shape, dim), reader)
         return self.slices[source, dim]
 

@@ -64,9 +64,14 @@ def call_like(
 
 def viewed(graph: fx.Graph, value: fx.Node, shape: Sequence[Size], *, like: fx.Node) -> fx.Node:
     """A value in another shape, in memory of its own if its elements do not lie in order."""
-    if not torch_compat.is_in_order(value.meta["val"]):
-        value = call(graph, _aten.clone.default, (value,), like=like, memory_format=torch.contiguous_format)
-    return call(graph, _aten.view.default, (value, list(shape)), like=like)
+    return call(graph, _aten.view.default, (in_order(graph, value, like=like), list(shape)), like=like)
+
+
+def in_order(graph: fx.Graph, value: fx.Node, *, like: fx.Node) -> fx.Node:
+    """A value whose elements lie in order, as any view of it asks for: itself, or a copy."""
+    if torch_compat.is_in_order(value.meta["val"]):
+        return value
+    return call(graph, _aten.clone.default, (value,), like=like, memory_format=torch.contiguous_format)
 
 
 def write_sizes(graph: fx.Graph) -> None:
@@ -101,5 +106,5 @@ def _computed(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], lik
     try:
         with torch_compat.shapes_at_any_sizes(mode):
             return target(*torch_compat.with_symbols(given, mode), **named)
-    except RuntimeError as error:
+    except (RuntimeError, ValueError) as error:
         raise NotCuttable(f"{target} on chunks: {error}") from error

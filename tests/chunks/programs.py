@@ -184,6 +184,12 @@ def shifted_logarithms(logits: Tensor, targets: Tensor) -> Tensor:
     return -own.mean() + 0.1 * known.exp().square().mean()
 
 
+def shifted_and_turned(logits: Tensor, targets: Tensor) -> Tensor:
+    """Rows that lie in memory behind classes, so that sequences stay together."""
+    turned = logits[:, :-1].transpose(1, 2).contiguous().transpose(1, 2)
+    return F.cross_entropy(turned.reshape(-1, CLASSES), targets[:, 1:].reshape(-1))
+
+
 def with_noise_behind(logits: Tensor, targets: Tensor) -> Tensor:
     """Random numbers that the gradient needs are drawn behind others that it does not."""
     rows = F.cross_entropy(logits, targets, reduction="none")
@@ -232,6 +238,7 @@ PROGRAMS: dict[str, Program] = {
     "tied_and_shifted": _of(shifted, (2, 9), bias=True, tied=True),
     "capped_and_shifted": _of(capped_and_shifted, (2, 9), bias=True),
     "adapted_and_shifted": Program(AdaptedAndShifted, (2, 9)),
+    "shifted_and_turned": _of(shifted_and_turned, (9, 3), 3),
     "shifted_logarithms": _of(shifted_logarithms, (2, 9)),
     "adapted": Program(Adapted),
     "distilled": Program(Distilled),
