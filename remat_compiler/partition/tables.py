@@ -15,11 +15,12 @@ import torch
 from torch import fx
 
 from remat_compiler import torch_compat
+from remat_compiler.chunks.means import FEW_BITS
+from remat_compiler.chunks.tangent import is_zero
 from remat_compiler.chunks.writing import call
 
 _aten = torch.ops.aten
 _prims = torch.ops.prims
-_FEW_BITS = (torch.float16, torch.bfloat16)
 DEVICES = frozenset({"cuda"})
 """Devices on which torch's kernel adds up in 32 bits."""
 _PART = 2
@@ -50,14 +51,15 @@ def sum_by_kernel(joint: fx.GraphModule, devices: frozenset[str] = DEVICES) -> i
 
 def _table(put: fx.Node) -> tuple[fx.Node, tuple[Any, ...]] | None:
     """The rounded gradient of a table, and the arguments of torch's kernel for it; `None` for other sums."""
-    rounded, *others = put.users
+    if len(put.users) != 1:
+        return None
+    (rounded,) = put.users
     arguments: Any = put.args
     zeros, mask, indices, values = arguments
-    wide = (rounded, values)
-    if others or any(node.target is not _prims.convert_element_type.default for node in wide):
+    if any(node.target is not _prims.convert_element_type.default for node in (rounded, values)):
         return None
     gradients, dtype = values.args[0], rounded.meta["val"].dtype
-    if zeros.target is not _aten.full.default or len(indices) != 1 or dtype not in _FEW_BITS:
+    if not is_zero(zeros) or len(indices) != 1 or dtype not in FEW_BITS:
         return None
     rows, columns = put.meta["val"].shape[0], put.meta["val"].shape[1:]
     read = indices[0].meta["val"]
