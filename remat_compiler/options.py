@@ -274,7 +274,8 @@ class RematOptions(PlanOptions):
         settings = {n: v for n, v in given.items() if n not in checks and isinstance(n, str) and is_inductors(n, v)}
         for name in given:
             if name not in checks and name not in settings:
-                raise OptionError(f"unknown option {shown(name)}{suggestion(str(name), tuple(checks))}")
+                allowed = tuple(Options.__annotations__)
+                raise OptionError(f"unknown option {shown(name)}{suggestion(str(name), allowed)}")
         # A variable is not even checked if the code gives the option.
         values: dict[str, Any] = {
             name: _from_text(name, text, declared[name]["read"], checks[name])
