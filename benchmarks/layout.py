@@ -32,7 +32,7 @@ from instruments.layout_problems import PlannedStep, made_up_step, overlapping, 
 from instruments.make_instances import instance_name, instance_paths
 from instruments.problem_file import read_problem
 from remat_compiler.ir.layout import Layout, LayoutPlanner, LayoutProblem
-from remat_compiler.simulate.reserved import reserved_bytes
+from remat_compiler.simulate.reserved import AllocationTrace, reserved_bytes
 from remat_compiler.simulate.verify_layout import layout_defects
 from remat_passes.layout.exact import Exact
 from remat_passes.layout.portfolio import Portfolio
@@ -138,9 +138,9 @@ def rows_of_step(name: str, step: PlannedStep, planners: Sequence[LayoutPlanner]
     problem = step.layout_problem()
     shared = ("plans", name, step.position, len(problem.blocks), live_bytes(problem))
     rows = [Row(*shared, planner.name, *_placed(planner, problem)) for planner in planners]
-    lives = [one.life for one in step.lives]
+    trace = AllocationTrace((), (), tuple(one.life for one in step.lives))
     for kind, expandable in (("segments", False), ("expandable", True)):
-        rows.append(Row(*shared, kind, reserved_bytes([], [], lives, UNLIMITED_BYTES, expandable=expandable), 0))
+        rows.append(Row(*shared, kind, reserved_bytes(trace, UNLIMITED_BYTES, expandable=expandable), 0))
     return rows
 
 

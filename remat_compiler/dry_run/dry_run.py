@@ -23,6 +23,7 @@ import torch
 
 from remat_compiler import torch_compat
 from remat_compiler.arena.placing import Placement
+from remat_compiler.costs.libraries import kept_lives
 from remat_compiler.costs.op_call import tensors_in
 from remat_compiler.costs.workspace import WorkspaceTable
 from remat_compiler.dry_run.emitted_wrapper import DryRunUnsupported, EmittedGraph, make_twin
@@ -337,9 +338,11 @@ def _summary(step: FakeStep, workspace: WorkspaceTable) -> DryRun:
         MemorySample(m.phase, m.label, m.line, text(m.file, m.line), m.live_bytes, known.get(m.workspace_key, 0))
         for m in step.moments
     )
-    traced = TracedStep.of(step.alive, requested, step.inputs.resident_sizes, step.inputs.trained_sizes)
+    on_cuda = step.tracker.device_type == "cuda"
+    kept = kept_lives(requested, torch.cuda.get_device_capability()) if on_cuda else ()
+    traced = TracedStep.of(step.alive, requested, step.inputs.resident_sizes, step.inputs.trained_sizes, kept)
     blocks, timeline = traced.as_asked(), requested
-    if step.tracker.device_type == "cuda":
+    if on_cuda:
         # The allocator hands out blocks, which may be larger than what is asked for; the budget is one of blocks.
         blocks = traced.blocks()
         timeline = tuple(

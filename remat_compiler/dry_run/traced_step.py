@@ -87,6 +87,7 @@ class TracedStep:
         timeline: Sequence[_Sample],
         resident: Sequence[int],
         trained: Sequence[int],
+        kept: Sequence[Life] = (),
     ) -> TracedStep:
         """What was seen of a step.
 
@@ -95,12 +96,14 @@ class TracedStep:
             timeline: What operators take inside, by moment.
             resident: Sizes of what is there before the step.
             trained: Sizes of what an optimizer keeps a state for.
+            kept: What the first step makes, and leaves, besides; see `costs.libraries`.
         """
         own = [(id(life), Life(life.size_bytes, life.made, freed)) for life, freed in alive if life.size_bytes]
         inside = [(0, Life(one.workspace_bytes, i, i + 1)) for i, one in enumerate(timeline) if one.workspace_bytes]
         # Stable, so that what is made at one moment stays in its order, and what an operator takes inside comes last.
         rows = sorted(own + inside, key=lambda row: row[1].made)
-        trace = AllocationTrace(tuple(resident), tuple(trained) * _STATES, tuple(life for _, life in rows))
+        lives = tuple(life for _, life in rows)
+        trace = AllocationTrace(tuple(resident), tuple(trained) * _STATES, lives, tuple(kept))
         return cls(trace, {key: position for position, (key, _) in enumerate(rows) if key})
 
     def as_asked(self) -> Served:

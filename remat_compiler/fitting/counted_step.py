@@ -9,24 +9,20 @@ from typing import Any
 import torch
 
 from remat_compiler import torch_compat
+from remat_compiler.costs.libraries import THREADS, kept_bytes, kept_lives
 from remat_compiler.costs.op_call import OpCall
 from remat_compiler.costs.workspace import WorkspaceTable
 from remat_compiler.devices.cpus import Device
 from remat_compiler.devices.gpus import Gpu
-from remat_compiler.dry_run.storage_tracker import StorageLife, StorageTracker
+from remat_compiler.dry_run.storage_tracker import Moment, StorageLife, StorageTracker
 from remat_compiler.fitting.made_step import MadeStep
 from remat_compiler.gradients.leave import LEAVE, leave_on_paper
 from remat_compiler.simulate.lives import Life
+from remat_compiler.simulate.reserved import AllocationTrace
 
 FORWARD, BACKWARD, UPDATE = "forward", "backward", "optimizer"
 """Phases of a step."""
 _UNCOUNTED_STEPS = 2
-_CUBLAS_BYTES = {9: 32 * 2**20, 10: 32 * 2**20}
-_CUBLAS_DEFAULT_BYTES = 2 * 4096 * 1024 + 8 * 16 * 1024
-"""Workspace of cuBLAS for a handle on a stream (``getChosenWorkspaceSize`` in ``CUDABlas.cpp``): by major compute
-capability: 32 MiB of Hopper and Blackwell's data center GPUs, else ``:4096:2:16:8``."""
-_HANDLES = 2
-"""Each thread has a handle of its own (``CublasHandlePool.cpp``): the program's has, and autograd's of the device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +33,7 @@ class Counted:
         peaks: Most bytes on top of what is there before it, workspaces included, by phase.
         gradient_bytes: Bytes that its backward leaves.
         lives: Its allocations, in their order.
+        moments: Its operators.
         inside: What operators take inside, where a form tells it, each for a moment.
         update_from: The moment at which the optimizer's step begins.
         calls: The operators that may take something inside, by key.
@@ -46,6 +43,7 @@ class Counted:
     peaks: Mapping[str, int]
     gradient_bytes: int
     lives: Sequence[StorageLife]
+    moments: Sequence[Moment]
     inside: Sequence[Life]
     update_from: int
     calls: Mapping[str, OpCall]
@@ -55,6 +53,15 @@ class Counted:
     def unmodelled(self) -> tuple[str, ...]:
         """Names of operators of which no form tells what they take."""
         return tuple(sorted({str(call.func) for key, call in self.calls.items() if key not in self.workspaces}))
+
+    def trace(self, step: MadeStep, device: Device) -> AllocationTrace:
+        """What the step and such steps before it ask of the allocator of a device."""
+        own = [Life(life.size_bytes, life.made, life.freed) for life in self.lives if life.size_bytes]
+        # Stable, so that what an operator takes inside comes after its results.
+        lives = tuple(sorted([*own, *self.inside], key=lambda life: life.made))
+        resident, state = resident_sizes(step), storage_sizes(step.state, step.device)
+        kept = kept_lives(self.moments, device.capability) if isinstance(device, Gpu) else ()
+        return AllocationTrace(tuple(resident), tuple(state), lives, kept)
 
 
 def settle(step: MadeStep, mode: Any = None) -> None:
@@ -102,18 +109,17 @@ def count(step: MadeStep, mode: Any) -> Counted:
         peaks[moment.phase] = max(peaks[moment.phase], taken)
     sizes = [known.get(moment.workspace_key, 0) for moment in watch.moments]
     inside = [Life(size, i, i + 1) for i, size in enumerate(sizes) if size > 0]
-    return Counted(peaks, gradient_bytes, watch.lives, inside, update_from, watch.calls, known)
+    return Counted(peaks, gradient_bytes, watch.lives, watch.moments, inside, update_from, watch.calls, known)
 
 
 def library_bytes(device: Device) -> int:
     """Workspaces that cuBLAS keeps on the device; none on a CPU."""
-    return sum(_library_sizes(device))
+    return sum(library_sizes(device))
 
 
-def _library_sizes(gpu: Device) -> list[int]:
-    if not isinstance(gpu, Gpu):
-        return []
-    return [_CUBLAS_BYTES.get(gpu.capability[0], _CUBLAS_DEFAULT_BYTES)] * _HANDLES
+def library_sizes(device: Device) -> list[int]:
+    """The bytes of each of them."""
+    return [kept_bytes(device.capability)] * len(THREADS) if isinstance(device, Gpu) else []
 
 
 def distinct_bytes(tensors: Iterable[torch.Tensor], device: torch.device) -> int:
@@ -128,10 +134,9 @@ def storage_sizes(tensors: Iterable[torch.Tensor], device: torch.device) -> list
     return [storage.nbytes() for storage in storages.values()]
 
 
-def resident_sizes(step: MadeStep, device: Device) -> list[int]:
+def resident_sizes(step: MadeStep) -> list[int]:
     """Bytes of what is there before the first step, in the order in which it is made."""
-    made = (step.parameters, step.input_tensors)
-    return [*(size for tensors in made for size in storage_sizes(tensors, step.device)), *_library_sizes(device)]
+    return [size for tensors in (step.parameters, step.input_tensors) for size in storage_sizes(tensors, step.device)]
 
 
 def update_lives(step: MadeStep, mode: Any) -> list[Life]:

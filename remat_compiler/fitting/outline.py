@@ -14,7 +14,7 @@ from remat_compiler.ir.plan import Plan
 from remat_compiler.ir.problem import RematProblem
 from remat_compiler.simulate.ends import planned_before_ends
 from remat_compiler.simulate.lives import Life, storage_lives
-from remat_compiler.simulate.reserved import reserved_bytes
+from remat_compiler.simulate.reserved import AllocationTrace, reserved_bytes
 from remat_compiler.simulate.timeline import simulate
 
 
@@ -72,9 +72,8 @@ class Outline:
         after = [
             Life(one.size_bytes, one.made + end, None if one.freed is None else one.freed + end) for one in self.update
         ]
-        taken = reserved_bytes(
-            self.resident_bytes, self.state_bytes, [*lives, *after], self.usable_bytes, expandable=self.expandable
-        )
+        trace = AllocationTrace(self.resident_bytes, self.state_bytes, (*lives, *after))
+        taken = reserved_bytes(trace, self.usable_bytes, expandable=self.expandable)
         return max(taken - self.usable_bytes, 0)
 
     def has_room(self, plan: Plan) -> bool:

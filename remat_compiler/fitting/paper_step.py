@@ -30,9 +30,7 @@ from remat_compiler.fitting.counted_step import (
     count,
     distinct_bytes,
     library_bytes,
-    resident_sizes,
     settle,
-    storage_sizes,
 )
 from remat_compiler.fitting.fit_report import FitPoint, FitReport
 from remat_compiler.fitting.made_step import MadeStep, made_step
@@ -153,13 +151,13 @@ def _figures(device: Device, batch: Any, step: MadeStep, counted: Counted) -> Fi
 
 def _in_blocks(point: FitPoint, gpu: Gpu, step: MadeStep, counted: Counted) -> FitPoint:
     """`point` with what torch's caching allocator, which is that of GPUs, makes of the step."""
-    before, state = resident_sizes(step, gpu), storage_sizes(step.state, step.device)
+    trace = counted.trace(step, gpu)
 
     def reserved(expandable: bool) -> int:
-        return reserved_bytes(before, state, counted.lives, gpu.usable_bytes, expandable=expandable)
+        return reserved_bytes(trace, gpu.usable_bytes, expandable=expandable)
 
     expandable = reserved(True)
-    blocks = in_use(before, state, counted.lives, expandable=segments_expand())
+    blocks = in_use(trace, expandable=segments_expand())
     return replace(
         point,
         in_use_bytes=blocks.above_bytes,

@@ -21,6 +21,7 @@ from remat_compiler.errors import OptionError
 from remat_compiler.fitting.counted_step import (
     distinct_bytes,
     library_bytes,
+    library_sizes,
     resident_sizes,
     storage_sizes,
     update_lives,
@@ -112,7 +113,7 @@ def _outline(planned: _Planned, step: MadeStep, device: Device, mode: Any, batch
         left_bytes=left,
         usable_bytes=device.usable_bytes if isinstance(device, Gpu) else None,
         expandable=segments_expand(),
-        resident_bytes=tuple(resident_sizes(step, device)),
+        resident_bytes=(*resident_sizes(step), *library_sizes(device)),
         state_bytes=tuple(storage_sizes(step.state, step.device)),
         update=tuple(update_lives(step, mode)),
         smallest=planned.partition.result.plan,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from remat_compiler.costs.seen_workspace import WorkspaceWatch
 from remat_compiler.costs.workspace import WorkspaceTable
 from remat_compiler.devices.allocator_setting import segments_expand
 from remat_compiler.dry_run.emitted_wrapper import GraphRecorder
-from remat_compiler.fitting.counted_step import BACKWARD, FORWARD, UPDATE, count, resident_sizes, settle, storage_sizes
+from remat_compiler.fitting.counted_step import BACKWARD, FORWARD, UPDATE, count, library_sizes, settle
 from remat_compiler.fitting.made_step import MadeStep, made_step
 from remat_compiler.fitting.paper_step import modelled_ns, on_paper
 from remat_compiler.fitting.request import FitRequest
@@ -39,7 +40,9 @@ def trace_on_paper(request: FitRequest) -> StepTrace:
         step.compile(request.budget)
         settle(step, mode)
         counted = count(step, mode)
-        resident = [_rounded(size) for size in (*resident_sizes(step, gpu), *storage_sizes(step.state, step.device))]
+        trace = counted.trace(step, gpu)
+        resident = [_rounded(size) for size in (*trace.resident, *trace.state, *library_sizes(gpu))]
+        settled = replace(trace, resident=tuple(resident), state=(), kept=())
         return StepTrace(
             texts=_texts(recorder),
             requests=tuple(life.size_bytes for life in counted.lives),
@@ -47,7 +50,7 @@ def trace_on_paper(request: FitRequest) -> StepTrace:
             forward_bytes=counted.peaks[FORWARD],
             backward_bytes=counted.peaks[BACKWARD],
             update_bytes=counted.peaks[UPDATE],
-            reserved_bytes=reserved_bytes(resident, [], counted.lives, gpu.usable_bytes, expandable=segments_expand()),
+            reserved_bytes=reserved_bytes(settled, gpu.usable_bytes, expandable=segments_expand()),
             workspaces=dict(counted.workspaces),
             step_ns=modelled_ns(),
             calls=tuple(_portable(counted.calls.values())),

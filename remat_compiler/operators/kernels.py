@@ -11,8 +11,9 @@ from remat_compiler.operators.row import NOTHING, Row
 
 ROWS = (
     # Products, convolutions, recurrent layers and attention.
-    Row("mm addmm bmm baddbmm _scaled_mm", safe=True, cuda=NOTHING),
-    Row("addbmm mv addmv dot vdot addr _scaled_mm_v2 _trilinear linear _int_mm _addmm_activation", safe=True),
+    Row("mm addmm bmm baddbmm _scaled_mm", safe=True, cuda=NOTHING, keeps=True),
+    Row("addbmm mv addmv dot vdot _scaled_mm_v2 linear _int_mm _addmm_activation", safe=True, keeps=True),
+    Row("addr _trilinear", safe=True),
     Row("convolution convolution_backward _slow_conv2d_forward slow_conv3d_forward", safe=True),
     Row("convolution_overrideable convolution_backward_overrideable", safe=True),
     Row("mkldnn_rnn_layer _thnn_fused_lstm_cell _thnn_fused_lstm_cell_backward_impl", safe=True),

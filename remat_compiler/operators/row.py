@@ -30,6 +30,7 @@ class Row:
             `costs/index_workspace`.  Empty: measured if safe; else as `one_piece` says, or seen as the program runs it.
         one_piece: Positions, among its tensors, of those that it copies on a CPU if they do not lie in one piece.
         cuda: As `cpu`, on a GPU where it is not measured: `NOTHING`, or a closed form's name in `costs/cuda_workspace`.
+        keeps: Whether the library that runs it on a GPU keeps a workspace, once for each thread, see `costs/libraries`.
         in_steps: Whether it is pointwise, but computes values in between, which take memory.
         evaluations: Arithmetic of one element in evaluations of erf, as a kernel of torch.  `None`: as little as that
             of a multiplication.
@@ -70,6 +71,7 @@ class Row:
     cpu: str = ""
     one_piece: tuple[int, ...] = ()
     cuda: str = ""
+    keeps: bool = False
     in_steps: bool = False
     evaluations: float | None = None
     loop_evaluations: float | None = None

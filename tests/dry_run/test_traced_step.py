@@ -14,6 +14,7 @@ from builders import generators
 from remat_compiler.dry_run.dry_run import DryRun
 from remat_compiler.dry_run.storage_tracker import StorageLife
 from remat_compiler.dry_run.traced_step import TracedStep
+from remat_compiler.simulate.lives import Life
 from remat_compiler.simulate.reserved import reserved_figures
 
 MIB = 2**20
@@ -45,7 +46,8 @@ def test_the_peak_in_blocks_is_what_the_allocator_has_in_use(rng: Random) -> Non
     alive = [life(rng.choice(sizes), at, rng.choice([None, rng.randint(at + 1, 20)])) for at in made]
     moments = [Moment(rng.choice([0, 0, *sizes])) for _ in range(20)]
     resident = [512 * rng.randrange(1, 9 * 2048) for _ in range(rng.randrange(3))]
-    traced = TracedStep.of(alive, moments, resident, resident[:1])
+    kept = [Life(512 * rng.randrange(1, 9 * 2048), rng.randrange(20), None) for _ in range(rng.randrange(3))]
+    traced = TracedStep.of(alive, moments, resident, resident[:1], kept)
     assert peak_of(alive, moments, traced, in_blocks=True) == reserved_figures(traced.trace).allocated_bytes
     assert peak_of(alive, moments, traced, in_blocks=False) <= peak_of(alive, moments, traced, in_blocks=True)
 

@@ -116,6 +116,21 @@ def peaks_and_lives(model: str) -> tuple[dict[str, int], int, list[tuple[int, in
     return dict(counted.peaks), counted.update_from, alive
 
 
+def kept_at(compiled: bool) -> tuple[list[tuple[str, str]], list[tuple[int, int, int | None]]]:
+    """Phase and operator of each moment of a step; bytes, begin and end of what its libraries keep."""
+    request = FitRequest(MAKERS["language"], "h100", None, (4,), None, None, {})
+    with fit_here("h100") as (gpu, mode):
+        step = made_step(request, 4)
+        if compiled:
+            step.compile(1.0)
+        else:
+            step.leave_eager()
+        settle(step)
+        counted = count(step, mode)
+        kept = counted.trace(step, gpu).kept
+    return [(one.phase, one.label) for one in counted.moments], [(one.size_bytes, one.made, one.freed) for one in kept]
+
+
 class Squared(nn.Sequential):
     """Layers and their loss."""
 

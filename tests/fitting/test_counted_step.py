@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
-
 import pytest
-import torch
 
-from fitting.paper_answers import peaks_and_lives, updated_within
+from fitting.paper_answers import kept_at, peaks_and_lives, updated_within
 from remat_compiler.devices.gpus import gpu_named
-from remat_compiler.fitting.counted_step import BACKWARD, FORWARD, UPDATE, library_bytes, resident_sizes
+from remat_compiler.fitting.counted_step import BACKWARD, FORWARD, UPDATE, library_bytes, library_sizes
 from remat_compiler.fitting.paper_process import call_in_process
 
 MIB = 2**20
@@ -20,9 +16,18 @@ MIB = 2**20
 def test_cublas_keeps_a_workspace_for_each_of_two_threads(name: str, each: int) -> None:
     """The backward runs on a thread of autograd's, which has a handle of its own."""
     gpu = gpu_named(name)
-    step: Any = SimpleNamespace(parameters=[], input_tensors=[], device=torch.device("cuda"))
     assert library_bytes(gpu) == 2 * each
-    assert resident_sizes(step, gpu) == [each, each]
+    assert library_sizes(gpu) == [each, each]
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_each_thread_makes_its_workspace_at_its_first_product(compiled: bool) -> None:
+    labels, kept = call_in_process(kept_at, compiled)
+    products = [
+        i for i, (_, label) in enumerate(labels) if "." in label and label.split(".")[1] in ("mm", "addmm", "bmm")
+    ]
+    first = {phase: min(i for i in products if labels[i][0] == phase) for phase in (FORWARD, BACKWARD)}
+    assert kept == [(32 * MIB, first[FORWARD], None), (32 * MIB, first[BACKWARD], None)]
 
 
 def test_the_peaks_are_those_of_what_is_alive_with_what_operators_take_inside() -> None:

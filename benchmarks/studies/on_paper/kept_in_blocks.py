@@ -26,13 +26,12 @@ from typing import Any
 import remat_compiler
 from remat_compiler.devices.gpus import GPUS
 from remat_compiler.errors import InfeasibleBudget, PaperFailure, RematError
-from remat_compiler.fitting.counted_step import Counted, count, resident_sizes, settle, storage_sizes
+from remat_compiler.fitting.counted_step import Counted, count, settle
 from remat_compiler.fitting.made_step import MadeStep, made_step
 from remat_compiler.fitting.paper_process import call_in_process
 from remat_compiler.fitting.paper_step import on_paper
 from remat_compiler.fitting.request import FitRequest
-from remat_compiler.simulate.lives import Life
-from remat_compiler.simulate.reserved import AllocationTrace, block_sizes, reserved_figures
+from remat_compiler.simulate.reserved import block_sizes, reserved_figures
 from zoo import build
 
 MODELS = (
@@ -127,16 +126,12 @@ def in_blocks(step: MadeStep, counted: Counted, device: str) -> tuple[int, int]:
 
     The steps are some in a row, of which the first one finds an empty cache and no state of the optimizer.
     """
-    own = [Life(life.size_bytes, life.made, life.freed) for life in counted.lives if life.size_bytes]
-    # Stable, so that what an operator takes inside comes after its results.
-    lives = tuple(sorted([*own, *counted.inside], key=lambda life: life.made))
-    state = tuple(storage_sizes(step.state, step.device))
-    trace = AllocationTrace(tuple(resident_sizes(step, GPUS[device])), state, lives)
+    trace = counted.trace(step, GPUS[device])
     ends = counted.update_from
     peaks = []
     for sizes in block_sizes(trace, expandable=False):
         change = [0] * (ends + 1)
-        for life, size in zip(lives, sizes, strict=True):
+        for life, size in zip(trace.lives, sizes, strict=True):
             if life.made < ends:
                 change[life.made] += size
                 change[min(ends if life.freed is None else life.freed, ends)] -= size
