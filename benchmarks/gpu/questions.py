@@ -164,8 +164,17 @@ def moves(asked: Asked) -> None:
     asked.trace(steps)
 
 
-def reserved(asked: Asked, adam: bool) -> None:
-    """What the allocator reserves, said and measured, with the segments that the environment asks for."""
+def reserved(asked: Asked, adam: bool, early: bool = False) -> None:
+    """What the allocator reserves, said and measured, with the segments that the environment asks for.
+
+    Args:
+        asked: What is asked.
+        adam: Whether AdamW steps, too.
+        early: Whether a product on autograd's thread comes first, so that its workspace lies below all else.
+    """
+    if early:
+        x = torch.ones(16, 16, device=asked.device, requires_grad=True)
+        (x @ x).sum().backward()
     model = build("gpt2", asked.device)
     ways: tuple[dict[str, Any], ...] = ({}, {"layout": "planned"}, {"budget_of": "reserved"})
     for more in ways:

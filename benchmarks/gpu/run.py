@@ -73,6 +73,7 @@ QUESTIONS = (
     Question("budgets-llama", ("budgets", "llama", 0.9, "min"), 12),
     Question("reserved", ("reserved", False), 6),
     Question("expandable", ("reserved", True), 6, environment=EXPANDABLE),
+    Question("early", ("reserved", True, True), 6, environment=EXPANDABLE),
     Question("auto", ("auto",), 40),
     Question("paper", ("paper",), 8),
     Question("tests", ("tests",), 6),
