@@ -104,6 +104,14 @@ class ParetoReport(Shown):
         lines = [device_text(self.device), *batch, "", *table(rows, right=(0, *range(2, len(rows[0]))))]
         lines += [f"{one.name}: {one.point.problem}" for one in self.points if one.point.problem]
         lines += [f"{one.name}: {loss}" for one in self.points for loss in one.point.chunked]
+        # A budget is one of forward and backward: less than the updates take frees nothing.
+        held = [
+            one for one in self.points if not one.point.problem and one.point.update_bytes > one.point.budgeted_bytes
+        ]
+        if held:
+            most = gib(max(one.point.update_bytes for one in held))
+            names = ", ".join(one.name for one in held)
+            lines.append(f"{names}: the optimizer's step takes {most}, more than the budget, which is not one of it")
         if self.floor_bytes is not None:
             forced = next(one.point.floor_forced_by for one in self.points if one.point.floor_bytes == self.floor_bytes)
             # Points of other chunks have floors of their own.
