@@ -6,10 +6,11 @@
     4, 16, 64 chunks, as long as they may save time ─► of the plans that fit the one of the least time
               │ nothing fits
               ▼
-    from 64 chunks to the whole, as long as the peak may fall ─► the plan of the smallest peak
+    the lowest floor first, as long as the peak may fall ─► the plan of the smallest peak
 
 To cut and to capture a graph takes a fraction of the time of planning it, and tells what plans of it cannot go below:
-the time of its operators, each executed once, and its floor.  So most numbers of chunks need no plan.
+the time of its operators, each executed once, and its floor.  So most numbers of chunks need no plan.  What one budget
+came to is remembered for the next, by which the same graph is cut again.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from remat_compiler.ir.problem import UNLIMITED_BYTES
 from remat_compiler.log import logger_of
 from remat_compiler.partition.defects import NO_DEFECT, in_brief
 from remat_compiler.partition.request import PartitionRequest
@@ -34,6 +36,19 @@ GAIN = 0.01
 """Part of the step that more chunks must save: results change in their last bits, and code grows."""
 DEAREST = 3.0
 """What the bytes of a plan that are recomputed at the highest price cost, relative to the average."""
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What a budget of the graph came to.
+
+    Attributes:
+        chunks: In how many the chosen plan was asked for; 1 for a whole loss.
+        fits: Whether it fits the budget; else it is the one of the smallest peak.
+    """
+
+    chunks: int
+    fits: bool
 
 
 class Candidate(Protocol):
@@ -74,7 +89,7 @@ class Candidate(Protocol):
 
 
 def cheapest_in_chunks(
-    request: PartitionRequest, in_chunks: Callable[[int], Candidate], earlier: dict[int, int] | None = None
+    request: PartitionRequest, in_chunks: Callable[[int], Candidate], earlier: dict[int, Served] | None = None
 ) -> Partition:
     """The partition in as many chunks as serve the budget best.
 
@@ -82,21 +97,29 @@ def cheapest_in_chunks(
         request: The budget, in bytes.
         in_chunks: The graph with its losses in at most so many chunks; of 1, with whole ones.  Each number is asked for
             once, since what is made of the graph may change it.
-        earlier: To how many chunks earlier budgets of the graph came, in bytes; this one is added.  As many serve
-            another budget that is nearly the same, if they fit it.
+        earlier: What earlier budgets of the graph came to, in bytes; this one is added.  As many chunks serve another
+            budget that is nearly the same, if they fit it, and one in which no more fits.
 
     Raises:
         NoPlan: Nothing fits in any number of chunks.
     """
     budget_bytes, known = request.budget_bytes, {} if earlier is None else earlier
     assert budget_bytes is not None
-    near = min(known, key=lambda one: abs(one - budget_bytes), default=None)
-    search, made = _Search(budget_bytes, in_chunks), None
-    if near is not None and abs(near - budget_bytes) <= NEAR * budget_bytes:
-        made = search.in_as_many(known[near])
-    made = made or search.run()
-    known[budget_bytes] = max((one.chunks for one in made.chunked), default=1)
-    return made
+    search = _Search(budget_bytes, in_chunks)
+    served = _served_alike(known, budget_bytes)
+    chosen = (served and search.in_as_many(served)) or search.run()
+    known[budget_bytes] = Served(chosen, search.fits(chosen))
+    return search.partition(chosen)
+
+
+def _served_alike(known: dict[int, Served], budget_bytes: int) -> Served | None:
+    """What the budget is likely to come to, by those before it."""
+    # Where nothing fits, nothing fits less.
+    short = [one for one, served in known.items() if one >= budget_bytes and not served.fits]
+    if short:
+        return known[min(short)]
+    fitting = [one for one, served in known.items() if served.fits and abs(one - budget_bytes) <= NEAR * budget_bytes]
+    return known[min(fitting, key=lambda one: abs(one - budget_bytes))] if fitting else None
 
 
 @dataclass(slots=True)
@@ -126,15 +149,19 @@ class _Search:
         """The one whose losses are whole."""
         return self._candidate(1)
 
-    def in_as_many(self, chunks: int) -> Partition | None:
-        """The partition in this number of chunks; `None` if that does not fit."""
-        self.ready = [1]
+    def in_as_many(self, served: Served) -> int | None:
+        """The number of chunks that served another budget; `None` unless the plan in them fits, or not, as there."""
+        self.ready, chunks = [1], served.chunks
         if chunks == 1 or self._add(chunks):
-            self._plan_if_it_may_fit(chunks)
-        return None if self._best is None else self._told(self.made[self._best])
+            if not served.fits:
+                self._plan(chunks)
+            else:
+                self._plan_if_it_may_fit(chunks)
+        is_alike = self._needed_bytes(chunks) is not None and self.fits(chunks) == served.fits
+        return chunks if is_alike else None
 
-    def run(self) -> Partition:
-        """The partition of all numbers of chunks; raises as `cheapest_in_chunks` does."""
+    def run(self) -> int:
+        """The number of chunks, of all; raises as `cheapest_in_chunks` does."""
         self.ready = [1]
         self._plan_if_it_may_fit(1)
         for chunks in COUNTS:
@@ -148,18 +175,19 @@ class _Search:
             # Where fewer chunks gain nothing, more of them rarely do, and each plan takes long.
             if before is not None and self._best == before:
                 break
-        if self._best is None:
-            self._go_for_the_smallest_peak()
         best = self._best
-        if best is None and not self.made:
-            # Without a plan, a refusal knows no peak.
-            raise min(self.refusals.values(), key=lambda one: (one.result.plan is None, one.needed_bytes))
-        return self._told(self.made[best] if best is not None else min(self.made.values(), key=lambda m: m.peak_bytes))
+        return self._of_the_smallest_peak() if best is None else best
 
-    def _told(self, best: Partition) -> Partition:
-        """A partition, beside the step whose losses are whole."""
+    def fits(self, chunks: int) -> bool:
+        """Whether there is a plan in so many chunks that fits."""
+        return chunks in self.made and self.made[chunks].peak_bytes <= self.budget_bytes
+
+    def partition(self, chunks: int) -> Partition:
+        """The partition in so many chunks, beside the step whose losses are whole; `NoPlan` if it was refused."""
+        if chunks in self.refusals:
+            raise self.refusals[chunks]
         before = self.made[1].before if 1 in self.made else self.whole.before
-        return replace(best, before=before, stages=self._stages)
+        return replace(self.made[chunks], before=before, stages=self._stages)
 
     def _candidate(self, chunks: int) -> Candidate:
         if chunks not in self.candidates:
@@ -237,18 +265,34 @@ class _Search:
         best: int | None = None
         for chunks, one in sorted(self.made.items()):
             spared_ns = 0 if best is None else _total_ns(self.made[best]) - _total_ns(one)
-            if one.peak_bytes <= self.budget_bytes and (best is None or spared_ns > GAIN * self.whole.step_ns):
+            if self.fits(chunks) and (best is None or spared_ns > GAIN * self.whole.step_ns):
                 best = chunks
         return best
 
-    def _go_for_the_smallest_peak(self) -> None:
-        """Plan what may have a smaller peak than all plans so far."""
-        for chunks in reversed(self.ready):
-            peaks = [one.peak_bytes for one in self.made.values()]
-            peaks += [one.needed_bytes for one in self.refusals.values() if one.result.plan is not None]
-            floor_bytes = self._candidate(chunks).floor_bytes
-            if floor_bytes < min(peaks, default=floor_bytes + 1):
+    def _of_the_smallest_peak(self) -> int:
+        """The number of chunks whose plan has the smallest peak, once all are planned that may have a smaller one."""
+        # Of equal floors the fewest chunks, whose plans are the fastest to make, and take the least time.
+        for chunks in sorted(self.ready, key=lambda one: (self._candidate(one).floor_bytes, one)):
+            least, floor_bytes = self._least_bytes, self._candidate(chunks).floor_bytes
+            if least is None or floor_bytes < least:
                 self._plan(chunks)
+        # A plan that is taken goes before one that is refused, and a refusal that names a peak before one without.
+        tried = sorted(one for one in self.ready if one in self.made or one in self.refusals)
+        return min(tried, key=lambda one: (one not in self.made, self._needed_bytes(one) or UNLIMITED_BYTES))
+
+    def _needed_bytes(self, chunks: int) -> int | None:
+        """The smallest peak in so many chunks; `None` as long as none is known."""
+        if chunks in self.made:
+            return self.made[chunks].peak_bytes
+        refusal = self.refusals.get(chunks)
+        # Without a plan, a refusal knows no peak.
+        return None if refusal is None or refusal.result.plan is None else refusal.needed_bytes
+
+    @property
+    def _least_bytes(self) -> int | None:
+        """The smallest peak of all plans so far."""
+        peaks = [self._needed_bytes(one) for one in self.ready]
+        return min((one for one in peaks if one is not None), default=None)
 
     @property
     def _stages(self) -> tuple[tuple[str, float], ...]:

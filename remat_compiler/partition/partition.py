@@ -82,8 +82,8 @@ def partition(
         if spare is None:
             return in_chunks(1).planned()
         if as_planned:
-            # A search tries budgets that are nearly the same.
-            asked = len(joint.graph.nodes), request.take_smallest
+            # A search tries budgets that are nearly the same, and less and less where nothing fits.
+            asked = len(joint.graph.nodes), request.sizes, request.between_bytes, request.offload_bytes
             return cheapest_in_chunks(request, in_chunks, session.chunks.setdefault(asked, {}))
         cut = in_chunks(request.chunks)
         return cut.planned(in_chunks(1).step_ns) if cut.chunked else in_chunks(1).planned()

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from remat_compiler.costs.workspace import WorkspaceTable
 from remat_compiler.distributed.agreement import Agreement, Alone
+from remat_compiler.partition.in_chunks import Served
 from remat_compiler.partition.result import Partition
 
 
@@ -28,8 +29,7 @@ class Session:
         inputs: Source of each input of Dynamo's graph, see `torch_compat.input_sources`.
         program: Digest of the options and versions that decide how the graph's collectives may be issued.
         agreement: Brings the ranks of a distributed job to the same plans.
-        chunks: To how many chunks each budget of a joint graph came, see `in_chunks`; graphs are told apart by their
-            nodes, and by whether the smallest peak was to be taken.
+        chunks: What each budget of a joint graph came to, see `in_chunks`, by what `partition` tells graphs apart by.
         partitions: The partition of each joint graph of the compilation under way, in order.
     """
 
@@ -39,7 +39,7 @@ class Session:
     inputs: tuple[str, ...] = ()
     program: str = ""
     agreement: Agreement = field(default_factory=Alone)
-    chunks: dict[tuple[int, bool], dict[int, int]] = field(default_factory=dict)
+    chunks: dict[tuple[object, ...], dict[int, Served]] = field(default_factory=dict)
     partitions: list[Partition] = field(default_factory=list)
 
     @contextmanager

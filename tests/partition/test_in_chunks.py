@@ -12,7 +12,7 @@ from builders import chain, with_budget
 from heard import warnings_heard
 from remat_compiler.errors import RanksDiffer
 from remat_compiler.ir.plan import Plan, PlanResult, PlanStatus
-from remat_compiler.partition.in_chunks import COUNTS, cheapest_in_chunks
+from remat_compiler.partition.in_chunks import COUNTS, Served, cheapest_in_chunks
 from remat_compiler.partition.request import PartitionRequest
 from remat_compiler.partition.result import NoPlan, Partition
 from remat_compiler.report.plan_report import ChunkedLoss
@@ -71,7 +71,7 @@ class Graph:
     planned: list[int] = field(default_factory=list)
     cut: list[int] = field(default_factory=list)
 
-    def chosen(self, earlier: dict[int, int] | None = None) -> Made:
+    def chosen(self, earlier: dict[int, Served] | None = None) -> Made:
         """The choice."""
         request = PartitionRequest(self.budget_bytes, take_smallest=self.take_smallest)
         return cast("Made", cheapest_in_chunks(request, self.in_chunks, earlier))
@@ -187,10 +187,44 @@ def test_the_whole_is_planned_although_its_floor_is_low() -> None:
 
 
 def test_the_smallest_peak_is_that_of_all_numbers_of_chunks() -> None:
-    graph = Graph(1, floor_bytes={1: 900, 4: 200, 16: 60, 64: 65}, reached_bytes={64: 70}, take_smallest=True)
+    graph = Graph(1, floor_bytes={1: 900, 4: 200, 16: 60, 64: 55}, reached_bytes={64: 70}, take_smallest=True)
     assert graph.chosen().chunks == 16
     # Those whose floor is above what was reached are not planned.
     assert graph.planned == [64, 16]
+
+
+def test_of_equal_floors_the_fewest_chunks_are_planned_first() -> None:
+    graph = Graph(1, floor_bytes={1: 900, 4: 60, 16: 60, 64: 60}, reached_bytes={16: 70, 64: 80}, take_smallest=True)
+    assert graph.chosen().chunks == 4
+    assert graph.planned == [4]
+
+
+def test_more_chunks_are_planned_where_fewer_of_the_same_floor_do_not_reach_it() -> None:
+    graph = Graph(1, floor_bytes={1: 900, 4: 60, 16: 60, 64: 60}, reached_bytes={4: 70}, take_smallest=True)
+    assert graph.chosen().chunks == 16
+    assert graph.planned == [4, 16]
+
+
+@pytest.mark.parametrize("take_smallest", [True, False])
+def test_where_nothing_fits_smaller_budgets_are_planned_in_as_many_chunks(take_smallest: bool) -> None:
+    floors, reached, earlier = {1: 900, 4: 200, 16: 60, 64: 65}, {64: 70}, {}
+    for budget_bytes, planned in ((50, [16]), (50, [16]), (1, [16]), (61, [16])):
+        graph = Graph(budget_bytes, floor_bytes=floors, reached_bytes=reached, take_smallest=take_smallest)
+        if take_smallest or budget_bytes >= 60:
+            assert graph.chosen(earlier).chunks == 16
+        else:
+            with pytest.raises(NoPlan) as refused:
+                graph.chosen(earlier)
+            assert refused.value.needed_bytes == 60
+        assert graph.planned == planned
+    assert earlier == {1: Served(16, fits=False), 50: Served(16, fits=False), 61: Served(16, fits=True)}
+
+
+def test_what_is_too_small_for_others_may_fit_after_all() -> None:
+    # In another order, say: then all numbers of chunks are looked at.
+    graph = Graph(300)
+    assert graph.chosen({300: Served(16, fits=False)}).chunks == 4
+    assert graph.planned == [16, 1, 4]
 
 
 def test_a_refusal_names_the_smallest_peak_of_all_numbers_of_chunks() -> None:
@@ -224,15 +258,15 @@ def test_what_more_chunks_would_take_is_told_by_fewer() -> None:
 
 
 def test_a_budget_that_is_nearly_the_same_is_served_by_as_many_chunks() -> None:
-    graph, earlier = Graph(300), {310: 4, 150: 16}
+    graph, earlier = Graph(300), {310: Served(4, fits=True), 150: Served(16, fits=True)}
     assert graph.chosen(earlier).chunks == 4
     assert graph.planned == [4]
-    assert earlier == {310: 4, 150: 16, 300: 4}
+    assert earlier == {310: Served(4, fits=True), 150: Served(16, fits=True), 300: Served(4, fits=True)}
 
 
 def test_a_budget_that_they_do_not_fit_is_searched_for_anew() -> None:
     graph = Graph(63, floor_bytes={1: 900, 4: 200})
-    assert graph.chosen({63: 4}).chunks == 16
+    assert graph.chosen({63: Served(4, fits=True)}).chunks == 16
     assert graph.planned == [16]
 
 
@@ -243,17 +277,17 @@ def test_each_number_of_chunks_is_made_and_planned_once(earlier: int, take_small
     reached = {1: 900, 4: 200, 16: 60, 64: 65}
     graph = Graph(10, reached_bytes=reached, take_smallest=take_smallest)
     if take_smallest:
-        assert graph.chosen({10: earlier}).chunks == 16
+        assert graph.chosen({10: Served(earlier, fits=True)}).chunks == 16
     else:
         with pytest.raises(NoPlan) as refused:
-            graph.chosen({10: earlier})
+            graph.chosen({10: Served(earlier, fits=True)})
         assert refused.value.needed_bytes == 60
     assert sorted(graph.cut) == sorted(graph.planned) == [1, *COUNTS]
 
 
 def test_a_defect_in_as_many_chunks_as_before_is_told_once() -> None:
     with warnings_heard() as heard:
-        assert Graph(70, floor_bytes={1: 900, 4: 200}, broken=(-16,)).chosen({70: 16}).chunks == 64
+        assert Graph(70, floor_bytes={1: 900, 4: 200}, broken=(-16,)).chosen({70: Served(16, fits=True)}).chunks == 64
     assert len(heard) == 1
 
 
