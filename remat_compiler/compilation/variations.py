@@ -140,7 +140,11 @@ def _order_costs(now: Situation) -> bool:
         return False
     if not now.request.reorders:
         return False
-    return _misses_the_plan(best) if now.minimises else best.is_over(now.limit)
+    if now.minimises:
+        return _misses_the_plan(best)
+    # Plans that are over the budget themselves fit in no order; the smallest peak is asked for later.
+    limit = now.limit
+    return best.is_over(limit) and limit is not None and any(one.planned_bytes <= limit for one in now.tries)
 
 
 def _in_programs_order(now: Situation) -> PartitionRequest:
