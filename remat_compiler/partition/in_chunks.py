@@ -34,6 +34,8 @@ NEAR = 0.1
 """Budgets that differ by less than this part are served by as many chunks."""
 GAIN = 0.01
 """Part of the step that more chunks must save: results change in their last bits, and code grows."""
+AT_THE_FLOOR = 0.03
+"""A peak above the floor by no more than this part is hardly lowered by chunks that leave the floor as it is."""
 DEAREST = 3.0
 """What the bytes of a plan that are recomputed at the highest price cost, relative to the average."""
 
@@ -131,6 +133,7 @@ class _Search:
         in_chunks: Gives the candidates.
         candidates: All so far; each is made once, and planned at most once.
         ready: Those that the search has come to, the fewest chunks first.
+        later: Numbers of chunks that it has left out for as long as no others are planned.
         made: Those that are planned.
         refusals: Those that were refused.
         failed: Those in chunks whose planning is a defect.
@@ -140,6 +143,7 @@ class _Search:
     in_chunks: Callable[[int], Candidate]
     candidates: dict[int, Candidate] = field(default_factory=dict)
     ready: list[int] = field(default_factory=list)
+    later: list[int] = field(default_factory=list)
     made: dict[int, Partition] = field(default_factory=dict)
     refusals: dict[int, NoPlan] = field(default_factory=dict)
     failed: set[int] = field(default_factory=set)
@@ -167,10 +171,13 @@ class _Search:
         for chunks in COUNTS:
             if self._gain_ns(self._expected_ns(chunks)) <= 0 or not self._add(chunks):
                 break
-            candidate = self._candidate(chunks)
+            candidate, before = self._candidate(chunks), self._best
+            # More chunks will not fit either; whether they have a smaller peak is seen once fewer are planned.
+            if before is None and candidate.floor_bytes > self.budget_bytes and not self._lowers_the_floor(chunks):
+                self.later = [one for one in COUNTS if one > chunks]
+                break
             if self._gain_ns(candidate.step_ns, candidate.before.timeline.peak_bytes) <= 0:
                 break
-            before = self._best
             self._plan_if_it_may_fit(chunks)
             # Where fewer chunks gain nothing, more of them rarely do, and each plan takes long.
             if before is not None and self._best == before:
@@ -271,14 +278,29 @@ class _Search:
 
     def _of_the_smallest_peak(self) -> int:
         """The number of chunks whose plan has the smallest peak, once all are planned that may have a smaller one."""
+        floors = {one: self._candidate(one).floor_bytes for one in self.ready}
+        floors |= dict.fromkeys(self.later, floors[self.ready[-1]])
         # Of equal floors the fewest chunks, whose plans are the fastest to make, and take the least time.
-        for chunks in sorted(self.ready, key=lambda one: (self._candidate(one).floor_bytes, one)):
-            least, floor_bytes = self._least_bytes, self._candidate(chunks).floor_bytes
-            if least is None or floor_bytes < least:
+        for chunks in sorted(floors, key=lambda one: (floors[one], one)):
+            if chunks in self.later and not (self._may_be_lower(self.ready[-1]) and self._add(chunks)):
+                continue
+            if self._may_be_lower(chunks):
                 self._plan(chunks)
         # A plan that is taken goes before one that is refused, and a refusal that names a peak before one without.
         tried = sorted(one for one in self.ready if one in self.made or one in self.refusals)
         return min(tried, key=lambda one: (one not in self.made, self._needed_bytes(one) or UNLIMITED_BYTES))
+
+    def _may_be_lower(self, chunks: int) -> bool:
+        """Whether plans in so many chunks may have a smaller peak than all so far."""
+        peaks = [self._needed_bytes(one) for one in self.ready]
+        least_bytes = min((one for one in peaks if one is not None), default=UNLIMITED_BYTES)
+        floor_bytes = self._candidate(chunks).floor_bytes
+        return least_bytes > (floor_bytes if self._lowers_the_floor(chunks) else floor_bytes * (1 + AT_THE_FLOOR))
+
+    def _lowers_the_floor(self, chunks: int) -> bool:
+        """Whether the floor is lower than in fewer chunks."""
+        floors = [self._candidate(one).floor_bytes for one in self.ready if one < chunks]
+        return self._candidate(chunks).floor_bytes < min(floors, default=UNLIMITED_BYTES)
 
     def _needed_bytes(self, chunks: int) -> int | None:
         """The smallest peak in so many chunks; `None` as long as none is known."""
@@ -287,12 +309,6 @@ class _Search:
         refusal = self.refusals.get(chunks)
         # Without a plan, a refusal knows no peak.
         return None if refusal is None or refusal.result.plan is None else refusal.needed_bytes
-
-    @property
-    def _least_bytes(self) -> int | None:
-        """The smallest peak of all plans so far."""
-        peaks = [self._needed_bytes(one) for one in self.ready]
-        return min((one for one in peaks if one is not None), default=None)
 
     @property
     def _stages(self) -> tuple[tuple[str, float], ...]:

@@ -193,16 +193,24 @@ def test_the_smallest_peak_is_that_of_all_numbers_of_chunks() -> None:
     assert graph.planned == [64, 16]
 
 
-def test_of_equal_floors_the_fewest_chunks_are_planned_first() -> None:
-    graph = Graph(1, floor_bytes={1: 900, 4: 60, 16: 60, 64: 60}, reached_bytes={16: 70, 64: 80}, take_smallest=True)
+@pytest.mark.parametrize("reached_bytes", [600, 615])
+def test_where_more_chunks_leave_the_floor_as_it_is_the_fewest_are_planned(reached_bytes: int) -> None:
+    floors = dict.fromkeys((4, 16, 64), 600)
+    graph = Graph(1, floor_bytes={1: 900, **floors}, reached_bytes={4: reached_bytes}, take_smallest=True)
     assert graph.chosen().chunks == 4
     assert graph.planned == [4]
+    # Nothing lower is known of 64 than of 16.
+    assert graph.cut == [1, 4, 16]
 
 
-def test_more_chunks_are_planned_where_fewer_of_the_same_floor_do_not_reach_it() -> None:
-    graph = Graph(1, floor_bytes={1: 900, 4: 60, 16: 60, 64: 60}, reached_bytes={4: 70}, take_smallest=True)
-    assert graph.chosen().chunks == 16
-    assert graph.planned == [4, 16]
+@pytest.mark.parametrize("floor_bytes", [600, 900])
+def test_more_chunks_are_planned_as_long_as_the_peak_is_above_the_floor(floor_bytes: int) -> None:
+    floors = {1: 900, **dict.fromkeys((4, 16, 64), floor_bytes)}
+    reached = {1: 5000, 4: 3000, 16: 1000, 64: 950}
+    graph = Graph(1, floor_bytes=floors, reached_bytes=reached, take_smallest=True)
+    assert graph.chosen().chunks == 64
+    assert graph.planned == ([4, 16, 64, 1] if floor_bytes < 900 else [1, 4, 16, 64])
+    assert graph.cut == [1, *COUNTS]
 
 
 @pytest.mark.parametrize("take_smallest", [True, False])
