@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from remat_passes.planning.auto import Auto
+from brief import plan_briefly, search_briefly
 from turns import TURNS, waiting
 
 # Before torch is imported.  Kernels that are vectorized or optimized allocate the same and take twice as long to
@@ -139,12 +139,6 @@ def little_overhead() -> None:
     logging.getLogger("torch.__trace").propagate = True
 
 
-def search_briefly(patch: pytest.MonkeyPatch) -> None:
-    """Have the planner that users get search a tenth as long, and then no further."""
-    effort, _, *others = Auto.__init__.__defaults__ or ()
-    patch.setattr(Auto.__init__, "__defaults__", (effort // 10, 0.0, *others))
-
-
 @pytest.fixture
 def brief_search(monkeypatch: pytest.MonkeyPatch) -> None:
     """For planners that begin with the plan of that one."""
@@ -159,10 +153,7 @@ def quick_plans(request: pytest.FixtureRequest) -> Iterator[None]:
     """
     with pytest.MonkeyPatch.context() as patch:
         if tier(request.path) != "planning" and request.node.get_closest_marker("usual_effort") is None:
-            search_briefly(patch)
-            # For other processes.
-            patch.setenv("REMAT_TIME_LIMIT", "0")
-            patch.setattr("remat_compiler.partition.in_chunks.COUNTS", (4,))
+            plan_briefly(patch)
         yield
 
 

@@ -14,7 +14,10 @@ from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from time import monotonic
 
+import brief
+
 IMPORTED = [
+    "pytest",
     "remat_compiler.fitting.paper_child",
     "remat_compiler.fitting.paper_step",
     "remat_compiler.backend",
@@ -39,6 +42,7 @@ def take(environment: Mapping[str, str]) -> None:
     """Let a forked process have this environment, in place of that in which the server was started."""
     os.environ.clear()
     os.environ.update(environment)
+    brief.as_told()
 
 
 def end() -> None:

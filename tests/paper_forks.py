@@ -13,7 +13,7 @@ from forked import end, fork_server, take
 from remat_compiler.fitting import paper_process
 
 NEW_INTERPRETER = paper_process.exit_code
-READ_LATER = ("CUDA_VISIBLE_DEVICES", "PYTEST_CURRENT_TEST", "REMAT_")
+READ_LATER = ("CUDA_VISIBLE_DEVICES", "PYTEST_CURRENT_TEST", "REMAT_", "TESTS_")
 """Beginnings of the variables that no import reads."""
 
 
