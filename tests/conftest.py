@@ -22,6 +22,8 @@ from turns import TURNS, waiting
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "0")
 os.environ.setdefault("TORCHINDUCTOR_DEBUG_COMPILE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Else each process in which Inductor compiles starts others that import torch, and spreads kernels over more files.
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
 # How long an example takes says how busy the machine is.
 settings.register_profile("any_machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
