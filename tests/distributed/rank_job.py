@@ -8,10 +8,26 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from forked import run_together
 
 MOST_S = 300
 """Seconds after which a job counts as hanging; the programs' own limit for a collective is far below."""
+
+
+def asked(request: pytest.FixtureRequest, *parameters: str) -> list[Any]:
+    """What the tests of this file that are to run are parametrised with: values of one parameter, or of several.
+
+    Tests without these parameters ask for nothing.
+    """
+    found: dict[Any, None] = {}
+    for item in request.session.items:
+        given = getattr(item, "callspec", None)
+        if item.path == request.path and given is not None and set(parameters) <= set(given.params):
+            values = tuple(given.params[name] for name in parameters)
+            found[values if len(parameters) > 1 else values[0]] = None
+    return list(found)
 
 
 def run(program: str, size: int, folder: Path, *mode: str) -> list[int]:

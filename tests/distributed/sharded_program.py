@@ -1,6 +1,6 @@
 """What each rank of `test_sharded_peaks` runs: trains under FSDP2 and budgets, and tells predicted and measured peaks.
 
-python sharded_program.py RANK SIZE FOLDER [hybrid | few]
+python sharded_program.py RANK SIZE FOLDER [hybrid | few] CASES
 
 With "hybrid", the ranks are two groups that each shard the whole model, and reduce their gradients among each other.
 With "few", words are so few that what is gathered and scattered takes most of a step.
@@ -164,7 +164,11 @@ def main() -> None:
         others = {"cast": partial(trained, cast=True)}
     elif FEW:
         others["frozen"] = partial(trained, frozen=True, half=True)
-    for name, run in {"plain": trained, **others}.items():
+    runs = {"plain": trained, **others}
+    for name in sys.argv[4:]:
+        if name in ("hybrid", "few"):
+            continue
+        run = runs[name]
         free = found[name] = run("1GiB")
         if not FEW:  # there is next to nothing to compute again
             found[f"{name} limited"] = run(int(0.85 * free["predicted"]))

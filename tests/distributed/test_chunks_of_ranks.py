@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from distributed.rank_job import trained
+from distributed.rank_job import asked, trained
 
 CASES = ["DDP", "FSDP2", "DDP, as planned"]
 pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="this torch has no gloo")
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
-    """What each rank tells."""
-    return trained("chunks_program.py", 2, tmp_path_factory.mktemp("chunks"))
+def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    """What each rank tells of the cases that are asked for."""
+    return trained("chunks_program.py", 2, tmp_path_factory.mktemp("chunks"), *asked(request, "case"))
 
 
 @pytest.mark.parametrize("case", CASES)

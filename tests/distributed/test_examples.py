@@ -3,42 +3,56 @@
 from __future__ import annotations
 
 import os
-import subprocess
+import re
+import socket
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 import torch.distributed as dist
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+from forked import run_together
+
+PROGRAM = Path(__file__).with_name("examples_program.py")
+SIZE = 2
 pytestmark = [
     pytest.mark.in_turn,
     pytest.mark.skipif(not dist.is_gloo_available(), reason="this torch has no gloo"),
 ]
 
 
-def losses(name: str, *arguments: str) -> tuple[list[float], str]:
-    """The losses of two steps on two processes, and all that was told."""
-    pytest.importorskip("transformers")
+def free_ports(count: int) -> list[int]:
+    """Ports at which nobody listens."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("localhost", 0))
+        return [one.getsockname()[1] for one in sockets]
+
+
+def run_examples(names: tuple[str, ...], folder: Path, *arguments: str) -> list[str]:
+    """What the processes of each example tell, which run one after the other."""
+    named = ",".join(f"{name}={port}" for name, port in zip(names, free_ports(len(names))))
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "REMAT_INNER": "eager", "REMAT_DISABLE_CACHE": "1"}
     environment["PYTHONPATH"] = os.pathsep.join(sys.path)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run(
-        [*command, str(EXAMPLES / name), "--steps", "2", *arguments],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    found = [float(line.split()[-1]) for line in done.stdout.splitlines() if line.startswith("step ")]
-    return found, done.stdout + done.stderr
+    commands = [[str(PROGRAM), str(rank), str(SIZE), named, *arguments] for rank in range(SIZE)]
+    done = run_together(commands, folder, environment, 600)
+    assert [one.returncode for one in done] == [0] * SIZE
+    written = [text for one in done for text in (one.stdout, one.stderr)]
+    parts = [re.split(r"^example .*\n", text, flags=re.MULTILINE)[1:] for text in written]
+    return ["".join(of_example) for of_example in zip(*parts, strict=True)]
 
 
-def test_ddp_and_fsdp2_learn_the_same_under_a_budget() -> None:
-    (ddp, said), (sharded, of_blocks) = (
-        losses("train_ddp.py", "--budget", "6MiB"),
-        losses("train_fsdp2.py", "--budget", "6MiB"),
-    )
+def losses(told: str) -> list[float]:
+    return [float(line.split()[-1]) for line in told.splitlines() if line.startswith("step ")]
+
+
+def test_ddp_and_fsdp2_learn_the_same_under_a_budget(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    names = ("train_ddp.py", "train_fsdp2.py")
+    said, of_blocks = run_examples(names, tmp_path, "--steps", "2", "--budget", "6MiB")
+    ddp, sharded = losses(said), losses(of_blocks)
     assert len(ddp) == len(sharded) == 2, said + of_blocks
     assert ddp == pytest.approx(sharded, abs=2e-4)
     assert ddp[1] < ddp[0]

@@ -8,17 +8,19 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from distributed.rank_job import run, told
+from distributed.rank_job import asked, run, told
 from distributed.rank_job import trained as trained_by
 
 PROGRAM, SIZE = "ranks_program.py", 2
+ALWAYS = ("by themselves", "ddp", "lengths", "failing")
 pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="this torch has no gloo")
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
-    """What each rank tells."""
-    return trained_by(PROGRAM, SIZE, tmp_path_factory.mktemp("ranks"))
+def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    """What each rank tells of the cases that are asked for."""
+    cases = {*ALWAYS, *asked(request, "case")}
+    return trained_by(PROGRAM, SIZE, tmp_path_factory.mktemp("ranks"), *sorted(cases))
 
 
 def test_gradients_are_those_of_one_process_on_the_whole_batch(trained: list[Any]) -> None:

@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
+from distributed.rank_job import asked
 from distributed.rank_job import trained as trained_by
 
 PROGRAM = "tensor_program.py"
 ONE_GRAPH = ("tensor", "tensor, inductor", "sequence", "heads", "simple fsdp", "unequal")
+ALWAYS = ("tensor, blocks", "unequal")
 pytestmark = [
     pytest.mark.in_turn,
     pytest.mark.skipif(not dist.is_gloo_available(), reason="this torch has no gloo"),
@@ -19,9 +21,10 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
-    """What each of two ranks tells."""
-    return trained_by(PROGRAM, 2, tmp_path_factory.mktemp("tensor"))
+def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    """What each of two ranks tells of the cases that are asked for."""
+    cases = {*ALWAYS, *asked(request, "case")}
+    return trained_by(PROGRAM, 2, tmp_path_factory.mktemp("tensor"), *sorted(cases))
 
 
 def check_case(ranks: list[Any]) -> None:
