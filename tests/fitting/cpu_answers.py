@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import pytest
 
@@ -15,8 +15,7 @@ from remat_compiler.fitting.made_step import MadeStep, made_step
 from remat_compiler.fitting.paper_step import fit_on_paper
 from remat_compiler.fitting.request import FitRequest
 
-Asked = Mapping[str, Sequence[float | str | None]]
-"""Budgets of each model."""
+Budgets = Sequence[float | str | None]
 PROCESSOR = Cpu("a processor", threads=1, total_bytes=2**34, usable_bytes=2**33, compiler="c++", figures={})
 
 
@@ -29,19 +28,14 @@ def cpu_request(model: str, budget: float | str | None, inner: str) -> FitReques
     return FitRequest(MAKERS[model], PROCESSOR, budget, (16,), None, "AdamW", options)
 
 
-def on_paper(asked: Asked, inner: str) -> dict[str, list[FitPoint]]:
-    """The step of each model under each of its budgets."""
-    return {
-        model: [fit_on_paper(cpu_request(model, budget, inner)).points[0] for budget in budgets]
-        for model, budgets in asked.items()
-    }
+def on_paper(model: str, budgets: Budgets, inner: str) -> list[FitPoint]:
+    """The step of a model under each budget."""
+    return [fit_on_paper(cpu_request(model, budget, inner)).points[0] for budget in budgets]
 
 
-def really(asked: Asked, inner: str) -> dict[str, list[tuple[int, int]]]:
-    """For each model and budget, what forward and backward take for real, and what they take with the optimizer."""
-    return {
-        model: [_measured(cpu_request(model, budget, inner)) for budget in budgets] for model, budgets in asked.items()
-    }
+def really(model: str, budgets: Budgets, inner: str) -> list[tuple[int, int]]:
+    """For each budget, what forward and backward take for real, and what they take with the optimizer."""
+    return [_measured(cpu_request(model, budget, inner)) for budget in budgets]
 
 
 def _measured(request: FitRequest) -> tuple[int, int]:
