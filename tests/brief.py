@@ -24,6 +24,7 @@ def plan_briefly(patch: pytest.MonkeyPatch) -> None:
     """Search briefly, try losses in 4 chunks alone, and have other processes do so."""
     search_briefly(patch)
     patch.setattr("remat_compiler.partition.in_chunks.COUNTS", (4,))
+    patch.setattr("remat_compiler.step_budget.graph_levels.LEVEL_EFFORT", 200)
     patch.setenv("REMAT_TIME_LIMIT", "0")
     patch.setenv(BRIEFLY, "1")
 
