@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import socket
+import subprocess
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,6 +16,7 @@ import torch.distributed as dist
 from forked import run_together
 
 PROGRAM = Path(__file__).with_name("examples_program.py")
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SIZE = 2
 pytestmark = [
     pytest.mark.in_turn,
@@ -59,3 +61,14 @@ def test_ddp_and_fsdp2_learn_the_same_under_a_budget(tmp_path: Path) -> None:
     # Told by one process only.
     assert said.count("remat: SmallBert runs 2 graphs, peak ") == 1
     assert "of 6.0 MiB" in of_blocks
+
+
+@pytest.mark.slow
+def test_an_example_is_launched_as_its_page_says() -> None:
+    pytest.importorskip("transformers")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "REMAT_INNER": "eager"}
+    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(SIZE)]
+    command = [*torchrun, str(EXAMPLES / "train_ddp.py"), "--steps", "2", "--budget", "6MiB"]
+    told = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=True).stdout
+    assert len(losses(told)) == 2
