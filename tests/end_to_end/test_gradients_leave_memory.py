@@ -130,7 +130,7 @@ def test_hooks_that_come_after_the_compilation(served: list[Tensor], budget: str
 
 def test_hooks_that_come_after_the_compilation_of_a_loss_in_chunks(served: list[Tensor]) -> None:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(8, 256), nn.Tanh(), nn.Linear(256, 8), nn.Linear(8, 64))
+    model = nn.Sequential(nn.Linear(8, 256), nn.Tanh(), nn.Linear(256, 8), nn.Linear(8, 256))
     x, targets = torch.randn(64, 8), torch.arange(64)
     call = compile_with(_CrossEntropy(model), memory_budget="min")
     remat_compiler.clear_reports()
