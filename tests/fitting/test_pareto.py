@@ -231,7 +231,7 @@ def test_losses_in_chunks_are_told_with_their_line(tmp_path: Path, capsys: pytes
     told = r"batch (64|128): loss in \d+ chunks \(words.py:8\): \d+.\d [KM]iB → \d+.\d KiB\n"
     assert main(["plan", *arguments, "--batch", "64", "--budget", "min", "--chunks", "4"]) == 0
     assert "loss in 4 chunks (words.py:8): 1.0 MiB → 256.0 KiB\n" in capsys.readouterr().out
-    assert main(["fit", *arguments, "--batch", "64,128", "--budget", "2MiB", "--chunks", "auto"]) == 0
+    assert main(["fit", *arguments, "--batch", "64,128", "--budget", "2.1MiB", "--chunks", "auto"]) == 0
     assert len(re.findall(told, capsys.readouterr().out)) == 2
 
 
