@@ -67,6 +67,11 @@ class ParetoReport(Shown):
         alike = (one.floor_bytes for one in floors if one.chunked == floors[-1].chunked)
         return max((floor for floor in alike if floor is not None), default=None)
 
+    @property
+    def _kept(self) -> list[CurvePoint]:
+        """The points whose budgets are kept."""
+        return [one for one in self.points if not one.point.problem]
+
     def to_json(self) -> str:
         """All figures, for tools."""
         answer = self.fits
@@ -76,11 +81,10 @@ class ParetoReport(Shown):
 
     def to_svg(self) -> str:
         """The curve as a picture."""
-        kept = [one for one in self.points if not one.point.problem]
-        beside = max((one.point.resident_bytes for one in kept), default=0)
+        beside = max((one.point.resident_bytes for one in self._kept), default=0)
         title = self.device.product + ("" if self.batch is None else f", batch {self.batch}")
         left_bytes = self.device.usable_bytes - beside
-        return pareto_svg(title, [one.drawn for one in kept], self.floor_bytes, left_bytes)
+        return pareto_svg(title, [one.drawn for one in self._kept], self.floor_bytes, left_bytes)
 
     def _repr_html_(self) -> str:
         words = "time of the step by its budget: the table has the figures"
@@ -104,14 +108,13 @@ class ParetoReport(Shown):
         lines = [device_text(self.device), *batch, "", *table(rows, right=(0, *range(2, len(rows[0]))))]
         lines += [f"{one.name}: {one.point.problem}" for one in self.points if one.point.problem]
         lines += [f"{one.name}: {loss}" for one in self.points for loss in one.point.chunked]
-        # A budget is one of forward and backward: less than the updates take frees nothing.
-        held = [
-            one for one in self.points if not one.point.problem and one.point.update_bytes > one.point.budgeted_bytes
-        ]
+        held = [one for one in self._kept if one.point.update_bytes > one.point.budgeted_bytes]
         if held:
-            most = gib(max(one.point.update_bytes for one in held))
-            names = ", ".join(one.name for one in held)
-            lines.append(f"{names}: the optimizer's step takes {most}, more than the budget, which is not one of it")
+            names, most = ", ".join(one.name for one in held), gib(max(one.point.update_bytes for one in held))
+            lines.append(
+                f"{names}: the optimizer's step takes {most}, more than forward and backward, which a budget is for; a "
+                "smaller one frees nothing"
+            )
         if self.floor_bytes is not None:
             forced = next(one.point.floor_forced_by for one in self.points if one.point.floor_bytes == self.floor_bytes)
             # Points of other chunks have floors of their own.
