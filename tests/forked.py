@@ -6,8 +6,10 @@ import atexit
 import multiprocessing
 import os
 import runpy
+import socket
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache
 from multiprocessing.context import ForkServerContext
@@ -43,6 +45,15 @@ def take(environment: Mapping[str, str]) -> None:
     os.environ.clear()
     os.environ.update(environment)
     brief.as_told()
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports at which nobody listens."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("localhost", 0))
+        return [one.getsockname()[1] for one in sockets]
 
 
 def end() -> None:

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import subprocess
 import sys
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 import torch.distributed as dist
 
-from forked import run_together
+from distributed.examples_program import EXAMPLES
+from forked import free_ports, run_together
 
 PROGRAM = Path(__file__).with_name("examples_program.py")
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SIZE = 2
 pytestmark = [
     pytest.mark.in_turn,
@@ -24,22 +22,17 @@ pytestmark = [
 ]
 
 
-def free_ports(count: int) -> list[int]:
-    """Ports at which nobody listens."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("localhost", 0))
-        return [one.getsockname()[1] for one in sockets]
+def environment() -> dict[str, str]:
+    """In which examples run: by the interpreter, without what others have planned."""
+    own = {"OMP_NUM_THREADS": "1", "REMAT_INNER": "eager", "REMAT_DISABLE_CACHE": "1"}
+    return {**os.environ, **own, "PYTHONPATH": os.pathsep.join(sys.path)}
 
 
 def run_examples(names: tuple[str, ...], folder: Path, *arguments: str) -> list[str]:
     """What the processes of each example tell, which run one after the other."""
     named = ",".join(f"{name}={port}" for name, port in zip(names, free_ports(len(names))))
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "REMAT_INNER": "eager", "REMAT_DISABLE_CACHE": "1"}
-    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
     commands = [[str(PROGRAM), str(rank), str(SIZE), named, *arguments] for rank in range(SIZE)]
-    done = run_together(commands, folder, environment, 600)
+    done = run_together(commands, folder, environment(), 600)
     assert [one.returncode for one in done] == [0] * SIZE
     written = [text for one in done for text in (one.stdout, one.stderr)]
     parts = [re.split(r"^example .*\n", text, flags=re.MULTILINE)[1:] for text in written]
@@ -66,9 +59,7 @@ def test_ddp_and_fsdp2_learn_the_same_under_a_budget(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_an_example_is_launched_as_its_page_says() -> None:
     pytest.importorskip("transformers")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "REMAT_INNER": "eager"}
-    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(SIZE)]
     command = [*torchrun, str(EXAMPLES / "train_ddp.py"), "--steps", "2", "--budget", "6MiB"]
-    told = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=True).stdout
+    told = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=600, check=True).stdout
     assert len(losses(told)) == 2

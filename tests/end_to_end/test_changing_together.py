@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from dry_run.steps import garbage_left
 from instruments.measure import measure_step, train_step
 from remat_compiler.dynamic_shapes.dispatch import Dispatch
 from remat_compiler.errors import InfeasibleBudget
@@ -190,13 +191,10 @@ def test_what_only_waits_for_the_garbage_collector_holds_no_part_of_the_budget(m
     compile_model(model, BUDGET, dynamic=None)
     cycle: list[object] = [model(batch(150))]
     cycle.append(cycle)
-    gc.disable()
-    try:
+    with garbage_left():
         del cycle
         for length in (150, 100, 200, 100, 150):
             gradients(model, batch(length))
-    finally:
-        gc.enable()
     (one,) = made
     assert one.allowance.is_whole
     assert one.limit_bytes == BUDGET

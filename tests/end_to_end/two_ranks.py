@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import tempfile
 import time
 from dataclasses import replace
@@ -18,7 +17,7 @@ from end_to_end.judged_loops import Outcome, outcome_of
 from end_to_end.loop_models import BATCH, WIDTH, Net, batch
 from end_to_end.loop_steps import by_block
 from end_to_end.training_loops import GRADIENT_BYTES, LOOPS, Loop
-from forked import fork_server, take
+from forked import fork_server, free_ports, take
 
 RANKS = 2
 SECONDS = 300
@@ -53,9 +52,7 @@ def outcomes_of_two(name: str) -> list[Outcome]:
     Raises:
         RuntimeError: A rank died, or took more than five minutes.
     """
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        port = probe.getsockname()[1]
+    (port,) = free_ports(1)
     with tempfile.TemporaryDirectory() as folder:
         deadline = time.monotonic() + SECONDS
         start = "spawn" if fork_server() is None else "forkserver"
