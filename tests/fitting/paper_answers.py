@@ -14,6 +14,7 @@ import remat_compiler
 from fitting.paper_models import MAKERS, UncutBlocks, deeper, language
 from fitting.paper_traces import Named, Seen, on_paper
 from heard import warnings_heard
+from remat_compiler.compilation import publish
 from remat_compiler.dynamic_shapes.peak_guard import PeakGuard
 from remat_compiler.errors import RematError
 from remat_compiler.fitting.counted_step import BACKWARD, FORWARD, count, settle
@@ -23,6 +24,7 @@ from remat_compiler.fitting.paper_step import fit_on_paper
 from remat_compiler.fitting.paper_step import on_paper as fit_here
 from remat_compiler.fitting.request import FitRequest, Separate
 from remat_compiler.observer import Observer, observed_by
+from remat_compiler.simulate.reserved import AllocationTrace, ReservedFigures
 from remat_compiler.torch_compat import (
     KnownValues,
     num_bytes,
@@ -129,6 +131,24 @@ def kept_at(compiled: bool) -> tuple[list[tuple[str, str]], list[tuple[int, int,
         counted = count(step, mode)
         kept = counted.trace(step, gpu).kept
     return [(one.phase, one.label) for one in counted.moments], [(one.size_bytes, one.made, one.freed) for one in kept]
+
+
+def kept_as_compiled() -> list[list[tuple[int, int]]]:
+    """Bytes and begin of what libraries keep, as the backend counts with it, for each graph that it reports."""
+    found: list[list[tuple[int, int]]] = []
+    figures = publish.reserved_figures
+
+    def seen(trace: AllocationTrace) -> ReservedFigures:
+        found.append([(one.size_bytes, one.made) for one in trace.kept])
+        return figures(trace)
+
+    request = FitRequest(MAKERS["language"], "h100", None, (4,), None, None, {"inner": "eager"})
+    with fit_here("h100"), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(publish, "reserved_figures", seen)
+        step = made_step(request, 4)
+        step.compile(1.0)
+        step.run()
+    return found
 
 
 class Squared(nn.Sequential):

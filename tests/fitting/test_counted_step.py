@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fitting.paper_answers import kept_at, peaks_and_lives, updated_within
+from fitting.paper_answers import kept_as_compiled, kept_at, peaks_and_lives, updated_within
 from remat_compiler.devices.gpus import gpu_named
 from remat_compiler.fitting.counted_step import BACKWARD, FORWARD, UPDATE, library_bytes, library_sizes
 from remat_compiler.fitting.paper_process import call_in_process
@@ -28,6 +28,12 @@ def test_each_thread_makes_its_workspace_at_its_first_product(compiled: bool) ->
     ]
     first = {phase: min(i for i in products if labels[i][0] == phase) for phase in (FORWARD, BACKWARD)}
     assert kept == [(32 * MIB, first[FORWARD], None), (32 * MIB, first[BACKWARD], None)]
+
+
+def test_the_backend_counts_with_them_as_well() -> None:
+    ((forward, backward),) = call_in_process(kept_as_compiled)
+    assert forward[0] == backward[0] == 32 * MIB
+    assert forward[1] < backward[1]
 
 
 def test_the_peaks_are_those_of_what_is_alive_with_what_operators_take_inside() -> None:
