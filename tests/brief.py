@@ -21,9 +21,10 @@ def search_briefly(patch: pytest.MonkeyPatch) -> None:
 
 
 def plan_briefly(patch: pytest.MonkeyPatch) -> None:
-    """Search briefly, try losses in 4 chunks alone, and have other processes do so."""
+    """Search briefly, try losses in 4 chunks alone and layers in none, and have other processes do so."""
     search_briefly(patch)
     patch.setattr("remat_compiler.partition.in_chunks.COUNTS", (4,))
+    patch.setattr("remat_compiler.partition.in_chunks.LAYERS", ())
     patch.setattr("remat_compiler.step_budget.graph_levels.LEVEL_EFFORT", 200)
     patch.setenv("REMAT_TIME_LIMIT", "0")
     patch.setenv(BRIEFLY, "1")

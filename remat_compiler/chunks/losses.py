@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from torch import fx
 
 from remat_compiler import torch_compat
-from remat_compiler.capture.phases import find_phases
-from remat_compiler.capture.source import source_line
+from remat_compiler.chunks.amplifiers import HEAD, heads
 from remat_compiler.chunks.axes import is_plain, is_tuple
-from remat_compiler.chunks.cut import Cut, even_bounds, operands, shape_of
+from remat_compiler.chunks.cut import Cut, even_bounds, shape_of
 from remat_compiler.chunks.means import divide_last
-from remat_compiler.chunks.region import LARGE, PRODUCTS, Region, amplifiers, elements, find_region
-from remat_compiler.chunks.rewriting import in_chunks, is_in_chunks
+from remat_compiler.chunks.region import Region, elements, find_region, region_in_chunks, whole_bytes
+from remat_compiler.chunks.rewriting import in_chunks
 from remat_compiler.chunks.sparing import without_unread_rows
 from remat_compiler.chunks.tangent import depending_on, multiples_of, scalar_tangents, take_out
 from remat_compiler.chunks.writing import NotCuttable, copied
-from remat_compiler.ir.graph import Phase
-from remat_compiler.report.plan_report import ChunkedLoss
+from remat_compiler.report.plan_report import ChunkedRegion
 from remat_compiler.torch_compat import Size, number, same
 
-AMPLIFIES = 4
-"""Elements of the product for each of the operand whose rows are cut; below, little is gained."""
 SECOND = 4
 """Another loss is cut if so many of it are as large as the first."""
 
 
-def chunk_losses(joint: fx.GraphModule, num_fwd_outputs: int, chunks: int) -> tuple[ChunkedLoss, ...]:
+def chunk_losses(joint: fx.GraphModule, num_fwd_outputs: int, chunks: int) -> tuple[ChunkedRegion, ...]:
     """Compute the losses of a joint graph in chunks.
 
     Args:
@@ -38,7 +34,7 @@ def chunk_losses(joint: fx.GraphModule, num_fwd_outputs: int, chunks: int) -> tu
     Returns:
         What was cut, the largest first.
     """
-    found: list[ChunkedLoss] = []
+    found: list[ChunkedRegion] = []
     with torch_compat.sizes_of(joint.graph):
         while True:
             made = _largest(joint, num_fwd_outputs, chunks, found[0].whole_bytes // SECOND if found else 0)
@@ -52,27 +48,15 @@ def chunk_losses(joint: fx.GraphModule, num_fwd_outputs: int, chunks: int) -> tu
 
 def has_losses(joint: fx.GraphModule, num_fwd_outputs: int) -> bool:
     """Whether there is a product in the forward with which a loss could be cut; arguments as for `chunk_losses`."""
-    return next(_heads(joint, num_fwd_outputs), None) is not None
-
-
-def _heads(joint: fx.GraphModule, num_fwd_outputs: int) -> Iterator[tuple[fx.Node, int]]:
-    """Amplifying products whose large result no product of the forward makes small again, and the dimension to cut."""
-    phases = find_phases(joint.graph, torch_compat.joint_outputs(joint, num_fwd_outputs)[0])
-    forward = [n for n, phase in phases.items() if phase is Phase.FORWARD and not is_in_chunks(n)]
-    for product, dim in amplifiers(joint.graph, forward, AMPLIFIES):
-        # A layer's product is amplifying, too; what becomes of it is multiplied again in the forward.
-        large = elements(product.meta["val"]) // LARGE
-        behind = depending_on(joint.graph, [product])
-        if not any(_contracts(node, large) for node in forward if node in behind and node is not product):
-            yield product, dim
+    return next(heads(joint, num_fwd_outputs), None) is not None
 
 
 def _largest(
     joint: fx.GraphModule, num_fwd_outputs: int, chunks: int, least_bytes: int
-) -> tuple[fx.Graph, ChunkedLoss] | None:
+) -> tuple[fx.Graph, ChunkedRegion] | None:
     """The joint graph with its largest loss of at least so many bytes in chunks; `None` if there is none."""
-    for product, dim in _heads(joint, num_fwd_outputs):
-        if _bytes(product) < least_bytes:
+    for product, dim in heads(joint, num_fwd_outputs):
+        if whole_bytes(product) < least_bytes:
             break
         spared = without_unread_rows(joint.graph, product, dim)
         for graph, factor in ((joint.graph, product),) if spared is None else (spared, (joint.graph, product)):
@@ -83,29 +67,8 @@ def _largest(
                 except NotCuttable:
                     made = None
                 if made is not None:
-                    return made, _told(product, cut)
+                    return made, region_in_chunks(product, cut, "loss")
     return None
-
-
-def _told(product: fx.Node, cut: Cut) -> ChunkedLoss:
-    """What people are told of a product whose result is cut so, or the rows of it that are read."""
-    rows = max(number(cut.length(chunk)) for chunk in range(cut.chunks))
-    # All rows have as many bytes.
-    chunk_bytes = _bytes(product) * rows // number(shape_of(product)[cut.first])
-    return ChunkedLoss(cut.chunks, product.name, source_line(product), _bytes(product), chunk_bytes)
-
-
-def _bytes(node: fx.Node) -> int:
-    value = node.meta["val"]
-    return elements(value) * int(value.element_size())
-
-
-def _contracts(node: fx.Node, large: int) -> bool:
-    """Whether the node is a product that reads a large value and gives a small one."""
-    if node.target not in PRODUCTS or not all(map(is_plain, (node, *operands(node)))):
-        return False
-    # Layers of four times the width come back to exactly what counts as large.
-    return max(elements(one.meta["val"]) for one in operands(node)) >= large >= elements(node.meta["val"])
 
 
 def _granules(graph: fx.Graph, product: fx.Node, dim: int) -> list[Size]:
@@ -125,15 +88,16 @@ def _with_loss_cut(graph: fx.Graph, found: fx.Node, cut: Cut) -> fx.Graph | None
     nodes = copied(graph)
     product = nodes[found]
     new = product.graph
-    divide_last(new, elements(product.meta["val"]) // LARGE)
-    region = find_region(new, product, cut)
+    large = elements(product.meta["val"]) // HEAD
+    divide_last(new, large)
+    region = find_region(new, product, cut, large)
     if region is None:
         return None
     for tangent in scalar_tangents(new):
         leaving = _leaving_with(new, region, tangent)
         if leaving:
             take_out(new, tangent, leaving)
-            region = find_region(new, product, cut)
+            region = find_region(new, product, cut, large)
             if region is None:
                 return None
     return in_chunks(new, region)

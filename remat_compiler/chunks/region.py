@@ -19,14 +19,15 @@ import torch
 from torch import fx
 
 from remat_compiler import torch_compat
-from remat_compiler.chunks.axes import axes_of, is_plain, is_tuple
-from remat_compiler.chunks.cut import Cut, Cutting, Partial, Placement, operands
+from remat_compiler.capture.source import source_line
+from remat_compiler.chunks.axes import is_plain, is_tuple
+from remat_compiler.chunks.cut import Cut, Cutting, Partial, Placement, operands, shape_of
 from remat_compiler.chunks.rules import cutting
+from remat_compiler.report.plan_report import ChunkedRegion
+from remat_compiler.torch_compat import number
 
 _aten = torch.ops.aten
 PRODUCTS = frozenset({_aten.mm.default, _aten.addmm.default, _aten.bmm.default, _aten.baddbmm.default})
-LARGE = 4
-"""A value is large if so many of it have as many elements as the product that makes the region."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,6 +58,11 @@ class Region:
         cut = self.cuttings[reader].operands[position]
         return cut is not None and self.placement(source) == cut
 
+    def large(self, least: int) -> set[fx.Node]:
+        """Values of at least so many elements that are there a chunk at a time."""
+        cut = (node for node in self.cuttings if isinstance(self.placement(node), Cut) and not is_tuple(node))
+        return {node for node in cut if elements(node.meta["val"]) >= least}
+
     def leaving(self) -> list[fx.Node]:
         """Operators whose whole results are read, in order."""
         return [
@@ -68,9 +74,15 @@ class Region:
         return any(o is source and not self.is_read_in_chunks(reader, i) for i, o in enumerate(operands(reader)))
 
 
-def find_region(graph: fx.Graph, product: fx.Node, cut: Cut) -> Region | None:
-    """The region around a product whose result is cut so; `None` if a large value would be needed whole."""
-    large = elements(product.meta["val"]) // LARGE
+def find_region(graph: fx.Graph, product: fx.Node, cut: Cut, large: int) -> Region | None:
+    """The region around a product whose result is cut so; `None` if a large value would be needed whole.
+
+    Args:
+        graph: A joint graph.
+        product: The product.
+        cut: How its result is cut.
+        large: Elements of values that count as large.
+    """
     barred: set[fx.Node] = set()
     while product not in barred:
         found = _Search(graph, product, cut, large, barred)
@@ -176,24 +188,15 @@ def _position(item: fx.Node) -> int:
     return int(position)
 
 
-def amplifiers(graph: fx.Graph, among: Iterable[fx.Node], least: int) -> list[tuple[fx.Node, int]]:
-    """Products that make far more than they read along a dimension, and that dimension; the largest first.
+def whole_bytes(node: fx.Node) -> int:
+    """Bytes of a value at the sizes that are planned for."""
+    value = node.meta["val"]
+    return elements(value) * int(value.element_size())
 
-    Args:
-        graph: A joint graph.
-        among: Nodes to look at.
-        least: Elements made for each that is read in the operand that is cut.
-    """
-    place = {node: i for i, node in enumerate(graph.nodes)}
-    found: list[tuple[int, int, int, fx.Node]] = []
-    for node in among:
-        if node.target not in PRODUCTS or not is_plain(node) or not axes_of(node):
-            continue
-        result, factors = node.meta["val"], operands(node)[-2:]
-        made = elements(result)
-        if result.dim() != 2 or not made:
-            continue
-        for dim, factor in enumerate(factors):
-            if made >= least * elements(factor.meta["val"]):
-                found.append((-made * result.element_size(), place[node], dim, node))
-    return [(node, dim) for _, _, dim, node in sorted(found)]
+
+def region_in_chunks(product: fx.Node, cut: Cut, what: str) -> ChunkedRegion:
+    """What people are told of the region around a product whose result is cut so, or the rows of it that are read."""
+    rows = max(number(cut.length(chunk)) for chunk in range(cut.chunks))
+    # All rows have as many bytes.
+    chunk_bytes = whole_bytes(product) * rows // number(shape_of(product)[cut.first])
+    return ChunkedRegion(cut.chunks, product.name, source_line(product), whole_bytes(product), chunk_bytes, what)

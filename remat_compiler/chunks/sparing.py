@@ -16,8 +16,9 @@ import torch
 from torch import fx
 
 from remat_compiler.capture.operators import has_tensor
+from remat_compiler.chunks.amplifiers import HEAD
 from remat_compiler.chunks.cut import Partial, operands, shape_of
-from remat_compiler.chunks.region import LARGE, elements
+from remat_compiler.chunks.region import elements
 from remat_compiler.chunks.rules import SHAPES
 from remat_compiler.chunks.unread import Unread, ranges_behind
 from remat_compiler.chunks.writing import (
@@ -46,7 +47,7 @@ def without_unread_rows(graph: fx.Graph, product: fx.Node, dim: int) -> tuple[fx
     Returns:
         Another graph, and the product in it; `None` if all rows are read, as far as is known.
     """
-    large = elements(product.meta["val"]) // LARGE
+    large = elements(product.meta["val"]) // HEAD
     for rows in ranges_behind(graph, product, large):
         nodes = copied(graph)
         new, found = nodes[product].graph, nodes[product]

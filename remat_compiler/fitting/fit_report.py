@@ -12,7 +12,7 @@ from remat_compiler.devices.cpus import Device
 from remat_compiler.devices.gpus import CONTEXT_BYTES, Gpu
 from remat_compiler.ir.text_form import table
 from remat_compiler.report.notebook import Shown
-from remat_compiler.report.plan_report import ChunkedLoss
+from remat_compiler.report.plan_report import ChunkedRegion
 from remat_compiler.units import format_bytes
 
 _WORTH_SAYING = 0.01
@@ -74,7 +74,7 @@ class FitPoint:
     floor_bytes: int | None = None
     floor_forced_by: str = ""
     smallest_bytes: int | None = None
-    chunked: tuple[ChunkedLoss, ...] = ()
+    chunked: tuple[ChunkedRegion, ...] = ()
     unmodelled: tuple[str, ...] = ()
     seconds: float = 0.0
 

@@ -1,12 +1,15 @@
-"""How many chunks the losses of a joint graph are computed in, if the plan is to say: the cheapest plan that fits.
+"""How many chunks losses and layers of a joint graph are computed in, if the plan is to say: the cheapest that fits.
 
     whole ─► fits, and adds next to nothing? ─► yes: as without this option
               │ no
               ▼
-    4, 16, 64 chunks, as long as they may save time ─► of the plans that fit the one of the least time
+    losses in 4, 16, 64 chunks, as long as they may save time ─► of the plans that fit the one of the least time
               │ nothing fits
               ▼
     the lowest floor first, as long as the peak may fall ─► the plan of the smallest peak
+              │ much of the peak is within layers, and much is recomputed or nothing fits
+              ▼
+    layers in 4, 16 chunks, as long as that spares time, or lowers the peak
 
 To cut and to capture a graph takes a fraction of the time of planning it, and tells what plans of it cannot go below:
 the time of its operators, each executed once, and its floor.  So most numbers of chunks need no plan.  What one budget
@@ -17,27 +20,46 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from remat_compiler.ir.problem import UNLIMITED_BYTES
+from remat_compiler.ir.problem import UNLIMITED_BYTES, RematProblem
 from remat_compiler.log import logger_of
 from remat_compiler.partition.defects import NO_DEFECT, in_brief
 from remat_compiler.partition.request import PartitionRequest
 from remat_compiler.partition.result import Baseline, NoPlan, Partition
-from remat_compiler.report.plan_report import ChunkedLoss
+from remat_compiler.report.plan_report import ChunkedRegion
+from remat_compiler.simulate.timeline import MemoryTimeline, simulate
 
 log = logger_of(__name__)
 
 COUNTS = (4, 16, 64)
-"""Numbers of chunks that are planned for."""
+"""Numbers of chunks of losses that are planned for."""
+LAYERS = (4, 16)
+"""The same of layers, of which there are many: all of them in chunks are as many times as many operators."""
 NEAR = 0.1
 """Budgets that differ by less than this part are served by as many chunks."""
 GAIN = 0.01
 """Part of the step that more chunks must save: results change in their last bits, and code grows."""
 AT_THE_FLOOR = 0.03
-"""A peak above the floor by no more than this part is hardly lowered by chunks that leave the floor as it is."""
+"""A peak above the floor by no more than this part is hardly lowered by chunks that leave the floor as it is; what
+layers in chunks lower it by is to be more."""
 DEAREST = 3.0
 """What the bytes of a plan that are recomputed at the highest price cost, relative to the average."""
+
+
+class Chunks(NamedTuple):
+    """In how many chunks a joint graph is computed.
+
+    Attributes:
+        losses: Most chunks of its losses; 1 for whole ones.
+        layers: Most chunks of its layers; likewise.
+    """
+
+    losses: int = 1
+    layers: int = 1
+
+
+WHOLE = Chunks()
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,20 +67,20 @@ class Served:
     """What a budget of the graph came to.
 
     Attributes:
-        chunks: In how many the chosen plan was asked for; 1 for a whole loss.
+        chunks: In how many the chosen plan was asked for.
         fits: Whether it fits the budget; else it is the one of the smallest peak.
     """
 
-    chunks: int
+    chunks: Chunks
     fits: bool
 
 
 class Candidate(Protocol):
-    """A joint graph with its losses in some number of chunks, ready to be planned."""
+    """A joint graph in some number of chunks, ready to be planned."""
 
     @property
-    def chunked(self) -> tuple[ChunkedLoss, ...]:
-        """The losses that are in chunks."""
+    def chunked(self) -> tuple[ChunkedRegion, ...]:
+        """The losses and layers that are in chunks."""
         ...
 
     @property
@@ -81,33 +103,49 @@ class Candidate(Protocol):
         """Name and seconds of each stage so far."""
         ...
 
+    def within_layers_bytes(self, problem: RematProblem, timeline: MemoryTimeline) -> int:
+        """Bytes of values within whole layers that are there at the peak.
+
+        Args:
+            problem: The planner's problem.
+            timeline: A simulated plan of it.
+        """
+        ...
+
     def planned(self, whole_ns: int | None) -> Partition:
         """Its partition; `NoPlan` if the planner refuses.
 
         Args:
-            whole_ns: `step_ns` of the graph whose losses are whole; `None` for its own.
+            whole_ns: `step_ns` of the whole graph; `None` for its own.
         """
         ...
 
 
 def cheapest_in_chunks(
-    request: PartitionRequest, in_chunks: Callable[[int], Candidate], earlier: dict[int, Served] | None = None
+    request: PartitionRequest,
+    in_chunks: Callable[[Chunks], Candidate],
+    earlier: dict[int, Served] | None = None,
+    *,
+    losses: bool = True,
+    layers: bool = True,
 ) -> Partition:
     """The partition in as many chunks as serve the budget best.
 
     Args:
         request: The budget, in bytes.
-        in_chunks: The graph with its losses in at most so many chunks; of 1, with whole ones.  Each number is asked for
-            once, since what is made of the graph may change it.
+        in_chunks: The graph in at most so many chunks.  Each is asked for once, since what is made of the graph may
+            change it.
         earlier: What earlier budgets of the graph came to, in bytes; this one is added.  As many chunks serve another
             budget that is nearly the same, if they fit it, and one in which no more fits.
+        losses: Whether the graph may have losses that can be cut.
+        layers: The same of layers.
 
     Raises:
         NoPlan: Nothing fits in any number of chunks.
     """
     budget_bytes, known = request.budget_bytes, {} if earlier is None else earlier
     assert budget_bytes is not None
-    search = _Search(budget_bytes, in_chunks)
+    search = _Search(budget_bytes, in_chunks, losses, layers)
     served = _served_alike(known, budget_bytes)
     chosen = (served and search.in_as_many(served)) or search.run()
     known[budget_bytes] = Served(chosen, search.fits(chosen))
@@ -131,6 +169,8 @@ class _Search:
     Attributes:
         budget_bytes: The budget.
         in_chunks: Gives the candidates.
+        losses: Whether there may be losses to cut.
+        layers: Whether there may be layers to cut.
         candidates: All so far; each is made once, and planned at most once.
         ready: Those that the search has come to, the fewest chunks first.
         later: Numbers of chunks that it has left out for as long as no others are planned.
@@ -140,23 +180,25 @@ class _Search:
     """
 
     budget_bytes: int
-    in_chunks: Callable[[int], Candidate]
-    candidates: dict[int, Candidate] = field(default_factory=dict)
-    ready: list[int] = field(default_factory=list)
-    later: list[int] = field(default_factory=list)
-    made: dict[int, Partition] = field(default_factory=dict)
-    refusals: dict[int, NoPlan] = field(default_factory=dict)
-    failed: set[int] = field(default_factory=set)
+    in_chunks: Callable[[Chunks], Candidate]
+    losses: bool
+    layers: bool
+    candidates: dict[Chunks, Candidate] = field(default_factory=dict)
+    ready: list[Chunks] = field(default_factory=list)
+    later: list[Chunks] = field(default_factory=list)
+    made: dict[Chunks, Partition] = field(default_factory=dict)
+    refusals: dict[Chunks, NoPlan] = field(default_factory=dict)
+    failed: set[Chunks] = field(default_factory=set)
 
     @property
     def whole(self) -> Candidate:
-        """The one whose losses are whole."""
-        return self._candidate(1)
+        """The one of the graph as it is."""
+        return self._candidate(WHOLE)
 
-    def in_as_many(self, served: Served) -> int | None:
-        """The number of chunks that served another budget; `None` unless the plan in them fits, or not, as there."""
-        self.ready, chunks = [1], served.chunks
-        if chunks == 1 or self._add(chunks):
+    def in_as_many(self, served: Served) -> Chunks | None:
+        """The chunks that served another budget; `None` unless the plan in them fits, or not, as there."""
+        self.ready, chunks = [WHOLE], served.chunks
+        if chunks == WHOLE or self._add(chunks):
             if not served.fits:
                 self._plan(chunks)
             else:
@@ -164,47 +206,114 @@ class _Search:
         is_alike = self._needed_bytes(chunks) is not None and self.fits(chunks) == served.fits
         return chunks if is_alike else None
 
-    def run(self) -> int:
-        """The number of chunks, of all; raises as `cheapest_in_chunks` does."""
-        self.ready = [1]
-        self._plan_if_it_may_fit(1)
-        for chunks in COUNTS:
+    def run(self) -> Chunks:
+        """The chunks of the best plan; raises as `cheapest_in_chunks` does."""
+        self.ready = [WHOLE]
+        self._plan_if_it_may_fit(WHOLE)
+        if self.losses:
+            self._cut_losses()
+        best = self._best
+        if best is not None:
+            return self._with_cheaper_layers(best) if self.layers else best
+        smallest = self._of_the_smallest_peak()
+        return self._with_lower_layers(smallest) if self.layers else smallest
+
+    def _cut_losses(self) -> None:
+        """Plan for losses in more and more chunks, as long as that may save time."""
+        for chunks in map(Chunks, COUNTS):
             if self._gain_ns(self._expected_ns(chunks)) <= 0 or not self._add(chunks):
-                break
+                return
             candidate, before = self._candidate(chunks), self._best
             # More chunks will not fit either; whether they have a smaller peak is seen once fewer are planned.
             if before is None and candidate.floor_bytes > self.budget_bytes and not self._lowers_the_floor(chunks):
-                self.later = [one for one in COUNTS if one > chunks]
-                break
+                self.later = [Chunks(one) for one in COUNTS if one > chunks.losses]
+                return
             if self._gain_ns(candidate.step_ns, candidate.before.timeline.peak_bytes) <= 0:
-                break
+                return
             self._plan_if_it_may_fit(chunks)
             # Where fewer chunks gain nothing, more of them rarely do, and each plan takes long.
             if before is not None and self._best == before:
-                break
-        best = self._best
-        return self._of_the_smallest_peak() if best is None else best
+                return
 
-    def fits(self, chunks: int) -> bool:
+    def _with_cheaper_layers(self, best: Chunks) -> Chunks:
+        """The chunks of the plan of the least time that fits, of those with layers in chunks, too.
+
+        Args:
+            best: Those of the best plan with whole layers.
+        """
+        within_bytes, most_bytes = self._within_layers_bytes(best), self._candidate(best).before.timeline.peak_bytes
+        for layers in LAYERS:
+            more = Chunks(best.losses, layers)
+            # What is not there at the peak leaves room for other values.
+            left_bytes = most_bytes - within_bytes // best.layers + within_bytes // layers
+            if self._gain_ns(self._candidate(best).step_ns, left_bytes) <= 0 or not self._add(more):
+                break
+            if self._gain_ns(self._candidate(more).step_ns, left_bytes) <= 0:
+                break
+            self._plan_if_it_may_fit(more)
+            if self._best != more:
+                break
+            best = more
+        return best
+
+    def _with_lower_layers(self, smallest: Chunks) -> Chunks:
+        """The chunks of the first plan with layers in chunks that fits; else of the smallest peak of all.
+
+        Args:
+            smallest: Those of the smallest peak with whole layers.
+        """
+        peaks = {one: self._needed_bytes(one) for one in self.ready}
+        least_bytes = peaks[smallest]
+        if least_bytes is None:
+            return smallest
+        # Of nearly equal peaks the fewest chunks.
+        now = min(one for one, peak in peaks.items() if peak and peak <= least_bytes * (1 + AT_THE_FLOOR))
+        within_bytes = self._within_layers_bytes(now)
+        for layers in LAYERS:
+            more, wanted_bytes = Chunks(now.losses, layers), least_bytes * (1 - AT_THE_FLOOR)
+            left_bytes = least_bytes - within_bytes // now.layers + within_bytes // layers
+            if left_bytes > wanted_bytes or not self._add(more) or self._candidate(more).floor_bytes > wanted_bytes:
+                break
+            self._plan(more)
+            reached_bytes = self._needed_bytes(more)
+            if reached_bytes is None or reached_bytes >= least_bytes:
+                break
+            smallest = now = more
+            if self.fits(now) or reached_bytes > wanted_bytes:
+                break
+            least_bytes = reached_bytes
+        return smallest
+
+    def _within_layers_bytes(self, chunks: Chunks) -> int:
+        """Bytes of values within whole layers that are there at the peak of the plan of the smallest peak."""
+        made = self.made.get(chunks)
+        if made is not None:
+            return self._candidate(chunks).within_layers_bytes(made.problem, made.graphs.timeline)
+        refused = self.refusals[chunks]
+        assert refused.result.plan is not None
+        timeline = simulate(refused.problem.graph, refused.problem.costs, refused.result.plan)
+        return self._candidate(chunks).within_layers_bytes(refused.problem, timeline)
+
+    def fits(self, chunks: Chunks) -> bool:
         """Whether there is a plan in so many chunks that fits."""
         return chunks in self.made and self.made[chunks].peak_bytes <= self.budget_bytes
 
-    def partition(self, chunks: int) -> Partition:
-        """The partition in so many chunks, beside the step whose losses are whole; `NoPlan` if it was refused."""
+    def partition(self, chunks: Chunks) -> Partition:
+        """The partition in so many chunks, beside the whole step; `NoPlan` if it was refused."""
         if chunks in self.refusals:
             raise self.refusals[chunks]
-        before = self.made[1].before if 1 in self.made else self.whole.before
+        before = self.made[WHOLE].before if WHOLE in self.made else self.whole.before
         return replace(self.made[chunks], before=before, stages=self._stages)
 
-    def _candidate(self, chunks: int) -> Candidate:
+    def _candidate(self, chunks: Chunks) -> Candidate:
         if chunks not in self.candidates:
             self.candidates[chunks] = self.in_chunks(chunks)
         return self.candidates[chunks]
 
-    def _add(self, chunks: int) -> bool:
-        """Have the losses in so many chunks, too; whether that is another graph."""
+    def _add(self, chunks: Chunks) -> bool:
+        """Have the graph in so many chunks, too; whether it is another one."""
         # The whole one first: what fails there is no defect of chunks.
-        fewer = self._candidate(self.ready[-1])
+        fewer = [self._candidate(one).chunked for one in self.ready]
         try:
             candidate = self._candidate(chunks)
         except NO_DEFECT:
@@ -213,18 +322,18 @@ class _Search:
             _warn_of_defect(chunks, error)
             return False
         # Few rows may be in as many chunks as they can be.
-        if not candidate.chunked or candidate.chunked == fewer.chunked:
+        if candidate.chunked in fewer:
             return False
         self.ready.append(chunks)
         return True
 
-    def _expected_ns(self, chunks: int) -> int:
+    def _expected_ns(self, chunks: Chunks) -> int:
         """`Candidate.step_ns` of so many chunks: each one more adds as much time."""
         *_, latest = ready = [self._candidate(one) for one in self.ready]
         if len(ready) < 3:
             return latest.step_ns
         (few, less_ns), (many, more_ns) = ((one.chunked[0].chunks, one.step_ns) for one in ready[-2:])
-        return more_ns + (more_ns - less_ns) * (chunks - many) // (many - few)
+        return more_ns + (more_ns - less_ns) * (chunks.losses - many) // (many - few)
 
     def _gain_ns(self, step_ns: int, keeping_all_bytes: int = 0) -> float:
         """Most time, beyond what counts as none, that plans of a candidate may spare beside the best so far.
@@ -242,14 +351,14 @@ class _Search:
         spared = DEAREST * (most_bytes - keeping_all_bytes) / max(most_bytes - self.budget_bytes, 1)
         return recomputed_ns * min(max(spared, 0), 1) - (step_ns - of.step_ns) - GAIN * self.whole.step_ns
 
-    def _plan_if_it_may_fit(self, chunks: int) -> None:
+    def _plan_if_it_may_fit(self, chunks: Chunks) -> None:
         if self._candidate(chunks).floor_bytes <= self.budget_bytes:
             self._plan(chunks)
 
-    def _plan(self, chunks: int) -> None:
+    def _plan(self, chunks: Chunks) -> None:
         if self._is_planned(chunks):
             return
-        candidate, whole_ns = self._candidate(chunks), None if chunks == 1 else self.whole.step_ns
+        candidate, whole_ns = self._candidate(chunks), None if chunks == WHOLE else self.whole.step_ns
         try:
             self.made[chunks] = candidate.planned(whole_ns)
         except NoPlan as refused:
@@ -258,26 +367,26 @@ class _Search:
             raise
         except Exception as error:
             # There is another way, unlike for the whole.
-            if chunks == 1:
+            if chunks == WHOLE:
                 raise
             self.failed.add(chunks)
-            _warn_of_defect(candidate.chunked[0].chunks, error)
+            _warn_of_defect(chunks, error)
 
-    def _is_planned(self, chunks: int) -> bool:
+    def _is_planned(self, chunks: Chunks) -> bool:
         return chunks in self.made or chunks in self.refusals or chunks in self.failed
 
     @property
-    def _best(self) -> int | None:
+    def _best(self) -> Chunks | None:
         """Of the plans that fit that of the least time, but for one in fewer chunks that takes hardly more."""
-        best: int | None = None
+        best: Chunks | None = None
         for chunks, one in sorted(self.made.items()):
             spared_ns = 0 if best is None else _total_ns(self.made[best]) - _total_ns(one)
             if self.fits(chunks) and (best is None or spared_ns > GAIN * self.whole.step_ns):
                 best = chunks
         return best
 
-    def _of_the_smallest_peak(self) -> int:
-        """The number of chunks whose plan has the smallest peak, once all are planned that may have a smaller one."""
+    def _of_the_smallest_peak(self) -> Chunks:
+        """The chunks whose plan has the smallest peak, once all are planned that may have a smaller one."""
         floors = {one: self._candidate(one).floor_bytes for one in self.ready}
         floors |= dict.fromkeys(self.later, floors[self.ready[-1]])
         # Of equal floors the fewest chunks, whose plans are the fastest to make, and take the least time.
@@ -290,19 +399,19 @@ class _Search:
         tried = sorted(one for one in self.ready if one in self.made or one in self.refusals)
         return min(tried, key=lambda one: (one not in self.made, self._needed_bytes(one) or UNLIMITED_BYTES))
 
-    def _may_be_lower(self, chunks: int) -> bool:
+    def _may_be_lower(self, chunks: Chunks) -> bool:
         """Whether plans in so many chunks may have a smaller peak than all so far."""
         peaks = [self._needed_bytes(one) for one in self.ready]
         least_bytes = min((one for one in peaks if one is not None), default=UNLIMITED_BYTES)
         floor_bytes = self._candidate(chunks).floor_bytes
         return least_bytes > (floor_bytes if self._lowers_the_floor(chunks) else floor_bytes * (1 + AT_THE_FLOOR))
 
-    def _lowers_the_floor(self, chunks: int) -> bool:
+    def _lowers_the_floor(self, chunks: Chunks) -> bool:
         """Whether the floor is lower than in fewer chunks."""
         floors = [self._candidate(one).floor_bytes for one in self.ready if one < chunks]
         return self._candidate(chunks).floor_bytes < min(floors, default=UNLIMITED_BYTES)
 
-    def _needed_bytes(self, chunks: int) -> int | None:
+    def _needed_bytes(self, chunks: Chunks) -> int | None:
         """The smallest peak in so many chunks; `None` as long as none is known."""
         if chunks in self.made:
             return self.made[chunks].peak_bytes
@@ -320,13 +429,14 @@ class _Search:
         return tuple(total.items())
 
 
-def _warn_of_defect(chunks: int, error: Exception) -> None:
+def _warn_of_defect(chunks: Chunks, error: Exception) -> None:
     """Say that fewer chunks are taken, or none."""
     log.debug("chunks failed", exc_info=error)
     log.warning(
-        "a loss is not computed in %d chunks, since that failed (%s); please report this as a defect, with the "
+        "%s not computed in %d chunks, since that failed (%s); please report this as a defect, with the "
         'traceback that TORCH_LOGS="+remat_compiler" shows',
-        chunks,
+        "layers are" if chunks.layers > 1 else "a loss is",
+        chunks.layers if chunks.layers > 1 else chunks.losses,
         in_brief(error),
     )
 

@@ -15,6 +15,7 @@ from torch import fx
 
 from remat_compiler import torch_compat
 from remat_compiler.capture.graph import CapturedGraph
+from remat_compiler.chunks.layers import has_layers, values_of_layers
 from remat_compiler.chunks.losses import has_losses
 from remat_compiler.distributed.agreement import Point
 from remat_compiler.errors import PlanRejected
@@ -22,14 +23,14 @@ from remat_compiler.ir.codec import encode
 from remat_compiler.ir.plan import FITTING, Plan, PlanResult, PlanStatus
 from remat_compiler.ir.problem import UNLIMITED_BYTES, CostTable, RematProblem
 from remat_compiler.option_values import AS_PLANNED
-from remat_compiler.partition.in_chunks import cheapest_in_chunks
+from remat_compiler.partition.in_chunks import WHOLE, Chunks, cheapest_in_chunks
 from remat_compiler.partition.request import PartitionRequest
 from remat_compiler.partition.result import Baseline, NoPlan, Partition, SplitGraphs
 from remat_compiler.partition.session import Session
 from remat_compiler.partition.stages import JointStages, Planned
 from remat_compiler.rewrite.lower import lower
 from remat_compiler.simulate.floor import peak_floor
-from remat_compiler.simulate.timeline import simulate
+from remat_compiler.simulate.timeline import MemoryTimeline, simulate
 from remat_compiler.simulate.verify import verify
 from remat_compiler.stats import timed
 from remat_compiler.units import part_of
@@ -68,29 +69,33 @@ def partition(
     with _collection_paused(), torch_compat.copying_nodes():
         # A plan that all ranks agree on is one of the whole.
         as_planned = request.chunks == AS_PLANNED and request.budget_bytes is not None and not request.gathers
-        may_be_cut = (as_planned or request.chunks > 1) and has_losses(joint, num_fwd_outputs)
+        losses = (as_planned or request.chunks > 1) and has_losses(joint, num_fwd_outputs)
+        layers = as_planned and has_layers(joint, num_fwd_outputs)
         # Each number of chunks begins with the graph as it is.
-        spare = torch_compat.copy_module(joint) if may_be_cut else None
+        spare = torch_compat.copy_module(joint) if losses or layers else None
 
-        def in_chunks(chunks: int) -> JointCandidate:
-            graph = joint if chunks == 1 or spare is None else torch_compat.copy_module(spare)
+        def in_chunks(chunks: Chunks) -> JointCandidate:
+            is_whole = chunks == WHOLE
+            graph = joint if is_whole or spare is None else torch_compat.copy_module(spare)
             # Torch's own partition would be compiled as the stock backend does, which may join chunks again.
-            asked = replace(request, chunks=chunks, may_be_native=request.may_be_native and chunks == 1)
+            may_be_native = request.may_be_native and is_whole
+            asked = replace(request, chunks=chunks.losses, layer_chunks=chunks.layers, may_be_native=may_be_native)
             stages = JointStages(graph, asked, num_fwd_outputs, static_input_indices, session)
             return JointCandidate(stages, plan_with)
 
         if spare is None:
-            return in_chunks(1).planned()
+            return in_chunks(WHOLE).planned()
         if as_planned:
             # A search tries budgets that are nearly the same, and less and less where nothing fits.
             asked = len(joint.graph.nodes), request.sizes, request.between_bytes, request.offload_bytes
-            return cheapest_in_chunks(request, in_chunks, session.chunks.setdefault(asked, {}))
-        cut = in_chunks(request.chunks)
-        return cut.planned(in_chunks(1).step_ns) if cut.chunked else in_chunks(1).planned()
+            served = session.chunks.setdefault(asked, {})
+            return cheapest_in_chunks(request, in_chunks, served, losses=losses, layers=layers)
+        cut = in_chunks(Chunks(request.chunks))
+        return cut.planned(in_chunks(WHOLE).step_ns) if cut.chunked else in_chunks(WHOLE).planned()
 
 
 class JointCandidate:
-    """The joint graph with its losses in one number of chunks, see `in_chunks.Candidate`."""
+    """The joint graph in one number of chunks, see `in_chunks.Candidate`."""
 
     def __init__(self, stages: JointStages, plan_with: Callable[[RematProblem], PlanResult]) -> None:
         self.stages = stages
@@ -120,6 +125,12 @@ class JointCandidate:
         captured, costs = self.captured
         return Baseline.saving_all(captured.graph, costs)
 
+    def within_layers_bytes(self, problem: RematProblem, timeline: MemoryTimeline) -> int:
+        """Bytes of values within whole layers that are there at the peak of a simulated plan."""
+        names = {node.name for node in values_of_layers(self.stages.joint, self.stages.num_fwd_outputs)}
+        alive = (problem.graph.storages[one] for one in timeline.live_at(timeline.peak_step))
+        return sum(one.size_bytes for one in alive if one.name in names)
+
     @property
     def times(self) -> tuple[tuple[str, float], ...]:
         """Name and seconds of each stage."""
@@ -129,7 +140,7 @@ class JointCandidate:
         """The partition; raises as `partition` does.
 
         Args:
-            whole_ns: `step_ns` of the graph whose losses are whole; `None` for its own.
+            whole_ns: `step_ns` of the whole graph; `None` for its own.
         """
         self.stages.whole_ns = whole_ns
         return _partition(self)

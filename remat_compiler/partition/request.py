@@ -40,6 +40,7 @@ class PartitionRequest(PlanOptions):
         leaving: Positions of the inputs whose gradients may leave within the backward, see `capture.leaving`.
         hooks_bytes: What the hooks of some of these take while they run, beside what stays, by position.
         gathers: Whether inputs may be gathered from the ranks again, see `compilation.gathers`.
+        layer_chunks: Most chunks of its layers, see `chunks.layers`; `chunks` are those of its losses.
         layer_bytes: Bytes of each layer at these sizes as an estimator predicts them, for planners of layers; empty
             for those that the graph itself gives.
     """
@@ -61,6 +62,7 @@ class PartitionRequest(PlanOptions):
     hooks_bytes: tuple[tuple[int, int], ...] = ()
     gathers: bool = False
     chunks: int = field(default=1, kw_only=True)  # what is captured by itself is whole
+    layer_chunks: int = field(default=1, kw_only=True)
 
     @property
     def place(self) -> Place | None:

@@ -10,7 +10,7 @@ from remat_compiler.errors import RematError
 from remat_compiler.ir.graph import TrainingGraph
 from remat_compiler.ir.plan import Plan, PlanResult
 from remat_compiler.ir.problem import CostTable, RematProblem
-from remat_compiler.report.plan_report import ChunkedLoss
+from remat_compiler.report.plan_report import ChunkedRegion
 from remat_compiler.rewrite.overwriting import NOTHING, Overwritten
 from remat_compiler.simulate.timeline import MemoryTimeline, simulate
 from remat_compiler.step_model.graph_memory import GraphMemory, memory_of
@@ -96,7 +96,7 @@ class Partition:
     early_loops: bool
     stages: tuple[tuple[str, float], ...]
     copies_inputs: bool = False
-    chunked: tuple[ChunkedLoss, ...] = ()
+    chunked: tuple[ChunkedRegion, ...] = ()
     chunks_ns: int = 0
 
     @property

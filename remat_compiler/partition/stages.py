@@ -20,6 +20,7 @@ from remat_compiler.capture.padding import pad_products
 from remat_compiler.capture.pair import capture_pair
 from remat_compiler.capture.storages import storage_bytes
 from remat_compiler.capture.view_scatters import mark_view_scatters
+from remat_compiler.chunks.layers import chunk_layers
 from remat_compiler.chunks.losses import chunk_losses
 from remat_compiler.costs.table import cost_table
 from remat_compiler.distributed.agreement import Point
@@ -33,7 +34,7 @@ from remat_compiler.partition.request import PartitionRequest
 from remat_compiler.partition.result import SplitGraphs
 from remat_compiler.partition.session import Session
 from remat_compiler.partition.tables import sum_by_kernel
-from remat_compiler.report.plan_report import ChunkedLoss
+from remat_compiler.report.plan_report import ChunkedRegion
 from remat_compiler.rewrite.overwriting import overwrite_arguments, overwritten
 from remat_compiler.simulate.rules import Rule
 from remat_compiler.simulate.timeline import simulate
@@ -75,8 +76,8 @@ class JointStages:
         # Inductor reuses memory by itself, by settings of its own.
         self.overwrites = request.inplace_buffers and not self.fused
         self.copies: tuple[fx.Node, ...] = ()
-        self.chunked: tuple[ChunkedLoss, ...] = ()
-        self.whole_ns: int | None = None  # of a step whose losses are whole; `None` where these are
+        self.chunked: tuple[ChunkedRegion, ...] = ()
+        self.whole_ns: int | None = None  # of the step without chunks; `None` where there are none
         self.stages: tuple[tuple[str, float], ...] = ()
 
     @contextmanager
@@ -104,6 +105,8 @@ class JointStages:
             # Before anything is decided, so that planners see an ordinary problem.
             if self.request.chunks > 1:
                 self.chunked = chunk_losses(self.joint, self.num_fwd_outputs, self.request.chunks)
+            if self.request.layer_chunks > 1:
+                self.chunked += chunk_layers(self.joint, self.num_fwd_outputs, self.request.layer_chunks)
             # Before the capture: copies of inputs that the step changes are storages of the problem.
             protect_changed_inputs(self.joint, self.num_fwd_outputs)
             # And so are those that Inductor makes, which chooses a layout only where it may.

@@ -9,7 +9,7 @@ from remat_compiler.ir.plan import PlanResult
 from remat_compiler.ir.problem import UNLIMITED_BYTES, RematProblem
 from remat_compiler.report.curve import MemoryCurve, StepCurves, memory_curve
 from remat_compiler.report.decisions import decisions, origin_of
-from remat_compiler.report.plan_report import ChunkedLoss, LiveStorage, Origin, PeakPoint, PlanReport, StageTime
+from remat_compiler.report.plan_report import ChunkedRegion, LiveStorage, Origin, PeakPoint, PlanReport, StageTime
 from remat_compiler.simulate.floor import peak_floor
 from remat_compiler.simulate.timeline import MemoryTimeline, simulate
 from remat_compiler.simulate.transfers import moved_bytes
@@ -29,7 +29,7 @@ def build_report(
     smallest_peak_bytes: int | None = None,
     stages: Sequence[tuple[str, float]] = (),
     notes: Sequence[str] = (),
-    chunked: Sequence[ChunkedLoss] = (),
+    chunked: Sequence[ChunkedRegion] = (),
     chunks_ns: int = 0,
 ) -> PlanReport:
     """The report of `result`, which must hold a valid plan of `problem`.

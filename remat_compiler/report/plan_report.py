@@ -10,7 +10,7 @@ from remat_compiler.ir.graph import StorageKind
 from remat_compiler.ir.plan import Decision, PlanStatus
 from remat_compiler.report.curve import StepCurves
 from remat_compiler.report.notebook import Shown
-from remat_compiler.units import format_bytes
+from remat_compiler.units import counted, format_bytes
 
 _VERSION = 2
 
@@ -100,8 +100,8 @@ class PeakPoint:
 
 
 @dataclass(frozen=True, slots=True)
-class ChunkedLoss:
-    """A loss that is computed in chunks, with the product before it and the gradients of both.
+class ChunkedRegion:
+    """What is computed in chunks: a loss or a layer around a product, with the gradients of all in it.
 
     Attributes:
         chunks: How many chunks there are.
@@ -109,6 +109,8 @@ class ChunkedLoss:
         source: The line of the user's program that it comes from, such as ``model.py:41``; empty when not known.
         whole_bytes: Bytes of that value.
         chunk_bytes: Bytes of its largest chunk.
+        what: ``"loss"`` or ``"layer"``.
+        count: How many there are of this place and of these sizes.
     """
 
     chunks: int
@@ -116,10 +118,13 @@ class ChunkedLoss:
     source: str
     whole_bytes: int
     chunk_bytes: int
+    what: str = field(default="loss", metadata=OPTIONAL)
+    count: int = field(default=1, metadata=OPTIONAL)
 
     def __str__(self) -> str:
-        sizes = f"{format_bytes(self.whole_bytes)} → {format_bytes(self.chunk_bytes)}"
-        return f"loss in {self.chunks} chunks ({self.source or self.product}): {sizes}"
+        named, each = (counted(self.count, self.what), " each") if self.count > 1 else (self.what, "")
+        sizes = f"{format_bytes(self.whole_bytes)} → {format_bytes(self.chunk_bytes)}{each}"
+        return f"{named} in {self.chunks} chunks ({self.source or self.product}): {sizes}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +196,7 @@ class PlanReport(Shown):
             of bytes.
         device: Type of the device that the step runs on, such as ``cpu``; empty where that is not known.
         budget_of: What the budget covers, as the option of that name says.
-        chunked: Losses that are computed in chunks.
+        chunked: What is computed in chunks.
         memory: Live bytes over the step, for the picture; `None` in reports that were stored without.
         notes: What the user should know besides, such as a budget that was not reachable.
     """
@@ -233,7 +238,7 @@ class PlanReport(Shown):
     asked_bytes: int | None = field(default=None, metadata=OPTIONAL)
     device: str = field(default="", metadata=OPTIONAL)
     budget_of: str = field(default="allocated", metadata=OPTIONAL)
-    chunked: tuple[ChunkedLoss, ...] = field(default=(), metadata=OPTIONAL)
+    chunked: tuple[ChunkedRegion, ...] = field(default=(), metadata=OPTIONAL)
     chunks_ns: int = field(default=0, metadata=OPTIONAL)
     memory: StepCurves | None = field(default=None, metadata=OPTIONAL, repr=False)
 

@@ -1,4 +1,4 @@
-"""Programs compiled with their losses in chunks, and nothing planned."""
+"""Programs compiled with their losses or layers in chunks, and nothing planned."""
 
 from __future__ import annotations
 
@@ -15,27 +15,29 @@ from torch._inductor.fx_passes.joint_graph import joint_graph_passes
 from torch._inductor.virtualized import V
 
 from remat_compiler import torch_compat
-from remat_compiler.chunks.losses import ChunkedLoss, chunk_losses
+from remat_compiler.chunks.losses import ChunkedRegion, chunk_losses
 
 
 @dataclass
 class Chunked:
-    """A backend that runs joint graphs with their losses in chunks.
+    """A backend that runs joint graphs with their losses, or their layers, in chunks.
 
     Attributes:
         chunks: How many chunks are asked for.
         decomposed: Whether operators are decomposed as for Inductor.
+        cut: What is cut: losses or layers.
         made: What was cut in each graph that was compiled.
         graph: The last joint graph afterwards.
     """
 
     chunks: int
     decomposed: bool = False
-    made: list[tuple[ChunkedLoss, ...]] = field(default_factory=list)
+    cut: Callable[[fx.GraphModule, int, int], tuple[ChunkedRegion, ...]] = chunk_losses
+    made: list[tuple[ChunkedRegion, ...]] = field(default_factory=list)
     graph: fx.Graph = field(default_factory=fx.Graph)
 
     @property
-    def found(self) -> tuple[ChunkedLoss, ...]:
+    def found(self) -> tuple[ChunkedRegion, ...]:
         """What was cut in the first graph."""
         return self.made[0]
 
@@ -52,7 +54,7 @@ class Chunked:
             with V.set_fake_mode(detect_fake_mode(inputs)):
                 joint_graph_passes(joint)
         torch_compat.prepare_joint(joint, num_fwd_outputs)
-        self.made.append(chunk_losses(joint, num_fwd_outputs, self.chunks))
+        self.made.append(self.cut(joint, num_fwd_outputs, self.chunks))
         joint.graph.lint()
         joint.recompile()
         self.graph = joint.graph

@@ -42,6 +42,7 @@ def inputs(batch: int) -> Any:
     return language(batch)[1]
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(
     ("inner", "model", "budgets"),
     [
@@ -99,6 +100,7 @@ def test_what_does_not_fit_is_said() -> None:
     assert str(report).endswith("it does not fit\n")
 
 
+@pytest.mark.in_turn
 def test_the_largest_batch_fits_the_capacity_and_the_next_does_not() -> None:
     found = remat_compiler.max_batch(Language, inputs, device=PROCESSOR, capacity="32MiB", options=NOMINAL)
     (point,) = found.report.points

@@ -24,7 +24,7 @@ from remat_compiler.fitting.max_batch_report import MaxBatch
 from remat_compiler.fitting.pareto_report import CurvePoint, ParetoReport
 from remat_compiler.fitting.room import Confirmed, Question, Room
 from remat_compiler.report.dump import read_reports
-from remat_compiler.report.plan_report import ChunkedLoss
+from remat_compiler.report.plan_report import ChunkedRegion
 
 INTERPRETED = {"inner": "eager"}
 
@@ -236,7 +236,7 @@ def test_losses_in_chunks_are_told_with_their_line(tmp_path: Path, capsys: pytes
 
 
 def test_the_floor_of_a_curve_is_that_of_the_chunks_of_its_smallest_budget() -> None:
-    loss = ChunkedLoss(16, "mm", "model.py:41", 2**27, 2**23)
+    loss = ChunkedRegion(16, "mm", "model.py:41", 2**27, 2**23)
     whole = FitPoint(backward_bytes=2**32, floor_bytes=2**31, floor_forced_by="mm at model.py:41")
     cut = replace(whole, backward_bytes=2**30, floor_bytes=2**29, chunked=(loss,))
     told = str(ParetoReport(GPUS["h100"], None, (CurvePoint(None, whole), CurvePoint("min", cut))))

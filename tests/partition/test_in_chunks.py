@@ -12,10 +12,10 @@ from builders import chain, with_budget
 from heard import warnings_heard
 from remat_compiler.errors import RanksDiffer
 from remat_compiler.ir.plan import Plan, PlanResult, PlanStatus
-from remat_compiler.partition.in_chunks import COUNTS, Served, cheapest_in_chunks
+from remat_compiler.partition.in_chunks import COUNTS, Chunks, Served, cheapest_in_chunks
 from remat_compiler.partition.request import PartitionRequest
 from remat_compiler.partition.result import NoPlan, Partition
-from remat_compiler.report.plan_report import ChunkedLoss
+from remat_compiler.report.plan_report import ChunkedRegion
 
 pytestmark = pytest.mark.usual_effort
 STEP_NS = 1_000_000
@@ -33,8 +33,8 @@ class Made:
     stages: tuple[tuple[str, float], ...] = ()
 
     @property
-    def chunked(self) -> tuple[ChunkedLoss, ...]:
-        return (ChunkedLoss(self.chunks, "mm", "", 0, 0),) if self.chunks > 1 else ()
+    def chunked(self) -> tuple[ChunkedRegion, ...]:
+        return (ChunkedRegion(self.chunks, "mm", "", 0, 0),) if self.chunks > 1 else ()
 
 
 @dataclass
@@ -74,9 +74,10 @@ class Graph:
     def chosen(self, earlier: dict[int, Served] | None = None) -> Made:
         """The choice."""
         request = PartitionRequest(self.budget_bytes, take_smallest=self.take_smallest)
-        return cast("Made", cheapest_in_chunks(request, self.in_chunks, earlier))
+        return cast("Made", cheapest_in_chunks(request, self.in_chunks, earlier, layers=False))
 
-    def in_chunks(self, chunks: int) -> Any:
+    def in_chunks(self, asked: Chunks) -> Any:
+        chunks = asked.losses
         self.cut.append(chunks)
         if chunks in self.broken:
             raise self.error
@@ -92,9 +93,9 @@ class Cut:
     times: tuple[tuple[str, float], ...] = (("plan", 1.0),)
 
     @property
-    def chunked(self) -> tuple[ChunkedLoss, ...]:
+    def chunked(self) -> tuple[ChunkedRegion, ...]:
         size = self.graph.whole_bytes
-        return (ChunkedLoss(self.chunks, "mm", "", size, size // self.chunks),) if self.chunks > 1 else ()
+        return (ChunkedRegion(self.chunks, "mm", "", size, size // self.chunks),) if self.chunks > 1 else ()
 
     @property
     def before(self) -> Any:
@@ -225,13 +226,13 @@ def test_where_nothing_fits_smaller_budgets_are_planned_in_as_many_chunks(take_s
                 graph.chosen(earlier)
             assert refused.value.needed_bytes == 60
         assert graph.planned == planned
-    assert earlier == {1: Served(16, fits=False), 50: Served(16, fits=False), 61: Served(16, fits=True)}
+    assert earlier == {budget: Served(Chunks(16), fits=budget == 61) for budget in (1, 50, 61)}
 
 
 def test_what_is_too_small_for_others_may_fit_after_all() -> None:
     # In another order, say: then all numbers of chunks are looked at.
     graph = Graph(300)
-    assert graph.chosen({300: Served(16, fits=False)}).chunks == 4
+    assert graph.chosen({300: Served(Chunks(16), fits=False)}).chunks == 4
     assert graph.planned == [16, 1, 4]
 
 
@@ -266,15 +267,20 @@ def test_what_more_chunks_would_take_is_told_by_fewer() -> None:
 
 
 def test_a_budget_that_is_nearly_the_same_is_served_by_as_many_chunks() -> None:
-    graph, earlier = Graph(300), {310: Served(4, fits=True), 150: Served(16, fits=True)}
+    in_4, in_16 = Served(Chunks(4), fits=True), Served(Chunks(16), fits=True)
+    graph, earlier = Graph(300), {310: in_4, 150: in_16}
     assert graph.chosen(earlier).chunks == 4
     assert graph.planned == [4]
-    assert earlier == {310: Served(4, fits=True), 150: Served(16, fits=True), 300: Served(4, fits=True)}
+    assert earlier == {
+        310: Served(Chunks(4), fits=True),
+        150: Served(Chunks(16), fits=True),
+        300: Served(Chunks(4), fits=True),
+    }
 
 
 def test_a_budget_that_they_do_not_fit_is_searched_for_anew() -> None:
     graph = Graph(63, floor_bytes={1: 900, 4: 200})
-    assert graph.chosen({63: Served(4, fits=True)}).chunks == 16
+    assert graph.chosen({63: Served(Chunks(4), fits=True)}).chunks == 16
     assert graph.planned == [16]
 
 
@@ -285,17 +291,20 @@ def test_each_number_of_chunks_is_made_and_planned_once(earlier: int, take_small
     reached = {1: 900, 4: 200, 16: 60, 64: 65}
     graph = Graph(10, reached_bytes=reached, take_smallest=take_smallest)
     if take_smallest:
-        assert graph.chosen({10: Served(earlier, fits=True)}).chunks == 16
+        assert graph.chosen({10: Served(Chunks(earlier), fits=True)}).chunks == 16
     else:
         with pytest.raises(NoPlan) as refused:
-            graph.chosen({10: Served(earlier, fits=True)})
+            graph.chosen({10: Served(Chunks(earlier), fits=True)})
         assert refused.value.needed_bytes == 60
     assert sorted(graph.cut) == sorted(graph.planned) == [1, *COUNTS]
 
 
 def test_a_defect_in_as_many_chunks_as_before_is_told_once() -> None:
     with warnings_heard() as heard:
-        assert Graph(70, floor_bytes={1: 900, 4: 200}, broken=(-16,)).chosen({70: Served(16, fits=True)}).chunks == 64
+        assert (
+            Graph(70, floor_bytes={1: 900, 4: 200}, broken=(-16,)).chosen({70: Served(Chunks(16), fits=True)}).chunks
+            == 64
+        )
     assert len(heard) == 1
 
 
@@ -329,3 +338,149 @@ def test_next_to_nothing_is_not_worth_the_code_of_chunks_again(chunks: int, spar
     assert gainable_ns.fget(made) == spared_ns
     made.graphs.timeline.added_ns = made.step_ns
     assert gainable_ns.fget(made) == made.step_ns
+
+
+@dataclass
+class Layered:
+    """A graph of layers whose peak, at "min", shrinks by 600 of 1000 bytes as they are in chunks.
+
+    Attributes:
+        budget_bytes: The budget.
+        within_bytes: What is within layers at the peak while they are whole.
+        added_ns: What plans add, by chunks of layers, at most the budget.
+        floor_bytes: What no plan goes below in chunks.
+        take_smallest: Whether plans above the budget are taken.
+        broken: Whether planning for layers in chunks fails.
+        planned: Chunks that were planned for.
+        made: Chunks that were asked for.
+    """
+
+    budget_bytes: int
+    within_bytes: int = 600
+    added_ns: dict[int, int] = field(default_factory=dict)
+    floor_bytes: int = 0
+    take_smallest: bool = True
+    broken: bool = False
+    planned: list[Chunks] = field(default_factory=list)
+    made: list[Chunks] = field(default_factory=list)
+
+    def chosen(self, *, losses: bool = False) -> Any:
+        """The choice."""
+        request = PartitionRequest(self.budget_bytes, take_smallest=self.take_smallest)
+        return cheapest_in_chunks(request, self.in_chunks, losses=losses)
+
+    def in_chunks(self, chunks: Chunks) -> Any:
+        self.made.append(chunks)
+        return InLayers(self, chunks)
+
+
+@dataclass
+class InLayers:
+    """The graph in so many chunks; it has no loss."""
+
+    graph: Layered
+    chunks: Chunks
+    times: tuple[tuple[str, float], ...] = ()
+
+    @property
+    def chunked(self) -> tuple[ChunkedRegion, ...]:
+        layers = self.chunks.layers
+        return (ChunkedRegion(layers, "mm", "", 600, 600 // layers, "layer"),) if layers > 1 else ()
+
+    @property
+    def before(self) -> Any:
+        return SimpleNamespace(timeline=SimpleNamespace(peak_bytes=3000))
+
+    @property
+    def step_ns(self) -> int:
+        return STEP_NS + 1000 * (self.chunks.layers - 1)
+
+    @property
+    def floor_bytes(self) -> int:
+        return 900 if self.chunks.layers == 1 else self.graph.floor_bytes
+
+    def within_layers_bytes(self, problem: object, timeline: object) -> int:
+        return self.graph.within_bytes
+
+    def planned(self, whole_ns: int | None) -> Any:
+        graph, layers = self.graph, self.chunks.layers
+        graph.planned.append(self.chunks)
+        if graph.broken and layers > 1:
+            raise ValueError("made up")
+        smallest = 400 + 600 // layers
+        if smallest > graph.budget_bytes and not graph.take_smallest:
+            problem = with_budget(chain(2), graph.budget_bytes)
+            result = PlanResult(PlanStatus.INFEASIBLE, "made up", Plan((0, 1, 2, 3), 2), smallest)
+            raise NoPlan(problem, result)
+        peak, added = max(smallest, graph.budget_bytes), graph.added_ns.get(layers, 0)
+        made = Made(layers, peak, STEP_NS, added)
+        return Planned(made.chunks, peak, STEP_NS, added)
+
+
+@dataclass(frozen=True)
+class Planned(Made):
+    """A partition of it."""
+
+    problem: object = None
+    graphs: Any = field(default_factory=lambda: SimpleNamespace(timeline=None))
+
+
+WHOLE, IN_4, IN_16 = Chunks(), Chunks(1, 4), Chunks(1, 16)
+
+
+def test_layers_stay_whole_where_little_is_recomputed() -> None:
+    graph = Layered(1500, added_ns={1: STEP_NS // 100})
+    assert graph.chosen().chunks == 1
+    assert graph.made == graph.planned == [WHOLE]
+
+
+def test_layers_are_in_chunks_where_that_is_cheaper() -> None:
+    graph = Layered(1200, added_ns={1: STEP_NS // 2, 4: STEP_NS // 5, 16: STEP_NS // 5})
+    assert graph.chosen().chunks == 4
+    assert graph.planned[:2] == [WHOLE, IN_4]
+
+
+def test_of_plans_that_fit_the_cheaper_one_is_taken() -> None:
+    graph = Layered(1200, added_ns={1: STEP_NS // 2, 4: STEP_NS})
+    assert graph.chosen().chunks == 1
+    assert graph.planned == [WHOLE, IN_4]
+
+
+def test_layers_of_which_nothing_is_there_at_the_peak_stay_whole() -> None:
+    graph = Layered(1200, within_bytes=0, added_ns={1: STEP_NS})
+    assert graph.chosen().chunks == 1
+    assert graph.made == [WHOLE]
+    small = Layered(1, within_bytes=20)
+    assert small.chosen().chunks == 1
+    assert small.made == [WHOLE]
+
+
+def test_the_smallest_peak_is_one_with_layers_in_chunks() -> None:
+    graph = Layered(1)
+    assert graph.chosen().peak_bytes == 400 + 600 // 16
+    assert graph.planned == [WHOLE, IN_4, IN_16]
+
+
+def test_the_first_plan_that_fits_is_taken() -> None:
+    graph = Layered(600)
+    assert graph.chosen().chunks == 4
+    assert graph.planned == [WHOLE, IN_4]
+
+
+def test_what_no_plan_with_layers_in_chunks_can_reach_is_not_planned() -> None:
+    graph = Layered(1, floor_bytes=990)
+    assert graph.chosen().chunks == 1
+    assert (graph.made, graph.planned) == ([WHOLE, IN_4], [WHOLE])
+
+
+def test_a_refusal_names_the_smallest_peak_with_layers_in_chunks() -> None:
+    graph = Layered(10, take_smallest=False)
+    with pytest.raises(NoPlan) as refused:
+        graph.chosen()
+    assert refused.value.needed_bytes == 400 + 600 // 16
+
+
+def test_a_defect_in_layers_leaves_them_whole() -> None:
+    with warnings_heard() as heard:
+        assert Layered(1, broken=True).chosen().chunks == 1
+    assert [text for text in heard if "layers are not computed in 4 chunks, since that failed (ValueError" in text]

@@ -15,7 +15,7 @@ from remat_compiler.errors import FormatError
 from remat_compiler.ir.plan import PlanResult, PlanStatus
 from remat_compiler.ir.problem import UNLIMITED_BYTES, RematProblem
 from remat_compiler.report.build import build_report
-from remat_compiler.report.plan_report import ChunkedLoss, PlanReport, StepFigures
+from remat_compiler.report.plan_report import ChunkedRegion, PlanReport, StepFigures
 from remat_compiler.report.store import add_report
 from remat_compiler.report.summary import one_line, summary_text
 
@@ -153,7 +153,7 @@ def test_the_process_keeps_its_reports_in_order() -> None:
 
 
 def test_losses_in_chunks_are_told_with_their_line_and_their_price() -> None:
-    loss = ChunkedLoss(16, "mm_3", "model.py:41", 134 * 2**20, 8 * 2**20 + 2**19)
+    loss = ChunkedRegion(16, "mm_3", "model.py:41", 134 * 2**20, 8 * 2**20 + 2**19)
     asked, answer = problem(), result()
     made = build_report(asked, answer, graph_name="g", joint_nodes=1, inner="eager", chunked=(loss,), chunks_ns=3000)
     # Chunks are no part of the step whose loss is whole: recomputation of 1 µs, and 3 of its 8 µs.

@@ -1,0 +1,85 @@
+"""Products that make far more than they read: those of a model's head, and those within layers.
+
+head      h, w ─► logits ─► loss, a scalar               no product of the forward makes logits small again
+layer     x, w1 ─► mm ─► gelu ─► mm(.., w2)              one does
+          q, k ─► bmm ─► softmax ─► bmm(.., v)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from torch import fx
+
+from remat_compiler import torch_compat
+from remat_compiler.capture.phases import find_phases
+from remat_compiler.chunks.axes import axes_of, is_plain
+from remat_compiler.chunks.cut import operands
+from remat_compiler.chunks.region import PRODUCTS, elements
+from remat_compiler.chunks.rewriting import is_in_chunks
+from remat_compiler.chunks.tangent import depending_on
+from remat_compiler.ir.graph import Phase
+
+HEAD = 4
+"""Elements that a head makes for each of the operand whose rows are cut, and the part of its result that is large."""
+LAYER = 2
+"""The same of a layer, where values are less apart: those between layers are not large, those within one are."""
+
+
+def heads(joint: fx.GraphModule, num_fwd_outputs: int) -> Iterator[tuple[fx.Node, int]]:
+    """Products of the forward whose large result stays large, and the dimension to cut; the largest first.
+
+    Args:
+        joint: A joint graph.
+        num_fwd_outputs: How many of its outputs belong to the forward.
+    """
+    forward = _forward(joint, num_fwd_outputs)
+    return (one for one in _amplifiers(joint.graph, forward, HEAD) if not _falls(joint.graph, forward, one[0], HEAD))
+
+
+def layers(joint: fx.GraphModule, num_fwd_outputs: int) -> Iterator[tuple[fx.Node, int]]:
+    """Products of the forward whose large result another product makes small; arguments and order as for `heads`."""
+    forward = _forward(joint, num_fwd_outputs)
+    return (one for one in _amplifiers(joint.graph, forward, LAYER) if _falls(joint.graph, forward, one[0], LAYER))
+
+
+def _forward(joint: fx.GraphModule, num_fwd_outputs: int) -> list[fx.Node]:
+    """Operators of the forward that are whole."""
+    phases = find_phases(joint.graph, torch_compat.joint_outputs(joint, num_fwd_outputs)[0])
+    return [node for node, phase in phases.items() if phase is Phase.FORWARD and not is_in_chunks(node)]
+
+
+def _amplifiers(graph: fx.Graph, among: Iterable[fx.Node], least: int) -> list[tuple[fx.Node, int]]:
+    """Products that make at least so many elements for each that they read, and the dimension along which they do."""
+    place = {node: i for i, node in enumerate(graph.nodes)}
+    found: list[tuple[int, int, int, fx.Node]] = []
+    for node in among:
+        if node.target not in PRODUCTS or not is_plain(node) or not axes_of(node):
+            continue
+        result, factors = node.meta["val"], operands(node)[-2:]
+        made = elements(result)
+        if not made:
+            continue
+        if result.dim() == 3 and least == LAYER and made >= least * max(elements(one.meta["val"]) for one in factors):
+            found.append((-made * result.element_size(), place[node], 0, node))
+        if result.dim() != 2:
+            continue
+        for dim, factor in enumerate(factors):
+            if made >= least * elements(factor.meta["val"]):
+                found.append((-made * result.element_size(), place[node], dim, node))
+    return [(node, dim) for _, _, dim, node in sorted(found)]
+
+
+def _falls(graph: fx.Graph, forward: list[fx.Node], product: fx.Node, part: int) -> bool:
+    """Whether a product of the forward makes a value behind this one small."""
+    large = elements(product.meta["val"]) // part
+    behind = depending_on(graph, [product])
+    return any(_contracts(node, large) for node in forward if node in behind and node is not product)
+
+
+def _contracts(node: fx.Node, large: int) -> bool:
+    """Whether the node is a product that reads a large value and gives a small one."""
+    if node.target not in PRODUCTS or not all(map(is_plain, (node, *operands(node)))):
+        return False
+    # Layers of four times the width come back to exactly what counts as large.
+    return max(elements(one.meta["val"]) for one in operands(node)) >= large >= elements(node.meta["val"])

@@ -1,0 +1,98 @@
+"""Layers in chunks: products within them that make far more than they read, up to where values are small again.
+
+    x, w1 ─► mm ─► gelu ─► mm(.., w2)          feed-forward layers: tokens in chunks
+    q, k ─► bmm ─► softmax ─► bmm(.., v)       attention without a fused kernel: heads in chunks
+
+Forward and backward of a layer are in chunks of their own: of the values between them, plans keep or recompute each
+chunk by itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torch import fx
+
+from remat_compiler import torch_compat
+from remat_compiler.chunks.amplifiers import LAYER, layers
+from remat_compiler.chunks.cut import Cut, even_bounds, shape_of
+from remat_compiler.chunks.region import elements, find_region, region_in_chunks, whole_bytes
+from remat_compiler.chunks.rewriting import in_chunks
+from remat_compiler.chunks.writing import NotCuttable
+from remat_compiler.report.plan_report import ChunkedRegion
+
+SMALLEST = 4
+"""Layers are cut if so many of the product of one are as large as the first."""
+
+
+def chunk_layers(joint: fx.GraphModule, num_fwd_outputs: int, chunks: int) -> tuple[ChunkedRegion, ...]:
+    """Compute layers of a joint graph in chunks, if one is as large as the largest, or nearly.
+
+    Args:
+        joint: Joint graph, prepared; its graph is replaced if there is something to cut, and else stays as it is.
+        num_fwd_outputs: How many of its outputs belong to the forward.
+        chunks: Most chunks of each.
+
+    Returns:
+        What was cut, the largest first; layers that are alike are one.
+    """
+    found: list[ChunkedRegion] = []
+    whole: set[str] = set()  # names of products that are not to be cut; those of chunks are others
+    with torch_compat.sizes_of(joint.graph):
+        while True:
+            made = _largest(joint, num_fwd_outputs, chunks, found[0].whole_bytes // SMALLEST if found else 0, whole)
+            if made is None:
+                return together(found)
+            joint.graph, layer = made
+            found.append(layer)
+
+
+def has_layers(joint: fx.GraphModule, num_fwd_outputs: int) -> bool:
+    """Whether there is a product with which a layer could be cut; arguments as for `chunk_layers`."""
+    return next(layers(joint, num_fwd_outputs), None) is not None
+
+
+def values_of_layers(joint: fx.GraphModule, num_fwd_outputs: int) -> set[fx.Node]:
+    """Large values of which there is a chunk at a time once layers are cut; arguments as for `chunk_layers`."""
+    found: set[fx.Node] = set()
+    with torch_compat.sizes_of(joint.graph):
+        for product, dim in layers(joint, num_fwd_outputs):
+            if product in found:
+                continue
+            cut, large = _cut(product, dim, 2), elements(product.meta["val"]) // LAYER
+            region = find_region(joint.graph, product, cut, large) if cut.chunks > 1 else None
+            if region is not None:
+                found |= region.large(large)
+    return found
+
+
+def together(regions: list[ChunkedRegion]) -> tuple[ChunkedRegion, ...]:
+    """Regions of one place of the program and of the same sizes as one, in order."""
+    alike: dict[object, list[ChunkedRegion]] = {}
+    for one in regions:
+        alike.setdefault((one.what, one.source or one.product, one.whole_bytes, one.chunk_bytes), []).append(one)
+    return tuple(replace(first, count=1 + len(others)) for first, *others in alike.values())
+
+
+def _largest(
+    joint: fx.GraphModule, num_fwd_outputs: int, chunks: int, least_bytes: int, whole: set[str]
+) -> tuple[fx.Graph, ChunkedRegion] | None:
+    """The joint graph with one more layer of at least so many bytes in chunks; `None` if there is none."""
+    for product, dim in layers(joint, num_fwd_outputs):
+        if product.name in whole:
+            continue
+        if whole_bytes(product) < least_bytes:
+            break
+        cut = _cut(product, dim, chunks)
+        try:
+            region = find_region(joint.graph, product, cut, elements(product.meta["val"]) // LAYER)
+            if region is not None and cut.chunks > 1:
+                return in_chunks(joint.graph, region), region_in_chunks(product, cut, "layer")
+        except NotCuttable:
+            pass
+        whole.add(product.name)
+    return None
+
+
+def _cut(product: fx.Node, dim: int, chunks: int) -> Cut:
+    return Cut(dim, dim, even_bounds(shape_of(product)[dim], chunks))

@@ -1,0 +1,143 @@
+"""Programs with layers that make far more than they read, as people write them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+WIDTH, HEADS = 16, 2
+Layer = Callable[[], nn.Module]
+
+
+class FeedForward(nn.Module):
+    """Two products with an activation between them.
+
+    Args:
+        activation: The activation.
+        gated: Whether a third product scales it.
+        bias: Whether the products add one.
+        dropout: Of the values between the products.
+    """
+
+    def __init__(
+        self, activation: Callable[[Tensor], Tensor], *, gated: bool = False, bias: bool = True, dropout: float = 0.0
+    ) -> None:
+        super().__init__()
+        self.activation, self.dropout = activation, dropout
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH, bias=bias), nn.Linear(4 * WIDTH, WIDTH, bias=bias)
+        self.gate = nn.Linear(WIDTH, 4 * WIDTH, bias=bias) if gated else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.activation(self.up(x))
+        if self.gate is not None:
+            hidden = hidden * self.gate(x)
+        return self.down(F.dropout(hidden, self.dropout, self.training))
+
+
+class Adapted(FeedForward):
+    """Frozen products with a trained product of two small matrices beside each."""
+
+    def __init__(self) -> None:
+        super().__init__(F.silu, bias=False)
+        self.requires_grad_(False)
+        self.beside = nn.ModuleList([nn.Linear(WIDTH, 2), nn.Linear(2, 4 * WIDTH)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, second = self.beside
+        return self.down(self.activation(self.up(x) + second(first(x))))
+
+
+class Attention(nn.Module):
+    """Attention that makes its scores.
+
+    Args:
+        mask: What is done to scores, given as (batch, heads, length, length).
+    """
+
+    def __init__(self, mask: Callable[[Tensor], Tensor] = lambda scores: scores) -> None:
+        super().__init__()
+        self.mask = mask
+        self.all, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = self.all(x).chunk(3, -1)
+        query, key, value = (one.unflatten(-1, (HEADS, -1)).transpose(1, 2) for one in parts)
+        scores = self.mask(query @ key.transpose(-1, -2) * 0.25).softmax(-1)
+        return self.out((scores @ value).transpose(1, 2).flatten(2))
+
+
+class Model(nn.Module):
+    """Layers one behind the other, each added to what it reads, and a mean of squares.
+
+    Args:
+        layer: Makes a layer.
+        count: How many there are.
+    """
+
+    def __init__(self, layer: Layer, count: int = 2) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in range(count))
+        self.layers = nn.ModuleList(layer() for _ in range(count))
+        self.head = nn.Linear(WIDTH, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for norm, layer in zip(self.norms, self.layers):
+            x = x + layer(norm(x))
+        return self.head(x).square().mean()
+
+
+class Returned(Model):
+    """One that also returns a large value, which is needed whole."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        layer = self.layers[0]
+        assert isinstance(layer, FeedForward)
+        hidden = layer.activation(layer.up(x))
+        return self.head(layer.down(hidden)).square().mean(), hidden
+
+
+def causal(scores: Tensor) -> Tensor:
+    """Scores of later rows left out."""
+    return scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1), float("-inf"))
+
+
+def capped(scores: Tensor) -> Tensor:
+    """Scores between two bounds, more for rows that are near."""
+    rows = torch.arange(scores.shape[-1], dtype=scores.dtype)
+    return torch.tanh(scores) * 5 - (rows[:, None] - rows).abs()
+
+
+def by_sequence(scores: Tensor) -> Tensor:
+    """Scores of each sequence up to a length of its own."""
+    batch, _, length, _ = scores.shape
+    ends = length - torch.arange(batch) % 3
+    return scores.masked_fill((torch.arange(length) >= ends[:, None])[:, None, None], -1e9)
+
+
+@dataclass(frozen=True)
+class Layers:
+    """A model, and the shape of its activations.
+
+    Attributes:
+        make: Makes the model.
+        shape: Of its input, but for the width.
+    """
+
+    make: Callable[[], nn.Module]
+    shape: tuple[int, ...] = (3, 10)
+
+
+LAYERS = {
+    "gelu": Layers(lambda: Model(lambda: FeedForward(F.gelu))),
+    "rows": Layers(lambda: Model(lambda: FeedForward(F.relu, bias=False)), (30,)),
+    "gated": Layers(lambda: Model(lambda: FeedForward(F.silu, gated=True, bias=False))),
+    "adapted": Layers(lambda: Model(Adapted)),
+    "attention": Layers(lambda: Model(Attention), (3, 40)),
+    "causal": Layers(lambda: Model(lambda: Attention(causal)), (2, 48)),
+    "capped": Layers(lambda: Model(lambda: Attention(capped)), (2, 48)),
+    "by_sequence": Layers(lambda: Model(lambda: Attention(by_sequence)), (4, 40)),
+}
