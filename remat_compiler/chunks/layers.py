@@ -16,7 +16,7 @@ from torch import fx
 from remat_compiler import torch_compat
 from remat_compiler.chunks.amplifiers import LAYER, layers
 from remat_compiler.chunks.cut import Cut, even_bounds, shape_of
-from remat_compiler.chunks.region import elements, find_region, region_in_chunks, whole_bytes
+from remat_compiler.chunks.region import Region, elements, find_region, region_in_chunks, whole_bytes
 from remat_compiler.chunks.rewriting import in_chunks
 from remat_compiler.chunks.writing import NotCuttable
 from remat_compiler.report.plan_report import ChunkedRegion
@@ -36,15 +36,13 @@ def chunk_layers(joint: fx.GraphModule, num_fwd_outputs: int, chunks: int) -> tu
     Returns:
         What was cut, the largest first; layers that are alike are one.
     """
-    found: list[ChunkedRegion] = []
-    whole: set[str] = set()  # names of products that are not to be cut; those of chunks are others
     with torch_compat.sizes_of(joint.graph):
-        while True:
-            made = _largest(joint, num_fwd_outputs, chunks, found[0].whole_bytes // SMALLEST if found else 0, whole)
-            if made is None:
-                return together(found)
-            joint.graph, layer = made
-            found.append(layer)
+        found = _regions(joint, num_fwd_outputs, chunks)
+        made = _written(joint.graph, [region for region, _ in found])
+        if made is None:
+            return ()
+        joint.graph, cut = made
+    return together([told for region, told in found if region in cut])
 
 
 def has_layers(joint: fx.GraphModule, num_fwd_outputs: int) -> bool:
@@ -57,12 +55,11 @@ def values_of_layers(joint: fx.GraphModule, num_fwd_outputs: int) -> set[fx.Node
     found: set[fx.Node] = set()
     with torch_compat.sizes_of(joint.graph):
         for product, dim in layers(joint, num_fwd_outputs):
-            if product in found:
-                continue
             cut, large = _cut(product, dim, 2), elements(product.meta["val"]) // LAYER
-            region = find_region(joint.graph, product, cut, large) if cut.chunks > 1 else None
-            if region is not None:
-                found |= region.large(large)
+            if product in found or cut.chunks == 1:
+                continue
+            region = find_region(joint.graph, product, cut, large)
+            found |= set() if region is None else region.large(large)
     return found
 
 
@@ -74,24 +71,37 @@ def together(regions: list[ChunkedRegion]) -> tuple[ChunkedRegion, ...]:
     return tuple(replace(first, count=1 + len(others)) for first, *others in alike.values())
 
 
-def _largest(
-    joint: fx.GraphModule, num_fwd_outputs: int, chunks: int, least_bytes: int, whole: set[str]
-) -> tuple[fx.Graph, ChunkedRegion] | None:
-    """The joint graph with one more layer of at least so many bytes in chunks; `None` if there is none."""
+def _regions(joint: fx.GraphModule, num_fwd_outputs: int, chunks: int) -> list[tuple[Region, ChunkedRegion]]:
+    """Layers that can be cut, the largest first, and what people are told of each."""
+    found: list[tuple[Region, ChunkedRegion]] = []
+    taken: set[fx.Node] = set()
     for product, dim in layers(joint, num_fwd_outputs):
-        if product.name in whole:
-            continue
-        if whole_bytes(product) < least_bytes:
+        if found and whole_bytes(product) * SMALLEST < found[0][1].whole_bytes:
             break
         cut = _cut(product, dim, chunks)
+        if product in taken or cut.chunks == 1:
+            continue
+        region = find_region(joint.graph, product, cut, elements(product.meta["val"]) // LAYER)
+        if region is not None and taken.isdisjoint(region.cuttings):
+            taken.update(region.cuttings)
+            found.append((region, region_in_chunks(product, cut, "layer")))
+    return found
+
+
+def _written(graph: fx.Graph, regions: list[Region]) -> tuple[fx.Graph, list[Region]] | None:
+    """The graph with as many of the regions in chunks as can be together, and these; `None` if none can."""
+    try:
+        return (in_chunks(graph, *regions), regions) if regions else None
+    except NotCuttable:
+        pass
+    made: tuple[fx.Graph, list[Region]] | None = None
+    for region in regions:
+        together = [*([] if made is None else made[1]), region]
         try:
-            region = find_region(joint.graph, product, cut, elements(product.meta["val"]) // LAYER)
-            if region is not None and cut.chunks > 1:
-                return in_chunks(joint.graph, region), region_in_chunks(product, cut, "layer")
+            made = in_chunks(graph, *together), together
         except NotCuttable:
-            pass
-        whole.add(product.name)
-    return None
+            continue
+    return made
 
 
 def _cut(product: fx.Node, dim: int, chunks: int) -> Cut:

@@ -1,4 +1,4 @@
-"""A joint graph with a region in chunks: each operator of it once for each chunk, one chunk behind the other.
+"""A joint graph with regions in chunks: each operator of it once for each chunk, one chunk behind the other.
 
     before      mm, log_softmax, loss            ... the gradient of logits, dh, dw
     after       mm, log_softmax, loss, gradient, dh, dw of chunk 0; then all of chunk 1; ...; dh together, dw added up
@@ -10,9 +10,11 @@ several parts, each of them in chunks.  Sums are added up in 32 bits where value
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import fx
 
@@ -31,35 +33,35 @@ _prims = torch.ops.prims
 IN_CHUNKS = "remat_chunk"
 """What nodes have in `meta` that belong to a chunk: its number."""
 
-Part = tuple[bool, int]
-"""Operators of the region that are written together: whether they need a tangent, and behind how many others."""
+Part = tuple[int, bool, int]
+"""Operators that are written together: of which region, whether they need a tangent, behind how many parts of it."""
 
 
-def in_chunks(graph: fx.Graph, region: Region) -> fx.Graph:
-    """The graph with the region in chunks; `graph` stays as it is.
+def in_chunks(graph: fx.Graph, *regions: Region) -> fx.Graph:
+    """The graph with regions in chunks that have no operator in common; `graph` stays as it is.
 
     Raises:
-        NotCuttable: An operator does not take a chunk.
+        NotCuttable: An operator does not take a chunk, or parts of regions would wait for each other.
     """
-    return _Writer(graph, region).write()
+    return _Writer(graph, regions).write()
 
 
 class _Writer:
     """Mutable state of one rewriting."""
 
-    def __init__(self, graph: fx.Graph, region: Region) -> None:
+    def __init__(self, graph: fx.Graph, regions: Sequence[Region]) -> None:
         self.graph = graph
-        self.region = region
+        self.regions = {node: region for region in regions for node in region.cuttings}
         self.new = fx.Graph()
         self.whole: dict[fx.Node, fx.Node] = {}
         self.chunk: dict[tuple[fx.Node, int], fx.Node] = {}
         self.sections: dict[tuple[fx.Node, Cut], fx.Node] = {}
         self.slices: dict[tuple[fx.Node, int], fx.Node] = {}
         self.sums: dict[fx.Node, fx.Node] = {}
-        self.leaving = frozenset(region.leaving())
+        self.leaving = frozenset(node for region in regions for node in region.leaving())
         self.place = {node: i for i, node in enumerate(graph.nodes)}
         self.before = _effects(graph)
-        self.part = _parts(graph, region, self.before)
+        self.part = _parts(graph, regions, self.before)
 
     def write(self) -> fx.Graph:
         members: dict[Part, list[fx.Node]] = {}
@@ -74,8 +76,9 @@ class _Writer:
         return self.new
 
     def _order(self, members: Mapping[Part, list[fx.Node]]) -> list[fx.Node | Part]:
-        """Nodes outside the region, and its parts, each behind all that it reads and else as early as before."""
+        """Nodes outside the regions, and their parts, each behind all that it reads and else as early as before."""
         done: dict[fx.Node | Part, None] = {}
+        waiting: set[fx.Node | Part] = set()
         for node in self.graph.nodes:
             stack: list[fx.Node | Part] = [self.part.get(node, node)]  # no recursion: graphs are deep
             while stack:
@@ -85,6 +88,9 @@ class _Writer:
                 needed = dict.fromkeys(self.part.get(a, a) for a in sorted(read, key=self.place.__getitem__))
                 missing = [one for one in needed if one not in done and one != top]
                 if missing:
+                    waiting.add(top)
+                    if not waiting.isdisjoint(missing):
+                        raise NotCuttable("parts of several regions need each other")
                     stack += reversed(missing)
                 else:
                     done[stack.pop()] = None
@@ -96,12 +102,13 @@ class _Writer:
         return [before] if before is not node else []
 
     def _write_part(self, nodes: list[fx.Node]) -> None:
-        for chunk in range(self.region.chunks):
+        region = self.regions[nodes[0]]
+        for chunk in range(region.chunks):
             for node in nodes:
                 new = self._write_chunk(node, chunk)
                 new.meta[IN_CHUNKS] = chunk
                 self.chunk[node, chunk] = new
-                if node in self.leaving and self.region.placement(node) is Partial.SUM:
+                if node in self.leaving and region.placement(node) is Partial.SUM:
                     self._add(node, new)
         for node in nodes:
             if node in self.leaving:
@@ -114,16 +121,16 @@ class _Writer:
             (node.args, dict(node.kwargs)),
             lambda one: self._operand(node, next(position), chunk) if has_tensor(one) else self.whole[one],
         )
-        how = self.region.cuttings[node]
+        how = self.regions[node].cuttings[node]
         # Most chunks are equal, and shapes of changing sizes take long to compute.
         twin = self.chunk[node, 0] if chunk and how.are_alike(0, chunk) else None
         return call_like(self.new, node, node_args(node, args, how.changes[chunk]), kwargs, twin)
 
     def _operand(self, node: fx.Node, position: int, chunk: int) -> fx.Node:
         source = operands(node)[position]
-        if self.region.is_read_in_chunks(node, position):
+        if self.regions[node].is_read_in_chunks(node, position):
             return self.chunk[source, chunk]
-        cut = self.region.cuttings[node].operands[position]
+        cut = self.regions[node].cuttings[node].operands[position]
         return self.whole[source] if cut is None else self._slice(source, cut, chunk, node)
 
     def _slice(self, source: fx.Node, cut: Cut, chunk: int, reader: fx.Node) -> fx.Node:
@@ -154,13 +161,14 @@ class _Writer:
 
     def _joined(self, node: fx.Node) -> fx.Node:
         """The whole of what the chunks computed."""
-        placement, dtype = self.region.placement(node), node.meta["val"].dtype
+        region, dtype = self.regions[node], node.meta["val"].dtype
+        placement = region.placement(node)
         if isinstance(placement, Partial):
             total = self.sums[node]
             if total.meta["val"].dtype is dtype:
                 return total
             return call(self.new, _prims.convert_element_type.default, (total, dtype), like=node)
-        rows = [self.chunk[node, chunk] for chunk in range(self.region.chunks)]
+        rows = [self.chunk[node, chunk] for chunk in range(region.chunks)]
         whole = call(self.new, _aten.cat.default, (rows, placement.last), like=node)
         if len(placement.dims) > 1:
             whole = call(self.new, _aten.view.default, (whole, list(shape_of(node))), like=node)
@@ -185,28 +193,36 @@ def _effects(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
     return dict(zip(found, [*found[:1], *found]))
 
 
-def _parts(graph: fx.Graph, region: Region, before: Mapping[fx.Node, fx.Node]) -> dict[fx.Node, Part]:
-    """The part of each operator of the region, in the order of the graph.
+def _parts(graph: fx.Graph, regions: Sequence[Region], before: Mapping[fx.Node, fx.Node]) -> dict[fx.Node, Part]:
+    """The part of each operator of the regions, in the order of the graph.
 
-    What reads a whole result of a part belongs to a later one.  So no part needs itself, through whatever nodes.
+    What reads a whole result of a part belongs to a later one.  So no part of a region needs itself, through whatever
+    nodes.
 
     Raises:
         NotCuttable: Effects would come in another order.
     """
-    if not region.cuttings.keys().isdisjoint(before):
+    place = {node: i for i, region in enumerate(regions) for node in region.cuttings}
+    if not place.keys().isdisjoint(before):
         raise NotCuttable("the region reads what the step changes in place")
     tangents = filter(torch_compat.is_tangent, graph.find_nodes(op="placeholder"))
     late = depending_on(graph, tangents)
-    behind: dict[fx.Node, int] = {}
+    parts: dict[fx.Node, Part] = {}
+    # For each node, behind how many parts of each region it is.
+    behind: dict[fx.Node, npt.NDArray[np.int32]] = {}
     for node in graph.nodes:
-        given = ((source, region.is_read_in_chunks(node, i)) for i, source in enumerate(operands(node)))
-        found = [behind[source] + (source in region.cuttings and not inside) for source, inside in given]
-        # Numbers may follow from values of the region, too.
-        found += [behind[source] for source in node.all_input_nodes if not has_tensor(source)]
-        behind[node] = max(found, default=0)
         # Effects stay in order, so what one of them waits for, those behind it wait for, too.
-        behind[node] = max(behind[node], behind.get(before.get(node, node), 0))
-    return {node: (node in late, behind[node]) for node in region.cuttings}
+        sources = {*node.all_input_nodes, *(one for one in (before.get(node, node),) if one is not node)}
+        found = behind[node] = np.zeros(len(regions), np.int32)
+        for source in sources:
+            np.maximum(found, behind[source], out=found)
+        for source in sources & place.keys():
+            i = place[source]
+            if place.get(node) != i or regions[i].reads_whole(node, source):
+                found[i] = max(found[i], behind[source][i] + 1)
+        if node in place:
+            parts[node] = place[node], node in late, int(found[place[node]])
+    return parts
 
 
 def is_in_chunks(node: fx.Node) -> bool:
