@@ -189,7 +189,8 @@ class PlanOptions:
         inplace_buffers: Whether an operator may write its result into the memory of an argument whose life ends there.
             With Inductor it stands for Inductor's own setting of that name, if the code gives it.
         chunks: Most chunks in which the loss of a large product, as of a vocabulary's logits, is computed with its
-            gradients; 1 (``"never"``) leaves every operator whole, `AS_PLANNED` (``"auto"``) lets the plan say.
+            gradients; 1 (``"never"``) leaves every operator whole, `AS_PLANNED` (``"auto"``) lets the plan say, for
+            layers with large values, too.
     """
 
     planner: str = field(

@@ -74,10 +74,10 @@ def _falls(graph: fx.Graph, forward: list[fx.Node], product: fx.Node, part: int)
     """Whether a product of the forward makes a value behind this one small."""
     large = elements(product.meta["val"]) // part
     behind = depending_on(graph, [product])
-    return any(_contracts(node, large) for node in forward if node in behind and node is not product)
+    return any(contracts(node, large) for node in forward if node in behind and node is not product)
 
 
-def _contracts(node: fx.Node, large: int) -> bool:
+def contracts(node: fx.Node, large: int) -> bool:
     """Whether the node is a product that reads a large value and gives a small one."""
     if node.target not in PRODUCTS or not all(map(is_plain, (node, *operands(node)))):
         return False

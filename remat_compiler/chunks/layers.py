@@ -14,7 +14,7 @@ from dataclasses import replace
 from torch import fx
 
 from remat_compiler import torch_compat
-from remat_compiler.chunks.amplifiers import LAYER, layers
+from remat_compiler.chunks.amplifiers import LAYER, contracts, layers
 from remat_compiler.chunks.cut import Cut, even_bounds, shape_of
 from remat_compiler.chunks.region import Region, elements, find_region, region_in_chunks, whole_bytes
 from remat_compiler.chunks.rewriting import in_chunks
@@ -58,7 +58,7 @@ def values_of_layers(joint: fx.GraphModule, num_fwd_outputs: int) -> set[fx.Node
             cut, large = _cut(product, dim, 2), elements(product.meta["val"]) // LAYER
             if product in found or cut.chunks == 1:
                 continue
-            region = find_region(joint.graph, product, cut, large)
+            region = _region(joint.graph, product, cut)
             found |= set() if region is None else region.large(large)
     return found
 
@@ -81,11 +81,20 @@ def _regions(joint: fx.GraphModule, num_fwd_outputs: int, chunks: int) -> list[t
         cut = _cut(product, dim, chunks)
         if product in taken or cut.chunks == 1:
             continue
-        region = find_region(joint.graph, product, cut, elements(product.meta["val"]) // LAYER)
+        region = _region(joint.graph, product, cut)
         if region is not None and taken.isdisjoint(region.cuttings):
             taken.update(region.cuttings)
             found.append((region, region_in_chunks(product, cut, "layer")))
     return found
+
+
+def _region(graph: fx.Graph, product: fx.Node, cut: Cut) -> Region | None:
+    """The layer of a product whose result is cut so; `None` if there is none, or not all of it can be cut."""
+    large = elements(product.meta["val"]) // LAYER
+    region = find_region(graph, product, cut, large)
+    # Nothing is gained if its parts are small before any product reads them, as query, key and value are.
+    falls = region is not None and any(contracts(node, large) for node in region.cuttings if node is not product)
+    return region if falls else None
 
 
 def _written(graph: fx.Graph, regions: list[Region]) -> tuple[fx.Graph, list[Region]] | None:

@@ -39,7 +39,7 @@ def add_step_arguments(parser: Any) -> None:
     inside = "the optimizer updates each parameter within the backward, as remat_compiler.step_in_backward has it"
     parser.add_argument("--step-in-backward", action="store_true", help=inside)
     parser.add_argument("--inner", choices=("inductor", "eager"), default="inductor", help="inner compiler")
-    in_chunks = "most chunks of the loss behind a large product, such as 16; auto (the plan says) or never"
+    in_chunks = "most chunks of a loss behind a large product, such as 16; auto (as planned, layers, too) or never"
     parser.add_argument("--chunks", metavar="N", help=in_chunks)
     parser.add_argument("--json", action="store_true", help="all figures, for tools")
 
