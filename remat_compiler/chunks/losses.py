@@ -12,7 +12,7 @@ from remat_compiler.chunks.axes import is_plain, is_tuple
 from remat_compiler.chunks.cut import Cut, even_bounds, shape_of
 from remat_compiler.chunks.means import divide_last
 from remat_compiler.chunks.region import Region, elements, find_region, region_in_chunks, whole_bytes
-from remat_compiler.chunks.rewriting import in_chunks
+from remat_compiler.chunks.rewriting import in_chunks, is_in_chunks
 from remat_compiler.chunks.sparing import without_unread_rows
 from remat_compiler.chunks.tangent import depending_on, multiples_of, scalar_tangents, take_out
 from remat_compiler.chunks.writing import NotCuttable, copied
@@ -49,6 +49,17 @@ def chunk_losses(joint: fx.GraphModule, num_fwd_outputs: int, chunks: int) -> tu
 def has_losses(joint: fx.GraphModule, num_fwd_outputs: int) -> bool:
     """Whether there is a product in the forward with which a loss could be cut; arguments as for `chunk_losses`."""
     return next(heads(joint, num_fwd_outputs), None) is not None
+
+
+def values_of_losses(joint: fx.GraphModule, num_fwd_outputs: int) -> set[fx.Node]:
+    """Values that may be smaller if losses are in more chunks; arguments as for `chunk_losses`."""
+    found = set(filter(is_in_chunks, joint.graph.nodes))
+    with torch_compat.sizes_of(joint.graph):
+        for product, dim in heads(joint, num_fwd_outputs):
+            large, columns = elements(product.meta["val"]) // HEAD, shape_of(product)[1 - dim]
+            behind = (node for node in depending_on(joint.graph, [product]) if is_plain(node) and not is_tuple(node))
+            found |= {node for node in behind if elements(node.meta["val"]) >= large and columns in shape_of(node)}
+    return found
 
 
 def _largest(

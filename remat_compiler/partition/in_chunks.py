@@ -103,12 +103,13 @@ class Candidate(Protocol):
         """Name and seconds of each stage so far."""
         ...
 
-    def within_layers_bytes(self, problem: RematProblem, timeline: MemoryTimeline) -> int:
-        """Bytes of values within whole layers that are there at the peak.
+    def within_bytes(self, problem: RematProblem, timeline: MemoryTimeline, *, losses: bool) -> int:
+        """Bytes of values that are there at the peak, and would be smaller with more chunks.
 
         Args:
             problem: The planner's problem.
             timeline: A simulated plan of it.
+            losses: Whether values within losses are asked for; else those within whole layers.
         """
         ...
 
@@ -198,13 +199,17 @@ class _Search:
     def in_as_many(self, served: Served) -> Chunks | None:
         """The chunks that served another budget; `None` unless the plan in them fits, or not, as there."""
         self.ready, chunks = [WHOLE], served.chunks
-        if chunks == WHOLE or self._add(chunks):
-            if not served.fits:
-                self._plan(chunks)
-            else:
-                self._plan_if_it_may_fit(chunks)
-        is_alike = self._needed_bytes(chunks) is not None and self.fits(chunks) == served.fits
-        return chunks if is_alike else None
+        # In another order, whole layers may have the smaller peak.
+        asked = [chunks] if served.fits or chunks.layers == 1 else [Chunks(chunks.losses), chunks]
+        for one in asked:
+            if one == WHOLE or self._add(one):
+                if not served.fits:
+                    self._plan(one)
+                else:
+                    self._plan_if_it_may_fit(one)
+        peaks = {one: peak for one in asked if (peak := self._needed_bytes(one)) is not None}
+        lowest = min(peaks, key=lambda one: (peaks[one], one), default=None)
+        return lowest if lowest is not None and self.fits(lowest) == served.fits else None
 
     def run(self) -> Chunks:
         """The chunks of the best plan; raises as `cheapest_in_chunks` does."""
@@ -241,7 +246,8 @@ class _Search:
         Args:
             best: Those of the best plan with whole layers.
         """
-        within_bytes, most_bytes = self._within_layers_bytes(best), self._candidate(best).before.timeline.peak_bytes
+        within_bytes = self._within_bytes(best, losses=False)
+        most_bytes = self._candidate(best).before.timeline.peak_bytes
         for layers in LAYERS:
             more = Chunks(best.losses, layers)
             # What is not there at the peak leaves room for other values.
@@ -268,7 +274,7 @@ class _Search:
             return smallest
         # Of nearly equal peaks the fewest chunks.
         now = min(one for one, peak in peaks.items() if peak and peak <= least_bytes * (1 + AT_THE_FLOOR))
-        within_bytes = self._within_layers_bytes(now)
+        within_bytes = self._within_bytes(now, losses=False)
         for layers in LAYERS:
             more, wanted_bytes = Chunks(now.losses, layers), least_bytes * (1 - AT_THE_FLOOR)
             left_bytes = least_bytes - within_bytes // now.layers + within_bytes // layers
@@ -284,15 +290,15 @@ class _Search:
             least_bytes = reached_bytes
         return smallest
 
-    def _within_layers_bytes(self, chunks: Chunks) -> int:
-        """Bytes of values within whole layers that are there at the peak of the plan of the smallest peak."""
+    def _within_bytes(self, chunks: Chunks, *, losses: bool) -> int:
+        """Bytes of values within losses, or whole layers, that are there at the peak of the plan of these chunks."""
         made = self.made.get(chunks)
         if made is not None:
-            return self._candidate(chunks).within_layers_bytes(made.problem, made.graphs.timeline)
+            return self._candidate(chunks).within_bytes(made.problem, made.graphs.timeline, losses=losses)
         refused = self.refusals[chunks]
         assert refused.result.plan is not None
         timeline = simulate(refused.problem.graph, refused.problem.costs, refused.result.plan)
-        return self._candidate(chunks).within_layers_bytes(refused.problem, timeline)
+        return self._candidate(chunks).within_bytes(refused.problem, timeline, losses=losses)
 
     def fits(self, chunks: Chunks) -> bool:
         """Whether there is a plan in so many chunks that fits."""
@@ -404,7 +410,12 @@ class _Search:
         peaks = [self._needed_bytes(one) for one in self.ready]
         least_bytes = min((one for one in peaks if one is not None), default=UNLIMITED_BYTES)
         floor_bytes = self._candidate(chunks).floor_bytes
-        return least_bytes > (floor_bytes if self._lowers_the_floor(chunks) else floor_bytes * (1 + AT_THE_FLOOR))
+        if self._lowers_the_floor(chunks) or least_bytes == UNLIMITED_BYTES:
+            return least_bytes > floor_bytes
+        if least_bytes <= floor_bytes * (1 + AT_THE_FLOOR):
+            return False
+        lowest = self.ready[peaks.index(least_bytes)]
+        return self._within_bytes(lowest, losses=True) > least_bytes * AT_THE_FLOOR
 
     def _lowers_the_floor(self, chunks: Chunks) -> bool:
         """Whether the floor is lower than in fewer chunks."""

@@ -16,7 +16,7 @@ from torch import fx
 from remat_compiler import torch_compat
 from remat_compiler.capture.graph import CapturedGraph
 from remat_compiler.chunks.layers import has_layers, values_of_layers
-from remat_compiler.chunks.losses import has_losses
+from remat_compiler.chunks.losses import has_losses, values_of_losses
 from remat_compiler.distributed.agreement import Point
 from remat_compiler.errors import PlanRejected
 from remat_compiler.ir.codec import encode
@@ -125,9 +125,10 @@ class JointCandidate:
         captured, costs = self.captured
         return Baseline.saving_all(captured.graph, costs)
 
-    def within_layers_bytes(self, problem: RematProblem, timeline: MemoryTimeline) -> int:
-        """Bytes of values within whole layers that are there at the peak of a simulated plan."""
-        names = {node.name for node in values_of_layers(self.stages.joint, self.stages.num_fwd_outputs)}
+    def within_bytes(self, problem: RematProblem, timeline: MemoryTimeline, *, losses: bool) -> int:
+        """Bytes of values within losses or whole layers that are there at the peak of a simulated plan."""
+        values = values_of_losses if losses else values_of_layers
+        names = {node.name for node in values(self.stages.joint, self.stages.num_fwd_outputs)}
         alive = (problem.graph.storages[one] for one in timeline.live_at(timeline.peak_step))
         return sum(one.size_bytes for one in alive if one.name in names)
 

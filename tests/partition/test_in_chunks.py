@@ -31,6 +31,8 @@ class Made:
     added_ns: int
     before: object = None
     stages: tuple[tuple[str, float], ...] = ()
+    problem: object = None
+    graphs: Any = field(default_factory=lambda: SimpleNamespace(timeline=None))
 
     @property
     def chunked(self) -> tuple[ChunkedRegion, ...]:
@@ -53,6 +55,7 @@ class Graph:
         take_smallest: Whether plans above the budget are taken.
         broken: Chunks in which cutting fails, or planning if negative.
         error: What it raises.
+        within_bytes: What is of the loss at the peak of each plan.
         planned: Chunks that were planned for.
         cut: Chunks that were asked for.
     """
@@ -68,6 +71,7 @@ class Graph:
     take_smallest: bool = False
     broken: tuple[int, ...] = ()
     error: Exception = field(default_factory=lambda: ValueError("made up"))
+    within_bytes: int = 10**6
     planned: list[int] = field(default_factory=list)
     cut: list[int] = field(default_factory=list)
 
@@ -112,6 +116,10 @@ class Cut:
     @property
     def floor_bytes(self) -> int:
         return self.graph.floor_bytes.get(self.chunks, 0)
+
+    def within_bytes(self, problem: object, timeline: object, *, losses: bool) -> int:
+        assert losses
+        return self.graph.within_bytes
 
     def planned(self, whole_ns: int | None) -> Partition:
         graph = self.graph
@@ -227,6 +235,13 @@ def test_where_nothing_fits_smaller_budgets_are_planned_in_as_many_chunks(take_s
             assert refused.value.needed_bytes == 60
         assert graph.planned == planned
     assert earlier == {budget: Served(Chunks(16), fits=budget == 61) for budget in (1, 50, 61)}
+
+
+def test_more_chunks_are_not_planned_where_nothing_of_the_loss_is_there_at_the_peak() -> None:
+    floors = dict.fromkeys((1, 4, 16, 64), 600)
+    graph = Graph(1, floor_bytes=floors, reached_bytes={1: 5000}, take_smallest=True, within_bytes=100)
+    assert graph.chosen().chunks == 1
+    assert graph.planned == [1]
 
 
 def test_what_is_too_small_for_others_may_fit_after_all() -> None:
@@ -399,7 +414,8 @@ class InLayers:
     def floor_bytes(self) -> int:
         return 900 if self.chunks.layers == 1 else self.graph.floor_bytes
 
-    def within_layers_bytes(self, problem: object, timeline: object) -> int:
+    def within_bytes(self, problem: object, timeline: object, *, losses: bool) -> int:
+        assert not losses
         return self.graph.within_bytes
 
     def planned(self, whole_ns: int | None) -> Any:
@@ -413,16 +429,7 @@ class InLayers:
             result = PlanResult(PlanStatus.INFEASIBLE, "made up", Plan((0, 1, 2, 3), 2), smallest)
             raise NoPlan(problem, result)
         peak, added = max(smallest, graph.budget_bytes), graph.added_ns.get(layers, 0)
-        made = Made(layers, peak, STEP_NS, added)
-        return Planned(made.chunks, peak, STEP_NS, added)
-
-
-@dataclass(frozen=True)
-class Planned(Made):
-    """A partition of it."""
-
-    problem: object = None
-    graphs: Any = field(default_factory=lambda: SimpleNamespace(timeline=None))
+        return Made(layers, peak, STEP_NS, added)
 
 
 WHOLE, IN_4, IN_16 = Chunks(), Chunks(1, 4), Chunks(1, 16)
@@ -484,3 +491,15 @@ def test_a_defect_in_layers_leaves_them_whole() -> None:
     with warnings_heard() as heard:
         assert Layered(1, broken=True).chosen().chunks == 1
     assert [text for text in heard if "layers are not computed in 4 chunks, since that failed (ValueError" in text]
+
+
+@pytest.mark.parametrize(("budget_bytes", "layers"), [(1, 16), (990, 16), (2000, 1)])
+def test_where_nothing_fits_whole_layers_are_planned_again_beside_those_in_chunks(
+    budget_bytes: int, layers: int
+) -> None:
+    # Another order may need less of whole layers.
+    graph = Layered(budget_bytes)
+    request = PartitionRequest(budget_bytes, take_smallest=True)
+    chosen: Any = cheapest_in_chunks(request, graph.in_chunks, {2000: Served(IN_16, fits=False)}, losses=False)
+    assert chosen.chunks == layers
+    assert set(graph.planned) == {WHOLE, IN_16}
