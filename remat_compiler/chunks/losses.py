@@ -56,9 +56,11 @@ def values_of_losses(joint: fx.GraphModule, num_fwd_outputs: int) -> set[fx.Node
     found = set(filter(is_in_chunks, joint.graph.nodes))
     with torch_compat.sizes_of(joint.graph):
         for product, dim in heads(joint, num_fwd_outputs):
-            large, columns = elements(product.meta["val"]) // HEAD, shape_of(product)[1 - dim]
+            large, classes = elements(product.meta["val"]) // HEAD, shape_of(product)[1 - dim]
             behind = (node for node in depending_on(joint.graph, [product]) if is_plain(node) and not is_tuple(node))
-            found |= {node for node in behind if elements(node.meta["val"]) >= large and columns in shape_of(node)}
+            # The gradient of the weights has as many rows as there are classes.
+            alike = (node for node in behind if classes in shape_of(node)[-1 if dim == 0 else 0 :][:1])
+            found |= {node for node in alike if elements(node.meta["val"]) >= large}
     return found
 
 
