@@ -294,11 +294,18 @@ class _Search:
         """Bytes of values within losses, or whole layers, that are there at the peak of the plan of these chunks."""
         made = self.made.get(chunks)
         if made is not None:
-            return self._candidate(chunks).within_bytes(made.problem, made.graphs.timeline, losses=losses)
-        refused = self.refusals[chunks]
-        assert refused.result.plan is not None
-        timeline = simulate(refused.problem.graph, refused.problem.costs, refused.result.plan)
-        return self._candidate(chunks).within_bytes(refused.problem, timeline, losses=losses)
+            problem, timeline = made.problem, made.graphs.timeline
+        else:
+            problem, refused = self.refusals[chunks].problem, self.refusals[chunks].result.plan
+            assert refused is not None
+            timeline = simulate(problem.graph, problem.costs, refused)
+        try:
+            return self._candidate(chunks).within_bytes(problem, timeline, losses=losses)
+        except NO_DEFECT:
+            raise
+        except Exception as error:
+            _warn_of_defect(Chunks(COUNTS[0]) if losses else Chunks(1, COUNTS[0]), error)
+            return 0
 
     def fits(self, chunks: Chunks) -> bool:
         """Whether there is a plan in so many chunks that fits."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from chunks.chunked import Chunked, step
-from chunks.layer_programs import LAYERS, WIDTH, FeedForward, Layers, Model, Returned
+from chunks.layer_programs import LAYERS, WIDTH, FeedForward, Fused, Layers, Model, Returned
 from chunks.test_losses import DECOMPOSED, error, largest
 from remat_compiler.chunks.layers import chunk_layers
 
@@ -58,6 +58,16 @@ def test_random_numbers_are_drawn_as_before() -> None:
     backend = Chunked(CHUNKS, cut=chunk_layers)
     made, expected = run(Layers(lambda: Model(lambda: FeedForward(F.gelu, dropout=0.3))), backend)
     torch.testing.assert_close(made, expected, rtol=1e-12, atol=1e-12)
+
+
+@DECOMPOSED
+def test_a_product_of_which_small_parts_are_read_stays_whole(decomposed: bool) -> None:
+    backend = Chunked(CHUNKS, decomposed, chunk_layers)
+    program = Layers(lambda: Model(lambda: nn.Sequential(Fused(), FeedForward(F.gelu))), (CHUNKS, 10))
+    made, expected = run(program, backend)
+    torch.testing.assert_close(made, expected, rtol=1e-12, atol=1e-12)
+    # Those of the feed-forward layers alone.
+    assert [one.count for one in backend.found] == [2]
 
 
 def test_what_is_returned_is_needed_whole() -> None:

@@ -361,9 +361,11 @@ class Layered:
 
     Attributes:
         budget_bytes: The budget.
-        within_bytes: What is within layers at the peak while they are whole.
+        within_bytes: What is within layers at the peak while they are whole; a defect if negative.
         added_ns: What plans add, by chunks of layers, at most the budget.
         floor_bytes: What no plan goes below in chunks.
+        most: Most chunks that there can be.
+        reached_bytes: Smallest peaks, by chunks of layers, where they are others.
         take_smallest: Whether plans above the budget are taken.
         broken: Whether planning for layers in chunks fails.
         planned: Chunks that were planned for.
@@ -374,6 +376,8 @@ class Layered:
     within_bytes: int = 600
     added_ns: dict[int, int] = field(default_factory=dict)
     floor_bytes: int = 0
+    most: int = 16
+    reached_bytes: dict[int, int] = field(default_factory=dict)
     take_smallest: bool = True
     broken: bool = False
     planned: list[Chunks] = field(default_factory=list)
@@ -399,7 +403,7 @@ class InLayers:
 
     @property
     def chunked(self) -> tuple[ChunkedRegion, ...]:
-        layers = self.chunks.layers
+        layers = min(self.chunks.layers, self.graph.most)
         return (ChunkedRegion(layers, "mm", "", 600, 600 // layers, "layer"),) if layers > 1 else ()
 
     @property
@@ -416,6 +420,8 @@ class InLayers:
 
     def within_bytes(self, problem: object, timeline: object, *, losses: bool) -> int:
         assert not losses
+        if self.graph.within_bytes < 0:
+            raise ValueError("made up")
         return self.graph.within_bytes
 
     def planned(self, whole_ns: int | None) -> Any:
@@ -423,7 +429,7 @@ class InLayers:
         graph.planned.append(self.chunks)
         if graph.broken and layers > 1:
             raise ValueError("made up")
-        smallest = 400 + 600 // layers
+        smallest = graph.reached_bytes.get(layers, 400 + 600 // layers)
         if smallest > graph.budget_bytes and not graph.take_smallest:
             problem = with_budget(chain(2), graph.budget_bytes)
             result = PlanResult(PlanStatus.INFEASIBLE, "made up", Plan((0, 1, 2, 3), 2), smallest)
@@ -468,6 +474,18 @@ def test_the_smallest_peak_is_one_with_layers_in_chunks() -> None:
     assert graph.planned == [WHOLE, IN_4, IN_16]
 
 
+def test_layers_stay_whole_if_the_plan_with_chunks_has_no_lower_peak() -> None:
+    graph = Layered(1, reached_bytes={4: 1000})
+    assert graph.chosen().chunks == 1
+    assert graph.planned == [WHOLE, IN_4]
+
+
+def test_layers_of_few_rows_are_planned_once() -> None:
+    graph = Layered(1, most=4)
+    assert graph.chosen().chunks == 4
+    assert (graph.made, graph.planned) == ([WHOLE, IN_4, IN_16], [WHOLE, IN_4])
+
+
 def test_the_first_plan_that_fits_is_taken() -> None:
     graph = Layered(600)
     assert graph.chosen().chunks == 4
@@ -487,9 +505,10 @@ def test_a_refusal_names_the_smallest_peak_with_layers_in_chunks() -> None:
     assert refused.value.needed_bytes == 400 + 600 // 16
 
 
-def test_a_defect_in_layers_leaves_them_whole() -> None:
+@pytest.mark.parametrize("graph", [Layered(1, broken=True), Layered(1, within_bytes=-1)], ids=["planned", "looked_at"])
+def test_a_defect_in_layers_leaves_them_whole(graph: Layered) -> None:
     with warnings_heard() as heard:
-        assert Layered(1, broken=True).chosen().chunks == 1
+        assert graph.chosen().chunks == 1
     assert [text for text in heard if "layers are not computed in 4 chunks, since that failed (ValueError" in text]
 
 
