@@ -1,8 +1,8 @@
 """Products that make far more than they read: those of a model's head, and those within layers.
 
-head      h, w ─► logits ─► loss, a scalar               no product of the forward makes logits small again
-layer     x, w1 ─► mm ─► gelu ─► mm(.., w2)              one does
-          q, k ─► bmm ─► softmax ─► bmm(.., v)
+of a head       h, w ─► logits ─► loss, a scalar          no product of the forward makes logits small again
+of a layer      x, w1 ─► mm ─► gelu ─► mm(.., w2)         one does
+                q, k ─► bmm ─► softmax ─► bmm(.., v)
 """
 
 from __future__ import annotations

@@ -121,6 +121,3 @@ def test_a_drawn_layer_in_chunks_is_the_same(drawn: Drawn) -> None:
     made = step(torch.compile(model, backend=backend), model, (x,))
     torch.testing.assert_close(made, step(model, model, (x,)), rtol=1e-10, atol=1e-11)
     assert all(one.chunks <= drawn.chunks for one in backend.found)
-    # A mean over rows is needed whole.
-    independent = not drawn.beside and not {"earlier", "centred", "shifted", "backwards"}.intersection(*drawn.parts[:1])
-    assert backend.found or not independent or drawn.saved
