@@ -33,20 +33,20 @@ def heads(joint: fx.GraphModule, num_fwd_outputs: int) -> Iterator[tuple[fx.Node
         joint: A joint graph.
         num_fwd_outputs: How many of its outputs belong to the forward.
     """
-    forward = _forward(joint, num_fwd_outputs)
-    return (one for one in _amplifiers(joint.graph, forward, HEAD) if not _falls(joint.graph, forward, one[0], HEAD))
+    return _products(joint, num_fwd_outputs, HEAD, fall=False)
 
 
 def layers(joint: fx.GraphModule, num_fwd_outputs: int) -> Iterator[tuple[fx.Node, int]]:
     """Products of the forward whose large result another product makes small; arguments and order as for `heads`."""
-    forward = _forward(joint, num_fwd_outputs)
-    return (one for one in _amplifiers(joint.graph, forward, LAYER) if _falls(joint.graph, forward, one[0], LAYER))
+    return _products(joint, num_fwd_outputs, LAYER, fall=True)
 
 
-def _forward(joint: fx.GraphModule, num_fwd_outputs: int) -> list[fx.Node]:
-    """Operators of the forward that are whole."""
+def _products(joint: fx.GraphModule, num_fwd_outputs: int, part: int, *, fall: bool) -> Iterator[tuple[fx.Node, int]]:
+    """Amplifying products of the forward that are whole, and whose results become small in it, or do not."""
     phases = find_phases(joint.graph, torch_compat.joint_outputs(joint, num_fwd_outputs)[0])
-    return [node for node, phase in phases.items() if phase is Phase.FORWARD and not is_in_chunks(node)]
+    forward = [node for node, phase in phases.items() if phase is Phase.FORWARD and not is_in_chunks(node)]
+    found = _amplifiers(joint.graph, forward, part)
+    return (one for one in found if _falls(joint.graph, forward, one[0], part) is fall)
 
 
 def _amplifiers(graph: fx.Graph, among: Iterable[fx.Node], least: int) -> list[tuple[fx.Node, int]]:

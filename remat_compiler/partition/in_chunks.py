@@ -20,15 +20,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Protocol
 
-from remat_compiler.ir.problem import UNLIMITED_BYTES, RematProblem
+from remat_compiler.ir.problem import UNLIMITED_BYTES
 from remat_compiler.log import logger_of
+from remat_compiler.partition.candidate import WHOLE, Candidate, Chunks, Served
 from remat_compiler.partition.defects import NO_DEFECT, in_brief
 from remat_compiler.partition.request import PartitionRequest
-from remat_compiler.partition.result import Baseline, NoPlan, Partition
-from remat_compiler.report.plan_report import ChunkedRegion
-from remat_compiler.simulate.timeline import MemoryTimeline, simulate
+from remat_compiler.partition.result import NoPlan, Partition
+from remat_compiler.simulate.timeline import simulate
 
 log = logger_of(__name__)
 
@@ -45,81 +44,6 @@ AT_THE_FLOOR = 0.03
 layers in chunks lower it by is to be more."""
 DEAREST = 3.0
 """What the bytes of a plan that are recomputed at the highest price cost, relative to the average."""
-
-
-class Chunks(NamedTuple):
-    """In how many chunks a joint graph is computed.
-
-    Attributes:
-        losses: Most chunks of its losses; 1 for whole ones.
-        layers: Most chunks of its layers; likewise.
-    """
-
-    losses: int = 1
-    layers: int = 1
-
-
-WHOLE = Chunks()
-
-
-@dataclass(frozen=True, slots=True)
-class Served:
-    """What a budget of the graph came to.
-
-    Attributes:
-        chunks: In how many the chosen plan was asked for.
-        fits: Whether it fits the budget; else it is the one of the smallest peak.
-    """
-
-    chunks: Chunks
-    fits: bool
-
-
-class Candidate(Protocol):
-    """A joint graph in some number of chunks, ready to be planned."""
-
-    @property
-    def chunked(self) -> tuple[ChunkedRegion, ...]:
-        """The losses and layers that are in chunks."""
-        ...
-
-    @property
-    def step_ns(self) -> int:
-        """Modelled time of its operators, each executed once."""
-        ...
-
-    @property
-    def floor_bytes(self) -> int:
-        """Peak that no plan of it goes below."""
-        ...
-
-    @property
-    def before(self) -> Baseline:
-        """The step that recomputes nothing."""
-        ...
-
-    @property
-    def times(self) -> tuple[tuple[str, float], ...]:
-        """Name and seconds of each stage so far."""
-        ...
-
-    def within_bytes(self, problem: RematProblem, timeline: MemoryTimeline, *, losses: bool) -> int:
-        """Bytes of values that are there at the peak, and would be smaller with more chunks.
-
-        Args:
-            problem: The planner's problem.
-            timeline: A simulated plan of it.
-            losses: Whether values within losses are asked for; else those within whole layers.
-        """
-        ...
-
-    def planned(self, whole_ns: int | None) -> Partition:
-        """Its partition; `NoPlan` if the planner refuses.
-
-        Args:
-            whole_ns: `step_ns` of the whole graph; `None` for its own.
-        """
-        ...
 
 
 def cheapest_in_chunks(
@@ -178,6 +102,7 @@ class _Search:
         made: Those that are planned.
         refusals: Those that were refused.
         failed: Those in chunks whose planning is a defect.
+        within: What `_within_bytes` found.
     """
 
     budget_bytes: int
@@ -190,6 +115,7 @@ class _Search:
     made: dict[Chunks, Partition] = field(default_factory=dict)
     refusals: dict[Chunks, NoPlan] = field(default_factory=dict)
     failed: set[Chunks] = field(default_factory=set)
+    within: dict[tuple[Chunks, bool], int] = field(default_factory=dict)
 
     @property
     def whole(self) -> Candidate:
@@ -292,6 +218,11 @@ class _Search:
 
     def _within_bytes(self, chunks: Chunks, *, losses: bool) -> int:
         """Bytes of values within losses, or whole layers, that are there at the peak of the plan of these chunks."""
+        if (chunks, losses) not in self.within:
+            self.within[chunks, losses] = self._find_within_bytes(chunks, losses=losses)
+        return self.within[chunks, losses]
+
+    def _find_within_bytes(self, chunks: Chunks, *, losses: bool) -> int:
         made = self.made.get(chunks)
         if made is not None:
             problem, timeline = made.problem, made.graphs.timeline

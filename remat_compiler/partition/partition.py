@@ -23,7 +23,8 @@ from remat_compiler.ir.codec import encode
 from remat_compiler.ir.plan import FITTING, Plan, PlanResult, PlanStatus
 from remat_compiler.ir.problem import UNLIMITED_BYTES, CostTable, RematProblem
 from remat_compiler.option_values import AS_PLANNED
-from remat_compiler.partition.in_chunks import WHOLE, Chunks, cheapest_in_chunks
+from remat_compiler.partition.candidate import WHOLE, Chunks
+from remat_compiler.partition.in_chunks import cheapest_in_chunks
 from remat_compiler.partition.request import PartitionRequest
 from remat_compiler.partition.result import Baseline, NoPlan, Partition, SplitGraphs
 from remat_compiler.partition.session import Session
@@ -95,7 +96,7 @@ def partition(
 
 
 class JointCandidate:
-    """The joint graph in one number of chunks, see `in_chunks.Candidate`."""
+    """The joint graph in one number of chunks, see `candidate.Candidate`."""
 
     def __init__(self, stages: JointStages, plan_with: Callable[[RematProblem], PlanResult]) -> None:
         self.stages = stages

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from remat_compiler.costs.workspace import WorkspaceTable
 from remat_compiler.distributed.agreement import Agreement, Alone
-from remat_compiler.partition.in_chunks import Served
+from remat_compiler.partition.candidate import Served
 from remat_compiler.partition.result import Partition
 
 

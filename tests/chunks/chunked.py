@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from functorch.compile import make_boxed_func
 from torch import Tensor, fx, nn
 from torch._dynamo.utils import detect_fake_mode
@@ -75,3 +76,11 @@ def step(model: Callable[..., Any], parameters: nn.Module, inputs: Sequence[Tens
     sum((i + 1.5) * one.float().sum().to(one.dtype) for i, one in enumerate(results) if one.requires_grad).backward()
     gradients = [one.grad for one in (*leaves, *parameters.parameters()) if one.grad is not None]
     return [one.detach().clone() for one in (*results, *gradients)]
+
+
+def beside_eager(backend: Chunked, model: nn.Module, given: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    """What a step gives in chunks, and what it gives eagerly, by the same random numbers."""
+    torch.manual_seed(1)
+    made = step(torch.compile(model, backend=backend), model, given)
+    torch.manual_seed(1)
+    return made, step(model, model, given)

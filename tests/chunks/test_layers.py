@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from chunks.chunked import Chunked, step
+from chunks.chunked import Chunked, beside_eager, step
 from chunks.layer_programs import LAYERS, WIDTH, FeedForward, Fused, Layers, Model, Returned
 from chunks.test_losses import DECOMPOSED, error, largest
 from remat_compiler.chunks.layers import chunk_layers
@@ -20,10 +20,7 @@ def run(program: Layers, backend: Chunked, dtype: torch.dtype = torch.float64) -
     torch._dynamo.reset()
     torch.manual_seed(0)
     model, given = program.make().to(dtype), [torch.randn(*program.shape, WIDTH, dtype=dtype)]
-    torch.manual_seed(1)
-    made = step(torch.compile(model, backend=backend), model, given)
-    torch.manual_seed(1)
-    return made, step(model, model, given)
+    return beside_eager(backend, model, given)
 
 
 @DECOMPOSED

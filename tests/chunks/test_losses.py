@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from chunks.chunked import Chunked, step
+from chunks.chunked import Chunked, beside_eager, step
 from chunks.programs import CLASSES, IGNORED, PROGRAMS, RANDOM, WHOLE, WIDTH, Head, Program, in_sequences
 from remat_compiler.capture.operators import NodeClass, node_class
 
@@ -29,10 +29,7 @@ def run(program: Program, backend: Chunked, dtype: torch.dtype) -> tuple[list[Te
     torch._dynamo.reset()
     torch.manual_seed(0)
     model, given = program.make().to(dtype), inputs(program, dtype)
-    torch.manual_seed(1)
-    made = step(torch.compile(model, backend=backend), model, given)
-    torch.manual_seed(1)
-    return made, step(model, model, given)
+    return beside_eager(backend, model, given)
 
 
 @DECOMPOSED
