@@ -10,7 +10,6 @@ TORCH ?=
 VENV := .venv$(addprefix -,$(TORCH))
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
-DOCS_STAMP := $(VENV)/.docs-ready
 PLAIN_STAMP := .venv-plain/.ready
 SITE := docs/_build/html
 PORT ?= 8000
@@ -23,20 +22,26 @@ PLAIN_TESTS := tests/exact/test_ilp.py tests/exact/test_program.py tests/bounds 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
+# Pip compiles bytecode in one process, and without the files of tests it is less.
+BYTECODE := -m compileall -qq -j 0 -x "/(tests?|testing)/"
+
 $(STAMP): pyproject.toml constraints.txt
 	@echo "making the virtual environment $(VENV) (once, a few minutes)"
 	$(PYTHON) -m venv $(VENV)
 	{ sed '$(if $(TORCH),/^torch==\|^triton==/d)' constraints.txt; $(if $(TORCH),echo torch===$(TORCH);) } > $(VENV)/constraints.txt
-	$(BIN)/pip install $(PIP_FLAGS) -c $(VENV)/constraints.txt -e ".[dev]"
+	$(BIN)/pip install $(PIP_FLAGS) -c $(VENV)/constraints.txt setuptools networkx numba pulp
+	PYTHONPATH=.:passes $(BIN)/python -m remat_passes.ahead_of_time & \
+	  REMAT_COMPILE_LOOPS=0 $(BIN)/pip install $(PIP_FLAGS) --no-compile --no-build-isolation \
+	  -c $(VENV)/constraints.txt -e ".[dev]" && wait
+	-$(BIN)/python $(BYTECODE) $(VENV)/lib
 	@touch $(STAMP)
-
-$(DOCS_STAMP): $(STAMP)
-	$(BIN)/pip install $(PIP_FLAGS) -c $(VENV)/constraints.txt -e ".[docs]"
-	@touch $(DOCS_STAMP)
 
 $(PLAIN_STAMP): pyproject.toml constraints.txt Makefile
 	$(PYTHON) -m venv .venv-plain
-	.venv-plain/bin/pip install $(PIP_FLAGS) -c constraints.txt -e . pytest pytest-xdist hypothesis
+	.venv-plain/bin/pip install $(PIP_FLAGS) -c constraints.txt setuptools
+	REMAT_COMPILE_LOOPS=0 .venv-plain/bin/pip install $(PIP_FLAGS) --no-compile --no-build-isolation \
+	  -c constraints.txt -e . pytest pytest-xdist hypothesis
+	-.venv-plain/bin/python $(BYTECODE) .venv-plain/lib
 	@touch $(PLAIN_STAMP)
 
 install: $(STAMP) ## Make the virtual environment .venv with everything that is tested
@@ -63,7 +68,7 @@ demo: $(STAMP) ## Train a BERT-like model under byte budgets (ARGS=--short for a
 gpu: $(STAMP) ## Ask the GPU of this machine what holds on it, in eight minutes (ARGS="--only rivals" chooses)
 	$(BIN)/python benchmarks/gpu/run.py --json gpu.json $(ARGS)
 
-docs: $(DOCS_STAMP) ## Build the documentation site in docs/_build/html; a warning is an error
+docs: $(STAMP) ## Build the documentation site in docs/_build/html; a warning is an error
 	$(BIN)/python -m sphinx -b html -W --keep-going -q docs $(SITE)
 	@echo "open $(SITE)/index.html"
 

@@ -104,7 +104,7 @@ def environment(folder: Path) -> dict[str, str]:
 def compile_loops(folder: Path) -> subprocess.Popen[bytes]:
     """Compile the planners' loops, once for all questions, which wait for it where they need them."""
     program = "import pathlib, sys, remat_passes.ahead_of_time as loops; "
-    program += "print('the loops were compiled in', loops.compile_loops()); pathlib.Path(sys.argv[1]).touch()"
+    program += "print('the loops were compiled in', loops.compile_side_by_side()); pathlib.Path(sys.argv[1]).touch()"
     return subprocess.Popen([sys.executable, "-c", program, str(folder / "loops")], env=environment(folder))
 
 
