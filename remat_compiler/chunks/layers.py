@@ -23,6 +23,9 @@ from remat_compiler.report.plan_report import ChunkedRegion
 
 SMALLEST = 4
 """Layers are cut if so many of the product of one are as large as the first."""
+MOST = 256
+"""Operators of one layer, with its backward, at most: attention and gated layers have a tenth of it.  Where values
+between layers are as large as those within, each would reach through all of the graph."""
 
 
 def chunk_layers(joint: fx.GraphModule, num_fwd_outputs: int, chunks: int) -> tuple[ChunkedRegion, ...]:
@@ -91,7 +94,7 @@ def _regions(joint: fx.GraphModule, num_fwd_outputs: int, chunks: int) -> list[t
 def _region(graph: fx.Graph, product: fx.Node, cut: Cut) -> Region | None:
     """The layer of a product whose result is cut so; `None` if there is none, or not all of it can be cut."""
     large = elements(product.meta["val"]) // LAYER
-    region = find_region(graph, product, cut, large)
+    region = find_region(graph, product, cut, large, MOST)
     # Nothing is gained if its parts are small before any product reads them, as query, key and value are.
     falls = region is not None and any(contracts(node, large) for node in region.cuttings if node is not product)
     return region if falls else None

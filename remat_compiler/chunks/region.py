@@ -74,7 +74,7 @@ class Region:
         return any(o is source and not self.is_read_in_chunks(reader, i) for i, o in enumerate(operands(reader)))
 
 
-def find_region(graph: fx.Graph, product: fx.Node, cut: Cut, large: int) -> Region | None:
+def find_region(graph: fx.Graph, product: fx.Node, cut: Cut, large: int, most: int | None = None) -> Region | None:
     """The region around a product whose result is cut so; `None` if a large value would be needed whole.
 
     Args:
@@ -82,10 +82,13 @@ def find_region(graph: fx.Graph, product: fx.Node, cut: Cut, large: int) -> Regi
         product: The product.
         cut: How its result is cut.
         large: Elements of values that count as large.
+        most: Operators that the region may reach, lest it is sought in all of the graph; `None` for any number.
     """
     barred: set[fx.Node] = set()
     while product not in barred:
-        found = _Search(graph, product, cut, large, barred)
+        found = _Search(graph, product, cut, large, barred, most)
+        if found.stack:
+            return None
         again = found.open_ends()
         if not again:
             kept = found.kept()
@@ -95,9 +98,11 @@ def find_region(graph: fx.Graph, product: fx.Node, cut: Cut, large: int) -> Regi
 
 
 class _Search:
-    """What can be cut with a product, but for operators that are barred."""
+    """What can be cut with a product, but for operators that are barred; `stack` is empty unless these are too many."""
 
-    def __init__(self, graph: fx.Graph, product: fx.Node, cut: Cut, large: int, barred: Iterable[fx.Node]) -> None:
+    def __init__(
+        self, graph: fx.Graph, product: fx.Node, cut: Cut, large: int, barred: Iterable[fx.Node], most: int | None
+    ) -> None:
         self.graph = graph
         self.large = large
         self.barred = frozenset(barred)
@@ -105,7 +110,7 @@ class _Search:
         self.region = Region(product, self.cuttings, cut.chunks)  # as far as it is found
         self.stack: list[fx.Node] = []
         self._cut(product, None, cut)
-        while self.stack:
+        while self.stack and (most is None or len(self.cuttings) <= most):
             self._go_on(self.stack.pop())
 
     def _cut(self, node: fx.Node, operand: int | None, cut: Cut) -> None:
