@@ -213,6 +213,8 @@ class _Search:
             smallest = now = more
             if self.fits(now) or reached_bytes > wanted_bytes:
                 break
+            # Less is gained than was within them if something else is nearly as large.
+            within_bytes = within_bytes * (least_bytes - reached_bytes) // (least_bytes - left_bytes)
             least_bytes = reached_bytes
         return smallest
 

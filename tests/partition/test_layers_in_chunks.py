@@ -146,6 +146,12 @@ def test_layers_stay_whole_if_the_plan_with_chunks_has_no_lower_peak() -> None:
     assert graph.planned == [WHOLE, IN_4]
 
 
+def test_more_chunks_are_expected_to_gain_no_more_than_few_did() -> None:
+    graph = Layered(1, reached_bytes={4: 930})
+    assert graph.chosen().chunks == 4
+    assert graph.made == graph.planned == [WHOLE, IN_4]
+
+
 def test_layers_of_few_rows_are_planned_once() -> None:
     graph = Layered(1, most=4)
     assert graph.chosen().chunks == 4
