@@ -105,7 +105,16 @@ def compile_loops(folder: Path) -> subprocess.Popen[bytes]:
     """Compile the planners' loops, once for all questions, which wait for it where they need them."""
     program = "import pathlib, sys, remat_passes.ahead_of_time as loops; "
     program += "print('the loops were compiled in', loops.compile_side_by_side()); pathlib.Path(sys.argv[1]).touch()"
-    return subprocess.Popen([sys.executable, "-c", program, str(folder / "loops")], env=environment(folder))
+    command = [sys.executable, "-c", program, str(folder / "loops")]
+    return subprocess.Popen(command, env=environment(folder), start_new_session=True)
+
+
+def signal_all(process: subprocess.Popen[bytes], number: int) -> None:
+    """Send a signal to a process that leads a group, and to all that it started."""
+    try:
+        os.killpg(process.pid, number)
+    except ProcessLookupError:
+        return
 
 
 class Running:
@@ -129,10 +138,7 @@ class Running:
 
     def signal(self, number: int) -> None:
         """Send a signal to all of its processes."""
-        try:
-            os.killpg(self.process.pid, number)
-        except ProcessLookupError:
-            return
+        signal_all(self.process, number)
 
     @property
     def waits(self) -> bool:
@@ -168,7 +174,7 @@ def ask(questions: list[Question], folder: Path, options: argparse.Namespace) ->
         time.sleep(0.2)
     for one in running:
         one.signal(signal.SIGKILL)
-    loops.kill()
+    signal_all(loops, signal.SIGKILL)
     rows = [json.loads(line) for path in sorted(folder.glob("*.rows")) for line in path.read_text().splitlines()]
     cut = [{"question": one.question.name, "case": "", "status": "failed", "why": "time was up"} for one in running]
     why = {one.name: "not asked in time" for one in waiting}

@@ -9,7 +9,6 @@ compiles.  Building the package runs this module, see ``setup.py``.
 from __future__ import annotations
 
 import time
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from multiprocessing import get_context
 
@@ -49,9 +48,14 @@ def compile_loops() -> float:
 def compile_side_by_side() -> float:
     """`compile_loops` in two processes, which have few loops in common; the code is found by those who come later."""
     began = time.monotonic()
-    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
-        for part in [pool.submit(one) for one in (_recompute, _evict_and_move)]:
-            part.result()
+    # No pool: if this process is killed, processes that wait for more work would stay for good.
+    parts = [get_context("spawn").Process(target=one, daemon=True) for one in (_recompute, _evict_and_move)]
+    for part in parts:
+        part.start()
+    for part in parts:
+        part.join()
+    if failed := [part.exitcode for part in parts if part.exitcode]:
+        raise RuntimeError(f"compiling the planners' loops ended with {failed}; the output above says why")
     return time.monotonic() - began
 
 
