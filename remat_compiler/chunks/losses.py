@@ -11,7 +11,7 @@ from remat_compiler.chunks.amplifiers import HEAD, heads
 from remat_compiler.chunks.axes import is_plain, is_tuple
 from remat_compiler.chunks.cut import Cut, even_bounds, shape_of
 from remat_compiler.chunks.means import divide_last
-from remat_compiler.chunks.region import Region, elements, find_region, region_in_chunks, whole_bytes
+from remat_compiler.chunks.region import Region, elements, find_region, reach, region_in_chunks, whole_bytes
 from remat_compiler.chunks.rewriting import in_chunks, is_in_chunks
 from remat_compiler.chunks.sparing import without_unread_rows
 from remat_compiler.chunks.tangent import depending_on, multiples_of, scalar_tangents, take_out
@@ -21,6 +21,8 @@ from remat_compiler.torch_compat import Size, number, same
 
 SECOND = 4
 """Another loss is cut if so many of it are as large as the first."""
+MOST = 1024
+"""Operators that the region of a loss may reach, lest each product of a deep model is one that all of it goes with."""
 
 
 def chunk_losses(joint: fx.GraphModule, num_fwd_outputs: int, chunks: int) -> tuple[ChunkedRegion, ...]:
@@ -68,9 +70,19 @@ def _largest(
     joint: fx.GraphModule, num_fwd_outputs: int, chunks: int, least_bytes: int
 ) -> tuple[fx.Graph, ChunkedRegion] | None:
     """The joint graph with its largest loss of at least so many bytes in chunks; `None` if there is none."""
+    too_far: set[tuple[fx.Node, int]] = set()
     for product, dim in heads(joint, num_fwd_outputs):
         if whole_bytes(product) < least_bytes:
             break
+        rows = Cut(dim, dim, even_bounds(shape_of(product)[dim], chunks, 1))
+        if (product, dim) in too_far or rows.chunks == 1:
+            continue
+        reached = reach(joint.graph, product, rows, elements(product.meta["val"]) // HEAD)
+        if len(reached) > MOST:
+            # Those that are cut with each other reach the same operators.
+            along = ((node, found.results[0]) for node, found in reached.items())
+            too_far |= {(node, placed.first) for node, placed in along if isinstance(placed, Cut)}
+            continue
         spared = without_unread_rows(joint.graph, product, dim)
         for graph, factor in ((joint.graph, product),) if spared is None else (spared, (joint.graph, product)):
             for granule in _granules(graph, factor, dim):

@@ -97,6 +97,11 @@ def find_region(graph: fx.Graph, product: fx.Node, cut: Cut, large: int, most: i
     return None
 
 
+def reach(graph: fx.Graph, product: fx.Node, cut: Cut, large: int) -> dict[fx.Node, Cutting]:
+    """All that can be cut with a product by rule, wherever that is; arguments as for `find_region`."""
+    return _Search(graph, product, cut, large, (), None).cuttings
+
+
 class _Search:
     """What can be cut with a product, but for operators that are barred; `stack` is empty unless these are too many."""
 
