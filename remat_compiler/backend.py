@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ except (ImportError, AttributeError) as error:
 
 from remat_compiler.dynamic_shapes.recompile_limit import compilation_failed, watch_recompilations
 from remat_compiler.graphs.steps import COORDINATOR
+from remat_compiler.graphs.unread_outputs import without_unread
 from remat_compiler.memory_budget import MemoryBudget
 from remat_compiler.options import Environment, RematOptions
 from remat_compiler.pipeline import compile_graph
@@ -64,7 +65,8 @@ def remat(
         watch_recompilations(gm)
         torch_compat.skip_own_frames()
         try:
-            return compile_graph(gm, example_inputs, checked, environment)
+            compile_ = partial(compile_graph, gm, example_inputs, checked, environment)
+            return without_unread(gm, compile_) if checked.outputs == "loss" else compile_()
         except RematError:
             compilation_failed()
             raise

@@ -11,6 +11,7 @@ RematError
   FormatError       (also ValueError)   a JSON file of this project that cannot be read
   CacheError                            a folder of cached plans that cannot be listed or cleared
   OffloadError      (also RuntimeError) memory off the device that cannot be had, or failed
+  OutputNotComputed (also RuntimeError) a result that the user said nobody reads, and somebody did
   PaperFailure                          a step that cannot be run on a GPU on paper
   UnsupportedTorch                      a version of torch that lacks what this project changes in it
 """
@@ -21,9 +22,13 @@ import difflib
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from remat_compiler.units import format_bytes
 from remat_compiler.version import TESTED_TORCH
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class RematError(Exception):
@@ -74,6 +79,21 @@ class CacheError(RematError):
 
 class OffloadError(RematError, RuntimeError):
     """Memory off the device cannot be had, or a copy to or from it failed."""
+
+
+class OutputNotComputed(RematError, RuntimeError):
+    """A result was read that was not computed, since the user said that only the loss is read.
+
+    Args:
+        result: The result.
+    """
+
+    def __init__(self, result: Tensor) -> None:
+        kind = f"{str(result.dtype).removeprefix('torch.')} {list(result.shape)}"
+        super().__init__(
+            f'a result of the compiled program ({kind}) was read, and was not computed, since outputs="loss" says that '
+            'nobody reads results but the loss; compile with outputs="all" (the default), or leave it unread'
+        )
 
 
 class PaperFailure(RematError):

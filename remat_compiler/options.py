@@ -40,6 +40,7 @@ ON_INFEASIBLE: Final = ("error", "min")
 ESTIMATORS: Final = ("symbolic", "quadratic")
 LAYOUTS: Final = ("plain", "planned")
 BUDGETS_OF: Final = ("allocated", "reserved")
+OUTPUTS: Final = ("all", "loss")
 OFFLOAD_TIERS: Final = ("auto", "host", "disk")
 PREFIX: Final = "REMAT_"
 ONLY_IN_ENVIRONMENT: Final = ("REMAT_CACHE_DIR", "REMAT_DISABLE_CACHE", "REMAT_VERIFY")
@@ -128,6 +129,7 @@ class Options(TypedDict, total=False):
     layout: Literal["plain", "planned"]
     inplace_buffers: bool
     chunks: int | Literal["auto", "never"]
+    outputs: Literal["all", "loss"]
     offload_budget: int | str
     offload_tier: Literal["auto", "host", "disk"]
     offload_dir: str | os.PathLike[str] | None
@@ -219,6 +221,8 @@ class RematOptions(PlanOptions):
             dry runs if there is none), or ``"quadratic"``, learnt from dry runs at the first sizes.  With the latter,
             the bytes that layers save are also measured in the first steps, which run by the variant of the smallest
             peak.
+        outputs: What the program that trains reads of its results: ``"all"``, or the ``"loss"``, so that other results
+            through which a gradient could come back, such as logits, are not computed; who reads one gets an error.
         offload_budget: Most bytes that values moved off the device may take where they are moved to; 0 moves nothing.
         offload_tier: Where they are moved to: ``"host"`` memory, a file on a ``"disk"``, or ``"auto"``: to host memory
             from an accelerator, to a disk from a CPU.
@@ -234,6 +238,7 @@ class RematOptions(PlanOptions):
     on_infeasible: str = field(default="error", metadata=_word(ON_INFEASIBLE))
     max_variants: int = field(default=6, metadata=_by(partial(count, least=2), number_text))
     estimator: str = field(default="symbolic", metadata=_word(ESTIMATORS))
+    outputs: str = field(default="all", metadata=_word(OUTPUTS))
     offload_budget: int = field(default=0, metadata=_by(_offload_bytes))
     offload_tier: str = field(default="auto", metadata=_word(OFFLOAD_TIERS))
     offload_dir: Path | None = field(default=None, metadata=_by(folder))

@@ -17,7 +17,6 @@ from remat_compiler.chunks.axes import axes_of, is_plain
 from remat_compiler.chunks.cut import operands
 from remat_compiler.chunks.region import PRODUCTS, elements
 from remat_compiler.chunks.rewriting import is_in_chunks
-from remat_compiler.chunks.tangent import depending_on
 from remat_compiler.ir.graph import Phase
 
 HEAD = 4
@@ -45,8 +44,13 @@ def _products(joint: fx.GraphModule, num_fwd_outputs: int, part: int, *, fall: b
     """Amplifying products of the forward that are whole, and whose results become small in it, or do not."""
     phases = find_phases(joint.graph, torch_compat.joint_outputs(joint, num_fwd_outputs)[0])
     forward = [node for node, phase in phases.items() if phase is Phase.FORWARD and not is_in_chunks(node)]
-    found = _amplifiers(joint.graph, forward, part)
-    return (one for one in found if _falls(joint.graph, forward, one[0], part) is fall)
+    above: dict[int, set[fx.Node]] = {}
+    for product, dim in _amplifiers(joint.graph, forward, part):
+        large = elements(product.meta["val"]) // part
+        if large not in above:
+            above[large] = _above_a_fall(joint.graph, set(forward), large)
+        if (product in above[large]) is fall:
+            yield product, dim
 
 
 def _amplifiers(graph: fx.Graph, among: Iterable[fx.Node], least: int) -> list[tuple[fx.Node, int]]:
@@ -70,11 +74,13 @@ def _amplifiers(graph: fx.Graph, among: Iterable[fx.Node], least: int) -> list[t
     return [(node, dim) for _, _, dim, node in sorted(found)]
 
 
-def _falls(graph: fx.Graph, forward: list[fx.Node], product: fx.Node, part: int) -> bool:
-    """Whether a product of the forward makes a value behind this one small."""
-    large = elements(product.meta["val"]) // part
-    behind = depending_on(graph, [product])
-    return any(contracts(node, large) for node in forward if node in behind and node is not product)
+def _above_a_fall(graph: fx.Graph, forward: set[fx.Node], large: int) -> set[fx.Node]:
+    """Operators behind which a product of the forward makes a large value small."""
+    found: set[fx.Node] = set()
+    for node in reversed(graph.nodes):
+        if any(user in found or (user in forward and contracts(user, large)) for user in node.users):
+            found.add(node)
+    return found
 
 
 def contracts(node: fx.Node, large: int) -> bool:

@@ -249,4 +249,5 @@ from remat_compiler.torch_compat.tensors import (
     wrapped_again,
     wrapped_tensors,
 )
+from remat_compiler.torch_compat.uncomputed import Uncomputed, uncomputed
 from remat_compiler.torch_compat.view_scatters import scatter_into_copy, value_of_scatter
