@@ -22,13 +22,9 @@ import difflib
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from remat_compiler.units import format_bytes
 from remat_compiler.version import TESTED_TORCH
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class RematError(Exception):
@@ -85,14 +81,13 @@ class OutputNotComputed(RematError, RuntimeError):
     """A result was read that was not computed, since the user said that only the loss is read.
 
     Args:
-        result: The result.
+        result: Its type and sizes.
     """
 
-    def __init__(self, result: Tensor) -> None:
-        kind = f"{str(result.dtype).removeprefix('torch.')} {list(result.shape)}"
+    def __init__(self, result: str) -> None:
         super().__init__(
-            f'a result of the compiled program ({kind}) was read, and was not computed, since outputs="loss" says that '
-            'nobody reads results but the loss; compile with outputs="all" (the default), or leave it unread'
+            f'a result of the compiled program ({result}) was read, and was not computed, since outputs="loss" says '
+            'that nobody reads results but the loss; compile with outputs="all" (the default), or leave it unread'
         )
 
 
@@ -200,6 +195,7 @@ class BudgetFacts:
         fixed_bytes: Bytes at the smallest peak that do not depend on the batch: gradients of parameters.
         undeclared: Whether some values are kept only because nobody declared their operator free of side effects.
         proven_bytes: Bytes below which no plan peaks, proven.
+        returned_bytes: Bytes of the gradients that may come back for results beside a loss; 0 if there is no loss.
     """
 
     asked: str = ""
@@ -209,6 +205,7 @@ class BudgetFacts:
     fixed_bytes: int | None = None
     undeclared: bool = False
     proven_bytes: int | None = None
+    returned_bytes: int = 0
 
 
 class InfeasibleBudget(RematError, RuntimeError):
@@ -289,6 +286,11 @@ class InfeasibleBudget(RematError, RuntimeError):
         ]
         if "max_slowdown" in self.reason:
             ways.append("a larger max_slowdown, or None for no limit")
+        if 20 * self.facts.returned_bytes > self.smallest_peak_bytes:
+            ways.append(
+                'outputs="loss", if nothing reads the results beside the loss, such as logits '
+                f"(gradients for them take {format_bytes(self.facts.returned_bytes)})"
+            )
         if self.facts.undeclared:
             ways.append("remat_compiler.allow_recompute(operator), where an operator has no side effects")
         fixed = self.facts.fixed_bytes

@@ -16,6 +16,7 @@ from remat_compiler.devices.gpus import GPUS
 from remat_compiler.errors import OptionError, UnknownName
 from remat_compiler.fitting.request import AT_HAND, PRECISIONS, FitRequest
 from remat_compiler.option_values import chunks, number_text
+from remat_compiler.options import OUTPUTS
 
 ABOUT_FUNCTION = """\
 FUNCTION makes a training step: it takes the batch, if --batch is given, and returns the model and its inputs (a tensor,
@@ -41,6 +42,10 @@ def add_step_arguments(parser: Any) -> None:
     parser.add_argument("--inner", choices=("inductor", "eager"), default="inductor", help="inner compiler")
     in_chunks = "most chunks of a loss behind a large product, such as 16; auto (as planned, layers, too) or never"
     parser.add_argument("--chunks", metavar="N", help=in_chunks)
+    beside = (
+        "what a training loop reads of the results: all (the default), or the loss, so that logits are not computed"
+    )
+    parser.add_argument("--outputs", choices=OUTPUTS, help=beside)
     parser.add_argument("--json", action="store_true", help="all figures, for tools")
 
 
@@ -68,6 +73,7 @@ def request_of(
         if batch < 1:
             raise OptionError(f"--batch takes whole numbers of at least 1, got {batch}")
     check_function(path, name, called_with_batch=bool(batches) or getattr(options, "max_batch", False))
+    outputs = {} if options.outputs is None else {"outputs": options.outputs}
     return FitRequest(
         make=_Function(path, name),
         device=options.device,
@@ -75,7 +81,7 @@ def request_of(
         batches=batches,
         autocast=options.autocast,
         optimizer=None if options.optimizer.lower() == "none" else options.optimizer,
-        options={"inner": options.inner, **_chunks(options.chunks), **more},
+        options={"inner": options.inner, **_chunks(options.chunks), **outputs, **more},
         capacity=options.capacity,
         step_in_backward=options.step_in_backward,
     )

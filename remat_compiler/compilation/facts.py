@@ -10,6 +10,8 @@ from remat_compiler.options import RematOptions
 from remat_compiler.simulate.timeline import simulate
 from remat_passes.registry import least_budget_bytes
 
+ONE_NUMBER_BYTES = 8
+
 
 def facts_of(
     problem: RematProblem, result: PlanResult, options: RematOptions, unbudgeted_bytes: int | None = None
@@ -36,7 +38,14 @@ def facts_of(
         fixed_bytes=None if result.plan is None else _gradients_at_peak(problem, result.plan),
         undeclared=any(Trait.UNKNOWN in op.traits for op in held),
         proven_bytes=least_budget_bytes(problem),
+        returned_bytes=_beside_a_loss(graph),
     )
+
+
+def _beside_a_loss(graph: TrainingGraph) -> int:
+    """Bytes of the gradients that come back for results of the program beside a single number; 0 without one."""
+    sizes = [one.size_bytes for one in graph.storages if one.kind is StorageKind.TANGENT]
+    return sum(sizes) - min(sizes) if sizes and min(sizes) <= ONE_NUMBER_BYTES else 0
 
 
 def _held(graph: TrainingGraph) -> list[Op]:

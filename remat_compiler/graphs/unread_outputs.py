@@ -10,7 +10,8 @@ plan.  No compiler can see that a loop takes the loss alone, so the user says it
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, fx
@@ -21,6 +22,36 @@ from remat_compiler.errors import OutputNotComputed
 Compiled = Callable[..., Any]
 
 
+@dataclass(frozen=True, slots=True)
+class _Unread:
+    """An output that is not computed.
+
+    Attributes:
+        like: Its example value.
+        sizes: Its sizes; `None` for each that changes from call to call, and that the graph gives instead.
+        fixed: What stands for it in each call, if none does.
+    """
+
+    like: Tensor
+    sizes: tuple[int | None, ...]
+    fixed: Tensor | None
+
+    @staticmethod
+    def of(like: Tensor) -> _Unread:
+        """The output with this example value."""
+        shape: Sequence[Any] = like.shape
+        sizes = [size if isinstance(size, int) else None for size in shape]
+        known = [size for size in sizes if size is not None]
+        fixed = _stand_in(like, known) if len(known) == len(sizes) else None
+        return _Unread(like, tuple(sizes), fixed)
+
+    def stand_in(self, given: Iterator[Any]) -> Tensor:
+        """What stands for it in a call that gives these sizes."""
+        if self.fixed is not None:
+            return self.fixed
+        return _stand_in(self.like, [next(given) if size is None else size for size in self.sizes])
+
+
 def without_unread(gm: fx.GraphModule, compile_: Callable[[], Compiled]) -> Compiled:
     """What compiling a graph gives, if its unread outputs are not computed.
 
@@ -29,46 +60,37 @@ def without_unread(gm: fx.GraphModule, compile_: Callable[[], Compiled]) -> Comp
         compile_: Compiles it.
     """
     output = gm.graph.output_node()
-    returned: list[Any] = list(output.args[0])
-    unread = {place: node for place, node in enumerate(returned) if _is_unread(node)}
+    returned: Any = output.args[0]
+    # A tensor of no dimension is a loss, or a part of it; whatever needs no gradient may be a statistic that is logged.
+    trains = {place: node for place, node in enumerate(returned) if _needs_gradient(node)}
+    unread = {place: node for place, node in trains.items() if _value(node).dim() > 0}
     # A graph without a loss, or one that Dynamo has ended early, goes on in others, which read what it returns.
-    has_loss = any(_needs_gradient(node) for place, node in enumerate(returned) if place not in unread)
-    if not unread or not has_loss or torch_compat.ends_at_graph_break(gm):
+    if not unread or len(unread) == len(trains) or torch_compat.ends_at_graph_break(gm):
         return compile_()
-    read = [node for place, node in enumerate(returned) if place not in unread]
+    told = {place: _Unread.of(_value(node)) for place, node in unread.items()}
     with gm.graph.inserting_before(output):
-        sizes = {
-            place: [_size(gm.graph, node, dim) for dim in range(_value(node).dim())] for place, node in unread.items()
-        }
-    symbols = [size for of in sizes.values() for size in of if isinstance(size, fx.Node)]
-    output.args = ((*read, *symbols),)
+        changing = [
+            _size(gm.graph, unread[place], dim)
+            for place, one in told.items()
+            for dim, size in enumerate(one.sizes)
+            if size is None
+        ]
+    output.args = ((*(node for place, node in enumerate(returned) if place not in unread), *changing),)
     gm.recompile()
-    return _with_stand_ins(compile_(), len(returned), unread, sizes)
-
-
-def _with_stand_ins(
-    compiled: Compiled, count: int, unread: dict[int, fx.Node], sizes: dict[int, list[int | fx.Node]]
-) -> Compiled:
-    """The compiled graph with a stand-in at the place of each output that it has not."""
-    likes = {place: _value(node) for place, node in unread.items()}
-    known = {place: [None if isinstance(one, fx.Node) else one for one in of] for place, of in sizes.items()}
-    fixed = {
-        place: torch_compat.uncomputed(of, likes[place], OutputNotComputed)
-        for place, of in known.items()
-        if None not in of
-    }
+    compiled, count = compile_(), len(returned)
 
     def run(*arguments: Any) -> list[Any]:
         results = iter(compiled(*arguments))
-        found: list[Any] = [None if place in unread else next(results) for place in range(count)]
-        for place, of in known.items():
-            now = [next(results) if one is None else one for one in of]
-            found[place] = (
-                fixed[place] if place in fixed else torch_compat.uncomputed(now, likes[place], OutputNotComputed)
-            )
+        found = [None if place in told else next(results) for place in range(count)]
+        for place, one in told.items():
+            found[place] = one.stand_in(results)
         return found
 
     return run
+
+
+def _stand_in(like: Tensor, sizes: Sequence[int]) -> Tensor:
+    return torch_compat.uncomputed(sizes, like, OutputNotComputed)
 
 
 def _value(node: fx.Node) -> Tensor:
@@ -83,17 +105,8 @@ def _needs_gradient(node: Any) -> bool:
     return isinstance(value, Tensor) and value.requires_grad
 
 
-def _is_unread(node: Any) -> bool:
-    """Whether an output is one that only who needs more than the loss reads."""
-    # A tensor of no dimension is a loss, or a part of it; whatever needs no gradient may be a statistic that is logged.
-    return _needs_gradient(node) and _value(node).dim() > 0
-
-
-def _size(graph: fx.Graph, node: fx.Node, dim: int) -> int | fx.Node:
-    """A size of an output: a number, or an operator if it changes from call to call."""
-    size = _value(node).shape[dim]
-    if isinstance(size, int):
-        return size
+def _size(graph: fx.Graph, node: fx.Node, dim: int) -> fx.Node:
+    """The operator that gives a size of an output."""
     made = graph.call_method("size", (node, dim))
-    made.meta["example_value"] = size
+    made.meta["example_value"] = _value(node).shape[dim]
     return made
