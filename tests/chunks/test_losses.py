@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from chunks.chunked import Chunked, beside_eager, step
 from chunks.programs import CLASSES, IGNORED, PROGRAMS, RANDOM, WHOLE, WIDTH, Head, Program, in_sequences
 from remat_compiler.capture.operators import NodeClass, node_class
+from remat_compiler.chunks import losses
 
 DECOMPOSED = pytest.mark.parametrize("decomposed", [False, True], ids=["interpreter", "inductor"])
 
@@ -180,3 +181,28 @@ def test_fewer_chunks_than_rows_and_one_chunk() -> None:
         made, eager = run(PROGRAMS["mean"], backend, torch.float64)
         torch.testing.assert_close(made, eager, rtol=1e-12, atol=1e-12)
         assert [one.chunks for one in backend.found] == expected
+
+
+class Deep(nn.Module):
+    """Layers around a stream of many rows: by rule all of their products are cut together, and nothing is spared."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(30))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = x + nn.functional.gelu(layer(x))
+        return x.square().mean()
+
+
+def test_products_that_go_with_all_of_a_deep_model_are_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_at, reach = [], losses.reach
+    monkeypatch.setattr(losses, "reach", lambda *given: looked_at.append(given[1]) or reach(*given))
+    monkeypatch.setattr(losses, "MOST", 50)
+    torch._dynamo.reset()
+    backend = Chunked(4)
+    model, given = Deep().double(), (torch.randn(64 * WIDTH, WIDTH).double(),)
+    torch.testing.assert_close(*beside_eager(backend, model, given))
+    assert backend.found == ()
+    assert len(looked_at) == 1
