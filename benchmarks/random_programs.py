@@ -35,6 +35,7 @@ import torch.distributed as dist
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 
 from end_to_end.judged_programs import BAD, Trial, Verdict, judge
+from end_to_end.random_losses import EACH
 from end_to_end.random_programs import Program, draw, trains
 from end_to_end.smaller_programs import largest, smaller
 
@@ -65,9 +66,9 @@ def in_turn(budgets: Sequence[float | str], seed: int) -> Sequence[float | str]:
     return [budgets[0], budgets[1 + seed % (len(budgets) - 1)]] if len(budgets) > 2 else budgets
 
 
-def work(first: int, last: int, budgets: Sequence[float | str], inner: str, rotate: bool) -> None:
-    """Print a line of JSON for each program of ``[first, last)``, with the rows of all ranks."""
-    for seed in range(first, last):
+def work(seeds: range, budgets: Sequence[float | str], inner: str, rotate: bool) -> None:
+    """Print a line of JSON for each program, with the rows of all ranks."""
+    for seed in seeds:
         rows = rows_of(seed, in_turn(budgets, seed) if rotate else budgets, inner)
         if dist.is_initialized():
             of_all: list[Any] = [None] * dist.get_world_size()
@@ -144,11 +145,11 @@ class Worker:
         self.process.wait()
 
 
-def judged(first: int, last: int, options: Sequence[str], chunk: int = 50) -> Iterator[list[Row]]:
+def judged(seeds: range, options: Sequence[str], chunk: int = 50) -> Iterator[list[Row]]:
     """The rows of each program in turn; a process lives for `chunk` programs at most."""
-    seed = first
-    while seed < last:
-        end = min(seed + chunk, last)
+    seed, step = seeds.start, seeds.step
+    while seed < seeds.stop:
+        end = min(seed + chunk * step, seeds.stop)
         worker = Worker(seed, end, options)
         while seed < end:
             rows = worker.next()
@@ -157,7 +158,7 @@ def judged(first: int, last: int, options: Sequence[str], chunk: int = 50) -> It
                 trial = Trial("all", Verdict.DIED, f"the process ended with {code}, or took over {SECONDS} s")
                 rows = [{**asdict(trial), "verdict": trial.verdict.name, "seed": seed, "features": []}]
             yield rows
-            seed += 1
+            seed += step
             if worker.process.poll() is not None and worker.lines.empty():
                 break
         worker.end()
@@ -242,6 +243,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--programs", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0, help="the seed of the first program")
+    between = f"from seed to seed; with {EACH}, from 1 on, all programs have losses over many classes"
+    parser.add_argument("--step", type=int, default=1, help=between)
     parser.add_argument("--inner", choices=["eager", "inductor"], default="eager")
     parser.add_argument("--budgets", nargs="+", type=budget_of, default=list(BUDGETS), metavar="BUDGET")
     parser.add_argument(
@@ -256,7 +259,8 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.worker:
         with joined(arguments.rank, arguments.ranks):
-            work(*arguments.worker, arguments.budgets, arguments.inner, arguments.rotate)
+            seeds = range(*arguments.worker, arguments.step)
+            work(seeds, arguments.budgets, arguments.inner, arguments.rotate)
         return
     if arguments.only is not None:
         show(arguments.only, arguments.budgets, arguments.inner, arguments.shrink)
@@ -264,10 +268,10 @@ def main() -> None:
     os.environ.setdefault("REMAT_CACHE_DIR", tempfile.mkdtemp(prefix="random-programs-"))
     rows: list[Row] = []
     started = time.monotonic()
-    last = arguments.seed + arguments.programs
+    seeds = range(arguments.seed, arguments.seed + arguments.programs * arguments.step, arguments.step)
     options = ["--ranks", str(arguments.ranks), "--inner", arguments.inner, "--budgets", *map(str, arguments.budgets)]
-    options += ["--rotate"] if arguments.rotate else []
-    for done, found in enumerate(judged(arguments.seed, last, options), 1):
+    options += ["--step", str(arguments.step), *(["--rotate"] if arguments.rotate else [])]
+    for done, found in enumerate(judged(seeds, options), 1):
         rows += found
         if arguments.json:
             with arguments.json.open("a") as file:

@@ -159,7 +159,7 @@ class _Search:
             if before is None and candidate.floor_bytes > self.budget_bytes and not self._lowers_the_floor(chunks):
                 self.later = [Chunks(one) for one in COUNTS if one > chunks.losses]
                 return
-            if self._gain_ns(candidate.step_ns, candidate.before.timeline.peak_bytes) <= 0:
+            if self._gain_ns(candidate.step_ns, self._keeping_all_bytes(chunks)) <= 0:
                 return
             self._plan_if_it_may_fit(chunks)
             # Where fewer chunks gain nothing, more of them rarely do, and each plan takes long.
@@ -217,6 +217,14 @@ class _Search:
             within_bytes = within_bytes * (least_bytes - reached_bytes) // (least_bytes - left_bytes)
             least_bytes = reached_bytes
         return smallest
+
+    def _keeping_all_bytes(self, chunks: Chunks) -> int:
+        """Peak in so many chunks if nothing is recomputed, or less if more is spared at the best plan's peak."""
+        peak_bytes, best = self._candidate(chunks).before.timeline.peak_bytes, self._best
+        if best is None or best.losses == 1:
+            return peak_bytes
+        spared_bytes = self._within_bytes(best, losses=True) * (chunks.losses - best.losses) // chunks.losses
+        return min(peak_bytes, self._candidate(best).before.timeline.peak_bytes - spared_bytes)
 
     def _within_bytes(self, chunks: Chunks, *, losses: bool) -> int:
         """Bytes of values within losses, or whole layers, that are there at the peak of the plan of these chunks."""
@@ -292,7 +300,7 @@ class _Search:
         if self._best is None:
             return 1.0
         best, of = self.made[self._best], self._candidate(self._best)
-        recomputed_ns = best.step_ns + best.added_ns - of.step_ns
+        recomputed_ns = best.total_ns - of.step_ns
         most_bytes = of.before.timeline.peak_bytes
         spared = DEAREST * (most_bytes - keeping_all_bytes) / max(most_bytes - self.budget_bytes, 1)
         return recomputed_ns * min(max(spared, 0), 1) - (step_ns - of.step_ns) - GAIN * self.whole.step_ns
@@ -326,7 +334,7 @@ class _Search:
         """Of the plans that fit that of the least time, but for one in fewer chunks that takes hardly more."""
         best: Chunks | None = None
         for chunks, one in sorted(self.made.items()):
-            spared_ns = 0 if best is None else _total_ns(self.made[best]) - _total_ns(one)
+            spared_ns = 0 if best is None else self.made[best].total_ns - one.total_ns
             if self.fits(chunks) and (best is None or spared_ns > GAIN * self.whole.step_ns):
                 best = chunks
         return best
@@ -390,7 +398,3 @@ def _warn_of_defect(chunks: Chunks, error: Exception) -> None:
         chunks.layers if chunks.layers > 1 else chunks.losses,
         in_brief(error),
     )
-
-
-def _total_ns(made: Partition) -> int:
-    return made.step_ns + made.added_ns

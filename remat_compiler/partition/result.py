@@ -129,6 +129,11 @@ class Partition:
         return self.problem.costs.step_ns - self.chunks_ns
 
     @property
+    def total_ns(self) -> int:
+        """Modelled time of the step under the plan."""
+        return self.step_ns + self.added_ns
+
+    @property
     def peak_bytes(self) -> int:
         """Simulated peak."""
         return self.graphs.timeline.peak_bytes
