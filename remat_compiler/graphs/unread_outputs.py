@@ -61,9 +61,9 @@ def without_unread(gm: fx.GraphModule, compile_: Callable[[], Compiled]) -> Comp
     """
     output = gm.graph.output_node()
     returned: Any = output.args[0]
-    # A tensor of no dimension is a loss, or a part of it; whatever needs no gradient may be a statistic that is logged.
+    # A single number is a loss, or a part of it; whatever needs no gradient may be a statistic that is logged.
     trains = {place: node for place, node in enumerate(returned) if _needs_gradient(node)}
-    unread = {place: node for place, node in trains.items() if _value(node).dim() > 0}
+    unread = {place: node for place, node in trains.items() if not torch_compat.is_scalar(_value(node))}
     # A graph without a loss, or one that Dynamo has ended early, goes on in others, which read what it returns.
     if not unread or len(unread) == len(trains) or torch_compat.ends_at_graph_break(gm):
         return compile_()

@@ -79,7 +79,7 @@ from remat_compiler.torch_compat.fake_tensors import (
 )
 from remat_compiler.torch_compat.forward_arguments import detached_run, forward_arguments
 from remat_compiler.torch_compat.frames import frames_tried, reasons_to_skip, traces_recurrent_layers
-from remat_compiler.torch_compat.graph_ends import ends_at_graph_break, returns_scalar
+from remat_compiler.torch_compat.graph_ends import ends_at_graph_break, is_scalar, returns_scalar
 from remat_compiler.torch_compat.hook_registrations import hook_registrations
 from remat_compiler.torch_compat.in_place_calls import traceable_call
 from remat_compiler.torch_compat.inductor import (

@@ -10,9 +10,13 @@ from torch import fx
 def returns_scalar(gm: fx.GraphModule) -> bool:
     """Whether a result of the graph is a single number that may be a loss."""
     values = [node.meta.get("example_value") for node in gm.graph.output_node().all_input_nodes]
-    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    return any(is_scalar(value) for value in values if isinstance(value, torch.Tensor))
+
+
+def is_scalar(value: torch.Tensor) -> bool:
+    """Whether a tensor is a single number at any sizes."""
     # As text: comparing a symbolic size with 1 would put a guard on it.
-    return any(all(str(n) == "1" for n in value.shape) for value in tensors)
+    return all(str(n) == "1" for n in value.shape)
 
 
 def ends_at_graph_break(gm: fx.GraphModule) -> bool:
