@@ -36,7 +36,8 @@ def compile_graph(
     torch_compat.inline_regions(gm)
     # All of the peak may be that of a partition of torch's that cannot be used, and who asks for it wants to train.
     # Plans take sizes that depend on data for as large as they may be, so a step that they refuse may fit.
-    if options.memory_budget.part == 1.0 or torch_compat.sizes_depend_on_data(gm):
+    refuses = options.on_infeasible != "min"
+    if refuses and (options.memory_budget.part == 1.0 or torch_compat.sizes_depend_on_data(gm)):
         options = replace(options, on_infeasible="min")
     question = question_of(gm, example_inputs, options, environment)
     return at_changing_sizes(question) if question.symbols else at_fixed_sizes(question)

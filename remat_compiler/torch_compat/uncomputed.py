@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from remat_compiler.torch_compat.fake_tensors import FakeTensorMode
+from remat_compiler.torch_compat.fake_tensors import FAKE_RUN_ERRORS, FakeTensorMode
 
 Refusal = Callable[[str], Exception]
 """Makes the error for who reads a result, of the words for it."""
@@ -56,7 +56,7 @@ class Uncomputed(Tensor):
         try:
             with _mode():
                 result = func(*fake_args, **fake_kwargs)
-        except Exception as error:
+        except FAKE_RUN_ERRORS as error:
             raise refusal() from error
         return pytree.tree_map_only(Tensor, lambda one: Uncomputed(one, refusal), result)
 

@@ -55,6 +55,12 @@ def test_who_reads_it_is_told(read: Callable[[Tensor], object]) -> None:
         read(stand_in())
 
 
+def test_a_wrong_view_of_it_has_the_error_of_torch() -> None:
+    with pytest.raises(RuntimeError, match="invalid for input of size 24") as raised:
+        stand_in().view(5, 5)
+    assert not isinstance(raised.value, OutputNotComputed)
+
+
 def test_a_compiled_function_does_not_read_it_either() -> None:
     @torch.compile(backend="eager")
     def weighted(one: Tensor, weight: Tensor) -> Tensor:
