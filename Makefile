@@ -2,7 +2,7 @@
 PYTHON ?= python3
 PIP_FLAGS ?= --quiet --disable-pip-version-check
 ARGS ?=
-# Tests that use torch and have several cases run one of four, and the others with the next commits: TURN=2 chooses.
+# Tests of several cases run one of four, long tests one in four, and the others with the next commits: TURN=2 chooses.
 TURN ?= $(shell git rev-list --count HEAD 2>/dev/null || echo 0)
 # Another torch than that of constraints.txt, such as TORCH=2.11.0, in an environment of its own: .venv-2.11.0.
 TORCH ?=
@@ -50,7 +50,7 @@ test: $(STAMP) ## Run the tests but the slow ones, of several cases each fourth 
 	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder -m "not slow" --turn $(TURN) $(ARGS)
 
 test-fast: $(STAMP) ## Run the tests that need no torch, in about a minute
-	$(BIN)/python -m pytest -n auto --dist worksteal -m "planning and not slow" $(ARGS)
+	$(BIN)/python -m pytest -n auto --dist worksteal -m "planning and not slow" --turn $(TURN) $(ARGS)
 
 test-torch: $(STAMP) ## Run the tests of what depends on torch's version (TORCH=2.11.0 chooses one)
 	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder -m "torch and not slow" $(ARGS)
@@ -60,7 +60,7 @@ test-plain: $(PLAIN_STAMP) ## Run the tests of solvers and the command line wher
 	  $(PLAIN_TESTS) $(ARGS)
 
 test-all: $(STAMP) ## Run all tests, and each case of them
-	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder --hypothesis-profile=thorough $(ARGS)
 
 demo: $(STAMP) ## Train a BERT-like model under byte budgets (ARGS=--short for a quick look)
 	$(BIN)/python examples/demo.py $(ARGS)

@@ -6,9 +6,11 @@ Here, and in processes that tests fork: an environment variable tells them, see 
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 import pytest
 
+from remat_passes.bounds.lower_bound import QUICK, with_bound
 from remat_passes.planning.auto import Auto
 
 BRIEFLY = "TESTS_PLAN_BRIEFLY"
@@ -21,8 +23,9 @@ def search_briefly(patch: pytest.MonkeyPatch) -> None:
 
 
 def plan_briefly(patch: pytest.MonkeyPatch) -> None:
-    """Search briefly, try losses in 4 chunks alone and layers in none, and have other processes do so."""
+    """Search and bound briefly, try losses in 4 chunks alone and layers in none, and have other processes do so."""
     search_briefly(patch)
+    patch.setattr(with_bound, "__defaults__", (replace(QUICK, linked=0, closed=0.0),))
     patch.setattr("remat_compiler.partition.in_chunks.COUNTS", (4,))
     patch.setattr("remat_compiler.partition.in_chunks.LAYERS", ())
     patch.setattr("remat_compiler.step_budget.graph_levels.LEVEL_EFFORT", 200)

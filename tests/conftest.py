@@ -26,7 +26,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
 # How long an example takes says how busy the machine is.
-settings.register_profile("any_machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+QUICK = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=50)
+settings.register_profile("any_machine", QUICK)
+settings.register_profile("ci", QUICK, derandomize=True, database=None, print_blob=True)
+settings.register_profile("thorough", QUICK, max_examples=100)
 settings.load_profile("any_machine")
 
 TESTS = Path(__file__).parent
@@ -58,7 +61,9 @@ TRAINING = {
 }
 """Folders and files of these tests; those of neither set use torch and train next to nothing."""
 USES_TORCH = {"test_json_folder", "test_allocator_on_a_gpu"}
-WHOLE_COLLECTION_EVERY_S = 60
+WHOLE_COLLECTION_EVERY_S = 240
+LONG = frozenset((TESTS / "long_tests.txt").read_text().split())
+"""Files and tests that take long; all of their own room hold the same property on other programs."""
 LONGEST_FIRST = ("end_to_end", "torch", "planning")
 
 
@@ -68,6 +73,11 @@ def tier(path: Path) -> str:
     if path.stem in USES_TORCH:
         return "torch"
     return "planning" if room in WITHOUT_TORCH else "end_to_end" if room in TRAINING else "torch"
+
+
+def test_of(item: pytest.Item) -> str:
+    """The test that an item is a case of, named as in the list of long ones."""
+    return item.nodeid.partition("[")[0].removeprefix("tests/")
 
 
 def wants_no_torch(config: pytest.Config) -> bool:
@@ -83,7 +93,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """The option by which the cases of tests take turns."""
-    parser.addoption("--turn", type=int, help=f"of tests that use torch, run one case of {TURNS}, and others next turn")
+    parser.addoption("--turn", type=int, help=f"run one case of {TURNS} of each test, and others next turn")
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
@@ -92,20 +102,17 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 def later_than(items: list[pytest.Item], turn: int) -> set[pytest.Item]:
-    """The tests that wait for another turn: whole ones and files that are marked so, and cases; see `turns`.
-
-    Of the tier `planning`, cases take next to no time: only those of marked tests take turns, and no whole test does.
-    """
-    marked = {item: node.nodeid for item in items for node, _ in item.iter_markers_with_node("in_turn")}
-    whole = {item: name for item, name in marked.items() if tier(item.path) != "planning"}
-    late = waiting((("whole", name) for name in whole.values()), turn)
-    found = {item for item, name in whole.items() if name in late}
-    of_cases = [item for item in items if item not in found and (item in marked or tier(item.path) != "planning")]
+    """The tests that wait for another turn: long ones, whole, and cases; see `turns`."""
+    names = {item: (str(item.path.relative_to(TESTS)), test_of(item)) for item in items}
+    long = {item: name for item, of_item in names.items() for name in of_item if name in LONG}
+    late = waiting((("whole", name) for name in long.values()), turn)
+    found = {item for item, name in long.items() if name in late}
+    # A long test is here each `TURNS` turns only, with its cases in turn then.
     for own_turn, cases in (
-        (turn, [item for item in of_cases if item not in whole]),
-        (turn // TURNS, [item for item in of_cases if item in whole]),
+        (turn, [item for item in items if item not in long]),
+        (turn // TURNS, [item for item in items if item in long and item not in found]),
     ):
-        late = waiting(((item.nodeid.partition("[")[0], item.nodeid) for item in cases), own_turn)
+        late = waiting(((test_of(item), item.nodeid) for item in cases), own_turn)
         found |= {item for item in cases if item.nodeid in late}
     return found
 
@@ -141,12 +148,6 @@ def little_overhead() -> None:
     logging.getLogger("torch.__trace").propagate = True
 
 
-@pytest.fixture
-def brief_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For planners that begin with the plan of that one."""
-    search_briefly(monkeypatch)
-
-
 @pytest.fixture(scope="module", autouse=True)
 def quick_plans(request: pytest.FixtureRequest) -> Iterator[None]:
     """What is trained keeps its promises by whatever plan: most of the time would go into better ones.
@@ -154,8 +155,8 @@ def quick_plans(request: pytest.FixtureRequest) -> Iterator[None]:
     How good plans are is for the tests of planners, those that name a limit, and those that are marked.
     """
     with pytest.MonkeyPatch.context() as patch:
-        if tier(request.path) != "planning" and request.node.get_closest_marker("usual_effort") is None:
-            plan_briefly(patch)
+        if request.node.get_closest_marker("usual_effort") is None:
+            (search_briefly if tier(request.path) == "planning" else plan_briefly)(patch)
         yield
 
 

@@ -45,7 +45,6 @@ print(json.dumps([before, forms()]))
 """
 
 
-@pytest.mark.in_turn
 @pytest.mark.parametrize(
     "name", ["gpt2_small_kernels", "lstm_small_interpreter", "unet_small_interpreter", "chain_skewed_small"]
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,3 +24,13 @@ def test_each_runs_within_some_turns_and_some_of_each_group_in_each(counts: list
 def test_a_turn_takes_a_fourth_of_many(count: int, turn: int) -> None:
     grouped = [("cases", str(number)) for number in range(count)]
     assert count // TURNS <= count - len(waiting(grouped, turn)) <= -(-count // TURNS)
+
+
+def test_long_tests_are_there_under_their_names() -> None:
+    folder = Path(__file__).parent
+    listed = (folder / "long_tests.txt").read_text().split()
+    assert listed == sorted(set(listed))
+    for name in listed:
+        file, _, test = name.partition("::")
+        assert f"def {test}" in (folder / file).read_text(), name
+        assert not test or file not in listed, name

@@ -1,7 +1,7 @@
 """Which tests wait for a later run, where they take turns.
 
-Two kinds do: the cases of one test (models, budgets, inner compilers), and tests or files marked ``in_turn``, which
-take long and are among several that hold the same property on other programs.
+Two kinds do: the cases of one test (models, budgets, inner compilers), and the tests and files of ``long_tests.txt``,
+which take long and are among several that hold the same property on other programs.
 """
 
 from __future__ import annotations

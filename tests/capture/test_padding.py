@@ -147,7 +147,6 @@ def test_sizes_that_change_are_left_as_they_are(everywhere: list[fx.GraphModule]
     assert any(padded(graph) for graph in everywhere)
 
 
-@pytest.mark.in_turn
 def test_products_on_a_cpu_are_not_padded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(padding, "_LEAST_FLOPS", 0)
     torch._dynamo.reset()

@@ -43,7 +43,6 @@ def compilations(program: Program, decomposed: bool) -> int:
     return len(whole.made)
 
 
-@pytest.mark.in_turn
 @pytest.mark.parametrize("decomposed", [False, True], ids=["interpreter", "inductor"])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_loss_in_chunks_is_the_same_at_all_sizes(name: str, decomposed: bool) -> None:

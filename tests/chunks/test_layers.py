@@ -74,7 +74,6 @@ def test_what_is_returned_is_needed_whole() -> None:
     assert backend.made == [()]
 
 
-@pytest.mark.in_turn
 @DECOMPOSED
 @pytest.mark.parametrize("name", ["gelu", "gated", "adapted", "causal"])
 def test_layers_in_chunks_are_the_same_at_all_sizes(name: str, decomposed: bool) -> None:

@@ -17,7 +17,6 @@ CASES = ["buckets", "shards", *(pytest.param(case, marks=pytest.mark.slow) for c
 SLACK_BYTES = 1_024
 """Scalars that autograd makes between the graphs, and the loss, of which DDP holds that of each bucket."""
 pytestmark = [
-    pytest.mark.in_turn,
     pytest.mark.skipif(not dist.is_gloo_available(), reason="this torch has no gloo"),
 ]
 

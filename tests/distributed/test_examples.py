@@ -17,7 +17,6 @@ from forked import free_ports, run_together
 PROGRAM = Path(__file__).with_name("examples_program.py")
 SIZE = 2
 pytestmark = [
-    pytest.mark.in_turn,
     pytest.mark.skipif(not dist.is_gloo_available(), reason="this torch has no gloo"),
 ]
 

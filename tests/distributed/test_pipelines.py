@@ -22,7 +22,6 @@ RECEIVED = {"gpipe": 4 * ACTIVATION, "1f1b": 4 * ACTIVATION, "interleaved": 12 *
 SCHEDULES = ["gpipe", "1f1b", pytest.param("interleaved", marks=pytest.mark.slow)]
 HALVED = pytest.param("zero bubble", marks=pytest.mark.slow)
 pytestmark = [
-    pytest.mark.in_turn,
     pytest.mark.skipif(not dist.is_gloo_available(), reason="this torch has no gloo"),
 ]
 

@@ -14,7 +14,6 @@ from distributed.rank_job import trained as trained_by
 PROGRAM = "gather_program.py"
 GATHER = "_c10d_functional.all_gather_into_tensor.default"
 pytestmark = [
-    pytest.mark.in_turn,
     pytest.mark.skipif(not dist.is_gloo_available(), reason="this torch has no gloo"),
 ]
 

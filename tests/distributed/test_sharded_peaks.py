@@ -19,7 +19,6 @@ HYBRID_CASES = ["plain", "cast"]
 SLACK_BYTES = 64
 """Scalars that autograd makes between the graphs."""
 pytestmark = [
-    pytest.mark.in_turn,
     pytest.mark.skipif(not dist.is_gloo_available(), reason="this torch has no gloo"),
 ]
 

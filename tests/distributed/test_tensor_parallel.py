@@ -15,7 +15,6 @@ PROGRAM = "tensor_program.py"
 ONE_GRAPH = ("tensor", "tensor, inductor", "sequence", "heads", "simple fsdp", "unequal")
 ALWAYS = ("tensor, blocks", "unequal")
 pytestmark = [
-    pytest.mark.in_turn,
     pytest.mark.skipif(not dist.is_gloo_available(), reason="this torch has no gloo"),
 ]
 

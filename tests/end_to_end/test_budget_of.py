@@ -56,7 +56,6 @@ def really_reserved(step: Any, resident: Iterable[Tensor]) -> int:
     return allocator.peak_reserved_bytes - before
 
 
-@pytest.mark.in_turn
 def test_the_budget_is_kept_by_what_is_reserved() -> None:
     model, x = Layers(), torch.randn(1 << 14, 64)
     compile_with(model, **OPTIONS, memory_budget=1.0)(x).backward()

@@ -138,7 +138,6 @@ def _trained(program: Callable[..., Any], backend: str, **options: Any) -> list[
     return [*found, *(value.clone() for value in model.buffers())]
 
 
-@pytest.mark.in_turn
 @pytest.mark.parametrize("budget", [0.7, "min"])
 @pytest.mark.parametrize("program", [*PROGRAMS, *PARTS])
 def test_what_pytorch_trains_is_trained(program: Callable[..., Any], budget: float | str) -> None:

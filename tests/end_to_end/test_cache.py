@@ -54,7 +54,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("caches")
 
 
-@pytest.mark.in_turn
 def test_a_second_process_hits_with_its_report_and_another_budget_misses(folder: Path) -> None:
     (first,) = run(folder, 0.9)
     again, other = run(folder, 0.9, 0.8)

@@ -76,7 +76,6 @@ def unbudgeted_peak(model: nn.Module, length: int) -> int:
     return peak_of(lambda: results(model, model, x))
 
 
-@pytest.mark.in_turn
 def test_equal_to_eager_while_variants_switch(made: list[Dispatch], monkeypatch: pytest.MonkeyPatch) -> None:
     """A random sequence of lengths, short ones without recomputation and long ones with much."""
     monkeypatch.setattr(VariantMaker, "pays", AT_ONCE)
@@ -96,7 +95,6 @@ def test_equal_to_eager_while_variants_switch(made: list[Dispatch], monkeypatch:
     assert all("a variant of the graph, planned for x.shape[1] = " in r.notes[-1] for r in reports[1:])
 
 
-@pytest.mark.in_turn
 @pytest.mark.parametrize(
     ("pays", "estimator"),
     [
@@ -172,7 +170,6 @@ def test_a_length_that_cannot_fit_is_refused_and_others_go_on(made: list[Dispatc
     assert len(made) == 1
 
 
-@pytest.mark.in_turn
 def test_a_length_that_cannot_fit_takes_the_smallest_peak(
     made: list[Dispatch], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -201,7 +198,6 @@ def test_what_is_made_for_a_refused_length_is_kept(made: list[Dispatch]) -> None
     assert [v.label for v in one.variants][:2] == ["first", LARGER_SIZES]
 
 
-@pytest.mark.in_turn
 def test_what_compilers_assume_of_sizes_is_kept_to(made: list[Dispatch], monkeypatch: pytest.MonkeyPatch) -> None:
     """A variant whose conditions do not hold at the sizes of a call is not run there."""
     model = Encoder()

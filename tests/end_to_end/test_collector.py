@@ -263,7 +263,6 @@ def test_what_does_not_fit_is_not_run(seen: Seen) -> None:
     assert collector.dropped[Dropped.OVER_BUDGET] == 2
 
 
-@pytest.mark.in_turn
 def test_the_first_run_and_compilations_are_dropped(seen: Seen) -> None:
     """A size whose sample is dropped is collected when it comes again."""
     model = Encoder()
@@ -318,7 +317,6 @@ def test_a_forward_that_must_not_run_twice_is_left_alone(seen: Seen, caplog: pyt
     assert "remat_tests.counted.default is not to run twice" in caplog.text
 
 
-@pytest.mark.in_turn
 def test_the_phase_ends_and_says_what_it_took(seen: Seen, caplog: pytest.LogCaptureFixture) -> None:
     """The smallest variant runs during the phase, the cheapest one after it."""
     model = Encoder()

@@ -75,7 +75,6 @@ def test_the_smallest_peak_is_lower_and_as_foretold(name: str, inner: str) -> No
     assert " each\n" in summary_text(report)
 
 
-@pytest.mark.in_turn
 @INNERS
 def test_a_budget_that_no_plan_of_whole_layers_reaches(inner: str) -> None:
     _, whole = measured("feed_forward", "never", inner, "min")

@@ -115,7 +115,6 @@ def test_a_budget_that_everything_fits_moves_nothing(room: Store, tmp_path: Path
     assert room.held_bytes == 0
 
 
-@pytest.mark.in_turn
 def test_no_more_is_moved_than_the_budget_allows(room: Store, tmp_path: Path) -> None:
     model, x = Layers(), torch.randn(512, 128)
     for limit in (300_000, 1_000_000, 3_000_000):
@@ -176,7 +175,6 @@ def test_a_small_disk_is_told_of(room: Store, tmp_path: Path, caplog: pytest.Log
     assert remat_compiler.reports()[-1].offloaded_bytes
 
 
-@pytest.mark.in_turn
 def test_a_budget_that_cannot_be_kept_is_refused_with_moving_too(room: Store, tmp_path: Path) -> None:
     call = compile_with(Layers(), memory_budget=1000, on_infeasible="error", **options(tmp_path))
     with pytest.raises(InfeasibleBudget, match="smallest"):

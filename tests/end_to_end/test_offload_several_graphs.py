@@ -110,7 +110,6 @@ def added_ns(reports: tuple[PlanReport, PlanReport]) -> int:
     return sum(one.added_ns for one in reports)
 
 
-@pytest.mark.in_turn
 @pytest.mark.parametrize(
     ("budget", "apart"),
     [
@@ -156,7 +155,6 @@ def test_moving_is_faster_by_its_model_than_recomputation_alone(room: Store, tmp
     assert found[1] < found[0]
 
 
-@pytest.mark.in_turn
 def test_graphs_share_what_may_be_moved(room: Store, tmp_path: Path) -> None:
     model, x = Cut(), torch.randn(BATCH, WIDTH)
     for limit in (2_000_000, 4_000_000):

@@ -92,7 +92,6 @@ def same(plain: nn.Module, planned: nn.Module) -> bool:
     return all(a.grad is not None and b.grad is not None and torch.equal(a.grad, b.grad) for a, b in pairs)
 
 
-@pytest.mark.in_turn
 def test_training_is_the_same_to_the_bit_and_the_peak_as_foretold() -> None:
     call, placed, plain, planned = both()
     kept = []
@@ -233,7 +232,6 @@ class TwoGraphs(nn.Module):
         return loss + self.second(inside[:, None] * x)[0]
 
 
-@pytest.mark.in_turn
 def test_each_graph_of_a_step_has_arenas_of_its_own() -> None:
     torch.manual_seed(0)
     plain, planned = TwoGraphs(), TwoGraphs()

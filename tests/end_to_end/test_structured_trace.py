@@ -43,7 +43,6 @@ def plans(trace: Path) -> list[dict[str, Artifact]]:
     return [{one.name: one for one in found[i : i + size]} for i in range(0, len(found), size)]
 
 
-@pytest.mark.in_turn
 def test_each_plan_stands_under_its_compilation_even_if_it_was_made_after_it(trace: Path) -> None:
     found = plans(trace)
     assert [{one.compile_id for one in plan.values()} for plan in found] == [{name} for name in COMPILATIONS]

@@ -35,7 +35,6 @@ def _row(name: str) -> object:
     return pytest.param(name, marks=marks)
 
 
-@pytest.mark.in_turn
 @pytest.mark.parametrize("name", [_row(name) for name in LOOPS])
 def test_the_promise_holds(name: str) -> None:
     needs = LOOPS[name].needs

@@ -96,7 +96,6 @@ def last_rows_without_base(whole: Tensor) -> Tensor:
     return torch.from_numpy(whole.numpy()[-48:, ::2])
 
 
-@pytest.mark.in_turn
 @pytest.mark.parametrize("budget", [1.0, 0.7, "min"])
 @pytest.mark.parametrize("view", [rows, last_rows_without_base])
 @pytest.mark.parametrize("program", PROGRAMS)

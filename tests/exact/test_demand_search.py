@@ -20,7 +20,6 @@ WHOLE = Reductions()
 BARE = Reductions(merge_prefix=False, merge_suffix=False, drop_slack_rows=False)
 
 
-@pytest.mark.in_turn
 @pytest.mark.parametrize("group", range(GROUPS))
 def test_equals_exhaustive_search(group: int) -> None:
     """384 problems, half of them without merged stages: the optimum, with a plan that has it."""
@@ -36,7 +35,6 @@ def test_equals_exhaustive_search(group: int) -> None:
             assert timeline.added_ns == expected == found.bound_ns
 
 
-@pytest.mark.in_turn
 @pytest.mark.parametrize("group", range(GROUPS))
 def test_free_gaps_equal_exhaustive_search(group: int) -> None:
     """Operators in any order and number between two anchors: the optimum of all plans that keep the anchors' order."""

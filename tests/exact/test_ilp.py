@@ -22,8 +22,6 @@ from remat_passes.planning.auto import Auto
 from remat_passes.planning.ilp import Ilp
 from remat_passes.planning.save_all import SaveAll
 
-pytestmark = pytest.mark.usefixtures("brief_search")
-
 
 @pytest.mark.parametrize("seed", range(60))
 def test_claims_hold(seed: int) -> None:

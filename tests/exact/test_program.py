@@ -65,7 +65,6 @@ def optimum(problem: RematProblem, program: Program, solver: str) -> int | None:
     return timeline.added_ns
 
 
-@pytest.mark.in_turn
 @pytest.mark.parametrize(
     "group", [pytest.param(i, marks=[pytest.mark.slow] if i >= QUICK else []) for i in range(GROUPS)]
 )

@@ -65,7 +65,6 @@ def test_calibration_of_a_card_finds_the_rates_of_its_data_sheet(name: str) -> N
     assert sheet.on_gpu
 
 
-@pytest.mark.in_turn
 def test_plans_by_calibration_are_those_by_the_data_sheet() -> None:
     """On this card no two values cost so nearly alike that the rounding of figures decides between them."""
     _, figures = call_in_process(figures_by_a_made_up_clock, "h100")

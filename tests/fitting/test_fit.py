@@ -100,7 +100,6 @@ def test_a_step_takes_what_was_predicted(kind: str, model: str) -> None:
     assert taken[-1] < taken[0]
 
 
-@pytest.mark.in_turn
 def test_operators_without_a_fake_form_are_counted_and_so_is_a_step_of_which_a_part_is_on_the_cpu() -> None:
     pytest.importorskip("triton")
     points: Points = call_in_process(answers, "inductor", "h100", ("float8", "flexible", "mixed"), (None,), None)
@@ -120,7 +119,6 @@ def test_code_for_a_gpu_has_a_peak_by_size() -> None:
         assert predicted == taken > 0
 
 
-@pytest.mark.in_turn
 def test_code_is_generated_while_the_gpu_is_the_default_device() -> None:
     pytest.importorskip("triton")
     for point in points_of("wordy", "defaulted"):
@@ -202,7 +200,6 @@ def test_optimizers_of_every_kind_have_a_step() -> None:
     assert found["by values"][1] > 2 * 512
 
 
-@pytest.mark.in_turn
 def test_a_budget_holds_for_every_batch_on_paper() -> None:
     """The first two are compiled for themselves, later ones by a formula of the peak, or by another variant."""
     batches = (8, 16, 24, 32, 48, 64)
@@ -214,7 +211,6 @@ def test_a_budget_holds_for_every_batch_on_paper() -> None:
     assert max(a_sample[4:]) < 0.7 * min(a_sample[:4])
 
 
-@pytest.mark.in_turn
 def test_a_step_on_paper_moves_values() -> None:
     """There is no memory to pin, and nothing is copied; the plan and its peak are those of a GPU."""
     alone, moved = (

@@ -42,7 +42,6 @@ def check(found: list[Found]) -> None:
     assert peaks == sorted(peaks, reverse=True)
 
 
-@pytest.mark.in_turn
 @pytest.mark.parametrize(
     ("device", "name"), [pytest.param("rtx4090", "gpt2", marks=pytest.mark.slow), ("h100", "nerf")]
 )

@@ -42,7 +42,6 @@ def inputs(batch: int) -> Any:
     return language(batch)[1]
 
 
-@pytest.mark.in_turn
 @pytest.mark.parametrize(
     ("inner", "model", "budgets"),
     [
@@ -100,7 +99,6 @@ def test_what_does_not_fit_is_said() -> None:
     assert str(report).endswith("it does not fit\n")
 
 
-@pytest.mark.in_turn
 def test_the_largest_batch_fits_the_capacity_and_the_next_does_not() -> None:
     found = remat_compiler.max_batch(Language, inputs, device=PROCESSOR, capacity="32MiB", options=NOMINAL)
     (point,) = found.report.points

@@ -43,7 +43,6 @@ def curve() -> ParetoReport:
     return remat_compiler.pareto(Language, inputs, device="h100", points=4, batch=16, options=INTERPRETED)
 
 
-@pytest.mark.in_turn
 def test_a_smaller_budget_costs_more_time(curve: ParetoReport) -> None:
     budgets = [one.budget for one in curve.points]
     assert (budgets[0], budgets[-1], len(budgets)) == (None, "min", 4)
@@ -140,7 +139,6 @@ def test_a_curve_has_two_ends(points: Any) -> None:
         remat_compiler.pareto(Language, inputs, device="h100", points=points, options=INTERPRETED)
 
 
-@pytest.mark.in_turn
 def test_the_largest_batch_fits_and_the_next_does_not() -> None:
     """On a card where cuBLAS's workspaces have segments of their own, not parts of those of so small a step."""
     found = remat_compiler.max_batch(Language, inputs, device="h100", budget="16MiB", options=INTERPRETED)
@@ -187,7 +185,6 @@ def test_the_smallest_peak_is_no_budget_for_the_largest_batch() -> None:
         remat_compiler.max_batch(Language, inputs, device="t4", budget="min", options=INTERPRETED)
 
 
-@pytest.mark.in_turn
 def test_a_plan_is_printed_and_dumped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "train.py"
     file.write_text(
@@ -212,7 +209,6 @@ def test_a_plan_is_printed_and_dumped(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "there is no folder" in capsys.readouterr().err
 
 
-@pytest.mark.in_turn
 def test_losses_in_chunks_are_told_with_their_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "words.py"
     file.write_text(

@@ -74,7 +74,6 @@ def test_what_differs_is_named() -> None:
     assert record["code_difference"]
 
 
-@pytest.mark.in_turn
 def test_a_step_is_traced_alike_on_both() -> None:
     """As if the GPU were there: its allocator says nothing, but the step is made, compiled and run by the same code."""
     request = FitRequest(language, GPUS["h100"], 0.7, (16,), None, "AdamW", {"inner": "eager"})

@@ -17,7 +17,6 @@ from remat_compiler.ir.problem import RematProblem
 from remat_passes.planning.save_all import SaveAll
 from remat_passes.registry import planner_class, planner_names
 
-pytestmark = pytest.mark.usefixtures("brief_search")
 BUDGETS = (0.0, 0.4, 0.7, 1.0)
 """Fractions of the peak of saving everything."""
 
@@ -63,7 +62,6 @@ def test_library_at_full_effort(name: str, instance: str, fraction: float) -> No
     assert check_result(planner_class(name)(), asked(LIBRARY[instance], fraction), again=True).plan is not None
 
 
-@pytest.mark.in_turn
 @pytest.mark.parametrize("name", planner_names())
 def test_planning_twice_gives_the_same(name: str) -> None:
     for seed in range(3):

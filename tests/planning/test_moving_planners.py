@@ -82,7 +82,6 @@ def test_no_planner_moves_more_than_there_is_room_for(planner: Planner, rng: Ran
     check_room(planner, rng)
 
 
-@pytest.mark.usefixtures("brief_search")
 @pytest.mark.parametrize(
     "planner",
     [Auto(effort=100, time_limit=0.0), Hierarchical(effort=300), Ilp(time_limit=0.5, effort=50, max_executions=200)],
@@ -106,7 +105,6 @@ def test_where_nothing_fits_room_is_not_traded_for_memory() -> None:
         assert moved_bytes(problem.graph, result.plan) <= 16 * KB
 
 
-@pytest.mark.usefixtures("brief_search")
 def test_what_is_proven_of_plans_that_move_nothing_is_not_claimed_where_values_may_be_moved() -> None:
     planner, auto, moved = Ilp(time_limit=1.0, effort=500), Auto(), 0
     for seed in range(6):
@@ -269,7 +267,6 @@ def test_auto_is_never_slower(bytes_per_s: int, part: float) -> None:
             assert best.added_ns <= other.added_ns, other.planner
 
 
-@pytest.mark.usefixtures("brief_search")
 def test_a_value_that_must_not_be_saved_is_not_kept_when_others_are_moved() -> None:
     """The plan that keeps all that may be kept, not all, is where planners that move begin."""
     tagged = 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from random import Random
 
-import pytest
 import torch
 from hypothesis import HealthCheck, Phase, assume, given, reject, settings
 from hypothesis import strategies as st
@@ -22,7 +21,6 @@ MEASURED = 2
 """Plans of each program whose peak is measured."""
 
 
-@pytest.mark.in_turn
 def test_every_plan_equals_eager() -> None:
     counted: Counter[str] = Counter()
     every_plan_equals_eager(counted)

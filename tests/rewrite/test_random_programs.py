@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from random import Random
 
-import pytest
 import torch
 from hypothesis import HealthCheck, Phase, assume, given, reject, settings
 from hypothesis import strategies as st
@@ -25,7 +24,6 @@ MEASURED = 2
 ENOUGH_PAIRS = 300
 
 
-@pytest.mark.in_turn
 def test_every_plan_equals_eager() -> None:
     """Too few pairs would mean that the programs are drawn badly."""
     counted: Counter[str] = Counter()

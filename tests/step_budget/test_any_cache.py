@@ -115,7 +115,6 @@ PROGRAMS = st.builds(
 )
 
 
-@pytest.mark.in_turn
 @settings(max_examples=3)
 @given(PROGRAMS, st.sampled_from(CUTS))
 def test_each_step_ends_the_same_with_any_cache(program: Program, other: str) -> None:

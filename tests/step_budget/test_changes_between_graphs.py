@@ -104,7 +104,6 @@ BUDGETS = (0.7, "min", 14_000, 1.0)
 CASES = [(kind, BUDGETS[i % 4]) for i, kind in enumerate(KINDS)] + [(reads_float, budget) for budget in BUDGETS[1:]]
 
 
-@pytest.mark.in_turn
 @pytest.mark.parametrize(("between", "budget"), CASES, ids=lambda given: getattr(given, "__name__", str(given)))
 def test_steps_whose_values_change_between_graphs_train_as_in_eager(between: Between, budget: object) -> None:
     wanted, found = trained(between, lambda model: model), trained(between, planned(budget))

@@ -101,7 +101,6 @@ def test_several_graphs_share_what_they_leave_at_every_size(part: float, caplog:
     assert_gradients_are_those_of_eager(model)
 
 
-@pytest.mark.in_turn
 def test_sizes_without_such_a_plan_take_the_smallest_peak_and_train_on(caplog: pytest.LogCaptureFixture) -> None:
     smallest, gradients = smallest_peak(), gradient_bytes(Model())
     # Enough for the largest size by itself, and for the others beside the gradients.
@@ -118,7 +117,6 @@ def test_sizes_without_such_a_plan_take_the_smallest_peak_and_train_on(caplog: p
     assert_gradients_are_those_of_eager(model)
 
 
-@pytest.mark.in_turn
 def test_a_size_that_exceeds_the_budget_by_itself_is_refused() -> None:
     with pytest.raises(InfeasibleBudget):
         trained(smallest_peak() + gradient_bytes(Model()) // 2, (256, 256, 256, 900))

@@ -48,7 +48,6 @@ def layers(width: int) -> nn.Sequential:
     return nn.Sequential(*[m for _ in range(4) for m in (nn.Linear(width, width), nn.Tanh())])
 
 
-@pytest.mark.in_turn
 @pytest.mark.parametrize("inner", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_threads_share_their_own_budgets(inner: str) -> None:
     torch._dynamo.lookup_backend("remat")  # that two threads load a backend at once is a race within torch

@@ -43,7 +43,6 @@ class Loss(nn.Module):
         return self.layers(x).square().mean()
 
 
-@pytest.mark.in_turn
 def test_loops_are_called_apart_only_where_memory_must_be_freed_between_them(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = Loss(4), torch.randn(256, WIDTH)
     whole, _, _ = emitted(model, (x,), PartitionRequest(None))

@@ -27,7 +27,6 @@ def losses(name: str, folder: Path, *arguments: str) -> tuple[list[float], str]:
     return found, done.stdout + done.stderr
 
 
-@pytest.mark.in_turn
 @pytest.mark.parametrize("package", ["accelerate", "transformers", "lightning"])
 def test_an_example_learns_the_same_under_a_budget(package: str, tmp_path: Path) -> None:
     for needed in ("transformers", "accelerate", package):
