@@ -26,6 +26,14 @@ def test_a_turn_takes_a_fourth_of_many(count: int, turn: int) -> None:
     assert count // TURNS <= count - len(waiting(grouped, turn)) <= -(-count // TURNS)
 
 
+def test_a_turn_has_all_values_of_each_parameter() -> None:
+    cases = [("test", f"{there}-{kind}-{number}") for there in "ab" for kind in "klmn" for number in range(6)]
+    for turn in range(TURNS):
+        runs = {name for _, name in cases} - waiting(cases, turn)
+        assert {name[0] for name in runs} == set("ab")
+        assert {name[2] for name in runs} == set("klmn")
+
+
 def test_long_tests_are_there_under_their_names() -> None:
     folder = Path(__file__).parent
     listed = (folder / "long_tests.txt").read_text().split()

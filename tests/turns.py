@@ -6,6 +6,7 @@ which take long and are among several that hold the same property on other progr
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Hashable, Iterable
 
 TURNS = 4
@@ -14,6 +15,8 @@ TURNS = 4
 
 def waiting(grouped: Iterable[tuple[Hashable, str]], turn: int) -> set[str]:
     """The names that do not run at a turn; of each group, some do.
+
+    They come in an order without meaning: each fourth case as they are declared may have the same value of a parameter.
 
     Args:
         grouped: Groups with names of what takes turns in them; a name may come several times.
@@ -25,6 +28,10 @@ def waiting(grouped: Iterable[tuple[Hashable, str]], turn: int) -> set[str]:
     return {
         name
         for names in groups.values()
-        for position, name in enumerate(names)
+        for position, name in enumerate(sorted(names, key=_mixed))
         if (position - turn) % min(TURNS, len(names))
     }
+
+
+def _mixed(name: str) -> bytes:
+    return hashlib.sha256(name.encode()).digest()
