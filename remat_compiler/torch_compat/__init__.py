@@ -42,6 +42,7 @@ from remat_compiler.torch_compat.convolutions import (
     propagate_channels_last,
     propagate_strides,
     takes_channels_last,
+    traced_value,
 )
 from remat_compiler.torch_compat.devices import (
     DEVICE_RESERVE,
@@ -85,6 +86,7 @@ from remat_compiler.torch_compat.in_place_calls import traceable_call
 from remat_compiler.torch_compat.inductor import (
     LAY_OUT,
     PAD,
+    PUT_IN_ORDER,
     TABLE_GRADIENT,
     CustomPartitionerFn,
     FusionLimit,

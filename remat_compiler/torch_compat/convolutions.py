@@ -37,6 +37,7 @@ from remat_compiler.torch_compat.sizes import size_hint
 CONVOLUTION = torch.ops.aten.convolution.default
 CONVOLUTION_BACKWARD = torch.ops.aten.convolution_backward.default
 _COPIED = "remat_copied_for_convolution"
+_TRACED = "remat_traced_value"
 
 
 def takes_channels_last(joint: fx.GraphModule, num_fwd_outputs: int) -> bool:
@@ -90,7 +91,7 @@ def propagate_channels_last(graph: fx.Graph, copies: Collection[fx.Node]) -> Non
             for argument in node.args[:2]:
                 # Loops write what a convolution reads in its order, whatever they read.
                 if argument not in outputs and _is_written_anew(argument) and not _fits(argument.meta["val"]):
-                    argument.meta["val"] = in_order(argument, torch.channels_last)
+                    _lay(argument, in_order(argument, torch.channels_last))
                     moved.add(argument)
         if node not in outputs:
             _follow(node, moved)
@@ -113,8 +114,18 @@ def _follow(node: fx.Node, moved: set[fx.Node]) -> None:
     with suppress(*FAKE_RUN_ERRORS, RuntimeError, TypeError, ValueError):
         value = _computed_anew(node)
         if _strides(value) != _strides(node.meta["val"]):
-            node.meta["val"] = value
+            _lay(node, value)
             moved.add(node)
+
+
+def _lay(node: fx.Node, value: Any) -> None:
+    node.meta.setdefault(_TRACED, node.meta["val"])
+    node.meta["val"] = value
+
+
+def traced_value(node: fx.Node) -> Any:
+    """What stands for the node's value with the strides of the program, whatever layout Inductor takes."""
+    return node.meta.get(_TRACED, node.meta.get("val"))
 
 
 def in_order(node: fx.Node, order: torch.memory_format) -> torch.Tensor:

@@ -40,6 +40,7 @@ from remat_compiler.torch_compat.planned_fusion import FusionLimit as FusionLimi
 from remat_compiler.torch_compat.planned_fusion import frees_too_late, is_fusion_limited, limit_fusion, planned_choices
 from remat_compiler.torch_compat.store import LAY_OUT as LAY_OUT
 from remat_compiler.torch_compat.store import PAD as PAD
+from remat_compiler.torch_compat.store import PUT_IN_ORDER as PUT_IN_ORDER
 from remat_compiler.torch_compat.store import STORE as STORE
 from remat_compiler.torch_compat.store import TABLE_GRADIENT as TABLE_GRADIENT
 from remat_compiler.torch_compat.store import is_padded_in_loop as is_padded_in_loop

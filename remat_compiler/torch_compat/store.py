@@ -1,6 +1,7 @@
 """Operators of our own: ``remat::store``, a value that Inductor writes to memory at that place; ``remat::lay_out``, one
-that lies in memory as the graph says, while Inductor chooses a layout of its own for others; and ``remat::pad_ends``,
-zeros after the last elements, written in the loop that computes the value.
+that lies in memory as the graph says, while Inductor chooses a layout of its own for others; ``remat::put_in_order``,
+one whose dimensions lie in the named order, the outermost first; and ``remat::pad_ends``, zeros after the last
+elements, written in the loop that computes the value.
 
 Inductor's nearest operators also fix the layout of the value in memory; under a layout that Inductor chose for
 convolutions that costs a copy of nearly every activation.  And Inductor pads in a loop of its own, beside the value.
@@ -26,6 +27,16 @@ _LIBRARY.impl("store", torch.clone, "CompositeExplicitAutograd")  # type: ignore
 _LIBRARY.define("lay_out(Tensor value) -> Tensor")  # type: ignore[no-untyped-call]
 _LIBRARY.impl("lay_out", torch.clone, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
 
+_LIBRARY.define("put_in_order(Tensor value, int[] dims) -> Tensor")  # type: ignore[no-untyped-call]
+
+
+def _put_in_order(value: torch.Tensor, dims: list[int]) -> torch.Tensor:
+    copy = value.permute(dims).clone(memory_format=torch.contiguous_format)
+    return copy.permute([dims.index(dim) for dim in range(value.dim())])
+
+
+_LIBRARY.impl("put_in_order", _put_in_order, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+
 _LIBRARY.define("pad_ends(Tensor value, SymInt[] pad) -> Tensor")  # type: ignore[no-untyped-call]
 _LIBRARY.impl("pad_ends", torch.constant_pad_nd, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
 
@@ -36,6 +47,7 @@ if TABLE_GRADIENT not in lowerings:
 
 STORE = torch.ops.remat.store
 LAY_OUT = torch.ops.remat.lay_out
+PUT_IN_ORDER = torch.ops.remat.put_in_order
 PAD = torch.ops.aten.constant_pad_nd.default
 _PAD_ENDS = torch.ops.remat.pad_ends.default
 _IN_LOOP = "remat_padded_in_loop"
@@ -58,6 +70,13 @@ def _laid_out(value: Any) -> Any:
     """The value itself if it has its strides in the graph, or can still get them; else a copy that has them."""
     value.realize()
     return ir.ExternKernel.require_exact_strides(value, V.graph.current_node.meta["val"].stride())
+
+
+@register_lowering(PUT_IN_ORDER, type_promotion_kind=None)
+def _ordered(value: Any, dims: Any) -> Any:
+    """The value itself if its dimensions lie in that order, or can still do so; else a copy."""
+    value.realize()
+    return ir.ExternKernel.require_stride_order(value, [len(dims) - 1 - dims.index(dim) for dim in range(len(dims))])
 
 
 @register_lowering(_PAD_ENDS, type_promotion_kind=None)

@@ -221,6 +221,28 @@ def test_random_numbers_are_those_of_eager(budget: float) -> None:
         assert differences_from_eager(model, (x,), tolerance=1e-5, memory_budget=budget, inner="inductor") == []
 
 
+class DroppedAtOnce(nn.Module):
+    """Dropout behind convolutions, whose results Inductor leaves in channels-last order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 16, 3, padding=1)
+        self.layers = nn.ModuleList(nn.Conv2d(16, 16, 3, padding=1) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for layer in self.layers:
+            x = x + F.dropout(layer(F.silu(F.group_norm(x, 4))), 0.1)
+        return x.square().mean()
+
+
+@pytest.mark.slow
+def test_repeated_random_numbers_are_those_of_eager_in_inductors_layout() -> None:
+    model, x = DroppedAtOnce(), torch.randn(4, 3, 16, 16)
+    with config.patch(fallback_random=True):
+        assert differences_from_eager(model, (x,), tolerance=1e-5, memory_budget=0.7, inner="inductor") == []
+
+
 @pytest.mark.slow
 def test_a_step_in_inductors_layout_trains_as_without_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     # Code from a cache comes without the partition that is looked at.
