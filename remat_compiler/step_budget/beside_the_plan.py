@@ -1,9 +1,9 @@
 """Warn if memory outside the planned graphs may make a step exceed its budget.
 
 There are four kinds.  Operators that Dynamo left to eager, such as a recurrent layer, hold what their backward needs
-while later graphs run.  For outputs that are views of inputs, autograd itself makes the gradients, and it casts those
-of parameters that ask for another type.  And the results of a graph without gradients before a graph break are resident
-to the graphs after it; by itself it may peak higher than they do.
+while later graphs run, and return what these keep.  For outputs that are views of inputs, autograd itself makes the
+gradients, and it casts those of parameters that ask for another type.  And the results of a graph without gradients
+before a graph break are resident to the graphs after it; by itself it may peak higher than they do.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ WORTH_TELLING = 0.02
 
 _WHERE_CUT = 'TORCH_LOGS="graph_breaks" shows where the step is cut, and what to change'
 _TOLD = {
-    "eager_bytes": "memory_budget is not kept for all of the step: operators that Dynamo left to eager hold %(more)s "
-    "for their backward, %(percent)s of it, beside the %(planned)s of %(graphs)s; " + _WHERE_CUT,
+    "eager_bytes": "memory_budget is not kept for all of the step: operators that Dynamo left to eager hold or return "
+    "%(more)s for the backward, %(percent)s of it, beside the %(planned)s of %(graphs)s; " + _WHERE_CUT,
     "view_bytes": "memory_budget may not be kept for all of the step: outputs are views of inputs, and autograd makes "
     "their gradients beside the planned graphs, %(more)s on top of the graphs' %(planned)s; return clones of the "
     "views, or detach those that need no gradient",
@@ -61,7 +61,8 @@ class Outside:
     """Memory of a step outside one planned graph, as the calls of the graph show it.
 
     Attributes:
-        eager_bytes: Bytes that operators left to eager hold for their backward, most in front of one call.
+        eager_bytes: Bytes that operators left to eager hold for their backward, or return to a graph that holds them
+            for its own, most in front of one call.
         view_bytes: Bytes of gradients that autograd makes for inputs of which outputs are views.
         made_bytes: Bytes that graphs without gradients made for it.
         before_bytes: Peak of those in front of a call, most of one.
@@ -86,7 +87,7 @@ class Outside:
     def see(self, arguments: Sequence[Any], outputs: Any) -> None:
         """Take in one more call, before its backward."""
         # Once the backward has run, autograd's nodes hold nothing any more.
-        eager_bytes = torch_compat.saved_by_eager(arguments)
+        eager_bytes = torch_compat.saved_by_eager(arguments) + torch_compat.saved_of_eager(arguments, outputs)
         self.eager_bytes = max(self.eager_bytes, eager_bytes)
         self._eager_of_calls.append(eager_bytes)
         self.view_bytes = max(self.view_bytes, torch_compat.gradients_of_views(arguments, outputs))

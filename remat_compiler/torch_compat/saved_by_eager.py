@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from remat_compiler.torch_compat.backward_nodes import outputs_of
+from remat_compiler.torch_compat.backward_nodes import compiled_backward, outputs_of
 from remat_compiler.torch_compat.backward_starts import Roots, nodes_of
 from remat_compiler.torch_compat.tensors import (
     address_of,
@@ -42,6 +42,26 @@ def saved_by_eager(arguments: Iterable[Any]) -> int:
         found |= _storages(_made(node))
     given |= of_compiled
     return sum(size for address, size in found.items() if address not in given)
+
+
+def saved_of_eager(arguments: Iterable[Any], outputs: Any) -> int:
+    """Bytes of `arguments` that eager operators made and that the compiled graph keeps for its own backward.
+
+    To the graph they are inputs, which the program holds; between two graphs nobody else does.
+
+    Args:
+        arguments: The arguments of the graph.
+        outputs: The result of its call, before its backward.
+    """
+    tensors = [value for value in arguments if isinstance(value, torch.Tensor) and value.grad_fn is not None]
+    made, kept_by = [value for value in tensors if not _is_compiled(value)], compiled_backward(outputs)
+    if kept_by is None or not made:
+        return 0
+    kept = [value for _, value in _saved(kept_by)] + getattr(kept_by, "_tensors_no_vc_check", [])
+    # Views of leaves and of other graphs' results are counted with these.
+    nodes, elsewhere = eager_walk(nodes_of(made))
+    elsewhere |= storages_of([node.variable for node in nodes if hasattr(node, "variable")])
+    return sum(size for address, size in _storages(made).items() if address in storages_of(kept) - elsewhere)
 
 
 def saved_before(roots: Roots) -> int:

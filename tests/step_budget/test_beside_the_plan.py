@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from instruments.measure import measure_step
+import remat_compiler
+from instruments.measure import measure_step, train_step
 from remat_compiler.backend import remat
 from remat_compiler.step_budget.beside_the_plan import LOOKS, BesideThePlan, Outside, Untrained, made_by_untrained
 
@@ -82,6 +84,39 @@ def test_eager_work_counts_in_front_of_each_call_of_a_graph() -> None:
 
 
 @torch._dynamo.disable
+def eager_product(x: torch.Tensor) -> torch.Tensor:
+    """Left to eager; holds nothing for its backward."""
+    return x * 1.1
+
+
+class Products(nn.Module):
+    """Layers, each given a result of an eager operator that the layer alone holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.middle, self.last = nn.Linear(32, 32), nn.Linear(32, 32), nn.Linear(32, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = eager_product(self.first(x).sin().cos().exp())
+        x = eager_product(self.middle(x).sin().cos().exp())
+        return self.last(x).square().mean()
+
+
+@pytest.mark.usefixtures("compiles_anew")
+def test_results_of_eager_operators_that_graphs_keep_are_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    model, x = Products(), torch.randn(256, 32)
+    options = {"memory_budget": 210_000, "inner": "eager", "cost_model": "nominal"}
+    compiled = torch.compile(model, backend=partial(remat, options=options))
+    measured = measure_step(train_step(compiled, {"x": x})).peak_bytes
+    figures = remat_compiler.reports()[-1].step
+    assert figures is not None
+    assert figures.peak_bytes is not None
+    assert figures.peak_bytes < 210_000 < measured
+    assert measured == pytest.approx(figures.peak_bytes + 2 * x.nbytes, rel=0.01)
+    assert any("hold or return 64.0 KiB" in text for text in caplog.messages)
+
+
+@torch._dynamo.disable
 def eager_loop(x: torch.Tensor) -> torch.Tensor:
     """Left to eager; holds as much as its argument for its backward."""
     return torch.cat([torch.tanh(rows) for rows in x.split(16)])
@@ -122,9 +157,9 @@ def test_loops_left_to_eager_between_calls_of_one_graph_are_told_of(caplog: pyte
         module.zero_grad(set_to_none=True)
         model(torch.randn(128, 32)).backward()
     told = [said for said in caplog.messages if "operators that Dynamo left to eager hold" in said]
-    # One fits beside the graphs: each of the five holds the parts of its result, 16 KiB.
+    # One fits beside the graphs: each of the five holds the parts of its result, 16 KiB, and the next graph the result.
     assert len(told) == 1
-    assert "hold 80.0 KiB" in told[0]
+    assert "hold or return 160.0 KiB" in told[0]
 
 
 def test_what_a_graph_without_gradients_makes_is_counted_while_it_is_held() -> None:

@@ -15,6 +15,7 @@ from remat_compiler.torch_compat import (
     gradients_of_views,
     note_outputs,
     saved_by_eager,
+    saved_of_eager,
 )
 
 ROWS, WIDTH = 64, 32
@@ -31,6 +32,23 @@ def test_activations_count_and_parameters_and_data_do_not() -> None:
     third = second.exp()  # holds itself, which the graph is given
     assert saved_by_eager([third]) == ACTIVATION
     assert saved_by_eager([third.cos()]) == 2 * ACTIVATION
+
+
+def test_results_of_eager_operators_count_if_a_graph_keeps_them() -> None:
+    class Graph(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: torch.autograd.function.FunctionCtx, kept: Tensor, dropped: Tensor) -> Tensor:
+            ctx.save_for_backward(kept)
+            return kept + dropped
+
+    x = torch.randn(ROWS, WIDTH, requires_grad=True)
+    made, other, leaf = x * 2, x * 3, x.view(-1).view(ROWS, WIDTH)
+    first = Graph.apply(made, other)  # type: ignore[no-untyped-call]
+    assert saved_by_eager([made]) == 0
+    assert saved_of_eager([made, other], first) == ACTIVATION
+    # Who made these holds them.
+    assert saved_of_eager([leaf, other], Graph.apply(leaf, other)) == 0  # type: ignore[no-untyped-call]
+    assert saved_of_eager([x, other], Graph.apply(x, other)) == 0  # type: ignore[no-untyped-call]
 
 
 def test_what_two_operators_hold_counts_once() -> None:
