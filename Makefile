@@ -2,7 +2,7 @@
 PYTHON ?= python3
 PIP_FLAGS ?= --quiet --disable-pip-version-check
 ARGS ?=
-# Tests of several cases run one of four, long tests one in four, and the others with the next commits: TURN=2 chooses.
+# Of the tests and cases that tests/long_tests.txt names, one of four runs, and others with the next commits.
 TURN ?= $(shell git rev-list --count HEAD 2>/dev/null || echo 0)
 # Another torch than that of constraints.txt, such as TORCH=2.11.0, in an environment of its own: .venv-2.11.0.
 TORCH ?=
@@ -46,7 +46,7 @@ $(PLAIN_STAMP): pyproject.toml constraints.txt Makefile
 
 install: $(STAMP) ## Make the virtual environment .venv with everything that is tested
 
-test: $(STAMP) ## Run the tests but the slow ones, of several cases each fourth (TURN=2, ARGS="-k budget" choose)
+test: $(STAMP) ## Run the tests but the slow ones, of long ones each fourth (TURN=2, ARGS="-k budget" choose)
 	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder -m "not slow" --turn $(TURN) $(ARGS)
 
 test-fast: $(STAMP) ## Run the tests that need no torch, in about a minute

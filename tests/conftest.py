@@ -63,7 +63,7 @@ TRAINING = {
 USES_TORCH = {"test_json_folder", "test_allocator_on_a_gpu"}
 WHOLE_COLLECTION_EVERY_S = 240
 LONG = frozenset((TESTS / "long_tests.txt").read_text().split())
-"""Files and tests that take long; all of their own room hold the same property on other programs."""
+"""Files and tests that take turns, with ``[]`` only their cases; others hold the same property on other programs."""
 LONGEST_FIRST = ("end_to_end", "torch", "planning")
 
 
@@ -93,7 +93,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """The option by which the cases of tests take turns."""
-    parser.addoption("--turn", type=int, help=f"run one case of {TURNS} of each test, and others next turn")
+    parser.addoption("--turn", type=int, help=f"run one of {TURNS} of the long tests and cases, and others next turn")
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
@@ -102,14 +102,14 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 def later_than(items: list[pytest.Item], turn: int) -> set[pytest.Item]:
-    """The tests that wait for another turn: long ones, whole, and cases; see `turns`."""
+    """The tests that wait for another turn: those listed as long, and cases of others; see `turns`."""
     names = {item: (str(item.path.relative_to(TESTS)), test_of(item)) for item in items}
     long = {item: name for item, of_item in names.items() for name in of_item if name in LONG}
     late = waiting((("whole", name) for name in long.values()), turn)
     found = {item for item, name in long.items() if name in late}
     # A long test is here each `TURNS` turns only, with its cases in turn then.
     for own_turn, cases in (
-        (turn, [item for item in items if item not in long]),
+        (turn, [item for item in items if f"{test_of(item)}[]" in LONG]),
         (turn // TURNS, [item for item in items if item in long and item not in found]),
     ):
         late = waiting(((test_of(item), item.nodeid) for item in cases), own_turn)

@@ -1,7 +1,7 @@
 """Which tests wait for a later run, where they take turns.
 
-Two kinds do: the cases of one test (models, budgets, inner compilers), and the tests and files of ``long_tests.txt``,
-which take long and are among several that hold the same property on other programs.
+``long_tests.txt`` names them: files, tests, and tests of which only the cases take turns (models, budgets, inner
+compilers; their names end with ``[]``).  All others run each time.
 """
 
 from __future__ import annotations
