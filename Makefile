@@ -49,7 +49,7 @@ install: $(STAMP) ## Make the virtual environment .venv with everything that is 
 test: $(STAMP) ## Run the tests but the slow ones, of long ones each fourth (TURN=2, ARGS="-k budget" choose)
 	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder -m "not slow" --turn $(TURN) $(ARGS)
 
-test-fast: $(STAMP) ## Run the tests that need no torch, in about a minute
+test-fast: $(STAMP) ## Run the tests that need no torch, in less than two minutes
 	$(BIN)/python -m pytest -n auto --dist worksteal -m "planning and not slow" --turn $(TURN) $(ARGS)
 
 test-torch: $(STAMP) ## Run the tests of what depends on torch's version (TORCH=2.11.0 chooses one)

@@ -20,7 +20,7 @@ from remat_compiler.compilation.offloading import place_of
 from remat_compiler.errors import OffloadError, OptionError
 from remat_compiler.ir.plan import Tier
 from remat_compiler.offload import copies
-from remat_compiler.offload.copies import PIECE_BYTES, ThreadCopy
+from remat_compiler.offload.copies import PIECE_BYTES, ThreadCopy, copy_back, copy_out, flat_bytes
 from remat_compiler.offload.direct_file import GpuFile
 from remat_compiler.offload.memory import HostMemory
 from remat_compiler.offload.place import Place
@@ -41,6 +41,27 @@ def test_a_copy_is_made_of_pieces_at_their_places() -> None:
     assert (memory.bytes[4096 : 4096 + SIZE] == value).all()
     ThreadCopy(slot_of(memory), found, back=True).wait()
     assert (found == value).all()
+
+
+class Slow(HostMemory):
+    """Takes bytes once an event has come."""
+
+    def __init__(self, size_bytes: int) -> None:
+        super().__init__(size_bytes, pinned=False)
+        self.gate = threading.Event()
+
+    def write(self, offset: int, source: Any) -> None:
+        assert self.gate.wait(20)
+        super().write(offset, source)
+
+
+def test_a_copy_back_begins_once_the_value_is_out() -> None:
+    memory, value, target = Slow(8192), torch.arange(8.0), torch.zeros(8)
+    slot = Slot(memory, 4096, 32)
+    out = copy_out(flat_bytes(value), slot)
+    threading.Timer(0.1, memory.gate.set).start()
+    copy_back(slot, target, out).wait()
+    assert target.equal(value)
 
 
 class FailsOnce(HostMemory):
