@@ -102,9 +102,8 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 def later_than(items: list[pytest.Item], turn: int) -> set[pytest.Item]:
-    """The tests that wait for another turn: those listed as long, and cases of others; see `turns`."""
-    names = {item: (str(item.path.relative_to(TESTS)), test_of(item)) for item in items}
-    long = {item: name for item, of_item in names.items() for name in of_item if name in LONG}
+    """The tests that wait for another turn: those listed as long, whole or by cases; see `turns`."""
+    long = {item: name for item in items for name in (test_of(item), test_of(item).partition("::")[0]) if name in LONG}
     late = waiting((("whole", name) for name in long.values()), turn)
     found = {item for item, name in long.items() if name in late}
     # A long test is here each `TURNS` turns only, with its cases in turn then.
@@ -150,9 +149,9 @@ def little_overhead() -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def quick_plans(request: pytest.FixtureRequest) -> Iterator[None]:
-    """What is trained keeps its promises by whatever plan: most of the time would go into better ones.
+    """Promises are kept by whatever plan: most of the time would go into better ones.
 
-    How good plans are is for the tests of planners, those that name a limit, and those that are marked.
+    How good plans are is for tests that name an effort or a limit, and for files that are marked.
     """
     with pytest.MonkeyPatch.context() as patch:
         if request.node.get_closest_marker("usual_effort") is None:

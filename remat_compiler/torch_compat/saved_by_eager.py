@@ -61,7 +61,8 @@ def saved_of_eager(arguments: Iterable[Any], outputs: Any) -> int:
     # Views of leaves and of other graphs' results are counted with these.
     nodes, elsewhere = eager_walk(nodes_of(made))
     elsewhere |= storages_of([node.variable for node in nodes if hasattr(node, "variable")])
-    return sum(size for address, size in _storages(made).items() if address in storages_of(kept) - elsewhere)
+    counted = storages_of(kept) - elsewhere
+    return sum(size for address, size in _storages(made).items() if address in counted)
 
 
 def saved_before(roots: Roots) -> int:

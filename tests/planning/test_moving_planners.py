@@ -258,9 +258,11 @@ def test_home_recomputes_cheap_values_and_moves_the_others() -> None:
 @pytest.mark.parametrize("part", [0.3, 0.5, 0.8])
 def test_auto_is_never_slower(bytes_per_s: int, part: float) -> None:
     problem = tight(convolutions(bytes_per_s=bytes_per_s), part)
-    best = Auto().plan(problem)
+    # As users get it: of brief searches, one may have been luckier than another.
+    usual = Auto(effort=10_000, time_limit=None)
+    best = usual.plan(problem)
     assert best.status is PlanStatus.FEASIBLE
-    alone = Auto().plan(replace(problem, offload_bytes=0))
+    alone = usual.plan(replace(problem, offload_bytes=0))
     others = [planner.plan(problem) for planner in BASELINES]
     for other in [alone, *others]:
         if other.status is PlanStatus.FEASIBLE:
