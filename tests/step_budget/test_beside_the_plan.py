@@ -50,7 +50,7 @@ def test_gradients_that_autograd_casts_are_told_of(caplog: pytest.LogCaptureFixt
     for one in model.to(torch.bfloat16).parameters():
         one.grad_dtype = torch.float32
     torch._dynamo.reset()
-    options = {"memory_budget": 40_000, "inner": "eager"}
+    options = {"memory_budget": "min", "inner": "eager"}
     call = torch.compile(lambda x: model(x).sum(), backend=remat, options=options)
     x = torch.randn(4, 64, dtype=torch.bfloat16)
 
@@ -63,7 +63,7 @@ def test_gradients_that_autograd_casts_are_told_of(caplog: pytest.LogCaptureFixt
     (told,) = [text for text in caplog.messages if "Tensor.grad_dtype names" in text]
     model.zero_grad()
     measured = measure_step(step, warmup=0).peak_bytes
-    assert measured > 40_000
+    assert measured > remat_compiler.reports()[-1].peak_bytes
     figure = re.search(r"they take ([\d.]+) KiB, more than", told)
     assert figure is not None
     assert float(figure[1]) * 1024 == pytest.approx(measured, rel=0.02)
