@@ -87,7 +87,7 @@ class Outside:
     def see(self, arguments: Sequence[Any], outputs: Any) -> None:
         """Take in one more call, before its backward."""
         # Once the backward has run, autograd's nodes hold nothing any more.
-        eager_bytes = torch_compat.saved_by_eager(arguments) + torch_compat.saved_of_eager(arguments, outputs)
+        eager_bytes = torch_compat.saved_by_eager(arguments, outputs)
         self.eager_bytes = max(self.eager_bytes, eager_bytes)
         self._eager_of_calls.append(eager_bytes)
         self.view_bytes = max(self.view_bytes, torch_compat.gradients_of_views(arguments, outputs))

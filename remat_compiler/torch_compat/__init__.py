@@ -185,7 +185,6 @@ from remat_compiler.torch_compat.saved_by_eager import (
     runs_eager_before,
     saved_before,
     saved_by_eager,
-    saved_of_eager,
 )
 from remat_compiler.torch_compat.sharded_modules import (
     bucket_bytes,

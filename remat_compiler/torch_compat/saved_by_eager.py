@@ -26,43 +26,35 @@ MOST_NODES = 5_000
 _PREFIX, _RESULT, _OF_FUNCTION = "_raw_saved_", "_raw_saved_result", "_raw_saved_tensors"
 
 
-def saved_by_eager(arguments: Iterable[Any]) -> int:
-    """Bytes saved by the operators that made `arguments`, back to leaves or to compiled graphs.
+def saved_by_eager(arguments: Iterable[Any], outputs: Any = None) -> int:
+    """Bytes that eager operators hold for a backward through `arguments`, back to leaves or to compiled graphs.
 
-    Leaves that somebody holds, such as parameters and data, do not count, and neither do the arguments themselves.
-    Results that autograd does not follow, such as masks, count if torch names them results, or if autograd alone holds
-    them, as it does dropout's.
-    """
-    tensors = [value for value in arguments if isinstance(value, torch.Tensor)]
-    given = storages_of(tensors)
-    # By address, since two operators may save one value, or views of it.
-    found: dict[int, int] = {}
-    nodes, of_compiled = eager_walk(nodes_of(tensors))
-    for node in nodes:
-        found |= _storages(_made(node))
-    given |= of_compiled
-    return sum(size for address, size in found.items() if address not in given)
-
-
-def saved_of_eager(arguments: Iterable[Any], outputs: Any) -> int:
-    """Bytes of `arguments` that eager operators made and that the compiled graph keeps for its own backward.
-
-    To the graph they are inputs, which the program holds; between two graphs nobody else does.
+    Leaves that somebody holds, such as parameters and data, do not count, and neither do the arguments themselves,
+    which the program holds.  Results that autograd does not follow, such as masks, count if torch names them results,
+    or if autograd alone holds them, as it does dropout's.
 
     Args:
-        arguments: The arguments of the graph.
-        outputs: The result of its call, before its backward.
+        arguments: The arguments of a compiled graph.
+        outputs: The result of its call, before its backward.  If given, arguments count that eager operators made and
+            that the graph keeps for its own backward: between two graphs nobody else holds them.
     """
-    tensors = [value for value in arguments if isinstance(value, torch.Tensor) and value.grad_fn is not None]
-    made, kept_by = [value for value in tensors if not _is_compiled(value)], compiled_backward(outputs)
-    if kept_by is None or not made:
-        return 0
-    kept = [value for _, value in _saved(kept_by)] + getattr(kept_by, "_tensors_no_vc_check", [])
-    # Views of leaves and of other graphs' results are counted with these.
-    nodes, elsewhere = eager_walk(nodes_of(made))
-    elsewhere |= storages_of([node.variable for node in nodes if hasattr(node, "variable")])
-    counted = storages_of(kept) - elsewhere
-    return sum(size for address, size in _storages(made).items() if address in counted)
+    tensors = [value for value in arguments if isinstance(value, torch.Tensor)]
+    nodes, of_compiled = eager_walk(nodes_of(tensors))
+    # By address, since two operators may save one value, or views of it.
+    found: dict[int, int] = {}
+    for node in nodes:
+        found |= _storages(_made(node))
+    given, handed_on = storages_of(tensors), set[int]()
+    kept_by = compiled_backward(outputs)
+    if kept_by is not None:
+        made = _storages(value for value in tensors if value.grad_fn is not None and not _is_compiled(value))
+        kept = [value for _, value in _saved(kept_by)] + getattr(kept_by, "_tensors_no_vc_check", [])
+        # Views of leaves and of other graphs' results are counted with these.
+        leaves = storages_of([node.variable for node in nodes if hasattr(node, "variable")])
+        handed_on = storages_of(kept) & made.keys() - leaves
+        found |= made
+    counted = found.keys() - (given - handed_on) - of_compiled
+    return sum(found[address] for address in counted)
 
 
 def saved_before(roots: Roots) -> int:
@@ -89,7 +81,7 @@ def gradients_by_eager(arguments: Iterable[Any]) -> int:
     leaves = {id(leaf): leaf for node in nodes if (leaf := getattr(node, "variable", None)) is not None}
     if not leaves:
         return 0
-    come_in = [num_bytes(tensor) for tensor in tensors if type(tensor.grad_fn).__name__ != COMPILED_NODE]
+    come_in = [num_bytes(tensor) for tensor in tensors if not _is_compiled(tensor)]
     # At worst the largest gradient that comes in is still alive next to its copy.
     return sum(map(num_bytes, leaves.values())) - sum(come_in) + max(come_in)
 

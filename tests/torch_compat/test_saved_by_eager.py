@@ -15,7 +15,6 @@ from remat_compiler.torch_compat import (
     gradients_of_views,
     note_outputs,
     saved_by_eager,
-    saved_of_eager,
 )
 
 ROWS, WIDTH = 64, 32
@@ -45,10 +44,10 @@ def test_results_of_eager_operators_count_if_a_graph_keeps_them() -> None:
     made, other, leaf = x * 2, x * 3, x.view(-1).view(ROWS, WIDTH)
     first = Graph.apply(made, other)  # type: ignore[no-untyped-call]
     assert saved_by_eager([made]) == 0
-    assert saved_of_eager([made, other], first) == ACTIVATION
+    assert saved_by_eager([made, other], first) == ACTIVATION
     # Who made these holds them.
-    assert saved_of_eager([leaf, other], Graph.apply(leaf, other)) == 0  # type: ignore[no-untyped-call]
-    assert saved_of_eager([x, other], Graph.apply(x, other)) == 0  # type: ignore[no-untyped-call]
+    assert saved_by_eager([leaf, other], Graph.apply(leaf, other)) == 0  # type: ignore[no-untyped-call]
+    assert saved_by_eager([x, other], Graph.apply(x, other)) == 0  # type: ignore[no-untyped-call]
 
 
 def test_what_two_operators_hold_counts_once() -> None:
