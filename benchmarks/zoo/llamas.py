@@ -1,4 +1,4 @@
-"""Sizes of published models of the Llama family, for `transformers.LlamaConfig`."""
+"""Sizes of published models of the Llama family and alike, for `transformers.LlamaConfig`."""
 
 from __future__ import annotations
 
@@ -16,5 +16,8 @@ SIZES: dict[str, dict[str, Any]] = {
     | {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32},
     "13b": {"vocab_size": 32_000, "hidden_size": 5120, "intermediate_size": 13824, "num_hidden_layers": 40}
     | {"num_attention_heads": 40},
+    "gemma2-2b": {"vocab_size": 256_000, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26}
+    | {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "final_logit_softcapping": 30.0}
+    | {"tie_word_embeddings": True},
 }
-"""Llama 3.2 of 1 and 3 billion parameters, Llama 3 of 8, Llama 2 of 13."""
+"""Llama 3.2 of 1 and 3 billion parameters, Llama 3 of 8, Llama 2 of 13, Gemma 2 of 2."""

@@ -53,9 +53,10 @@ class Block(nn.Module):
         super().__init__()
         width, hidden, self.heads = config["hidden_size"], config["intermediate_size"], config["num_attention_heads"]
         self.groups = config.get("num_key_value_heads", self.heads)
-        narrow = width // self.heads * self.groups
+        each = head_width(config)
+        wide, narrow = each * self.heads, each * self.groups
         self.norms = nn.ModuleList(nn.RMSNorm(width) for _ in range(2))
-        self.query, self.out = Adapted(width, width), Adapted(width, width)
+        self.query, self.out = Adapted(width, wide), Adapted(wide, width)
         self.key, self.value = Adapted(width, narrow), Adapted(width, narrow)
         self.gate, self.up, self.down = Adapted(width, hidden), Adapted(width, hidden), Adapted(hidden, width)
 
@@ -81,8 +82,13 @@ def turned(x: Tensor, angles: Tensor) -> Tensor:
     return torch.cat((one * cos - other * sin, other * cos + one * sin), -1)
 
 
+def head_width(config: dict[str, Any]) -> int:
+    """Width of a head of the attention."""
+    return config.get("head_dim", config["hidden_size"] // config["num_attention_heads"])
+
+
 class Llama(nn.Module):
-    """A Llama with a frozen base, and its loss.
+    """A Llama with a frozen base, and its loss, of logits that are capped if its sizes say so.
 
     Args:
         config: Its sizes.
@@ -91,7 +97,7 @@ class Llama(nn.Module):
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__()
         width, words = config["hidden_size"], config["vocab_size"]
-        self.each = width // config["num_attention_heads"]
+        self.each, self.cap = head_width(config), config.get("final_logit_softcapping")
         self.embedding = nn.Embedding(words, width).requires_grad_(False)
         self.layers = nn.ModuleList(Block(config) for _ in range(config["num_hidden_layers"]))
         self.norm, self.head = nn.RMSNorm(width), nn.Linear(width, words, bias=False)
@@ -106,8 +112,10 @@ class Llama(nn.Module):
         x = self.embedding(tokens)
         for layer in self.layers:
             x = layer(x, angles)
-        logits = self.head(self.norm(x))
-        return functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+        logits = self.head(self.norm(x)).flatten(0, 1).float()
+        if self.cap is not None:
+            logits = self.cap * torch.tanh(logits / self.cap)
+        return functional.cross_entropy(logits, targets.flatten())
 
 
 def maker(size: str, layers: int | None) -> Callable[[], nn.Module]:
