@@ -1,12 +1,9 @@
 """GPUs as compilations on paper need them: data sheets, for a machine that has none of them.
 
-    name   GPU                   memory        SMs   compute capability
-    h100   H100 SXM5 80 GB       79.18 GiB     132   9.0
-
 Sources, by column:
 
-- `total_bytes`: the capacity that torch names in out-of-memory errors on that GPU.  Driver and ECC change it by about
-  0.3 GiB; the least one that was found in public reports stands here.
+- `total_bytes`: the capacity that torch names in out-of-memory errors on that GPU ("total capacity of").  Driver and
+  ECC change it by about 0.3 GiB; the least one that was found in public reports stands here.
 - `sms`, `l2_bytes`, `bytes_per_s`, `flops_per_s`: NVIDIA's data sheet or architecture white paper, see `source`.
   FLOP/s are those of dense matrix products with sums in float32, of the tensor cores where the type has them.
 - `link_bytes_per_s`: the generation of PCI Express that the data sheet names, with 16 lanes;
@@ -106,6 +103,7 @@ _LIMITS = {
         ((8, 9), 1536, 100, 99),
         ((9, 0), 2048, 228, 227),
         ((10, 0), 2048, 228, 227),
+        ((12, 0), 1536, 100, 99),
     )
 }
 """By compute capability."""
@@ -276,6 +274,30 @@ GPUS: Mapping[str, Gpu] = {
             flops_per_s=_tera(float64=40, float32=80, tf32=1250, float16=2500, bfloat16=2500),
             source="NVIDIA GB200 NVL72 data sheet (2025), one GPU of 72",
             peer_bytes_per_s=900e9,
+        ),
+        Gpu(
+            name="rtx5090",
+            product="NVIDIA GeForce RTX 5090",
+            capability=(12, 0),
+            sms=170,
+            total_bytes=int(31.36 * _GIB),
+            l2_bytes=96 * _MIB,
+            bytes_per_s=1792e9,
+            link_bytes_per_s=_PCIE[5],
+            flops_per_s=_tera(float64=1.64, float32=104.8, tf32=104.8, float16=209.5, bfloat16=209.5),
+            source="RTX Blackwell architecture white paper (2025)",
+        ),
+        Gpu(
+            name="rtxpro6000",
+            product="NVIDIA RTX PRO 6000 Blackwell Workstation Edition",
+            capability=(12, 0),
+            sms=188,
+            total_bytes=int(94.97 * _GIB),
+            l2_bytes=128 * _MIB,
+            bytes_per_s=1792e9,
+            link_bytes_per_s=_PCIE[5],
+            flops_per_s=_tera(float64=1.97, float32=126, tf32=251.9, float16=503.8, bfloat16=503.8),
+            source="RTX PRO Blackwell architecture white paper (2025)",
         ),
     )
 }

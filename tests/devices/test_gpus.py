@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from remat_compiler.devices.gpus import GPUS, Gpu, gpu_like, gpu_named
@@ -36,6 +39,8 @@ def test_a_data_sheet_is_whole(gpu: Gpu) -> None:
         ("NVIDIA GeForce RTX 2080 Ti", "rtx2080ti"),
         ("Tesla T4", "t4"),
         ("GB200", "gb200"),
+        ("RTX 5090", "rtx5090"),
+        ("NVIDIA RTX PRO 6000", "rtxpro6000"),
     ],
 )
 def test_names_are_found_as_people_write_them(asked: str, name: str) -> None:
@@ -50,7 +55,9 @@ def test_a_gpu_is_found_by_its_drivers_name(gpu: Gpu) -> None:
 def test_an_unknown_gpu_has_the_rates_of_its_generation_by_its_size() -> None:
     half = gpu_like("NVIDIA H100 PCIe", (9, 0), GPUS["h100"].sms // 2)
     assert half.flops_per_s["bfloat16"] == GPUS["h100"].flops_per_s["bfloat16"] / 2
-    assert gpu_like("NVIDIA GeForce RTX 5090", (12, 0), 170).capability == (10, 0)
+    smaller = gpu_like("NVIDIA GeForce RTX 5080", (12, 0), 85)
+    assert smaller.flops_per_s["tf32"] == GPUS["rtx5090"].flops_per_s["tf32"] / 2
+    assert gpu_like("NVIDIA Thor", (11, 0), 20).capability == (10, 0)
     assert gpu_like("Tesla P100-PCIE-16GB", (6, 0), 56).capability == (7, 0)
     assert gpu_like("NVIDIA L40S", (8, 9), 1) is GPUS["l40s"]
 
@@ -64,3 +71,9 @@ def test_short_names_are_unique() -> None:
 def test_an_unknown_name_says_what_is_known(name: str) -> None:
     with pytest.raises(UnknownName, match=r"unknown device.*b200.*rtx4090"):
         gpu_named(name)
+
+
+def test_the_documentation_names_them_all() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "fit.md").read_text()
+    (listed,) = re.findall(r"Known are ([^`]*), and `cpu`", text)
+    assert sorted(gpu_named(name).name for name in listed.split(", ")) == sorted(GPUS)

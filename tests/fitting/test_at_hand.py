@@ -93,8 +93,8 @@ def test_a_card_is_known_by_its_drivers_name(name: str) -> None:
 
 
 def test_a_card_of_which_nothing_is_known_says_so() -> None:
-    with pytest.raises(OptionError, match="RTX 5090 cannot be timed"):
-        gpu_from(properties("NVIDIA GeForce RTX 5090"), 0, 2**34, {})
+    with pytest.raises(OptionError, match="RTX 5080 cannot be timed"):
+        gpu_from(properties("NVIDIA GeForce RTX 5080"), 0, 2**34, {})
 
 
 def test_a_step_fits_a_card_that_was_read() -> None:
