@@ -42,6 +42,8 @@ LAYOUTS: Final = ("plain", "planned")
 BUDGETS_OF: Final = ("allocated", "reserved")
 OUTPUTS: Final = ("all", "loss")
 OFFLOAD_TIERS: Final = ("auto", "host", "disk")
+ONLY_SHOWN: Final = ("dump",)
+"""Options that change only what is shown to a person: plans and stored outcomes are the same under all their values."""
 PREFIX: Final = "REMAT_"
 ONLY_IN_ENVIRONMENT: Final = ("REMAT_CACHE_DIR", "REMAT_DISABLE_CACHE", "REMAT_VERIFY")
 """Variables that no option corresponds to; each option also has a variable of its own name, see `variable_of`."""

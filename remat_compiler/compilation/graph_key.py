@@ -16,7 +16,7 @@ from remat_compiler.capture.declared import declared_names
 from remat_compiler.costs.declared_workspace import declared_workspaces
 from remat_compiler.costs.op_call import tensors_in
 from remat_compiler.costs.store import environment
-from remat_compiler.options import RematOptions
+from remat_compiler.options import ONLY_SHOWN, RematOptions
 from remat_compiler.plan_cache.cached_planner import code_digest
 from remat_compiler.version import __version__
 
@@ -51,7 +51,7 @@ class PlanKey:
 def plan_key(
     gm: fx.GraphModule, example_inputs: Sequence[Any], options: RematOptions, budget_bytes: int | None, costs: str
 ) -> PlanKey:
-    """Key of compiling `gm` on inputs like `example_inputs` with `options`; the folder for dumps does not count.
+    """Key of compiling `gm` on inputs like `example_inputs`; options that only show something do not count.
 
     Args:
         gm: Dynamo's graph.
@@ -60,7 +60,7 @@ def plan_key(
         budget_bytes: The budget in bytes, if known; ``"auto"`` depends on what the device has left.
         costs: Identity of the operators' times, see `costs.table.cost_identity`.
     """
-    settings = {name: value for name, value in asdict(options).items() if name != "dump"}
+    settings = {name: value for name, value in asdict(options).items() if name not in ONLY_SHOWN}
     del settings["memory_budget"]["written"]  # "1GiB" and "1024MiB" are one budget
     return PlanKey(
         graph=_digest(gm, example_inputs),

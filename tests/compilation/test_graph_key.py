@@ -57,7 +57,7 @@ def test_how_a_budget_is_written_is_not_in_the_key() -> None:
 
 
 @pytest.mark.parametrize("name", [f.name for f in fields(RematOptions)])
-def test_each_option_but_the_dump_is_in_the_key(name: str) -> None:
+def test_each_option_is_in_the_key_but_those_that_only_show_something(name: str) -> None:
     changed = replace(RematOptions(), **{name: other(RematOptions(), name)})
     assert (key(options=changed) == key()) == (name == "dump")
 
