@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import nn
@@ -43,6 +44,7 @@ def row(asked: str, given: argparse.Namespace) -> str:
         device=card,
         budget=given.budget,
         batches=[given.batch],
+        optimizer=partial(torch.optim.AdamW, fused=given.fused or None),
         step_in_backward=not given.after,
         options={"max_slowdown": None, "chunks": given.chunks},
     )
@@ -66,6 +68,7 @@ def main() -> None:
     parser.add_argument("--budget", default="min")
     parser.add_argument("--chunks", default="never")
     parser.add_argument("--after", action="store_true", help="the optimizer steps after the backward")
+    parser.add_argument("--fused", action="store_true", help="AdamW in one kernel: it makes nothing but its state")
     given = parser.parse_args()
     columns = "parameters and state | step | allocated | reserved | left to torch | fits | added |"
     print(f"| model | card | tokens | updates | {columns}")
