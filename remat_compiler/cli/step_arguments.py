@@ -39,7 +39,7 @@ def add_step_arguments(parser: Any) -> None:
     parser.add_argument("--optimizer", default="AdamW", metavar="NAME", help="class of torch.optim, or none")
     inside = "the optimizer updates each parameter within the backward, as remat_compiler.step_in_backward has it"
     parser.add_argument("--step-in-backward", action="store_true", help=inside)
-    parser.add_argument("--inner", choices=("inductor", "eager"), default="inductor", help="inner compiler")
+    parser.add_argument("--inner", choices=("inductor", "eager"), help="inner compiler (inductor)")
     in_chunks = "most chunks of a loss behind a large product, such as 16; auto (as planned, layers, too) or never"
     parser.add_argument("--chunks", metavar="N", help=in_chunks)
     beside = (
@@ -73,7 +73,8 @@ def request_of(
         if batch < 1:
             raise OptionError(f"--batch takes whole numbers of at least 1, got {batch}")
     check_function(path, name, called_with_batch=bool(batches) or getattr(options, "max_batch", False))
-    outputs = {} if options.outputs is None else {"outputs": options.outputs}
+    # What is not given here is as the environment's variables say.
+    given = {name: getattr(options, name) for name in ("inner", "outputs") if getattr(options, name) is not None}
     return FitRequest(
         make=_Function(path, name),
         device=options.device,
@@ -81,7 +82,7 @@ def request_of(
         batches=batches,
         autocast=options.autocast,
         optimizer=None if options.optimizer.lower() == "none" else options.optimizer,
-        options={"inner": options.inner, **_chunks(options.chunks), **outputs, **more},
+        options={**given, **_chunks(options.chunks), **more},
         capacity=options.capacity,
         step_in_backward=options.step_in_backward,
     )

@@ -15,6 +15,7 @@ from remat_compiler.fitting.fit_report import FitReport
 from remat_compiler.fitting.paper_process import call_in_process
 from remat_compiler.fitting.request import AT_HAND, FitRequest, Separate
 from remat_compiler.memory_budget import MemoryBudget
+from remat_compiler.options import Environment
 
 
 def fit(
@@ -90,7 +91,7 @@ def located(request: FitRequest) -> FitRequest:
     if request.budget is not None:
         MemoryBudget.parse(request.budget)
     device = device_of(request.device, request.capacity)
-    if request.options.get("inner", "inductor") == "inductor":
+    if request.options.get("inner", Environment.read().options.get("inner", "inductor")) == "inductor":
         _check_generation(device)
     return replace(request, device=device)
 

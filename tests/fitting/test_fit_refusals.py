@@ -14,8 +14,11 @@ from fitting.paper_answers import (
     refusals,
 )
 from remat_compiler.cli.main import main
+from remat_compiler.devices.gpus import GPUS
 from remat_compiler.errors import OptionError, PaperFailure
+from remat_compiler.fitting.fit import located
 from remat_compiler.fitting.paper_process import call_in_process
+from remat_compiler.fitting.request import FitRequest
 
 INTERPRETED = {"inner": "eager"}
 
@@ -94,6 +97,9 @@ def test_without_triton_the_user_reads_what_to_install(monkeypatch: pytest.Monke
     monkeypatch.setattr("remat_compiler.fitting.fit.find_spec", lambda _: None)
     with pytest.raises(OptionError, match="pip install"):
         remat_compiler.fit(Counting, inputs, device="h100")
+    # Interpreted graphs need none, and a variable says so as well as an option.
+    monkeypatch.setenv("REMAT_INNER", "eager")
+    assert located(FitRequest(Counting, "h100")).device == GPUS["h100"]
 
 
 @pytest.mark.parametrize(
