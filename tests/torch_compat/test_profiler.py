@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
 from itertools import accumulate
 
 import pytest
@@ -21,11 +22,19 @@ def made(*sizes: int) -> list[torch.Tensor]:
     return [torch.empty(size, dtype=torch.uint8) for size in sizes]
 
 
+@pytest.fixture(autouse=True)
+def without_garbage() -> Iterator[None]:
+    """Garbage of earlier records, collected within another one, would be seen to go."""
+    gc.unfreeze()
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
 @pytest.mark.parametrize("marks", [1, 2])
 def test_memory_in_front_of_the_first_mark_and_behind_the_last_one(marks: int) -> None:
     before = made(1_000)
-    # Garbage of an earlier record, collected within this one, would be seen to go.
-    gc.collect()
 
     def run() -> str:
         held = made(200, 300)
