@@ -254,7 +254,8 @@ class InfeasibleBudget(RematError, RuntimeError):
         """The budget as it was written, in bytes, and as a part of what the step would take."""
         unbudgeted = self.facts.unbudgeted_bytes
         percent = 100 * self.budget_bytes / unbudgeted if unbudgeted else 0.0
-        share = f", {percent:.3g} % of the peak without a budget" if unbudgeted else ""
+        part = "less than 0.1" if percent < 0.1 else f"{percent:.3g}"
+        share = f", {part} % of the peak without a budget" if unbudgeted else ""
         inner = f"{_both(self.budget_bytes)}{share}"
         return f"{self.facts.asked} ({inner})" if self.facts.asked else inner
 
@@ -291,6 +292,8 @@ class InfeasibleBudget(RematError, RuntimeError):
                 'outputs="loss", if nothing reads the results beside the loss, such as logits '
                 f"(gradients for them take {format_bytes(self.facts.returned_bytes)})"
             )
+        if "of the step" in self.reason:
+            ways.append('fewer graphs: TORCH_LOGS="graph_breaks" shows where the step is cut')
         if self.facts.undeclared:
             ways.append("remat_compiler.allow_recompute(operator), where an operator has no side effects")
         fixed = self.facts.fixed_bytes
@@ -305,7 +308,8 @@ class InfeasibleBudget(RematError, RuntimeError):
             batch += f" (alone it will not do: gradients of parameters take {format_bytes(fixed)})"
         elif fixed is not None and self.smallest_peak_bytes > self.budget_bytes:
             part = (self.budget_bytes - fixed) / (self.smallest_peak_bytes - fixed)
-            batch += f" (about {100 * part:.2g} % of this one)"
+            # Rounded down: a batch that is only nearly small enough is no remedy.
+            batch += f" (about {int(100 * part)} % of this one)" if part >= 0.01 else " (less than 1 % of this one)"
         return "; ".join([*ways, batch])
 
 

@@ -80,6 +80,10 @@ def test_a_module_stays_what_it_is_and_keeps_its_budget(
     assert len(planned) == (2 if make is Own else 1)
     assert any(one.added_ns > 0 for one in planned)
     assert all(one.budget_bytes is None or one.peak_bytes <= one.budget_bytes for one in planned)
+    # Named as in the model, although it is a method of it that Dynamo is given.
+    modules = {live.made_by.module for one in planned for live in one.live_at_peak}
+    assert any(modules)
+    assert all(dict(model.named_modules()).get(name) is not None for name in modules)
     # Told once, after the first step.
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"remat: {kind.__name__} runs {'2 graphs' if make is Own else '1 graph'}, peak ")

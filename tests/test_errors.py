@@ -73,10 +73,25 @@ def test_infeasible_says_what_was_asked_what_is_kept_and_the_ways_out() -> None:
         assert part in text
 
 
+@pytest.mark.parametrize(
+    ("budget", "smallest", "says"),
+    [
+        (9_999, 10_000, ["100 % of the peak without", "(about 99 % of this one)"]),
+        (50, 10_000, ["0.5 % of the peak without", "(less than 1 % of this one)"]),
+        (1, 10_000, ["less than 0.1 % of the peak without", "(less than 1 % of this one)"]),
+    ],
+)
+def test_parts_are_told_in_numbers_that_people_read(budget: int, smallest: int, says: list[str]) -> None:
+    text = str(InfeasibleBudget(budget, smallest, facts=BudgetFacts(unbudgeted_bytes=10_000, fixed_bytes=0)))
+    assert all(one in text for one in says)
+
+
 def test_only_what_helps_is_named() -> None:
     text = str(InfeasibleBudget(2**30, 7 * 2**30, facts=replace(FACTS, undeclared=False)))
     assert "max_slowdown" not in text
     assert "allow_recompute" not in text
+    assert "graph_breaks" not in text
+    assert "graph_breaks" in str(InfeasibleBudget(2**30, 3 * 2**30, reason="2 graphs of the step together"))
     assert "a smaller batch (alone it will not do: gradients of parameters take 2.0 GiB)" in text
     # Gradients are no more than a third of it.
     assert "step_in_backward" not in text

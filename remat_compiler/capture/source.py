@@ -14,6 +14,8 @@ from remat_compiler import torch_compat
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
 _NAME, _BUFFER = "remat_input_name", "remat_buffer"
+# What a module that is compiled in place is to Dynamo, and what `torch.compile(module)` is to it.
+_MODEL = re.compile(r"^L\['(?:fn'\]\.__self__|self'\])\.?")
 _TORCH_ROOT = os.path.dirname(os.path.abspath(torch.__file__))
 
 
@@ -29,8 +31,8 @@ def module_path(node: fx.Node) -> str:
 
 @lru_cache(maxsize=4096)
 def _strip_local(path: str) -> str:
-    """Drop Dynamo's ``L['self']`` prefix and turn item access into dots."""
-    path = re.sub(r"^L\['\w+'\]\.?", "", path)
+    """Drop Dynamo's prefix, such as ``L['self']``, and turn item access into dots."""
+    path = re.sub(r"^L\['\w+'\]\.?", "", _MODEL.sub("", path))
     path = re.sub(r"\.?_modules\['([^']+)'\]", r".\1", path)
     return re.sub(r"\[(?:'([^']+)'|(\d+))\]", lambda m: f".{m[1] or m[2]}", path).strip(".")
 
@@ -41,7 +43,7 @@ def input_name(source: str) -> str:
 
     It is ``layers.0.weight`` for a parameter, ``x`` for an argument, and ``x.shape[1]`` for a size of one.
     """
-    name = re.sub(r"^L\['self'\]\.?", "", source)
+    name = _MODEL.sub("", source)
     name = re.sub(r"^[LG]\['(\w+)'\]", r"\1", name)
     name = re.sub(r"\.size\(\)(\[\d+\])$", r".shape\1", name)
     return re.sub(r"\.?_(?:modules|parameters|buffers)\['([^']+)'\]", r".\1", name).strip(".")

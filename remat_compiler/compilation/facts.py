@@ -22,13 +22,13 @@ def facts_of(
         problem: The planner's problem.
         result: The planner's result, with the plan of the smallest peak.
         options: The user's options.
-        unbudgeted_bytes: Peak of the step without a budget; if `None`, that of saving everything is simulated.
+        unbudgeted_bytes: Peak of the step without a budget; simulated if `None`.
     """
     graph, costs = problem.graph, problem.costs
     if options.memory_budget.part is not None:
         unbudgeted_bytes = None  # the budget itself is a part of that peak
     elif unbudgeted_bytes is None:
-        unbudgeted_bytes = simulate(graph, costs, Plan.saving_all(problem.graph)).peak_bytes
+        unbudgeted_bytes = simulate(graph, costs, problem.reference or Plan.saving_all(graph)).peak_bytes
     held = _held(graph)
     return BudgetFacts(
         asked=options.memory_budget.asked,

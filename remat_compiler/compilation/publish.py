@@ -94,7 +94,8 @@ def _report(
     without = partition.before
     if not without.is_native:
         notes.append(
-            "without a budget: what the planned graph would save at most; torch's own partition was not asked for"
+            "the peak without a budget is that of the planned graph with all values kept; torch's own partition, which "
+            "may take less, was not asked for"
         )
     if check.unknown:
         notes.append(f"the peak of what was emitted is not known: {check.unknown}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from remat_compiler.compilation.attempt import Attempt
 from remat_compiler.compilation.facts import facts_of
 from remat_compiler.errors import BudgetFacts, InfeasibleBudget, Unplannable
+from remat_compiler.ir.graph import Op
 from remat_compiler.log import logger_of
 from remat_compiler.options import RematOptions
 from remat_compiler.partition.result import NoPlan
@@ -32,9 +33,10 @@ def refusal_of_planner(refusal: NoPlan, options: RematOptions, limit_bytes: int 
     else:
         timeline = simulate(graph, problem.costs, plan)
         smallest, forced = max(timeline.peak_bytes, refusal.held_bytes), graph.ops[plan.steps[timeline.peak_step]]
-    name, source = ("", "") if forced is None else (forced.name, forced.source)
+    name = "" if forced is None else forced.name
     budget = problem.budget_bytes if limit_bytes is None else limit_bytes
-    return InfeasibleBudget(budget, smallest, name, source, _limits(options), facts_of(problem, result, options))
+    facts = facts_of(problem, result, options)
+    return InfeasibleBudget(budget, smallest, name, _place(forced), _limits(options), facts)
 
 
 def refusal_of_attempt(attempt: Attempt, options: RematOptions, limit_bytes: int) -> InfeasibleBudget:
@@ -45,11 +47,9 @@ def refusal_of_attempt(attempt: Attempt, options: RematOptions, limit_bytes: int
         options: The user's options.
         limit_bytes: The user's budget.
     """
-    needed, timeline, failure = attempt.needed_bytes, attempt.check.timeline, attempt.failure
+    needed, failure = attempt.needed_bytes, attempt.failure
     assert needed is not None, "what nothing is known of is not over the budget"
-    # If the check failed, no operator can be named.
-    peak = timeline[attempt.check.peak_index] if timeline else None
-    label, text = ("", "") if peak is None else (peak.label, peak.text)
+    name, source = _at_the_peak(attempt)
     reason = _limits(options)
     # The user's limits did not force this peak: nothing was planned within them.
     if failure is not None:
@@ -64,7 +64,27 @@ def refusal_of_attempt(attempt: Attempt, options: RematOptions, limit_bytes: int
     facts = BudgetFacts(asked=options.memory_budget.asked)
     if one is not None:
         facts = facts_of(one.problem, one.result, options, one.before.timeline.peak_bytes)
-    return InfeasibleBudget(limit_bytes, needed, label, text, reason, facts)
+    return InfeasibleBudget(limit_bytes, needed, name, source, reason, facts)
+
+
+def _at_the_peak(attempt: Attempt) -> tuple[str, str]:
+    """The operator at the peak of an attempt, and its line; empty if none can be named."""
+    one = attempt.partition
+    # The plan knows the user's line, and what was emitted has names of the inner compiler.
+    if one is not None and one.graphs.plan.steps:
+        op = one.problem.graph.ops[one.graphs.plan.steps[one.graphs.timeline.peak_step]]
+        if _place(op):
+            return op.name, _place(op)
+    timeline = attempt.check.timeline
+    peak = timeline[attempt.check.peak_index] if timeline else None
+    return ("", "") if peak is None else (peak.label, peak.text)
+
+
+def _place(op: Op | None) -> str:
+    """The user's line, and the module, of an operator, as far as they are known."""
+    if op is None:
+        return ""
+    return f"{op.source} {op.module}".strip() if op.source else f"module {op.module}" if op.module else ""
 
 
 def refusal_of_whole(error: InfeasibleBudget, share_bytes: int, whole_bytes: int) -> InfeasibleBudget:

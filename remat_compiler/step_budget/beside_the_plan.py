@@ -30,7 +30,7 @@ WORTH_TELLING = 0.02
 _WHERE_CUT = 'TORCH_LOGS="graph_breaks" shows where the step is cut, and what to change'
 _TOLD = {
     "eager_bytes": "memory_budget is not kept for all of the step: operators that Dynamo left to eager hold or return "
-    "%(more)s for the backward, %(percent)s of it, beside the %(planned)s of %(graphs)s; " + _WHERE_CUT,
+    "%(more)s for the backward, %(percent)s of the step, beside the %(planned)s of %(graphs)s; " + _WHERE_CUT,
     "view_bytes": "memory_budget may not be kept for all of the step: outputs are views of inputs, and autograd makes "
     "their gradients beside the planned graphs, %(more)s on top of the graphs' %(planned)s; return clones of the "
     "views, or detach those that need no gradient",
@@ -48,7 +48,8 @@ _TOLD = {
 _BEHIND = (
     "memory_budget is not kept for all of the step: operators that Dynamo left to eager behind the planned graphs take "
     "%(more)s for their backward, as it begins beside %(held)s that is held for the backward of the %(graphs)s, "
-    "%(together)s in all; compile them with the model, such as its loss, in one function; " + _WHERE_CUT
+    "%(together)s in all; compile them with the model, such as its loss, in one function; if they are in it, "
+    + _WHERE_CUT
 )
 _IN_CALL = (
     "memory_budget is not kept for all of the step: a call of %(name)s takes %(together)s, more than the %(planned)s "
