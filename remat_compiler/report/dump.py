@@ -123,8 +123,9 @@ def _texts_of_reports(directory: Path) -> list[tuple[Path, bytes]]:
         raise OptionError(f"{directory} cannot be read: {error}") from error
     if not texts:
         several = sorted({str(file.parent.parent) for file in directory.glob(f"*/*/{REPORT_FILE}")})
-        help_ = f"; it holds {len(several)} of them, give one: {', '.join(several[:_NAMED])}" if several else ""
-        raise OptionError(f"{directory} holds no dump: expected {REPORT_FILE} in it or in its folders{help_}")
+        if several:
+            raise OptionError(f"{directory} holds {len(several)} dumps; give one: {', '.join(several[:_NAMED])}")
+        raise OptionError(f"{directory} holds no dump: expected {REPORT_FILE} in it or in its folders")
     return texts
 
 

@@ -83,7 +83,7 @@ def test_what_is_no_dump_is_told(tmp_path: Path) -> None:
         read_reports(tmp_path)
     for run in ("first", "second"):
         write(tmp_path / "runs" / run)
-    with pytest.raises(OptionError, match=r"it holds 2 of them, give one: .*/runs/first, .*/runs/second"):
+    with pytest.raises(OptionError, match=r"holds 2 dumps; give one: .*/runs/first, .*/runs/second"):
         read_reports(tmp_path / "runs")
     folder = write(tmp_path)
     assert folder is not None
