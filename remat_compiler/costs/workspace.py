@@ -28,7 +28,7 @@ from remat_compiler.costs.clock import DEVICE_TYPES
 from remat_compiler.costs.cuda_workspace import modelled_bytes
 from remat_compiler.costs.declared_workspace import declared_bytes
 from remat_compiler.costs.index_workspace import formed_cpu_bytes
-from remat_compiler.costs.op_call import OpCall, tensor_specs
+from remat_compiler.costs.op_call import OpCall, tensors_in
 from remat_compiler.costs.store import FigureStore
 from remat_compiler.devices.machine_memory import available_bytes
 from remat_compiler.gradients.leave import LEAVE
@@ -37,7 +37,7 @@ from remat_compiler.log import logger_of
 log = logger_of(__name__)
 
 _MOST_TRIED = 0.25
-"""Part of the memory left that the arguments of an operator may take which is run for a step on paper."""
+"""Part of the memory left that arguments and results of an operator may take which is run for a step on paper."""
 _told: set[str] = set()
 """Operators that this process was told of, and calls that could not be measured."""
 
@@ -194,7 +194,7 @@ def measure_workspace(call: OpCall, level: int = logging.WARNING) -> int | None:
 
     Returns:
         None when the operator cannot run so; the reason is logged.  On paper, None if no form is known for a GPU, or
-        if the arguments would take much of this machine's memory.
+        if the call would take much of this machine's memory.
     """
     if torch_compat.paper_gpu() is not None and call.device_type == "cuda":
         return modelled_bytes(call)
@@ -215,9 +215,21 @@ def measure_workspace(call: OpCall, level: int = logging.WARNING) -> int | None:
 
 def _is_too_large(call: OpCall) -> bool:
     """Whether a step on paper would take much of the machine's memory for one operator alone."""
-    given = sum(spec.num_bytes for spec in tensor_specs((call.args, call.kwargs)))
     left = available_bytes()
-    return left is not None and given > _MOST_TRIED * left
+    return left is not None and call.argument_bytes + _result_bytes(call) > _MOST_TRIED * left
+
+
+def _result_bytes(call: OpCall) -> int:
+    """Bytes of the results of a call; 0 if torch does not tell without running it."""
+    if call.bodies:
+        return 0
+    args, kwargs = call.executed.arguments_without_data()
+    try:
+        with torch_compat.outside_tracing(), torch.no_grad():
+            results = call.executed.func(*args, **kwargs)
+    except torch_compat.FAKE_RUN_ERRORS:
+        return 0
+    return sum(one.nbytes for one in tensors_in(results))
 
 
 def _arguments_of_paths(call: OpCall, args: tuple[Any, ...]) -> list[tuple[Any, ...]]:

@@ -44,6 +44,15 @@ def test_workspace_is_what_the_allocator_sees_beyond_the_results() -> None:
     assert WorkspaceTable().probe(aten.convolution.default, fake, {}) == peak - results[0].untyped_storage().nbytes()
 
 
+def test_on_paper_no_operator_is_tried_whose_results_would_fill_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_compat, "is_on_paper", lambda: True)
+    call = OpCall.any(aten.mm.default, (torch.empty(1_000, 1), torch.empty(1, 1_000)), {})
+    assert call is not None
+    for left_bytes, tried in ((12_000_000, False), (20_000_000, True)):
+        monkeypatch.setattr(workspace, "available_bytes", lambda left_bytes=left_bytes: left_bytes)
+        assert (measure_workspace(call) is not None) == tried
+
+
 @pytest.mark.parametrize(
     ("func", "arguments", "expected"),
     [
