@@ -72,6 +72,7 @@ class Progress:
 
 _running: list[Progress] = []
 """Running blocks, the innermost last."""
+_hidden = False
 
 
 @contextmanager
@@ -81,7 +82,7 @@ def progress(what: str, total: int | None = None) -> Iterator[Progress]:
     _running.append(shown)
     done = threading.Event()
     # A thread, so that the seconds go on while a long call into native code runs.
-    show = _show if sys.stderr.isatty() else _tell if is_in_log() else None
+    show = None if _hidden else _show if sys.stderr.isatty() else _tell if is_in_log() else None
     thread = None if show is None else threading.Thread(target=show, args=(shown, done), daemon=True)
     if thread is not None:
         thread.start()
@@ -98,6 +99,22 @@ def progress(what: str, total: int | None = None) -> Iterator[Progress]:
 def is_in_log() -> bool:
     """Whether anybody reads in the log how far long work has come."""
     return logger.isEnabledFor(logging.INFO)
+
+
+def is_running() -> bool:
+    """Whether a block runs here, which shows progress or will."""
+    return bool(_running)
+
+
+@contextmanager
+def progress_hidden() -> Iterator[None]:
+    """Within the block nothing is shown, since another process shows the progress of all."""
+    global _hidden
+    _hidden, before = True, _hidden
+    try:
+        yield
+    finally:
+        _hidden = before
 
 
 @contextmanager

@@ -6,15 +6,21 @@ import os
 import pickle
 import sys
 import traceback
-from contextlib import nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import TracebackType
 
 import cloudpickle  # type: ignore[import-untyped]
 
 from remat_compiler.errors import PaperFailure, RematError
-from remat_compiler.progress import progress_on_stderr
+from remat_compiler.progress import progress_hidden, progress_on_stderr
 
+_PROGRESS: dict[str, Callable[[], AbstractContextManager[None]]] = {
+    "nothing": progress_hidden,
+    "in the log": progress_on_stderr,
+    "at a terminal": nullcontext,
+}
 _OWN = f"{Path(__file__).resolve().parents[1]}{os.sep}"
 
 
@@ -22,9 +28,9 @@ def main(question: str, answer: str) -> None:
     """Answer the question in one file with another."""
     try:
         with Path(question).open("rb") as file:
-            sys.path[:], tells_progress = pickle.load(file)
+            sys.path[:], shows = pickle.load(file)
             function, arguments = pickle.load(file)
-        with progress_on_stderr() if tells_progress else nullcontext():
+        with _PROGRESS[shows]():
             result = (False, function(*arguments))
     except RematError as error:
         result = (True, _sendable(error))

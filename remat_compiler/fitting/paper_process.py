@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from remat_compiler.errors import PaperFailure
-from remat_compiler.progress import is_in_log
+from remat_compiler.progress import is_in_log, is_running
 
 
 def call_in_process(function: Callable[..., Any], *arguments: Any, hide_gpus: bool = True) -> Any:
@@ -29,10 +29,11 @@ def call_in_process(function: Callable[..., Any], *arguments: Any, hide_gpus: bo
     import cloudpickle  # type: ignore[import-untyped]
 
     with tempfile.TemporaryDirectory(prefix="remat-paper-") as folder:
+        shows = "nothing" if is_running() else "in the log" if is_in_log() else "at a terminal"
         question, answer = Path(folder) / "question", Path(folder) / "answer"
         try:
             # One after the other: modules of the function are found by the path.
-            question.write_bytes(pickle.dumps((sys.path, is_in_log())) + cloudpickle.dumps((function, arguments)))
+            question.write_bytes(pickle.dumps((sys.path, shows)) + cloudpickle.dumps((function, arguments)))
         except (TypeError, AttributeError, pickle.PicklingError) as error:
             raise PaperFailure(
                 f"what was given cannot be sent to another process ({error}); give functions that make the model and "
