@@ -99,6 +99,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Mark each test with its tier."""
     item.add_marker(tier(item.path))
+    if any(mark.name == "usual_effort" for mark in item.own_markers):
+        raise pytest.UsageError(f"{item.nodeid}: usual_effort is a mark of files, whose fixtures plan, too")
 
 
 def later_than(items: list[pytest.Item], turn: int) -> set[pytest.Item]:

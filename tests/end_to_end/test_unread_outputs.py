@@ -87,7 +87,6 @@ def test_the_loss_and_its_gradients_are_eager_s_and_the_rest_has_its_sizes(inner
             one.sum().item()
 
 
-@pytest.mark.usual_effort
 @pytest.mark.parametrize("inner", ["eager", "inductor"])
 def test_what_is_not_returned_is_no_floor(inner: str) -> None:
     peaks = {}
