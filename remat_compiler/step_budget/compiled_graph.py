@@ -128,7 +128,8 @@ class CompiledGraph(CalledGraph):
         if begins and not self.steps and self._open_before is not None:
             begins = calls.keys() <= self._open_before
         self._open_before = frozenset(calls)
-        looking = self.gradients.look(self, arguments, begins=begins, leaving=leaving)
+        again = bool(self.plans.accumulated)
+        looking = self.gradients.look(self, arguments, begins=begins, leaving=leaving, plans_again=again)
         return self._looking_at_hooks(looking, self.gradients) if leaving else looking
 
     def _looking_at_hooks(

@@ -27,6 +27,7 @@ import torch
 
 from remat_compiler import torch_compat
 from remat_compiler.log import logger_of
+from remat_compiler.step_budget.beside_the_plan import WORTH_TELLING
 from remat_compiler.step_model.alive import EarlierGradients
 from remat_compiler.step_model.events import CallKey
 from remat_compiler.units import format_bytes, told_apart
@@ -38,9 +39,10 @@ QUIET = 4
 finds them in all steps but its first."""
 _STAY = (
     "gradients of %s stay although their parameters have hooks: a hook keeps them, or operators outside of the planned "
-    "graph contribute to them; with them the step takes %s, over memory_budget=%s; %s"
+    "graph contribute to them; with them the step takes %s, over "
 )
-_FROM_NOW_ON = "later steps are planned with them"
+_STAY_OVER_BUDGET, _STAY_OVER_PLAN = f"{_STAY}memory_budget=%s; %s", f"{_STAY}its planned peak of %s; %s"
+_FROM_NOW_ON, _NEVER = "later steps are planned with them", "steps whose sizes change are not planned with them"
 _BESIDE_THEM = "later steps are planned beside them, if they can be"
 _NOT_KNOWN = "there will be room for them once it is known which graphs make up the step"
 _WAY_OUT = "if they are of a step that is over, call zero_grad before the forward"
@@ -107,7 +109,13 @@ class GradientsBefore:
         return bytes_of(self.found.values())
 
     def look(
-        self, graph: Hashable, arguments: Sequence[Any], *, begins: bool, leaving: Collection[int] = ()
+        self,
+        graph: Hashable,
+        arguments: Sequence[Any],
+        *,
+        begins: bool,
+        leaving: Collection[int] = (),
+        plans_again: bool = True,
     ) -> torch_compat.BackwardBegins | None:
         """Look at a call of one of the graphs, after its forward.
 
@@ -116,6 +124,7 @@ class GradientsBefore:
             arguments: Its arguments: the leaves among them get gradients.
             leaving: Positions of those whose gradients are planned to leave within the backward.
             begins: Whether the call begins a step: gradients that come later are those of the step itself.
+            plans_again: Whether the graph is planned again if some of those do not leave.
 
         Returns:
             What to call once the backward of this call begins; `None` if calls are not to be looked at any more.
@@ -156,13 +165,18 @@ class GradientsBefore:
             # argument, and no gradient leaves.
             if len(gradients) < places:
                 return
-            self._see_stay(graph, {i: (one(), gradients[i]) for i, one in handed_over.items()})
+            self._see_stay(graph, {i: (one(), gradients[i]) for i, one in handed_over.items()}, plans_again)
             ours = [value for i, value in enumerate(gradients) if i not in parameters]
             self._made[graph] = torch_compat.watched_sizes(ours)
 
         return backward_begins
 
-    def _see_stay(self, graph: Hashable, left: Mapping[int, tuple[torch.Tensor | None, torch.Tensor | None]]) -> None:
+    def _see_stay(
+        self,
+        graph: Hashable,
+        left: Mapping[int, tuple[torch.Tensor | None, torch.Tensor | None]],
+        plans_again: bool,
+    ) -> None:
         """Count the gradients that should have left: each given by its leaf, and the gradient that autograd gets."""
         stay: dict[Found, int] = {}
         positions: set[int] = set()
@@ -176,12 +190,15 @@ class GradientsBefore:
         self._quiet = 0
         if not self.found.get(graph):
             self.staying[graph] = positions
+            why, size = _FROM_NOW_ON if plans_again else _NEVER, bytes_of([stay])
             if self.limit_bytes is not None:
-                self.say(self.peak_bytes, bytes_of([stay]), self.limit_bytes, why=_FROM_NOW_ON, text=_STAY)
+                self.say(self.peak_bytes, size, self.limit_bytes, why=why, text=_STAY_OVER_BUDGET)
+            elif not plans_again and size > WORTH_TELLING * self.peak_bytes:
+                self.say(self.peak_bytes, size, self.peak_bytes, why=why, text=_STAY_OVER_PLAN)
         elif bytes_of([stay]) > bytes_of([self.found[graph]]):
             self.found[graph] = stay
             if self.size_bytes > self.planned_bytes and not self.ask() and self.limit_bytes is not None:
-                self.say(self.peak_bytes, self.size_bytes, self.limit_bytes, why=_NOT_KNOWN, text=_STAY)
+                self.say(self.peak_bytes, self.size_bytes, self.limit_bytes, why=_NOT_KNOWN, text=_STAY_OVER_BUDGET)
 
     def appear(self, graph: Hashable) -> bool:
         """Whether a backward that begins finds a gradient though none was found so far; then calls are looked at anew.
@@ -262,10 +279,10 @@ class GradientsBefore:
         Args:
             planned_bytes: Peak of that part.
             gradient_bytes: The gradients.
-            limit: The budget.
+            limit: The budget, or if it is no number of bytes, what is planned.
             freed: Whether they are freed after the forward, which then is that part.
             why: Why nothing is planned that takes less.
-            text: The warning, with places for the bytes of gradients, of all, of the budget, and for `why`, if the
+            text: The warning, with places for the bytes of gradients, of all, of `limit`, and for `why`, if the
                 gradients are not from before the step.
         """
         if self.told or not gradient_bytes or planned_bytes + gradient_bytes <= limit:
