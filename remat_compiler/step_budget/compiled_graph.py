@@ -83,6 +83,8 @@ class CompiledGraph(CalledGraph):
         self.beside: BesideThePlan | None = None
         self.gradients: GradientsBefore | None = None
         self.outside = Outside()
+        # Its memory is then known at the sizes that it was planned for, and not at others.
+        self.serves_other_sizes = not plans.at_all_sizes and any(isinstance(x, torch.SymInt) for x in example_inputs)
         self.runs_on_cpu = all(x.device.type == "cpu" for x in example_inputs if isinstance(x, torch.Tensor))
         self.aside_bytes = 0  # held by calls of earlier steps when the budget was last shared
         self.steps_without = 0

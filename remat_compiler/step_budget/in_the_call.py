@@ -88,7 +88,8 @@ def _judge(
 ) -> bool:
     """Warn if a call that took `deltas` exceeds the budget; whether no further one is to be measured.
 
-    What is gathered of sharded modules, and what lies on a GPU, is not told apart from what eager operators take.
+    What is gathered of sharded modules, and what lies on a GPU, is not told apart from what eager operators take, and
+    neither is what one plan takes at sizes that it was not made for.
 
     Args:
         name: The module.
@@ -96,7 +97,9 @@ def _judge(
         opened: Its calls of planned graphs.
         before: Those that waited for their backward already.
     """
-    if not all(one.graph.runs_on_cpu for one in opened) or torch_compat.sharded_now() is not None:
+    graphs = [one.graph for one in opened]
+    on_cpu, of_one_size = all(one.runs_on_cpu for one in graphs), not any(one.serves_other_sizes for one in graphs)
+    if not (on_cpu and of_one_size) or torch_compat.sharded_now() is not None:
         return True
     graph = opened[-1].graph
     known = [memory for one in opened if (memory := one.memory) is not None]

@@ -120,3 +120,22 @@ def test_plans_alone_are_never_told_of(told: Told) -> None:
         torch._dynamo.reset()
         train(compiled(module, budget), module, rows=640)
     assert not told()
+
+
+class Classified(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(True), nn.Conv2d(16, 16, 3, padding=1))
+        self.head = nn.Conv2d(16, 21, 1)
+
+    def forward(self, x: torch.Tensor, classes: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(self.head(self.layers(x)), classes)
+
+
+@pytest.mark.parametrize("budget", ["min", "100MiB"])
+def test_a_larger_batch_is_no_operator_left_to_eager(budget: object, told: Told) -> None:
+    """Under "min" one plan serves all sizes, and its memory is known at those that it was made for."""
+    call = compiled(Classified(), budget)
+    for batch in (4, 3, 8, 8, 8):
+        call(torch.randn(batch, 3, 16, 16), torch.randint(0, 8, (batch, 16, 16))).backward()
+    assert told() == []
