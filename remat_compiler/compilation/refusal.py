@@ -70,9 +70,11 @@ def refusal_of_attempt(attempt: Attempt, options: RematOptions, limit_bytes: int
 def _at_the_peak(attempt: Attempt) -> tuple[str, str]:
     """The operator at the peak of an attempt, and its line; empty if none can be named."""
     one = attempt.partition
+    plan = None if one is None else one.result.plan
     # The plan knows the user's line, and what was emitted has names of the inner compiler.
-    if one is not None and one.graphs.plan.steps:
-        op = one.problem.graph.ops[one.graphs.plan.steps[one.graphs.timeline.peak_step]]
+    if one is not None and plan is not None and plan.steps:
+        graph = one.problem.graph
+        op = graph.ops[plan.steps[simulate(graph, one.problem.costs, plan).peak_step]]
         if _place(op):
             return op.name, _place(op)
     timeline = attempt.check.timeline

@@ -21,7 +21,6 @@ from remat_compiler.ir.problem import CostTable, RematProblem
 from remat_compiler.options import RematOptions
 from remat_compiler.partition.request import PartitionRequest
 from remat_compiler.partition.result import NoPlan, Partition
-from remat_compiler.simulate.timeline import simulate
 
 KEEPING_BYTES, REPEATING_BYTES = 300, 200
 """The smallest peaks of plans that keep what is gathered, and of others."""
@@ -60,9 +59,7 @@ class MadeUpCompiler:
             joint=empty,
             problem=asked,
             result=PlanResult(PlanStatus.FEASIBLE, "made up", plan, peak),
-            graphs=SimpleNamespace(
-                forward=empty, backward=empty, plan=plan, timeline=simulate(asked.graph, asked.costs, plan)
-            ),
+            graphs=SimpleNamespace(forward=empty, backward=empty, plan=plan),
             budget_bytes=budget,
             peak_bytes=peak,
             added_ns=0,

@@ -93,6 +93,8 @@ def same(plain: nn.Module, planned: nn.Module) -> bool:
 
 
 def test_training_is_the_same_to_the_bit_and_the_peak_as_foretold() -> None:
+    # Anew: other tests have several calls in a step, which share the budget from then on.
+    compiled.cache_clear()
     call, placed, plain, planned = both()
     kept = []
     for seed in range(3):
