@@ -120,6 +120,13 @@ def is_computed_in_slice(node: fx.Node, reader: fx.Node) -> bool:
     return is_concatenated(reader) and node in reader.all_input_nodes
 
 
+def looked_up(node: fx.Node) -> fx.Node | None:
+    """The value of which the node reads elements at other indices; `None` if it reads none so."""
+    facts = torch_compat.facts_of(node.target)
+    source = node.args[0] if facts.looks_up and not facts.scatters_into else None
+    return source if isinstance(source, fx.Node) else None
+
+
 def is_of_one_loop(node: fx.Node, reader: fx.Node, roots: Mapping[fx.Node, fx.Node]) -> bool:
     """Whether `reader` reads each element of `node` once, so that one loop can compute both."""
     whole = _elements(node)

@@ -24,7 +24,14 @@ from collections.abc import Iterable
 from torch import fx
 
 from remat_compiler import torch_compat
-from remat_compiler.capture.inlining import Inlined, is_computed_in_slice, is_concatenated, is_of_one_loop, is_realised
+from remat_compiler.capture.inlining import (
+    Inlined,
+    is_computed_in_slice,
+    is_concatenated,
+    is_of_one_loop,
+    is_realised,
+    looked_up,
+)
 from remat_compiler.capture.operators import NodeClass, is_pooling, is_random
 from remat_compiler.capture.storages import readers, storage_bytes
 from remat_compiler.ir.graph import Phase, SavePolicy
@@ -89,7 +96,12 @@ class _Fusion:
         return self.materialised
 
     def _set_inlined(self, node: fx.Node) -> Inlined:
-        found = Inlined.of(self.inlined[a] for a in node.all_input_nodes if a in self.inlined)
+        given = {a: self.inlined[a] for a in node.all_input_nodes if a in self.inlined}
+        source = looked_up(node)
+        if source in given:
+            # Elements at other indices are other reads.
+            given[source] = given[source].through(node)
+        found = Inlined.of(given.values())
         if self.classes[node] is NodeClass.POINTWISE:
             found = found.and_computes(node)
         # Views change indices only, and add nothing to the arithmetic of the loop.
@@ -112,21 +124,31 @@ class _Fusion:
         # As if it were inlined; `run` overwrites this if it is not.
         inlined = self._set_inlined(node)
         near = [r for r in found if self._is_of_one_graph(node, r)]
+        in_slice = any(is_computed_in_slice(node, r) for r in near)
+        takes = looked_up(node) is not None
         if is_realised(node, inlined, near):
             # Its memory is a piece of the result.
-            if any(is_computed_in_slice(node, r) for r in near):
+            if in_slice and not takes:
                 return False
-            if not all(self.segment[node] == self.segment[r] and is_of_one_loop(node, r, self.roots) for r in near):
+            if not in_slice and not all(self._is_in_loop_of(node, r) for r in near):
                 return True
         # Inputs stay alive anyway, so reading them late costs nothing.
         frontier = [f for f in inlined.frontier if self.classes[f] is not NodeClass.INPUT]
-        # All readers fit into the loop of the value.
-        if not any(self._is_far(node, r) for r in found):
+        # All readers fit into the loop of the value.  But pieces of a result are written together, and until then hold
+        # what elements are taken of, of which there may be many for each.
+        if not (in_slice and takes) and not any(self._is_far(node, r) for r in found):
             return False
         kept_alive = sum(storage_bytes(f) for f in frontier)
         if kept_alive <= FRONTIER_SLACK * storage_bytes(node):
             return False
         return not all(self._read_late_anyway(f, node, found) for f in frontier)
+
+    def _is_in_loop_of(self, node: fx.Node, reader: fx.Node) -> bool:
+        """Whether the loop of `reader` can hold the pointwise `node`."""
+        # Elements at other indices are read in a loop of their own, into which what they are taken of is inlined.
+        if any(looked_up(r) in (node, reader) for r in (reader, *self._readers(reader))):
+            return False
+        return self.segment[node] == self.segment[reader] and is_of_one_loop(node, reader, self.roots)
 
     def _readers(self, node: fx.Node) -> list[fx.Node]:
         return readers(node, self.roots)
