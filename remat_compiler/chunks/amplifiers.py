@@ -1,6 +1,7 @@
 """Products that make far more than they read: those of a model's head, and those within layers.
 
 of a head       h, w ─► logits ─► loss, a scalar          no product of the forward makes logits small again
+                scores of an image ─► enlarged ─► loss    as where each of its pixels has a class
 of a layer      x, w1 ─► mm ─► gelu ─► mm(.., w2)         one does
                 q, k ─► bmm ─► softmax ─► bmm(.., v)
 """
@@ -13,12 +14,13 @@ from torch import fx
 
 from remat_compiler import torch_compat
 from remat_compiler.capture.phases import find_phases
-from remat_compiler.chunks.axes import axes_of, is_plain
-from remat_compiler.chunks.cut import operands
-from remat_compiler.chunks.region import PRODUCTS, elements
+from remat_compiler.chunks.axes import GATHERS, axes_of, is_plain
+from remat_compiler.chunks.cut import operands, shape_of
+from remat_compiler.chunks.region import PRODUCTS, elements, whole_bytes
 from remat_compiler.chunks.rewriting import is_in_chunks
 from remat_compiler.ir.graph import Phase
 
+AMPLIFYING = PRODUCTS | GATHERS
 HEAD = 4
 """Elements that a head makes for each of the operand whose rows are cut, and the part of its result that is large."""
 LAYER = 2
@@ -58,20 +60,23 @@ def _amplifiers(graph: fx.Graph, among: Iterable[fx.Node], least: int) -> list[t
     place = {node: i for i, node in enumerate(graph.nodes)}
     found: list[tuple[int, int, int, fx.Node]] = []
     for node in among:
-        if node.target not in PRODUCTS or not is_plain(node) or not axes_of(node):
+        if node.target not in AMPLIFYING or not is_plain(node) or not axes_of(node):
             continue
-        result, factors = node.meta["val"], operands(node)[-2:]
-        made = elements(result)
-        if not made:
-            continue
-        if result.dim() == 3 and least == LAYER and made >= least * max(elements(one.meta["val"]) for one in factors):
-            found.append((-made * result.element_size(), place[node], 0, node))
-        if result.dim() != 2:
-            continue
-        for dim, factor in enumerate(factors):
-            if made >= least * elements(factor.meta["val"]):
-                found.append((-made * result.element_size(), place[node], dim, node))
+        made = elements(node.meta["val"])
+        for dim, factor in _ways(node, least):
+            if made and made >= least * elements(factor.meta["val"]):
+                found.append((-whole_bytes(node), place[node], dim, node))
     return [(node, dim) for _, _, dim, node in sorted(found)]
+
+
+def _ways(node: fx.Node, least: int) -> list[tuple[int, fx.Node]]:
+    """Dimensions of a result that may be cut, and what it is to be large beside."""
+    given, rank = operands(node), len(shape_of(node))
+    if node.target in GATHERS:
+        return [(0, given[0])] if least == HEAD and any(axis.results[0] == 0 for axis in axes_of(node)) else []
+    if rank == 2:
+        return list(enumerate(given[-2:]))
+    return [(0, max(given[-2:], key=lambda one: elements(one.meta["val"])))] if least == LAYER else []
 
 
 def _above_a_fall(graph: fx.Graph, forward: set[fx.Node], large: int) -> set[fx.Node]:

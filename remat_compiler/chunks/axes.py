@@ -117,9 +117,12 @@ def _aligned(dim: int, shape: Sequence[Size], given: Sequence[Size]) -> int | No
 
 
 def _made(node: fx.Node) -> list[Axis]:
-    """A value that depends on no operand: of one number, or of any."""
-    reads = (None,) * len(operands(node))
-    return [Axis((dim,), reads) for dim in range(len(shape_of(node)))]
+    """A value that depends on no operand: of one number, or of any; a large operand is not to be whole for it."""
+    shape, given = shape_of(node), list(map(shape_of, operands(node)))
+    alike = [
+        [dim if dim < len(one) and same(one[dim], size) else None for one in given] for dim, size in enumerate(shape)
+    ]
+    return [Axis((dim,), tuple(reads)) for dim, reads in enumerate(alike)]
 
 
 def _reduction(node: fx.Node) -> list[Axis]:
@@ -236,6 +239,26 @@ def _looked_up(node: fx.Node) -> list[Axis]:
     return [Axis((dim,), (None, dim)) for dim in range(len(shape_of(operands(node)[1])))]
 
 
+def _indexed(node: fx.Node) -> list[Axis]:
+    """``index(x, indices)`` and ``index_put(x, indices, values)`` along the dimensions in front of all indices."""
+    given, places = operands(node), argument(node, 1)
+    indices = [one for one in places if one is not None]
+    front, shape = next((dim for dim, one in enumerate(places) if one is not None), 0), shape_of(given[0])
+    # Apart, indices put their dimension in front of all.
+    if places[front : front + len(indices)] != indices:
+        return []
+    if node.target in GATHERS:
+        return [Axis((dim,), (dim, *[None] * len(indices))) for dim in range(front)]
+    values = shape_of(given[-1])
+    spread = len(values) != len(shape) - len(indices) + max(len(shape_of(one)) for one in indices)
+    alike = (dim for dim in range(front) if not spread and same(values[dim], shape[dim]))
+    return [Axis((dim,), (dim, *[None] * len(indices), dim)) for dim in alike]
+
+
+GATHERS = frozenset({_aten.index.Tensor, _aten._unsafe_index.Tensor})
+"""Operators that take elements of a value, some of them several times, as where an image is enlarged."""
+SCATTERS = frozenset({_aten.index_put.default, _aten._unsafe_index_put.default})
+"""Their gradients, which add up what comes of each element."""
 NONE, SUM = 0, 2
 """How torch numbers the reductions of a loss."""
 TERM_LOSSES: dict[Any, int] = {
@@ -255,18 +278,26 @@ TERM_GRADIENTS: dict[Any, int] = {
 
 def _nll_loss(node: fx.Node) -> list[Axis]:
     """``nll_loss_forward(x, target, weights, reduction, ignored)``: the loss, and the weights' sum."""
-    if len(shape_of(operands(node)[0])) != 2 or argument(node, 3) not in (NONE, SUM):
-        return []
-    loss = 0 if argument(node, 3) == NONE else Partial.SUM
-    return [Axis((loss, Partial.SUM), (0, 0, *[None] * (len(operands(node)) - 2)))]
+    reduction, others = argument(node, 3), [None] * (len(operands(node)) - 2)
+    return [
+        Axis((place if reduction == NONE else Partial.SUM, Partial.SUM), (dim, place, *others))
+        for dim, place in _rows_of_targets(operands(node)[0], reduction)
+    ]
 
 
 def _nll_loss_backward(node: fx.Node) -> list[Axis]:
     """``nll_loss_backward(gradient, x, target, weights, reduction, ignored, sum of weights)``."""
-    if len(shape_of(operands(node)[1])) != 2 or argument(node, 4) not in (NONE, SUM):
-        return []
-    gradient = 0 if argument(node, 4) == NONE else None
-    return [Axis((0,), (gradient, 0, 0, *[None] * (len(operands(node)) - 3)))]
+    reduction, others = argument(node, 4), [None] * (len(operands(node)) - 3)
+    return [
+        Axis((dim,), (place if reduction == NONE else None, dim, place, *others))
+        for dim, place in _rows_of_targets(operands(node)[1], reduction)
+    ]
+
+
+def _rows_of_targets(x: fx.Node, reduction: int) -> list[tuple[int, int]]:
+    """Dimensions of scores that a likelihood may be cut along, and those of targets, which have none of classes."""
+    rank = len(shape_of(x))
+    return [(dim, max(dim - 1, 0)) for dim in range(rank) if dim != 1 and rank > 1 and reduction in (NONE, SUM)]
 
 
 def _term_loss(node: fx.Node) -> list[Axis]:
@@ -320,8 +351,9 @@ _RULES: dict[Any, Callable[[fx.Node], Sequence[Axis]]] = {
         _made, _aten.full.default, _aten.zeros.default, _aten.ones.default, _aten.new_full.default,
         _aten.new_zeros.default, _aten.new_ones.default,
     ),
-    **_rows(_nll_loss, _aten.nll_loss_forward.default),
-    **_rows(_nll_loss_backward, _aten.nll_loss_backward.default),
+    **_rows(_indexed, *GATHERS, *SCATTERS),
+    **_rows(_nll_loss, _aten.nll_loss_forward.default, _aten.nll_loss2d_forward.default),
+    **_rows(_nll_loss_backward, _aten.nll_loss_backward.default, _aten.nll_loss2d_backward.default),
     **_rows(_term_loss, *TERM_LOSSES),
     **_rows(_term_loss_backward, *TERM_GRADIENTS),
 }  # fmt: skip

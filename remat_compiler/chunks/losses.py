@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from torch import fx
 
@@ -60,10 +60,14 @@ def values_of_losses(joint: fx.GraphModule, num_fwd_outputs: int) -> set[fx.Node
         for product, dim in heads(joint, num_fwd_outputs):
             large, classes = elements(product.meta["val"]) // HEAD, shape_of(product)[1 - dim]
             behind = (node for node in depending_on(joint.graph, [product]) if is_plain(node) and not is_tuple(node))
-            # The gradient of the weights has as many rows as there are classes.
-            alike = (node for node in behind if classes in shape_of(node)[-1 if dim == 0 else 0 :][:1])
+            alike = (node for node in behind if _has_classes(shape_of(node), classes, dim))
             found |= {node for node in alike if elements(node.meta["val"]) >= large}
     return found
+
+
+def _has_classes(shape: Sequence[Size], classes: Size, rows: int) -> bool:
+    """Whether a value may be one of rows and classes; the gradient of the weights has as many rows as classes."""
+    return classes in (shape[1:] if rows == 0 else shape[:1])
 
 
 def _largest(

@@ -26,7 +26,8 @@ from remat_compiler.torch_compat import product
 _aten = torch.ops.aten
 _prims = torch.ops.prims
 _MEAN = 1
-_FORWARD, _BACKWARD = _aten.nll_loss_forward.default, _aten.nll_loss_backward.default
+_FORWARD = (_aten.nll_loss_forward.default, _aten.nll_loss2d_forward.default)
+_BACKWARD = (_aten.nll_loss_backward.default, _aten.nll_loss2d_backward.default)
 FEW_BITS = (torch.float16, torch.bfloat16)
 """Types whose sums are taken in 32 bits."""
 
@@ -36,11 +37,11 @@ def divide_last(graph: fx.Graph, large: int) -> None:
     for node in list(graph.nodes):
         if node.op != "call_function" or not node.all_input_nodes:
             continue
-        of = node.args[1] if node.target is _BACKWARD or node.target in TERM_GRADIENTS else node.args[0]
+        of = node.args[1] if node.target in _BACKWARD or node.target in TERM_GRADIENTS else node.args[0]
         if not isinstance(of, fx.Node) or not is_plain(of) or is_tuple(of) or elements(of.meta["val"]) < large:
             continue
         with graph.inserting_before(node):
-            if node.target is _FORWARD and len(shape_of(of)) == 2:
+            if node.target in _FORWARD and len(shape_of(of)) > 1:
                 _forward(graph, node)
             elif node.target is _aten.mean.default:
                 _divided_sum(graph, node, of, of)
@@ -48,9 +49,10 @@ def divide_last(graph: fx.Graph, large: int) -> None:
                 _term_loss(graph, node, of)
             elif node.target in TERM_GRADIENTS:
                 _term_gradient(graph, node, of)
-    for node in graph.find_nodes(op="call_function", target=_BACKWARD):
-        with graph.inserting_before(node):
-            _backward(graph, node)
+    for target in _BACKWARD:
+        for node in graph.find_nodes(op="call_function", target=target):
+            with graph.inserting_before(node):
+                _backward(graph, node)
     graph.eliminate_dead_code()
 
 
@@ -83,7 +85,7 @@ def _sum_of_weights(graph: fx.Graph, node: fx.Node) -> fx.Node:
         return call(graph, _aten.sum.default, (kept,), like=node, dtype=value.dtype)
     nothing = call(graph, _aten.full.default, ([], 0), like=node, dtype=torch.int64, device=value.device)
     known = call(graph, _aten.where.self, (kept, target, nothing), like=node)
-    rows = call(graph, _aten.gather.default, (weights, 0, known), like=node)
+    rows = call(graph, _aten.index.Tensor, (weights, [known]), like=node)
     zero: Any = call(graph, _aten.full.default, ([], 0), like=node, dtype=value.dtype, device=value.device)
     return call(graph, _aten.sum.default, (call(graph, _aten.where.self, (kept, rows, zero), like=node),), like=node)
 
@@ -91,7 +93,7 @@ def _sum_of_weights(graph: fx.Graph, node: fx.Node) -> fx.Node:
 def _backward(graph: fx.Graph, node: fx.Node) -> None:
     """The gradient divided by the weights' sum, which the operator then does not divide by."""
     gradient, weights = node.args[0], argument(node, 6)
-    if argument(node, 4) != _MEAN or len(shape_of(node)) != 2 or weights.target is operator.getitem:
+    if argument(node, 4) != _MEAN or len(shape_of(node)) < 2 or weights.target is operator.getitem:
         return
     divided = call(graph, _aten.div.Tensor, (gradient, weights), like=node)
     _replace(graph, node, call_like(graph, node, arguments_with(node, node.args, {0: divided, 4: SUM}), node.kwargs))

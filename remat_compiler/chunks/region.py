@@ -20,7 +20,7 @@ from torch import fx
 
 from remat_compiler import torch_compat
 from remat_compiler.capture.source import source_line
-from remat_compiler.chunks.axes import is_plain, is_tuple
+from remat_compiler.chunks.axes import SCATTERS, is_plain, is_tuple
 from remat_compiler.chunks.cut import Cut, Cutting, Partial, Placement, operands, shape_of
 from remat_compiler.chunks.rules import cutting
 from remat_compiler.report.plan_report import ChunkedRegion
@@ -28,6 +28,8 @@ from remat_compiler.torch_compat import number
 
 _aten = torch.ops.aten
 PRODUCTS = frozenset({_aten.mm.default, _aten.addmm.default, _aten.bmm.default, _aten.baddbmm.default})
+FALLS = PRODUCTS | SCATTERS
+"""Operators that make small values of large ones, behind which nothing is gained."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -142,8 +144,7 @@ class _Search:
                     self.stack.append(user)
             return
         result = found.results[0]
-        # Where a product makes a small value of a large one, sizes fall: nothing is gained behind it.
-        if isinstance(result, Partial) or (node.target in PRODUCTS and not self._is_large(node)):
+        if isinstance(result, Partial) or (node.target in FALLS and not self._is_large(node)):
             return
         for user in node.users:
             position = operands(user).index(node)

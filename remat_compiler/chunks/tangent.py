@@ -18,7 +18,7 @@ from torch import fx
 from remat_compiler import torch_compat
 from remat_compiler.capture.operators import has_tensor
 from remat_compiler.capture.phases import ancestors
-from remat_compiler.chunks.axes import TERM_GRADIENTS, argument
+from remat_compiler.chunks.axes import GATHERS, SCATTERS, TERM_GRADIENTS, argument
 from remat_compiler.chunks.cut import operands
 from remat_compiler.chunks.writing import call, call_like
 
@@ -100,7 +100,7 @@ def _is_multiple(node: fx.Node, multiples: set[fx.Node]) -> bool:
 def is_linear(node: fx.Node, scaled: list[bool]) -> bool:
     """Whether an operator is known to give `t` times the same for `t` times these of its operands; of 0, 0."""
     rule = _LINEAR.get(node.target)
-    return rule is not None and rule(node, scaled)
+    return is_zero(node) or (rule is not None and rule(node, scaled))
 
 
 Rule = Callable[[fx.Node, list[bool]], bool]
@@ -138,7 +138,7 @@ def _filled(position: int) -> Rule:
 
 
 def _scattered(node: fx.Node, scaled: list[bool]) -> bool:
-    """``scatter(base, dim, index, source)`` and ``slice_scatter(base, source, ...)``."""
+    """``scatter(base, ..., source)``, ``slice_scatter(base, source, ...)`` and ``index_put(base, indices, source)``."""
     given = operands(node)
     source = len(given) - 1
     return all(scaled[i] or (i == 0 and is_zero(given[i])) for i in (0, source)) and not any(scaled[1:source])
@@ -168,8 +168,9 @@ _FIRST = (
     _aten.cumsum.default, _aten.flip.default, _aten.gather.default, _aten.div.Tensor, _aten.div.Scalar,
     _aten.mul.Scalar, _aten.slice_backward.default, _aten.select_backward.default,
     _aten._log_softmax_backward_data.default, _aten._softmax_backward_data.default,
-    _aten.nll_loss_backward.default, _aten.tanh_backward.default, _aten.sigmoid_backward.default,
-    _aten.gelu_backward.default, _aten.silu_backward.default, *TERM_GRADIENTS,
+    _aten.nll_loss_backward.default, _aten.nll_loss2d_backward.default, _aten.tanh_backward.default,
+    _aten.sigmoid_backward.default, _aten.gelu_backward.default, _aten.silu_backward.default,
+    *TERM_GRADIENTS, *GATHERS,
 )  # fmt: skip
 _LINEAR: dict[object, Rule] = {
     **dict.fromkeys(_FIRST, _only_first),
@@ -179,5 +180,5 @@ _LINEAR: dict[object, Rule] = {
     _aten.masked_fill.Scalar: _filled(2),
     _aten.scatter.value: _filled(3),
     _aten.constant_pad_nd.default: _filled(2),
-    **dict.fromkeys((_aten.scatter.src, _aten.scatter_add.default, _aten.slice_scatter.default), _scattered),
+    **dict.fromkeys((_aten.scatter.src, _aten.scatter_add.default, _aten.slice_scatter.default, *SCATTERS), _scattered),
 }

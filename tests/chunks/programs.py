@@ -184,6 +184,57 @@ def shifted_logarithms(logits: Tensor, targets: Tensor) -> Tensor:
     return -own.mean() + 0.1 * known.exp().square().mean()
 
 
+def with_classes_in_front(logits: Tensor, targets: Tensor) -> Tensor:
+    """Classes are the second dimension, as losses of sequences and of images take them."""
+    return F.cross_entropy(logits.transpose(1, 2), targets)
+
+
+def weighted_with_classes_in_front(logits: Tensor, targets: Tensor) -> Tensor:
+    """A loss for each row, with rare classes and smoothed labels, which the program weighs."""
+    weights = torch.arange(CLASSES).to(logits.dtype) / CLASSES + 0.1
+    rows = F.cross_entropy(logits.movedim(-1, 1), targets, weights, label_smoothing=0.1, reduction="none")
+    return (rows * (1 + targets).to(rows.dtype)).sum() / targets.numel() + F.nll_loss(
+        F.log_softmax(logits, -1).movedim(-1, 1), targets, weights
+    )
+
+
+class Pixels(nn.Module):
+    """A class for each pixel: scores of a small image are enlarged.
+
+    Args:
+        mode: How pixels in between are computed.
+        loss: Of scores, with classes as the second dimension, and targets.
+    """
+
+    def __init__(self, mode: str = "bilinear", loss: Loss = F.cross_entropy) -> None:
+        super().__init__()
+        self.mode, self.loss, self.head = mode, loss, nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x: Tensor, targets: Tensor) -> Tensor | tuple[Tensor, ...]:
+        scores = self.head(torch.tanh(x[:, ::4, ::4])).movedim(-1, 1)
+        return self.loss(F.interpolate(scores, size=targets.shape[1:], mode=self.mode), targets)
+
+
+def weighted_pixels(scores: Tensor, targets: Tensor) -> Tensor:
+    """A sum over pixels with rare classes, divided by the program."""
+    weights = torch.arange(CLASSES).to(scores.dtype) / CLASSES + 0.1
+    return F.cross_entropy(scores, targets, weights, reduction="sum") / targets.numel()
+
+
+def by_overlap(scores: Tensor, targets: Tensor) -> Tensor:
+    """The gradient of each pixel depends on sums over all of them."""
+    likely, known = scores.softmax(1), F.one_hot(targets.clamp(min=0), CLASSES).movedim(-1, 1)
+    both = (likely * known).sum((0, 2, 3))
+    return 1 - (2 * both / (likely.sum((0, 2, 3)) + known.sum((0, 2, 3)) + 1)).mean()
+
+
+def of_each_class(scores: Tensor, targets: Tensor) -> Tensor:
+    """Each class is there or not, and pixels that are ignored do not count."""
+    known = F.one_hot(targets.clamp(min=0), CLASSES).movedim(-1, 1).to(scores.dtype)
+    terms = F.binary_cross_entropy_with_logits(scores, known, reduction="none")
+    return (terms * (targets != IGNORED)[:, None]).mean()
+
+
 def shifted_and_turned(logits: Tensor, targets: Tensor) -> Tensor:
     """Rows that lie in memory behind classes, so that sequences stay together."""
     turned = logits[:, :-1].transpose(1, 2).contiguous().transpose(1, 2)
@@ -240,6 +291,14 @@ PROGRAMS: dict[str, Program] = {
     "adapted_and_shifted": Program(AdaptedAndShifted, (2, 9)),
     "shifted_and_turned": _of(shifted_and_turned, (9, 3), 3),
     "shifted_logarithms": _of(shifted_logarithms, (2, 9)),
+    "classes_in_front": _of(with_classes_in_front, (8, 4)),
+    "one_sequence_with_classes_in_front": _of(with_classes_in_front, (1, 32)),
+    "weighted_with_classes_in_front": _of(weighted_with_classes_in_front, (9, 3), 3),
+    "pixels": Program(Pixels, (4, 8, 8)),
+    "nearest_pixels": Program(partial(Pixels, "nearest", partial(F.cross_entropy, ignore_index=IGNORED)), (5, 8, 9), 3),
+    "smooth_pixels": Program(partial(Pixels, "bicubic", weighted_pixels), (4, 8, 8)),
+    "classes_of_pixels": Program(partial(Pixels, "bilinear", of_each_class), (3, 8, 8), 3),
+    "overlap_of_pixels": Program(partial(Pixels, "bilinear", by_overlap), (4, 8, 8)),
     "adapted": Program(Adapted),
     "distilled": Program(Distilled),
     "two_heads": Program(TwoHeads),

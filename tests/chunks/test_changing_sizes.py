@@ -11,6 +11,7 @@ from chunks.programs import CLASSES, IGNORED, PROGRAMS, WHOLE, WIDTH, Program
 
 ROWS = ((31,), (2,), (3,), (4,), (5,), (7,), (8,), (17,), (29,), (30,))
 SEQUENCES = ((3, 11), (2, 2), (2, 3), (5, 2), (7, 5), (2, 17), (3, 33))
+IMAGES = ((5, 8, 12), (2, 8, 8), (3, 12, 8), (9, 8, 9))
 
 
 def at_sizes(program: Program, backend: Chunked) -> None:
@@ -20,7 +21,7 @@ def at_sizes(program: Program, backend: Chunked) -> None:
     model = program.make().double()
     compiled = torch.compile(model, backend=backend, dynamic=True)
     # A single sequence stays one, of which torch compiles nothing for several.
-    lengths = SEQUENCES if len(program.shape) > 1 else ROWS
+    lengths = {1: ROWS, 2: SEQUENCES, 3: IMAGES}[len(program.shape)]
     for shape in [(1, *shape[1:]) if program.shape[0] == 1 else shape for shape in lengths]:
         given = inputs(shape)
         made, expected = step(compiled, model, given), step(model, model, given)

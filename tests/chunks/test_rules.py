@@ -76,9 +76,36 @@ CALLS: dict[str, Call] = {
         (numbers(6), numbers(6, 5), indices(5, 6), None, 0, -100, torch.tensor(6.0, dtype=torch.float64)),
         4,
     ),
+    "nll2d_sum": Call(
+        aten.nll_loss2d_forward.default, (numbers(6, 5, 3, 4), indices(5, 6, 3, 4), numbers(5), 2, -100), 6
+    ),
+    "nll2d_none": Call(aten.nll_loss2d_forward.default, (numbers(6, 5, 3, 4), indices(5, 6, 3, 4), None, 0, -100), 9),
+    "nll2d_mean": Call(aten.nll_loss2d_forward.default, (numbers(6, 5, 3, 4), indices(5, 6, 3, 4), None, 1, -100), 0),
+    "nll2d_backward": Call(
+        aten.nll_loss2d_backward.default,
+        (
+            *(numbers(6, 3, 4), numbers(6, 5, 3, 4), indices(5, 6, 3, 4)),
+            *(numbers(5), 0, -100, torch.tensor(6.0, dtype=torch.float64)),
+        ),
+        12,
+    ),
+    "index": Call(aten.index.Tensor, (numbers(6, 3, 5, 4), [None, None, indices(5, 7, 1), indices(4, 9)]), 4),
+    "index_apart": Call(aten.index.Tensor, (numbers(6, 3, 5, 4), [None, indices(3, 7), None, indices(4, 7)]), 0),
+    "index_put": Call(
+        aten.index_put.default,
+        (numbers(6, 3, 5, 4), [None, None, indices(5, 7, 1), indices(4, 9)], numbers(6, 3, 7, 9), True),
+        6,
+    ),
+    "index_put_spread": Call(
+        aten.index_put.default, (numbers(6, 3, 5, 4), [None, None, indices(5, 9)], numbers(6, 1, 9, 4), True), 3
+    ),
+    "index_put_of_fewer": Call(
+        aten.index_put.default, (numbers(6, 3, 5, 4), [None, None, indices(5, 9)], numbers(9, 4), True), 0
+    ),
     "embedding": Call(aten.embedding.default, (numbers(7, 3), indices(7, 6, 4)), 4),
     "full": Call(aten.full.default, ([6, 5], 2.0), 2),
     "new_zeros": Call(aten.new_zeros.default, (numbers(2), [6, 5]), 2),
+    "new_zeros_alike": Call(aten.new_zeros.default, (numbers(6, 7), [6, 5]), 3),
     "view_merges": Call(aten.view.default, (numbers(2, 3, 4), [6, 4]), 4),
     "view_splits": Call(aten.view.default, (numbers(6, 4), [2, 3, 4]), 4),
     "permute": Call(aten.permute.default, (numbers(6, 5, 4), [2, 0, 1]), 6),

@@ -68,7 +68,7 @@ LINES: dict[str, Lines] = {
                                 "!{logits}.div_(2)", "!{logits}.tanh_()", "!{logits}[:, :3] = -1")),
     "loss over classes": Lines(0, (
         "F.cross_entropy({logits}, labels({logits}))",
-        "F.cross_entropy({logits}, labels({logits}))",
+        "F.cross_entropy(F.interpolate({logits}.unflatten(0, (2, -1, 2)).movedim(-1, 1), (16, 12), mode='bilinear'), labels({logits}.new_empty(384)).view(2, 16, 12))",
         "F.cross_entropy({logits}, {labels} % V)",
         "F.cross_entropy({logits}, labels({logits}), reduction='sum') / B",
         "F.cross_entropy({logits}, labels({logits}), reduction='none')",

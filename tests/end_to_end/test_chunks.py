@@ -142,3 +142,32 @@ def test_two_sequences_whose_logits_are_shifted_are_cut_anywhere(inner: str) -> 
     options = {"memory_budget": "min", "inner": inner, "chunks": 5}
     assert differences_from_eager(Shifted(), (sequences,), tolerance=1e-5, **options) == []
     assert "in 5 chunks" in summary_text(remat_compiler.reports()[-1])
+
+
+class Pixels(nn.Module):
+    """A class for each pixel of an image, from scores of a small image that are enlarged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Conv2d(3, 8, 4, 4), nn.Conv2d(8, 20, 1)
+
+    def forward(self, images: Tensor, targets: Tensor) -> Tensor:
+        scores = self.head(F.gelu(self.body(images)))
+        enlarged = F.interpolate(scores, size=targets.shape[1:], mode="bilinear")
+        return F.cross_entropy(enlarged, targets, ignore_index=19)
+
+
+@pytest.mark.parametrize("inner", ["eager", "inductor"])
+def test_enlarged_scores_are_cut_by_images(inner: str) -> None:
+    given = {"images": torch.randn(8, 3, 32, 32), "targets": torch.arange(8 * 32 * 32).view(8, 32, 32) * 7 % 20}
+    peaks = {}
+    for chunks in ("never", "auto"):
+        torch.manual_seed(0)
+        model = compile_with(Pixels(), memory_budget="min", inner=inner, chunks=chunks)
+        peaks[chunks] = measure_step(train_step(model, given)).peak_bytes
+        report = remat_compiler.reports()[-1]
+        assert report.peak_bytes == peaks[chunks]
+    assert "loss in " in summary_text(report)
+    assert peaks["auto"] < peaks["never"] / 2
+    options = {"memory_budget": "min", "inner": inner, "chunks": 4}
+    assert differences_from_eager(Pixels(), tuple(given.values()), tolerance=1e-5, **options) == []
