@@ -216,7 +216,7 @@ class CompiledGraph(CalledGraph):
             return None
         self.outside.see(arguments, outputs)
         looking = self.look(arguments)
-        torch_compat.note_outputs(torch_compat.compiled_backward(outputs), arguments, outputs)
+        torch_compat.note_outputs(torch_compat.compiled_backward(outputs, arguments), arguments, outputs)
         return looking
 
     def fake_outputs(self, arguments: Sequence[Any]) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -25,17 +25,25 @@ def backwards_begun() -> int:
     return _begun
 
 
-def compiled_backward(outputs: Any) -> Any:
+def compiled_backward(outputs: Any, arguments: Iterable[Any] = ()) -> Any:
     """Autograd's node of the compiled graph that made `outputs`; `None` if autograd does not follow it.
 
     The node holds the saved values.  Outputs that are views have one or two nodes of their own before it.
+
+    Args:
+        outputs: The outputs of a call.
+        arguments: Its arguments: one that is returned as it is has the node of the graph that made it.
     """
-    values = _listed(outputs)
-    nodes = [value.grad_fn for value in values if isinstance(value, torch.Tensor) and value.grad_fn is not None]
+    # AOTAutograd's node is a custom function; those of views are operators of torch.
+    kind: Any = torch.autograd.function.BackwardCFunction
+    nodes, given = (
+        [value.grad_fn for value in values if isinstance(value, torch.Tensor) and value.grad_fn is not None]
+        for values in (_listed(outputs), arguments)
+    )
+    earlier = {id(node) for node in given if isinstance(node, kind)}
     # The outputs' own nodes, and past the up to two nodes of views.
     for _ in range(3):
-        # AOTAutograd's node is a custom function; those of views are operators of torch.
-        kind: Any = torch.autograd.function.BackwardCFunction
+        nodes = [node for node in nodes if id(node) not in earlier]
         found = next((node for node in nodes if isinstance(node, kind)), None)
         if found is not None:
             return found

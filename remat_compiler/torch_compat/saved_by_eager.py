@@ -45,7 +45,7 @@ def saved_by_eager(arguments: Iterable[Any], outputs: Any = None) -> int:
     for node in nodes:
         found |= _storages(_made(node))
     given, handed_on = storages_of(tensors), set[int]()
-    kept_by = compiled_backward(outputs)
+    kept_by = compiled_backward(outputs, tensors)
     if kept_by is not None:
         made = _storages(value for value in tensors if value.grad_fn is not None and not _is_compiled(value))
         kept = [value for _, value in _saved(kept_by)] + getattr(kept_by, "_tensors_no_vc_check", [])

@@ -153,7 +153,7 @@ class CalledGraph(ABC):
 
     def _found(self, arguments: Sequence[Any], outputs: Any, place: Place) -> Any:
         """Note a call of a known step after searching its outputs for the node of the compiled graph."""
-        node = torch_compat.compiled_backward(outputs)
+        node = torch_compat.compiled_backward(outputs, arguments)
         # While something is looked for, calls must come this way: the fast path stays off without a kind.
         looking = self.look(arguments) if self._kind is None else None
         if node is not None:

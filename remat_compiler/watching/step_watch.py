@@ -103,7 +103,7 @@ class StepWatch(Generic[G]):
             memory: Its memory at these sizes.
             backward_begins: Called before its backward.
         """
-        node = torch_compat.compiled_backward(outputs)
+        node = torch_compat.compiled_backward(outputs, arguments)
         if node is None:
             return
         event = forward_of(graph, memory, tuple(arguments), outputs)

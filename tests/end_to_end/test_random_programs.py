@@ -65,6 +65,11 @@ def test_a_checkpointed_region_keeps_its_plan_while_the_step_comes_to_be_known()
     assert not [trial for trial in judge(draw(80115), (1.0, "bytes")) if trial.verdict in BAD]
 
 
+def test_a_graph_that_returns_an_argument_of_another_graph_is_followed() -> None:
+    """The node of the other graph was taken for its own, so that a gradient had nowhere to go."""
+    assert not [trial for trial in judge(draw(95386), (1.0,)) if trial.verdict in BAD]
+
+
 def test_a_seed_draws_the_same_program_always() -> None:
     assert [draw(seed).source for seed in (3, 4)] == [draw(seed).source for seed in (3, 4)]
 
