@@ -111,12 +111,26 @@ class Scanned(nn.Module):
         return torch.stack([first, later], 2).flatten(1, 2)
 
 
+class Enlarged(nn.Module):
+    """Scores of small images, enlarged some after the others; of each pixel's scores one is taken, and these joined."""
+
+    def __init__(self, classes: int = 20) -> None:
+        super().__init__()
+        self.head = nn.Conv2d(4, classes, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = [F.interpolate(part, scale_factor=4, mode="bilinear") for part in self.head(x).chunk(4)]
+        taken = [F.log_softmax(one, 1).gather(1, (one[:, :1] > 0).long()) for one in parts]
+        return -torch.cat(taken).mean()
+
+
 MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
     "pooled": (Pooled, lambda: torch.randn(2, 4, 32, 32)),
     "shared bias": (SharedBias, lambda: torch.randn(4, 64, 32)),
     "two readers": (TwoReaders, lambda: torch.randn(256, 64)),
     "looked up": (Looked, lambda: torch.randint(300, (4, 64)).float()),
     "classifier": (Classifier, lambda: torch.randn(256, 64)),
+    "enlarged": (Enlarged, lambda: torch.randn(8, 4, 16, 16)),
     "scanned": (Scanned, lambda: torch.randn(8, 32, 32)),
 }
 EXACT = ("classifier",)

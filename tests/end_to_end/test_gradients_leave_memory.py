@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 import remat_compiler
 from end_to_end.compiling import compile_with
 from end_to_end.parameter_hooks import halve, stepping
+from end_to_end.test_gradients_leave import STEPS, Blocks, keeping
 from heard import warnings_heard
 from instruments.measure import measure_step
 
@@ -174,3 +176,20 @@ def test_what_hooks_take_is_planned_for(served: list[Tensor]) -> None:
     assert report.checked_peak_bytes is not None
     assert peak <= budget
     assert peak == report.checked_peak_bytes
+
+
+@pytest.mark.parametrize("budget", ["min", 0.6, "60KB"])
+def test_gradients_that_hooks_keep_are_told_of_if_sizes_change(budget: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """Steps are planned with them only at fixed sizes."""
+    model = Blocks(width=64)
+    keeping(model)
+    call = compile_with(model, memory_budget=budget, on_infeasible="min", dynamic=True)
+    for number in range(STEPS):
+        call(torch.arange(2 * (number + 2)).reshape(2, -1) % 11).backward()
+        model.zero_grad()
+    told = [text for text in caplog.messages if "stay although their parameters have hooks" in text]
+    # Once for each graph that Dynamo makes.
+    assert 1 <= len(told) < STEPS
+    assert all("steps whose sizes change are not planned with them" in text for text in told)
+    over = "over memory_budget=" if budget == "60KB" else "over its planned peak of"
+    assert all(over in text for text in told)

@@ -11,8 +11,9 @@ from __future__ import annotations
 import argparse
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -77,31 +78,35 @@ class Way:
     cpu_s: float = float("inf")
 
 
-def way(name: str, vocabulary: int, by_hand: int, inner: str, budget: Any, chunks: Any) -> Way:
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A way that is asked for: its name, what makes the model, and two options."""
+
+    name: str
+    model: Callable[[], nn.Module]
+    budget: Any
+    chunks: Any
+
+
+def way(asked: Asked, inputs: Mapping[str, Tensor], inner: str) -> Way:
     """A way, compiled."""
     remat_compiler.clear_reports()
-    tokens = torch.randint(0, vocabulary, (BATCH, LENGTH), generator=torch.Generator().manual_seed(1))
-    given = {"memory_budget": budget, "inner": inner, "chunks": chunks, "max_slowdown": None}
-    compiled: Any = torch.compile(Language(vocabulary, by_hand), backend="remat", options=given)
-    step, start = train_step(compiled, {"tokens": tokens}), time.perf_counter()
+    given = {"memory_budget": asked.budget, "inner": inner, "chunks": asked.chunks, "max_slowdown": None}
+    compiled: Any = torch.compile(asked.model(), backend="remat", options=given)
+    step, start = train_step(compiled, inputs), time.perf_counter()
     step()
     seconds = time.perf_counter() - start
-    notes = [note for note in remat_compiler.reports()[-1].notes if note.startswith("loss in")]
-    return Way(name, step, seconds, notes[0] if notes else "")
+    return Way(asked.name, step, seconds, ", ".join(map(str, remat_compiler.reports()[-1].chunked)))
 
 
-def ways(vocabulary: int, inner: str, budgets: Sequence[str]) -> list[Way]:
-    """All ways, measured."""
-    asked = [("whole, without a budget", 1, 1.0, "never"), ('whole, "min"', 1, "min", "never")]
-    for budget in budgets:
-        asked += [(f"{BY_HAND} chunks by hand, {budget}", BY_HAND, budget, "never")]
-        asked += [(f'chunks="auto", {budget}', 1, budget, "auto")]
+def measured(ways: Sequence[Asked], inputs: Mapping[str, Tensor], inner: str) -> list[Way]:
+    """All ways, compiled and measured."""
     # All ways of one inner compiler stay compiled, since they take turns; more would be beyond Dynamo's limit.
     torch._dynamo.reset()
     made = []
-    with progress(f"compiling for {inner}", len(asked)) as shown:
-        for name, by_hand, budget, chunks in asked:
-            one = way(name, vocabulary, by_hand, inner, budget, chunks)
+    with progress(f"compiling for {inner}", len(ways)) as shown:
+        for asked in ways:
+            one = way(asked, inputs, inner)
             one.peak_bytes = measure_step(one.step).peak_bytes
             made.append(one)
             shown.advance()
@@ -113,20 +118,36 @@ def ways(vocabulary: int, inner: str, budgets: Sequence[str]) -> list[Way]:
     return made
 
 
+def of_language(vocabulary: int, budgets: Sequence[str]) -> list[Asked]:
+    """The ways of the model of this file."""
+    whole, by_hand = (partial(Language, vocabulary, chunks) for chunks in (1, BY_HAND))
+    ways = [Asked("whole, without a budget", whole, 1.0, "never"), Asked('whole, "min"', whole, "min", "never")]
+    for budget in budgets:
+        ways.append(Asked(f"{BY_HAND} chunks by hand, {budget}", by_hand, budget, "never"))
+        ways.append(Asked(f'chunks="auto", {budget}', whole, budget, "auto"))
+    return ways
+
+
+def print_table(ways: Sequence[Asked], inputs: Mapping[str, Tensor], inners: Sequence[str]) -> None:
+    """Measure all ways under these inner compilers, and print a table of Markdown."""
+    os.environ["REMAT_DISABLE_CACHE"] = "1"
+    torch.set_num_threads(1)
+    print("| inner | loss | peak, measured | CPU time of a step | compiled in | |\n|---|---|--:|--:|--:|---|")
+    for inner in inners:
+        for one in measured(ways, inputs, inner):
+            figures = f"{one.peak_bytes / 1e6:.1f} MB | {one.cpu_s * 1e3:.0f} ms | {one.compile_s:.0f} s"
+            print(f"| {inner} | {one.name} | {figures} | {one.said} |", flush=True)
+
+
 def main() -> None:
-    """Print a table of Markdown."""
+    """Print the table of the language model."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--vocabulary", type=int, default=16_384)
     parser.add_argument("--budgets", nargs="*", default=["80MB", "min"])
     parser.add_argument("--inners", nargs="*", default=["eager", "inductor"])
     given = parser.parse_args()
-    os.environ["REMAT_DISABLE_CACHE"] = "1"
-    torch.set_num_threads(1)
-    print("| inner | loss | peak, measured | CPU time of a step | compiled in | |\n|---|---|--:|--:|--:|---|")
-    for inner in given.inners:
-        for one in ways(given.vocabulary, inner, given.budgets):
-            figures = f"{one.peak_bytes / 1e6:.1f} MB | {one.cpu_s * 1e3:.0f} ms | {one.compile_s:.0f} s"
-            print(f"| {inner} | {one.name} | {figures} | {one.said} |", flush=True)
+    tokens = torch.randint(0, given.vocabulary, (BATCH, LENGTH), generator=torch.Generator().manual_seed(1))
+    print_table(of_language(given.vocabulary, given.budgets), {"tokens": tokens}, given.inners)
 
 
 if __name__ == "__main__":
