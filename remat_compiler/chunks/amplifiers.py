@@ -21,6 +21,7 @@ from remat_compiler.chunks.rewriting import is_in_chunks
 from remat_compiler.ir.graph import Phase
 
 AMPLIFYING = PRODUCTS | GATHERS
+"""Operators that may make more than they read."""
 HEAD = 4
 """Elements that a head makes for each of the operand whose rows are cut, and the part of its result that is large."""
 LAYER = 2

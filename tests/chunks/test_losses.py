@@ -14,6 +14,9 @@ from chunks.chunked import Chunked, beside_eager, step
 from chunks.programs import CLASSES, IGNORED, PROGRAMS, RANDOM, WHOLE, WIDTH, Head, Program, in_sequences
 from remat_compiler.capture.operators import NodeClass, node_class
 from remat_compiler.chunks import losses
+from remat_compiler.chunks.rewriting import is_in_chunks
+from remat_compiler.chunks.tangent import depending_on
+from remat_compiler.torch_compat import is_tangent
 
 DECOMPOSED = pytest.mark.parametrize("decomposed", [False, True], ids=["interpreter", "inductor"])
 
@@ -43,6 +46,17 @@ def test_a_loss_in_chunks_is_the_same(name: str, decomposed: bool) -> None:
     torch.testing.assert_close(made, expected, rtol=1e-12, atol=1e-12)
     assert [one.chunks for one in backend.found][:1] == [program.chunks]
     assert largest(backend) < backend.found[0].whole_bytes
+
+
+@pytest.mark.parametrize("name", ["mean", "classes_in_front", "pixels"])
+def test_gradients_are_computed_beside_the_loss(name: str) -> None:
+    """With 1 in the place of the tangent, which multiplies them where they leave the chunks."""
+    backend = Chunked(4)
+    run(PROGRAMS[name], backend, torch.float64)
+
+    late = depending_on(backend.graph, filter(is_tangent, backend.graph.find_nodes(op="placeholder")))
+    assert late
+    assert not any(is_in_chunks(node) for node in late)
 
 
 def largest(backend: Chunked) -> int:
