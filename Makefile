@@ -29,7 +29,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "making the virtual environment $(VENV) (once, a few minutes)"
 	$(PYTHON) -m venv $(VENV)
 	{ sed '$(if $(TORCH),/^torch==\|^triton==\|^setuptools==/d)' constraints.txt; $(if $(TORCH),echo torch===$(TORCH);) } > $(VENV)/constraints.txt
-	$(BIN)/pip install $(PIP_FLAGS) -c $(VENV)/constraints.txt setuptools networkx numba pulp
+	$(BIN)/pip install $(PIP_FLAGS) -c $(VENV)/constraints.txt "setuptools>=77" networkx numba pulp
 	PYTHONPATH=.:passes $(BIN)/python -m remat_passes.ahead_of_time & \
 	  REMAT_COMPILE_LOOPS=0 $(BIN)/pip install $(PIP_FLAGS) --no-compile --no-build-isolation \
 	  -c $(VENV)/constraints.txt -e ".[dev]" && wait
