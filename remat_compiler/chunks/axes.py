@@ -19,6 +19,7 @@ import torch
 from torch import fx
 
 from remat_compiler import torch_compat
+from remat_compiler.capture.operators import is_random
 from remat_compiler.chunks.cut import Partial, operands, shape_of
 from remat_compiler.torch_compat import Size, expression, same
 
@@ -42,9 +43,7 @@ class Axis:
 def axes_of(node: fx.Node) -> list[Axis]:
     """The axes of an operator on plain tensors."""
     target = node.target
-    if node.op != "call_function" or not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable:
-        return []
-    if torch.Tag.nondeterministic_seeded in target.tags or not all(map(is_plain, (node, *operands(node)))):
+    if not isinstance(target, torch._ops.OpOverload) or not may_be_cut(node):
         return []
     rule = _RULES.get(target)
     if rule is not None:
@@ -53,13 +52,21 @@ def axes_of(node: fx.Node) -> list[Axis]:
     return _pointwise(node) if elementwise and isinstance(node.meta["val"], torch.Tensor) else []
 
 
+def may_be_cut(node: fx.Node) -> bool:
+    """Whether it is an operator on plain tensors that does nothing but compute its result from them."""
+    target = node.target
+    if node.op != "call_function" or not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable:
+        return False
+    return not is_random(node) and all(map(is_plain, (node, *operands(node))))
+
+
 def is_plain(node: fx.Node) -> bool:
     """Whether the node is a tensor, or some tensors, of sizes that follow from those of the inputs."""
     values = node.meta.get("val")
     if not isinstance(values, (list, tuple)):
         values = (values,)
-    # A result that an operator does not make is None.
-    given = [value for value in values if value is not None]
+    # A result that an operator does not make is None, and a number has no dimensions.
+    given = [value for value in values if value is not None and type(value) is not int]
     return bool(given) and all(
         isinstance(v, torch.Tensor) and v.layout is torch.strided and all(map(torch_compat.has_expression, v.shape))
         for v in given
@@ -71,8 +78,8 @@ def is_tuple(node: fx.Node) -> bool:
     return isinstance(node.meta.get("val"), (list, tuple))
 
 
-def results_of(node: fx.Node) -> list[torch.Tensor]:
-    """The tensors that an operator makes."""
+def results_of(node: fx.Node) -> list[Any]:
+    """What an operator makes: tensors, and, for some that it may make, `None` or a number."""
     values = node.meta["val"]
     return list(values) if isinstance(values, (list, tuple)) else [values]
 
@@ -179,16 +186,23 @@ def _others(node: fx.Node, taken: set[int]) -> list[Axis]:
 
 
 def _with_one_less(node: fx.Node) -> list[Axis]:
-    """``select(x, dim, i)``: one operand, and a result without that dimension."""
+    """``select(x, dim, i)``, ``unbind(x, dim)``: one operand, and results without that dimension."""
     rank = len(shape_of(operands(node)[0]))
     return _reduced(node, {at(argument(node, 1), rank)}, kept=False)
 
 
 def _with_one_more(node: fx.Node) -> list[Axis]:
-    """``unsqueeze(x, dim)``, and ``select_backward(gradient, shape, dim, i)``."""
+    """``unsqueeze(x, dim)``, ``stack(xs, dim)``, and ``select_backward(gradient, shape, dim, i)``."""
+    rank, given = len(shape_of(node)), len(operands(node))
+    new = at(argument(node, 2 if node.target is _aten.select_backward.default else 1), rank)
+    return [Axis((dim,), (dim - (dim > new),) * given) for dim in range(rank) if dim != new]
+
+
+def _one_put_in(node: fx.Node) -> list[Axis]:
+    """``select_scatter(x, y, dim, i)``, whose second operand has not that dimension."""
     rank = len(shape_of(node))
-    new = at(argument(node, 1 if node.target is _aten.unsqueeze.default else 2), rank)
-    return [Axis((dim,), (dim - (dim > new),)) for dim in range(rank) if dim != new]
+    place = at(argument(node, 2), rank)
+    return [Axis((dim,), (dim, dim - (dim > place))) for dim in range(rank) if dim != place]
 
 
 def _squeezed(node: fx.Node) -> list[Axis]:
@@ -232,6 +246,19 @@ def _bias(node: fx.Node, dim: int) -> Iterable[int | None]:
     if len(operands(node)) < 3:
         return ()
     return (_aligned(dim, shape_of(node), shape_of(operands(node)[0])),)
+
+
+def _normalised(node: fx.Node) -> list[Axis]:
+    """``native_layer_norm(x, shape, ...)``, and ``native_layer_norm_backward(gradient, x, shape, ...)``."""
+    given, backward = operands(node), node.target is _aten.native_layer_norm_backward.default
+    rows = len(shape_of(given[0])) - len(argument(node, 2 if backward else 1))
+    # Weights have the dimensions that are normalised alone, and what comes of them is summed up.
+    made = (Partial.SUM,) * (len(results_of(node)) - 1) if backward else None
+    found = []
+    for dim in range(rows):
+        reads = tuple(dim if len(shape_of(one)) == len(shape_of(given[0])) else None for one in given)
+        found.append(Axis((dim, *made) if made else (dim,) * len(results_of(node)), reads))
+    return found
 
 
 def _looked_up(node: fx.Node) -> list[Axis]:
@@ -338,14 +365,16 @@ _RULES: dict[Any, Callable[[fx.Node], Sequence[Axis]]] = {
     ),
     **_rows(
         _along(2), _aten._log_softmax_backward_data.default, _aten._softmax_backward_data.default,
-        _aten.slice_backward.default, _aten.slice_scatter.default, _aten.topk.default,
+        _aten.slice_backward.default, _aten.slice_scatter.default, _aten.topk.default, _aten.split.Tensor,
     ),
-    **_rows(_with_one_less, _aten.select.int),
-    **_rows(_with_one_more, _aten.unsqueeze.default, _aten.select_backward.default),
+    **_rows(_with_one_less, _aten.select.int, _aten.unbind.int),
+    **_rows(_with_one_more, _aten.unsqueeze.default, _aten.stack.default, _aten.select_backward.default),
+    **_rows(_one_put_in, _aten.select_scatter.default),
     **_rows(_squeezed, _aten.squeeze.dim, _aten.squeeze.dims),
     **_rows(_permuted, _aten.permute.default, _aten.t.default, _aten.transpose.int),
     **_rows(_pointwise, _aten.expand.default),
     **_rows(_padded, _aten.constant_pad_nd.default),
+    **_rows(_normalised, _aten.native_layer_norm.default, _aten.native_layer_norm_backward.default),
     **_rows(_looked_up, _aten.embedding.default),
     **_rows(
         _made, _aten.full.default, _aten.zeros.default, _aten.ones.default, _aten.new_full.default,

@@ -64,9 +64,10 @@ class Cut:
 
 
 class Partial(Enum):
-    """A value that is the sum of what its chunks compute."""
+    """A value that is the sum of what its chunks compute, or what any one of them does."""
 
     SUM = "sum"
+    ANY = "any"
 
 
 Placement = Cut | Partial

@@ -2,6 +2,7 @@
 
     x, w1 ─► mm ─► gelu ─► mm(.., w2)          feed-forward layers: tokens in chunks
     q, k ─► bmm ─► softmax ─► bmm(.., v)       attention without a fused kernel: heads in chunks
+    q, k, v ─► rotated ─► attention            with one: likewise (`heads`)
 
 Forward and backward of a layer are in chunks of their own: of the values between them, plans keep or recompute each
 chunk by itself.
@@ -9,13 +10,16 @@ chunk by itself.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from torch import fx
 
 from remat_compiler import torch_compat
 from remat_compiler.chunks.amplifiers import LAYER, contracts, layers
+from remat_compiler.chunks.axes import results_of
 from remat_compiler.chunks.cut import Cut, even_bounds, shape_of
+from remat_compiler.chunks.heads import attention_regions, attentions
 from remat_compiler.chunks.region import Region, elements, find_region, region_in_chunks, whole_bytes
 from remat_compiler.chunks.rewriting import in_chunks
 from remat_compiler.chunks.writing import NotCuttable
@@ -40,7 +44,7 @@ def chunk_layers(joint: fx.GraphModule, num_fwd_outputs: int, chunks: int) -> tu
         What was cut, the largest first; layers that are alike are one.
     """
     with torch_compat.sizes_of(joint.graph):
-        found = _regions(joint, num_fwd_outputs, chunks)
+        found = list(_regions(joint, num_fwd_outputs, chunks))
         made = _written(joint.graph, [region for region, _ in found])
         if made is None:
             return ()
@@ -49,21 +53,15 @@ def chunk_layers(joint: fx.GraphModule, num_fwd_outputs: int, chunks: int) -> tu
 
 
 def has_layers(joint: fx.GraphModule, num_fwd_outputs: int) -> bool:
-    """Whether there is a product with which a layer could be cut; arguments as for `chunk_layers`."""
-    return next(layers(joint, num_fwd_outputs), None) is not None
+    """Whether there is something with which a layer could be cut; arguments as for `chunk_layers`."""
+    return any(True for _ in layers(joint, num_fwd_outputs)) or bool(attentions(joint, num_fwd_outputs))
 
 
 def values_of_layers(joint: fx.GraphModule, num_fwd_outputs: int) -> set[fx.Node]:
     """Large values of which there is a chunk at a time once layers are cut; arguments as for `chunk_layers`."""
-    found: set[fx.Node] = set()
     with torch_compat.sizes_of(joint.graph):
-        for product, dim in layers(joint, num_fwd_outputs):
-            cut, large = _cut(product, dim, 2), elements(product.meta["val"]) // LAYER
-            if product in found or cut.chunks == 1:
-                continue
-            region = _region(joint.graph, product, cut)
-            found |= set() if region is None else region.large(large)
-    return found
+        regions = [region for region, _ in _regions(joint, num_fwd_outputs, 2)]
+        return {node for one in regions for node in one.large(elements(results_of(one.product)[0]) // LAYER)}
 
 
 def together(regions: list[ChunkedRegion]) -> tuple[ChunkedRegion, ...]:
@@ -74,21 +72,27 @@ def together(regions: list[ChunkedRegion]) -> tuple[ChunkedRegion, ...]:
     return tuple(replace(first, count=1 + len(others)) for first, *others in alike.values())
 
 
-def _regions(joint: fx.GraphModule, num_fwd_outputs: int, chunks: int) -> list[tuple[Region, ChunkedRegion]]:
+def _regions(joint: fx.GraphModule, num_fwd_outputs: int, chunks: int) -> Iterator[tuple[Region, ChunkedRegion]]:
     """Layers that can be cut, the largest first, and what people are told of each."""
-    found: list[tuple[Region, ChunkedRegion]] = []
     taken: set[fx.Node] = set()
+    largest: ChunkedRegion | None = None
     for product, dim in layers(joint, num_fwd_outputs):
-        if found and whole_bytes(product) * SMALLEST < found[0][1].whole_bytes:
+        if largest is not None and whole_bytes(product) * SMALLEST < largest.whole_bytes:
             break
         cut = _cut(product, dim, chunks)
-        if product in taken or cut.chunks == 1:
-            continue
-        region = _region(joint.graph, product, cut)
+        region = None if product in taken or cut.chunks == 1 else _region(joint.graph, product, cut)
         if region is not None and taken.isdisjoint(region.cuttings):
             taken.update(region.cuttings)
-            found.append((region, region_in_chunks(product, cut, "layer")))
-    return found
+            told = region_in_chunks(product, cut, "layer")
+            largest = told if largest is None else largest
+            yield region, told
+    # What is small beside a chunk of the layers is no floor.
+    least_bytes = 0 if largest is None else largest.chunk_bytes
+    large = [one for one in attentions(joint, num_fwd_outputs) if whole_bytes(one) >= least_bytes and one not in taken]
+    for region, cut in attention_regions(joint, large, chunks):
+        if taken.isdisjoint(region.cuttings):
+            taken.update(region.cuttings)
+            yield region, region_in_chunks(region.product, cut, "attention")
 
 
 def _region(graph: fx.Graph, product: fx.Node, cut: Cut) -> Region | None:

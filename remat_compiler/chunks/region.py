@@ -11,7 +11,7 @@ The region is closed: no value in it that is large is needed whole, by an operat
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,11 +20,11 @@ from torch import fx
 
 from remat_compiler import torch_compat
 from remat_compiler.capture.source import source_line
-from remat_compiler.chunks.axes import SCATTERS, is_plain, is_tuple
-from remat_compiler.chunks.cut import Cut, Cutting, Partial, Placement, operands, shape_of
+from remat_compiler.chunks.axes import SCATTERS, is_plain, is_tuple, results_of
+from remat_compiler.chunks.cut import Cut, Cutting, Partial, Placement, operands
 from remat_compiler.chunks.rules import cutting
 from remat_compiler.report.plan_report import ChunkedRegion
-from remat_compiler.torch_compat import number
+from remat_compiler.torch_compat import expression, number
 
 _aten = torch.ops.aten
 PRODUCTS = frozenset({_aten.mm.default, _aten.addmm.default, _aten.bmm.default, _aten.baddbmm.default})
@@ -62,8 +62,8 @@ class Region:
 
     def large(self, least: int) -> set[fx.Node]:
         """Values of at least so many elements that are there a chunk at a time."""
-        cut = (node for node in self.cuttings if isinstance(self.placement(node), Cut) and not is_tuple(node))
-        return {node for node in cut if elements(node.meta["val"]) >= least}
+        cut = {node for node in self.cuttings if isinstance(self.placement(node), Cut) and not is_tuple(node)}
+        return {node for node in cut.difference(self.leaving()) if elements(node.meta["val"]) >= least}
 
     def leaving(self) -> list[fx.Node]:
         """Operators whose whole results are read, in order."""
@@ -76,7 +76,9 @@ class Region:
         return any(o is source and not self.is_read_in_chunks(reader, i) for i, o in enumerate(operands(reader)))
 
 
-def find_region(graph: fx.Graph, product: fx.Node, cut: Cut, large: int, most: int | None = None) -> Region | None:
+def find_region(
+    graph: fx.Graph, product: fx.Node, cut: Cut, large: int, most: int | None = None, *, up_to_products: bool = False
+) -> Region | None:
     """The region around a product whose result is cut so; `None` if a large value would be needed whole.
 
     Args:
@@ -85,10 +87,11 @@ def find_region(graph: fx.Graph, product: fx.Node, cut: Cut, large: int, most: i
         cut: How its result is cut.
         large: Elements of values that count as large.
         most: Operators that the region may reach, lest it is sought in all of the graph; `None` for any number.
+        up_to_products: Whether products behind it read its results whole, large ones, too, and are no part of it.
     """
     barred: set[fx.Node] = set()
     while product not in barred:
-        found = _Search(graph, product, cut, large, barred, most)
+        found = _Search(graph, product, cut, large, barred, most, PRODUCTS if up_to_products else ())
         if found.stack:
             return None
         again = found.open_ends()
@@ -101,18 +104,26 @@ def find_region(graph: fx.Graph, product: fx.Node, cut: Cut, large: int, most: i
 
 def reach(graph: fx.Graph, product: fx.Node, cut: Cut, large: int) -> dict[fx.Node, Cutting]:
     """All that can be cut with a product by rule, wherever that is; arguments as for `find_region`."""
-    return _Search(graph, product, cut, large, (), None).cuttings
+    return _Search(graph, product, cut, large, (), None, ()).cuttings
 
 
 class _Search:
     """What can be cut with a product, but for operators that are barred; `stack` is empty unless these are too many."""
 
     def __init__(
-        self, graph: fx.Graph, product: fx.Node, cut: Cut, large: int, barred: Iterable[fx.Node], most: int | None
+        self,
+        graph: fx.Graph,
+        product: fx.Node,
+        cut: Cut,
+        large: int,
+        barred: Iterable[fx.Node],
+        most: int | None,
+        reading_whole: Container[Any],
     ) -> None:
         self.graph = graph
         self.large = large
         self.barred = frozenset(barred)
+        self.reading_whole = reading_whole
         self.cuttings: dict[fx.Node, Cutting] = {}
         self.region = Region(product, self.cuttings, cut.chunks)  # as far as it is found
         self.stack: list[fx.Node] = []
@@ -122,7 +133,7 @@ class _Search:
 
     def _cut(self, node: fx.Node, operand: int | None, cut: Cut) -> None:
         """Cut an operator if its operand or its result may be cut so."""
-        if node in self.cuttings or node in self.barred:
+        if node in self.cuttings or node in self.barred or (operand is not None and node.target in self.reading_whole):
             return
         found = cutting(node, operand, cut)
         if found is not None:
@@ -133,8 +144,9 @@ class _Search:
         """Cut what the operator reads, if it is large, and what reads its result."""
         found = self.cuttings[node]
         for source, cut in zip(operands(node), found.operands):
-            # A large value that is made whole would be there beside all chunks.
-            if cut is not None and source.op == "call_function" and self._is_large(source):
+            # A large value that is made whole would be there beside all chunks.  One that is made of nothing is made
+            # anew for each chunk: other regions may read the same.
+            if cut is not None and source.op == "call_function" and operands(source) and self._is_large(source):
                 self._cut(source, None, cut)
         if is_tuple(node):
             for user in node.users:
@@ -165,7 +177,11 @@ class _Search:
     def open_ends(self) -> set[fx.Node]:
         """Operators whose large results something reads whole."""
         large = filter(self._is_large_and_cut, self.cuttings)
-        return {node for node in large if any(self.region.reads_whole(user, node) for user in node.users)}
+        return {node for node in large if any(self._is_open(user, node) for user in node.users)}
+
+    def _is_open(self, reader: fx.Node, source: fx.Node) -> bool:
+        """Whether the reader needs a whole value of which there are to be chunks."""
+        return reader.target not in self.reading_whole and self.region.reads_whole(reader, source)
 
     def kept(self) -> set[fx.Node]:
         """Operators with large results, those that read such, and what lies between them."""
@@ -200,8 +216,8 @@ def _position(item: fx.Node) -> int:
 
 
 def whole_bytes(node: fx.Node) -> int:
-    """Bytes of a value at the sizes that are planned for."""
-    value = node.meta["val"]
+    """Bytes of a value at the sizes that are planned for; of a tuple, of its first."""
+    value = results_of(node)[0]
     return elements(value) * int(value.element_size())
 
 
@@ -209,5 +225,5 @@ def region_in_chunks(product: fx.Node, cut: Cut, what: str) -> ChunkedRegion:
     """What people are told of the region around a product whose result is cut so, or the rows of it that are read."""
     rows = max(number(cut.length(chunk)) for chunk in range(cut.chunks))
     # All rows have as many bytes.
-    chunk_bytes = whole_bytes(product) * rows // number(shape_of(product)[cut.first])
+    chunk_bytes = whole_bytes(product) * rows // number(expression(results_of(product)[0].shape[cut.first]))
     return ChunkedRegion(cut.chunks, product.name, source_line(product), whole_bytes(product), chunk_bytes, what)

@@ -22,16 +22,20 @@ from remat_compiler import torch_compat
 from remat_compiler.capture.changes import changed_inputs
 from remat_compiler.capture.operators import has_tensor, is_random
 from remat_compiler.capture.storages import find_roots
-from remat_compiler.chunks.cut import Cut, Partial, operands, shape_of
+from remat_compiler.chunks.cut import Cut, Cutting, Partial, operands, shape_of
 from remat_compiler.chunks.means import FEW_BITS
 from remat_compiler.chunks.region import Region
+from remat_compiler.chunks.rules import cutting
 from remat_compiler.chunks.tangent import depending_on
-from remat_compiler.chunks.writing import NotCuttable, arguments_with, call, call_like, viewed, write_sizes
+from remat_compiler.chunks.writing import NotCuttable, arguments_with, call, call_like, in_order, viewed, write_sizes
 
 _aten = torch.ops.aten
 _prims = torch.ops.prims
 IN_CHUNKS = "remat_chunk"
 """What nodes have in `meta` that belong to a chunk: its number."""
+
+TRUSTING = frozenset({_aten.native_layer_norm_backward.default})
+"""Operators that read statistics as if their elements lay in order, whether they do or not."""
 
 Part = tuple[int, bool, int]
 """Operators that are written together: of which region, whether they need a tangent, behind how many parts of it."""
@@ -57,6 +61,7 @@ class _Writer:
         self.chunk: dict[tuple[fx.Node, int], fx.Node] = {}
         self.sections: dict[tuple[fx.Node, Cut], fx.Node] = {}
         self.slices: dict[tuple[fx.Node, int], fx.Node] = {}
+        self.constants: dict[tuple[fx.Node, Cut, int], fx.Node] = {}
         self.sums: dict[fx.Node, fx.Node] = {}
         self.leaving = frozenset(node for region in regions for node in region.leaving())
         self.place = {node: i for i, node in enumerate(graph.nodes)}
@@ -72,6 +77,9 @@ class _Writer:
                 self.whole[unit] = self.new.node_copy(unit, self.whole.__getitem__)
             else:
                 self._write_part(members[unit])
+        for one in dict.fromkeys(source for source, _, _ in self.constants):
+            if not self.whole[one].users:
+                self.new.erase_node(self.whole[one])
         write_sizes(self.new)
         return self.new
 
@@ -131,10 +139,16 @@ class _Writer:
         if self.regions[node].is_read_in_chunks(node, position):
             return self.chunk[source, chunk]
         cut = self.regions[node].cuttings[node].operands[position]
-        return self.whole[source] if cut is None else self._slice(source, cut, chunk, node)
+        if cut is None:
+            return self.whole[source]
+        part = self._slice(source, cut, chunk, node)
+        return in_order(self.new, part, like=node) if node.target in TRUSTING else part
 
     def _slice(self, source: fx.Node, cut: Cut, chunk: int, reader: fx.Node) -> fx.Node:
         """A chunk of a value that is there as a whole."""
+        made = None if operands(source) or source.op != "call_function" else cutting(source, None, cut)
+        if made is not None:
+            return self._constant(source, cut, made, chunk)
         # Not by slices, which torch clamps: then lengths of changing sizes are no longer known to be those of chunks.
         sections = self.sections.get((source, cut))
         if sections is None:
@@ -147,6 +161,15 @@ class _Writer:
         found = self.slices.get((sections, chunk))
         if found is None:
             found = self.slices[sections, chunk] = call(self.new, operator.getitem, (sections, chunk), like=reader)
+        return found
+
+    def _constant(self, source: fx.Node, cut: Cut, how: Cutting, chunk: int) -> fx.Node:
+        """A chunk of a value that is made of no other."""
+        found = self.constants.get((source, cut, chunk))
+        if found is None:
+            args, kwargs = fx.map_arg((source.args, dict(source.kwargs)), self.whole.__getitem__)
+            found = call_like(self.new, source, arguments_with(source, args, how.changes[chunk]), kwargs)
+            self.constants[source, cut, chunk] = found
         return found
 
     def _add(self, node: fx.Node, part: fx.Node) -> None:
@@ -163,16 +186,30 @@ class _Writer:
         """The whole of what the chunks computed."""
         region, dtype = self.regions[node], node.meta["val"].dtype
         placement = region.placement(node)
-        if isinstance(placement, Partial):
+        if placement is Partial.ANY:
+            return self.chunk[node, 0]
+        if placement is Partial.SUM:
             total = self.sums[node]
             if total.meta["val"].dtype is dtype:
                 return total
             return call(self.new, _prims.convert_element_type.default, (total, dtype), like=node)
         rows = [self.chunk[node, chunk] for chunk in range(region.chunks)]
+        if not torch_compat.is_in_order(node.meta["val"]):
+            return self._joined_in_its_order(node, rows, placement)
         whole = call(self.new, _aten.cat.default, (rows, placement.last), like=node)
         if len(placement.dims) > 1:
             whole = call(self.new, _aten.view.default, (whole, list(shape_of(node))), like=node)
         return whole
+
+    def _joined_in_its_order(self, node: fx.Node, rows: list[fx.Node], cut: Cut) -> fx.Node:
+        """The whole of a value whose dimensions lie in memory in an order of their own, which views of it rely on."""
+        order = torch_compat.memory_order(node.meta["val"])
+        if len(cut.dims) > 1:
+            raise NotCuttable(f"rows across several dimensions of {node}, which lie in another order")
+        moved = [call(self.new, _aten.permute.default, (row, order), like=node) for row in rows]
+        whole = call(self.new, _aten.cat.default, (moved, order.index(cut.last)), like=node)
+        back = sorted(range(len(order)), key=order.__getitem__)
+        return call(self.new, _aten.permute.default, (whole, back), like=node)
 
 
 def node_args(node: fx.Node, args: tuple[Any, ...], changes: Mapping[int, Any]) -> tuple[Any, ...]:
@@ -187,7 +224,11 @@ def _effects(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
         node
         for node in graph.nodes
         if node.op == "call_function"
-        and (is_random(node) or node.is_impure() or any(roots.get(a) in changed for a in node.all_input_nodes))
+        and (
+            is_random(node)
+            or node.is_impure(impure_random=False)
+            or any(roots.get(a) in changed for a in node.all_input_nodes)
+        )
     ]
     # The first one stands behind itself, so that all are found here.
     return dict(zip(found, [*found[:1], *found]))

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from remat_compiler.chunks.attention import ATTENTION, GRADIENTS, attention_cutting
 from remat_compiler.chunks.axes import Axis, argument, at, axes_of, is_plain, results_of
 from remat_compiler.chunks.cut import Cut, Cutting, Partial, Placement, operands, seen_through, shape_of, shifted
 from remat_compiler.torch_compat import Size, expression, most, same
@@ -73,6 +74,8 @@ def cutting(node: fx.Node, operand: int | None, cut: Cut) -> Cutting | None:
     rows = _RANGES.get(node.target)
     if rows is not None and is_plain(node) and at(argument(node, rows.dimension), len(shape_of(node))) in cut.dims:
         return _part(node, operand, cut, rows) if cut.first == cut.last else None
+    if node.target in ATTENTION or node.target in GRADIENTS:
+        return attention_cutting(node, operand, cut)
     return _by_axes(node, axes_of(node), operand, cut)
 
 

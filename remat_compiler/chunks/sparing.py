@@ -108,7 +108,7 @@ class _Writer:
         )
         args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), lambda one: next(parts) if has_tensor(one) else one)
         dim, position = axis.results[0], SHAPES.get(node.target)
-        if dim is Partial.SUM:
+        if isinstance(dim, Partial):
             node.replace_all_uses_with(call_like(self.graph, node, args, kwargs))
             return
         changes = {} if position is None else {position: self.unread.left(shape_of(node), dim)}

@@ -109,7 +109,7 @@ class ChunkedRegion:
         source: The line of the user's program that it comes from, such as ``model.py:41``; empty when not known.
         whole_bytes: Bytes of that value.
         chunk_bytes: Bytes of its largest chunk.
-        what: ``"loss"`` or ``"layer"``.
+        what: ``"loss"``, ``"layer"`` or ``"attention"``.
         count: How many there are of this place and of these sizes.
     """
 

@@ -71,11 +71,71 @@ class Attention(nn.Module):
 
 
 class Fused(Attention):
-    """Attention by one operator: nothing of it is larger than its three parts together."""
+    """Attention by one operator of the parts of one product.
+
+    Args:
+        unbound: Whether the parts are taken along a dimension of their own.
+    """
+
+    def __init__(self, *, unbound: bool = False) -> None:
+        super().__init__()
+        self.unbound = unbound
 
     def forward(self, x: Tensor) -> Tensor:
-        query, key, value = self.all(x).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
-        return self.out(F.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2))
+        if self.unbound:
+            query, key, value = self.all(x).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
+        else:
+            parts = self.all(x).chunk(3, -1)
+            query, key, value = (one.unflatten(-1, (HEADS, -1)).transpose(1, 2) for one in parts)
+        seen = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        return self.out(seen.transpose(1, 2).flatten(2))
+
+
+class Turned(Attention):
+    """Parts of one product, with its sequences in another order."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        one, other, third = self.all(x).flip(0).chunk(3, -1)
+        return self.out(one.tanh() * other + third)
+
+
+class Grouped(nn.Module):
+    """Attention by one operator, in which several heads share a key, with queries and keys rotated by their places.
+
+    Args:
+        stretched: Whether keys are stretched to all heads before.
+        mask: The shape of a mask, if there is one.
+        dropout: Of the weights of the attention.
+    """
+
+    HEADS, KEYS = 8, 4
+
+    def __init__(self, *, stretched: bool, mask: tuple[int, ...] = (), dropout: float = 0.0) -> None:
+        super().__init__()
+        self.stretched, self.mask, self.dropout = stretched, mask, dropout
+        self.query, self.out = nn.Linear(WIDTH, 4 * self.HEADS), nn.Linear(4 * self.HEADS, WIDTH)
+        self.key, self.value = nn.Linear(WIDTH, 4 * self.KEYS), nn.Linear(WIDTH, 4 * self.KEYS)
+        self.norm = nn.LayerNorm(4)
+        self.register_buffer("scale", torch.rand(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        made = ((self.query, self.HEADS), (self.key, self.KEYS), (self.value, self.KEYS))
+        query, key, value = (part(x).unflatten(-1, (heads, 4)).transpose(1, 2) for part, heads in made)
+        query, key = rotated(self.norm(query)), rotated(key)
+        if self.stretched:
+            key, value = (one.repeat_interleave(self.HEADS // self.KEYS, 1) for one in (key, value))
+        mask = (self.scale * torch.ones(self.mask, dtype=x.dtype)).cumsum(-1) if self.mask else None
+        seen = F.scaled_dot_product_attention(
+            query, key, value, mask, self.dropout, is_causal=mask is None, enable_gqa=not self.stretched
+        )
+        return self.out(seen.transpose(1, 2).flatten(2))
+
+
+def rotated(x: Tensor) -> Tensor:
+    """Values turned by an angle that grows with their place."""
+    angles = torch.arange(x.shape[-2], dtype=x.dtype)[:, None] * torch.arange(1, 3, dtype=x.dtype)
+    one, other = x.chunk(2, -1)
+    return torch.cat((one * angles.cos() - other * angles.sin(), other * angles.cos() + one * angles.sin()), -1)
 
 
 class Model(nn.Module):
@@ -154,5 +214,11 @@ LAYERS = {
     "attention": Layers(lambda: Model(Attention), (3, 40)),
     "causal": Layers(lambda: Model(lambda: Attention(causal)), (2, 48)),
     "capped": Layers(lambda: Model(lambda: Attention(capped)), (2, 48)),
+    "fused": Layers(lambda: Model(Fused), (4, 10)),
+    "unbound": Layers(lambda: Model(lambda: Fused(unbound=True)), (4, 10)),
+    "grouped": Layers(lambda: Model(lambda: Grouped(stretched=False))),
+    "stretched": Layers(lambda: Model(lambda: Grouped(stretched=True))),
+    "masked": Layers(lambda: Model(lambda: Grouped(stretched=True, mask=(10, 10)))),
+    "masked_by_head": Layers(lambda: Model(lambda: Grouped(stretched=True, mask=(1, 8, 10, 10)))),
     "by_sequence": Layers(lambda: Model(lambda: Attention(by_sequence)), (4, 40)),
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from chunks.chunked import Chunked, step
-from chunks.layer_programs import Attention, by_sequence, capped, causal
+from chunks.layer_programs import Attention, Fused, Grouped, Layer, by_sequence, capped, causal
 from remat_compiler.chunks.layers import chunk_layers
 
 WIDTH, HIDDEN = 16, 64
@@ -37,7 +38,15 @@ PARTS: dict[str, Part] = {
     "backwards": lambda h: h + h.flip(-2).tanh(),
 }
 """What programs do between two products."""
-MASKS = {"none": lambda scores: scores, "causal": causal, "capped": capped, "by_sequence": by_sequence}
+ATTENTIONS: dict[str, Layer] = {
+    "scores": Attention,
+    **{mask.__name__: partial(Attention, mask) for mask in (causal, capped, by_sequence)},
+    "fused": Fused,
+    "unbound": lambda: Fused(unbound=True),
+    "grouped": lambda: Grouped(stretched=False),
+    "stretched": lambda: Grouped(stretched=True),
+    "masked_by_head": lambda: Grouped(stretched=True, mask=(1, Grouped.HEADS, 1, 1)),
+}
 
 
 @dataclass(frozen=True)
@@ -50,7 +59,7 @@ class Drawn:
         frozen: Whether the products are not trained.
         saved: Whether each layer is recomputed by the program itself.
         beside: Whether what is between the products is read beside them, too.
-        mask: Of attention before the layers; `None` without.
+        attention: Before the layers; `None` without.
         shape: Of the input, but for the width.
         chunks: Chunks that are asked for.
         decomposed: Whether operators are decomposed as for Inductor.
@@ -61,7 +70,7 @@ class Drawn:
     frozen: bool
     saved: bool
     beside: bool
-    mask: str | None
+    attention: str | None
     shape: tuple[int, ...]
     chunks: int
     decomposed: bool
@@ -74,7 +83,7 @@ class Model(nn.Module):
         super().__init__()
         self.drawn = drawn
         self.first = nn.Linear(WIDTH, WIDTH)
-        self.attention = None if drawn.mask is None else Attention(MASKS[drawn.mask])
+        self.attention = None if drawn.attention is None else ATTENTIONS[drawn.attention]()
         pairs = [nn.ModuleList([nn.Linear(WIDTH, HIDDEN), nn.Linear(HIDDEN, WIDTH)]) for _ in drawn.parts]
         self.pairs = nn.ModuleList(pairs[:1] * len(pairs) if drawn.shared else pairs).requires_grad_(not drawn.frozen)
 
@@ -104,8 +113,8 @@ DRAWN = st.builds(
     frozen=st.booleans(),
     saved=st.booleans(),
     beside=st.booleans(),
-    mask=st.none() | st.sampled_from(sorted(MASKS)),
-    shape=st.sampled_from([(2, 24), (3, 33), (1, 40)]),
+    attention=st.none() | st.sampled_from(sorted(ATTENTIONS)),
+    shape=st.sampled_from([(2, 24), (3, 33), (1, 40), (4, 9)]),
     chunks=st.integers(2, 7),
     decomposed=st.booleans(),
 )

@@ -8,11 +8,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from chunks.chunked import Chunked, beside_eager, step
-from chunks.layer_programs import LAYERS, WIDTH, FeedForward, Fused, Layers, Model, Returned
+from chunks.layer_programs import LAYERS, WIDTH, FeedForward, Grouped, Layers, Model, Returned, Turned
 from chunks.test_losses import DECOMPOSED, error, largest
+from remat_compiler.chunks.attention import ATTENTION
 from remat_compiler.chunks.layers import chunk_layers
 
 CHUNKS = 4
+BY_ONE_OPERATOR = ("fused", "unbound", "grouped", "stretched", "masked", "masked_by_head")
+"""Programs that are not cut around a product."""
 
 
 def run(program: Layers, backend: Chunked, dtype: torch.dtype = torch.float64) -> tuple[list[Tensor], list[Tensor]]:
@@ -32,10 +35,14 @@ def test_layers_in_chunks_are_the_same(name: str, decomposed: bool) -> None:
     torch.testing.assert_close(made, expected, rtol=1e-12, atol=1e-12)
     found = backend.found
     # Six heads are three times two.
-    assert {(one.what, one.chunks) for one in found} <= {("layer", CHUNKS), ("layer", CHUNKS - 1)}
+    what = "attention" if name in BY_ONE_OPERATOR else "layer"
+    assert {(one.what, one.chunks) for one in found} <= {(what, CHUNKS), (what, CHUNKS - 1)}
     # Both layers are cut: as one, or as two where their sources differ.
     assert sum(one.count for one in found) >= 2
-    assert largest(backend) < found[0].whole_bytes
+    # What leaves attention by one operator is as large as its result.
+    kernels = [node for node in backend.graph.nodes if node.target in ATTENTION]
+    assert len(kernels) == (sum(one.count * one.chunks for one in found) if name in BY_ONE_OPERATOR else 0)
+    assert kernels or largest(backend) < found[0].whole_bytes
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -58,9 +65,9 @@ def test_random_numbers_are_drawn_as_before() -> None:
 
 
 @DECOMPOSED
-def test_a_product_of_which_small_parts_are_read_stays_whole(decomposed: bool) -> None:
+def test_a_value_that_an_operator_without_a_rule_reads_stays_whole(decomposed: bool) -> None:
     backend = Chunked(CHUNKS, decomposed, chunk_layers)
-    program = Layers(lambda: Model(lambda: nn.Sequential(Fused(), FeedForward(F.gelu))), (CHUNKS, 10))
+    program = Layers(lambda: Model(lambda: nn.Sequential(Turned(), FeedForward(F.gelu))), (CHUNKS, 10))
     made, expected = run(program, backend)
     torch.testing.assert_close(made, expected, rtol=1e-12, atol=1e-12)
     # Those of the feed-forward layers alone.
@@ -75,7 +82,7 @@ def test_what_is_returned_is_needed_whole() -> None:
 
 
 @DECOMPOSED
-@pytest.mark.parametrize("name", ["gelu", "gated", "adapted", "causal"])
+@pytest.mark.parametrize("name", ["gelu", "gated", "adapted", "causal", "fused", "grouped", "stretched"])
 def test_layers_in_chunks_are_the_same_at_all_sizes(name: str, decomposed: bool) -> None:
     torch._dynamo.reset()
     torch.manual_seed(0)
@@ -100,3 +107,10 @@ def test_layers_that_are_small_beside_the_largest_stay_whole() -> None:
     made, expected = run(Layers(lambda: Uneven(lambda: FeedForward(F.gelu)), (4, 32)), backend)
     torch.testing.assert_close(made, expected, rtol=1e-12, atol=1e-12)
     assert [one.count for one in backend.found] == [1]
+
+
+def test_attention_that_draws_stays_whole() -> None:
+    backend = Chunked(CHUNKS, cut=chunk_layers)
+    made, expected = run(Layers(lambda: Model(lambda: Grouped(stretched=True, dropout=0.3))), backend)
+    torch.testing.assert_close(made, expected, rtol=1e-12, atol=1e-12)
+    assert not backend.found

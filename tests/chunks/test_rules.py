@@ -13,6 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from remat_compiler.chunks.axes import results_of
 from remat_compiler.chunks.cut import Cut, Partial, even_bounds, operands, seen_through
+from remat_compiler.chunks.rewriting import TRUSTING
 from remat_compiler.chunks.rules import cutting
 from remat_compiler.chunks.writing import arguments_with
 
@@ -35,6 +36,11 @@ def numbers(*shape: int) -> Tensor:
 
 def indices(most: int, *shape: int) -> Tensor:
     return torch.randint(0, most, shape)
+
+
+def attention(heads: int, keys: int, batch: int = 2) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries of so many heads, and keys and values of as many or fewer."""
+    return numbers(batch, heads, 5, 3), numbers(batch, keys, 7, 3), numbers(batch, keys, 7, 3)
 
 
 CALLS: dict[str, Call] = {
@@ -102,6 +108,15 @@ CALLS: dict[str, Call] = {
     "index_put_of_fewer": Call(
         aten.index_put.default, (numbers(6, 3, 5, 4), [None, None, indices(5, 9)], numbers(9, 4), True), 0
     ),
+    "layer_norm": Call(aten.native_layer_norm.default, (numbers(6, 4, 5), [5], numbers(5), numbers(5), 1e-5), 4),
+    "layer_norm_backward": Call(
+        aten.native_layer_norm_backward.default,
+        (
+            *(numbers(6, 4, 5), numbers(6, 4, 5), [5], numbers(6, 4, 1), numbers(6, 4, 1)),
+            *(numbers(5), numbers(5), [True, True, True]),
+        ),
+        10,
+    ),
     "embedding": Call(aten.embedding.default, (numbers(7, 3), indices(7, 6, 4)), 4),
     "full": Call(aten.full.default, ([6, 5], 2.0), 2),
     "new_zeros": Call(aten.new_zeros.default, (numbers(2), [6, 5]), 2),
@@ -115,6 +130,10 @@ CALLS: dict[str, Call] = {
     "expand": Call(aten.expand.default, (numbers(6, 1), [3, 6, 5]), 4),
     "select": Call(aten.select.int, (numbers(6, 5, 4), 1, 2), 4),
     "select_backward": Call(aten.select_backward.default, (numbers(6, 4), [6, 5, 4], 1, 2), 4),
+    "select_scatter": Call(aten.select_scatter.default, (numbers(6, 5, 4), numbers(6, 4), 1, 2), 6),
+    "split": Call(aten.split.Tensor, (numbers(6, 5, 4), 2, 1), 4),
+    "unbind": Call(aten.unbind.int, (numbers(6, 3, 4), 1), 4),
+    "stack": Call(aten.stack.default, ([numbers(6, 4), numbers(6, 4)], 1), 6),
     "slice": Call(aten.slice.Tensor, (numbers(8, 5), 0, 0, 7), 4),
     "slice_later": Call(aten.slice.Tensor, (numbers(8, 5), 0, 1, 9223372036854775807), 4),
     "slice_steps": Call(aten.slice.Tensor, (numbers(8, 5), 0, 0, 8, 2), 2),
@@ -124,6 +143,14 @@ CALLS: dict[str, Call] = {
     "triu": Call(aten.triu.default, (numbers(6, 5),), 0),
     "flip": Call(aten.flip.default, (numbers(6, 5), [0]), 0),
     "dropout": Call(aten.bernoulli.default, (torch.rand(6, 5),), 0),
+    "attention": Call(aten._scaled_dot_product_flash_attention_for_cpu.default, attention(4, 4), 8),
+    "attention_of_groups": Call(aten._scaled_dot_product_flash_attention_for_cpu.default, attention(4, 2), 8),
+    # Chunks of three of six heads would share a key, of two or four not.
+    "attention_of_pairs": Call(aten._scaled_dot_product_flash_attention_for_cpu.default, attention(6, 3, batch=1), 2),
+    "attention_by_one_key": Call(aten._scaled_dot_product_flash_attention_for_cpu.default, attention(4, 1), 6),
+    "attention_with_dropout": Call(
+        aten._scaled_dot_product_flash_attention_for_cpu.default, (*attention(4, 4), 0.5), 0
+    ),
 }
 
 
@@ -164,12 +191,14 @@ def assert_same(node: fx.Node, values: list[Tensor], operand: int | None, cut: C
     how = cutting(node, operand, cut)
     assert how is not None
     made = [
-        called(node, [part(value, given, chunk) for value, given in zip(values, how.operands)], how.changes[chunk])
+        called(node, [in_order(node, part(*one, chunk)) for one in zip(values, how.operands)], how.changes[chunk])
         for chunk in range(cut.chunks)
     ]
     whole = called(node, values, {})
     for i, (right, placement) in enumerate(zip(whole, how.results)):
         parts = [results[i] for results in made]
+        if placement is Partial.ANY:
+            continue
         joined = sum(parts) if placement is Partial.SUM else torch.cat(parts, placement.last)
         torch.testing.assert_close(joined.reshape(right.shape), right, rtol=1e-12, atol=1e-12)
 
@@ -179,7 +208,11 @@ def called(node: fx.Node, values: list[Tensor], changes: Mapping[int, Any]) -> l
     left = iter(values)
     args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), lambda _: next(left))
     made = node.target(*arguments_with(node, args, changes), **kwargs)
-    return list(made) if isinstance(made, tuple) else [made]
+    return list(made) if isinstance(made, (tuple, list)) else [made]
+
+
+def in_order(reader: fx.Node, value: Tensor) -> Tensor:
+    return value.contiguous() if reader.target in TRUSTING else value
 
 
 def part(value: Tensor, cut: Cut | None, chunk: int) -> Tensor:
@@ -234,3 +267,50 @@ def test_a_node_of_unknown_shape_is_left_alone() -> None:
     graph = fx.Graph()
     node = graph.call_function(aten.neg.default, (graph.placeholder("x"),))
     assert cutting(node, 0, Cut(0, 0, (0, 1, 2))) is None
+
+
+@pytest.mark.parametrize("keys", [4, 2, 1])
+@pytest.mark.parametrize("mask", [None, (5, 7), (2, 1, 5, 7), (2, 4, 5, 7)], ids=str)
+def test_the_gradient_of_attention(keys: int, mask: tuple[int, ...] | None) -> None:
+    query, key, value = attention(4, keys)
+    masks = [] if mask is None else [numbers(*mask)]
+
+    def gradient(query: Tensor, key: Tensor, value: Tensor, *masks: Tensor) -> list[Tensor]:
+        given = {"attn_mask": masks[0]} if masks else {}
+        out, sums = aten._scaled_dot_product_flash_attention_for_cpu.default(query, key, value, **given)
+        backward = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+        return list(backward(out.cos(), query, key, value, out, sums, 0.0, False, **given))
+
+    graph = make_fx(gradient, tracing_mode="fake")(query, key, value, *masks).graph
+    *_, node = graph.find_nodes(
+        op="call_function", target=aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+    )
+    out, sums = aten._scaled_dot_product_flash_attention_for_cpu.default(
+        query, key, value, **({"attn_mask": masks[0]} if masks else {})
+    )
+    values = [out.cos(), query, key, value, out, sums, *masks]
+    for dim in range(2):
+        assert_same(node, values, None, Cut(dim, dim, even_bounds(query.shape[dim], 2)))
+    for dim in (2, 3):
+        assert cutting(node, None, Cut(dim, dim, (0, 1, query.shape[dim]))) is None
+
+
+@pytest.mark.parametrize("kernel", ["flash", "efficient", "cudnn"])
+def test_attention_on_a_gpu_gives_chunks_of_the_whole_shape(kernel: str) -> None:
+    query = key = value = torch.empty(2, 4, 16, 8, device="meta", dtype=torch.bfloat16)
+    target = getattr(aten, f"_scaled_dot_product_{kernel}_attention").default
+    arguments = () if kernel == "flash" else (None, True)
+    node, values = traced(Call(target, (query, key, value, *arguments), 1))
+    how = cutting(node, None, Cut(1, 1, (0, 2, 4)))
+    assert how is not None
+    whole, half = (
+        called(node, values, {}),
+        called(node, [part(one, cut, 0) for one, cut in zip(values, how.operands)], {}),
+    )
+    for right, one, placed in zip(whole, half, how.results):
+        if isinstance(placed, Cut):
+            assert tuple(one.shape) == tuple(placed.shape(right.shape, 0))
+        else:
+            # Seeds, and numbers of rows.
+            assert placed is Partial.ANY
+            assert not isinstance(one, Tensor) or one.dim() < 2

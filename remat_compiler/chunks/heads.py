@@ -1,0 +1,84 @@
+"""Attention by one operator, some heads or sequences at a time, with all that is between the products around it.
+
+    q, k, v ─► rotated, stretched to all heads ─► attention ─► o       products before it are cut, too, if they can be;
+    dq, dk, dv ◄─ summed up, rotated back ◄─ its gradient ◄─ do        those behind it read the whole
+
+Nothing of it is larger than what is between layers, but much of it is there at once: three values and their gradients,
+what they were before, and the workspace of the gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from torch import fx
+
+from remat_compiler import torch_compat
+from remat_compiler.capture.phases import find_phases
+from remat_compiler.capture.storages import find_roots
+from remat_compiler.chunks.amplifiers import LAYER
+from remat_compiler.chunks.attention import ATTENTION, BATCH, HEADS
+from remat_compiler.chunks.axes import is_plain, is_tuple, may_be_cut, results_of
+from remat_compiler.chunks.cut import Cut, even_bounds, operands, shape_of
+from remat_compiler.chunks.region import Region, elements, find_region, whole_bytes
+from remat_compiler.chunks.rewriting import is_in_chunks
+from remat_compiler.ir.graph import Phase
+from remat_compiler.torch_compat import Size, divided, expression, number, product, same
+
+MOST = 256
+"""Operators of one attention, with its backward, at most: with rotated queries and keys it has half of it."""
+
+
+def attentions(joint: fx.GraphModule, num_fwd_outputs: int) -> list[fx.Node]:
+    """Attention by one operator in the forward that is whole; the largest first.
+
+    Args:
+        joint: A joint graph.
+        num_fwd_outputs: How many of its outputs belong to the forward.
+    """
+    phases = find_phases(joint.graph, torch_compat.joint_outputs(joint, num_fwd_outputs)[0])
+    forward = (node for node, phase in phases.items() if phase is Phase.FORWARD and node.target in ATTENTION)
+    found = [node for node in forward if may_be_cut(node) and not is_in_chunks(node)]
+    return sorted(found, key=whole_bytes, reverse=True)
+
+
+def attention_regions(joint: fx.GraphModule, found: list[fx.Node], chunks: int) -> Iterator[tuple[Region, Cut]]:
+    """What is cut with each of these in at most so many chunks, and how it is; without those that gain nothing."""
+    roots = find_roots(joint.graph)
+    for attention in found:
+        large, best_bytes, best = elements(results_of(attention)[0]) // LAYER, 0, None
+        for cut in _cuts(joint.graph, attention, chunks):
+            region = find_region(joint.graph, attention, cut, large, MOST, up_to_products=True)
+            spared_bytes = 0 if region is None else _spared_bytes(region, large, roots)
+            if region is not None and spared_bytes > best_bytes:
+                best_bytes, best = spared_bytes, (region, cut)
+        if best is not None:
+            yield best
+
+
+def _cuts(graph: fx.Graph, attention: fx.Node, chunks: int) -> list[Cut]:
+    """Ways to cut an attention: by heads, and by sequences."""
+    batch, heads = map(expression, results_of(attention)[0].shape[:2])
+    ways = [(HEADS, heads, granule) for granule in _granules(graph, attention, heads)]
+    cuts = [Cut(dim, dim, even_bounds(size, chunks, granule)) for dim, size, granule in [*ways, (BATCH, batch, 1)]]
+    return [cut for cut in cuts if cut.chunks > 1]
+
+
+def _granules(graph: fx.Graph, attention: fx.Node, heads: Size) -> list[Size]:
+    """Heads that may have to stay together: 1, and those that share a key, also if it is stretched to them before."""
+    sharing = divided(heads, shape_of(operands(attention)[1])[HEADS])
+    found: dict[Size, None] = {1: None, sharing or 1: None}
+    for node in graph.nodes:
+        if is_plain(node) and not is_tuple(node) and len(shape_of(node)) == 5:
+            _, keys, each, *_ = shape_of(node)
+            if same(product((keys, each)), heads):
+                found[each] = None
+    return sorted(found, key=number)
+
+
+def _spared_bytes(region: Region, large: int, roots: Mapping[fx.Node, fx.Node]) -> int:
+    """Bytes of large values that are not there at once; 0 if those that are put together are more."""
+    leaving = {roots[node] for node in region.leaving() if elements(node.meta["val"]) >= large}
+    within = {roots[node] for node in region.large(large)} - leaving
+    within_bytes, leaving_bytes = (sum(map(whole_bytes, one & region.cuttings.keys())) for one in (within, leaving))
+    return within_bytes * (region.chunks - 1) // region.chunks if within_bytes >= leaving_bytes else 0
