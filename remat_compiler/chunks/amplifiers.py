@@ -14,9 +14,11 @@ from torch import fx
 
 from remat_compiler import torch_compat
 from remat_compiler.capture.phases import find_phases
-from remat_compiler.chunks.axes import GATHERS, axes_of, is_plain
+from remat_compiler.chunks.axes import axes_of
+from remat_compiler.chunks.axis import is_plain
 from remat_compiler.chunks.cut import operands, shape_of
-from remat_compiler.chunks.region import PRODUCTS, elements, whole_bytes
+from remat_compiler.chunks.indexing import GATHERS
+from remat_compiler.chunks.region import FALLS, PRODUCTS, elements, whole_bytes
 from remat_compiler.chunks.rewriting import is_in_chunks
 from remat_compiler.ir.graph import Phase
 
@@ -74,14 +76,16 @@ def _ways(node: fx.Node, least: int) -> list[tuple[int, fx.Node]]:
     """Dimensions of a result that may be cut, and what it is to be large beside."""
     given, rank = operands(node), len(shape_of(node))
     if node.target in GATHERS:
-        return [(0, given[0])] if least == HEAD and any(axis.results[0] == 0 for axis in axes_of(node)) else []
+        # Images of a head, and what is taken again and again within a layer, as nodes are for their edges.
+        ways = [axis.results[0] for axis in axes_of(node) if (axis.operands[0] is None) is (least == LAYER)]
+        return [(dim, given[0]) for dim in ways[:1] if isinstance(dim, int)]
     if rank == 2:
         return list(enumerate(given[-2:]))
     return [(0, max(given[-2:], key=lambda one: elements(one.meta["val"])))] if least == LAYER else []
 
 
 def _above_a_fall(graph: fx.Graph, forward: set[fx.Node], large: int) -> set[fx.Node]:
-    """Operators behind which a product of the forward makes a large value small."""
+    """Operators behind which the forward makes a large value small."""
     found: set[fx.Node] = set()
     for node in reversed(graph.nodes):
         if any(user in found or (user in forward and contracts(user, large)) for user in node.users):
@@ -90,8 +94,8 @@ def _above_a_fall(graph: fx.Graph, forward: set[fx.Node], large: int) -> set[fx.
 
 
 def contracts(node: fx.Node, large: int) -> bool:
-    """Whether the node is a product that reads a large value and gives a small one."""
-    if node.target not in PRODUCTS or not all(map(is_plain, (node, *operands(node)))):
+    """Whether the node is a product, or adds up elements, and reads a large value and gives a small one."""
+    if node.target not in FALLS or not all(map(is_plain, (node, *operands(node)))):
         return False
     # Layers of four times the width come back to exactly what counts as large.
     return max(elements(one.meta["val"]) for one in operands(node)) >= large >= elements(node.meta["val"])

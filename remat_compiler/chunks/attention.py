@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from remat_compiler.chunks.axes import may_be_cut, results_of
+from remat_compiler.chunks.axis import may_be_cut, results_of
 from remat_compiler.chunks.cut import Cut, Cutting, Partial, operands, shape_of
 from remat_compiler.torch_compat import Size, divided, expression
 

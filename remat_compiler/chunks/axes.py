@@ -12,32 +12,19 @@ An operator without axes is not cut.  So no operator is that draws random number
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
 
 from remat_compiler import torch_compat
-from remat_compiler.capture.operators import is_random
+from remat_compiler.chunks.axis import UNKNOWN, Axis, aligned, argument, at, may_be_cut, results_of
 from remat_compiler.chunks.cut import Partial, operands, shape_of
+from remat_compiler.chunks.indexing import INDEXING
 from remat_compiler.torch_compat import Size, expression, same
 
 _aten = torch.ops.aten
 _prims = torch.ops.prims
-
-
-@dataclass(frozen=True, slots=True)
-class Axis:
-    """One dimension along which an operator may be cut.
-
-    Attributes:
-        results: Its dimension in each result, or that it is summed over.
-        operands: Its dimension in each operand; `None` where every slice reads all of it.
-    """
-
-    results: tuple[int | Partial, ...]
-    operands: tuple[int | None, ...]
 
 
 def axes_of(node: fx.Node) -> list[Axis]:
@@ -52,51 +39,6 @@ def axes_of(node: fx.Node) -> list[Axis]:
     return _pointwise(node) if elementwise and isinstance(node.meta["val"], torch.Tensor) else []
 
 
-def may_be_cut(node: fx.Node) -> bool:
-    """Whether it is an operator on plain tensors that does nothing but compute its result from them."""
-    target = node.target
-    if node.op != "call_function" or not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable:
-        return False
-    return not is_random(node) and all(map(is_plain, (node, *operands(node))))
-
-
-def is_plain(node: fx.Node) -> bool:
-    """Whether the node is a tensor, or some tensors, of sizes that follow from those of the inputs."""
-    values = node.meta.get("val")
-    if not isinstance(values, (list, tuple)):
-        values = (values,)
-    # A result that an operator does not make is None, and a number has no dimensions.
-    given = [value for value in values if value is not None and type(value) is not int]
-    return bool(given) and all(
-        isinstance(v, torch.Tensor) and v.layout is torch.strided and all(map(torch_compat.has_expression, v.shape))
-        for v in given
-    )
-
-
-def is_tuple(node: fx.Node) -> bool:
-    """Whether the node's value is several tensors."""
-    return isinstance(node.meta.get("val"), (list, tuple))
-
-
-def results_of(node: fx.Node) -> list[Any]:
-    """What an operator makes: tensors, and, for some that it may make, `None` or a number."""
-    values = node.meta["val"]
-    return list(values) if isinstance(values, (list, tuple)) else [values]
-
-
-def at(dim: Any, rank: int) -> int:
-    """A dimension counted from the front."""
-    return int(dim) % max(rank, 1)
-
-
-def argument(node: fx.Node, position: int) -> Any:
-    """The argument at a position of the schema, however it is given, or its default."""
-    if position < len(node.args):
-        return node.args[position]
-    named = node.target._schema.arguments[position]  # type: ignore[union-attr]
-    return node.kwargs.get(named.name, named.default_value)
-
-
 def _pointwise(node: fx.Node) -> list[Axis]:
     return _elementwise(node, shape_of(node))
 
@@ -105,22 +47,10 @@ def _elementwise(node: fx.Node, shape: Sequence[Size]) -> list[Axis]:
     """The axes of an operator that computes one element for each place of this shape."""
     found = []
     for dim, size in enumerate(shape):
-        aligned = [_aligned(dim, shape, shape_of(operand)) for operand in operands(node)]
-        if size != 1 and not any(one is _UNKNOWN for one in aligned):
-            found.append(Axis((dim,), tuple(aligned)))
+        reads = [aligned(dim, shape, shape_of(operand)) for operand in operands(node)]
+        if size != 1 and not any(one is UNKNOWN for one in reads):
+            found.append(Axis((dim,), tuple(reads)))
     return found
-
-
-_UNKNOWN: Any = object()
-"""A dimension of which it is not known whether it is stretched to another."""
-
-
-def _aligned(dim: int, shape: Sequence[Size], given: Sequence[Size]) -> int | None:
-    """The dimension of an operand that is the result's `dim`; `None` if it is stretched to that."""
-    place = dim - (len(shape) - len(given))
-    if place >= 0 and same(given[place], shape[dim]):
-        return place
-    return None if place < 0 or given[place] == 1 else _UNKNOWN
 
 
 def _made(node: fx.Node) -> list[Axis]:
@@ -129,7 +59,10 @@ def _made(node: fx.Node) -> list[Axis]:
     alike = [
         [dim if dim < len(one) and same(one[dim], size) else None for one in given] for dim, size in enumerate(shape)
     ]
-    return [Axis((dim,), tuple(reads)) for dim, reads in enumerate(alike)]
+    found = [Axis((dim,), tuple(reads)) for dim, reads in enumerate(alike)]
+    # Of another shape than the operand, which tells but the type, each chunk of that makes all of it.
+    along = [dim for one in given for dim in range(len(one)) if all(dim not in axis.operands for axis in found)]
+    return [*found, *(Axis((Partial.ANY,), (dim,)) for dim in along)]
 
 
 def _reduction(node: fx.Node) -> list[Axis]:
@@ -238,14 +171,14 @@ def _product(node: fx.Node) -> list[Axis]:
     found += [Axis((row,), (*_bias(node, row), row, None)), Axis((column,), (*_bias(node, column), None, column))]
     if added:
         # It would be added once for each chunk of a sum.
-        return [one for one in found if _UNKNOWN not in one.operands]
+        return [one for one in found if UNKNOWN not in one.operands]
     return [*found, Axis((Partial.SUM,), (column, row))]
 
 
 def _bias(node: fx.Node, dim: int) -> Iterable[int | None]:
     if len(operands(node)) < 3:
         return ()
-    return (_aligned(dim, shape_of(node), shape_of(operands(node)[0])),)
+    return (aligned(dim, shape_of(node), shape_of(operands(node)[0])),)
 
 
 def _normalised(node: fx.Node) -> list[Axis]:
@@ -261,31 +194,6 @@ def _normalised(node: fx.Node) -> list[Axis]:
     return found
 
 
-def _looked_up(node: fx.Node) -> list[Axis]:
-    """``embedding(table, indices)``."""
-    return [Axis((dim,), (None, dim)) for dim in range(len(shape_of(operands(node)[1])))]
-
-
-def _indexed(node: fx.Node) -> list[Axis]:
-    """``index(x, indices)`` and ``index_put(x, indices, values)`` along the dimensions in front of all indices."""
-    given, places = operands(node), argument(node, 1)
-    indices = [one for one in places if one is not None]
-    front, shape = next((dim for dim, one in enumerate(places) if one is not None), 0), shape_of(given[0])
-    # Apart, indices put their dimension in front of all.
-    if places[front : front + len(indices)] != indices:
-        return []
-    if node.target in GATHERS:
-        return [Axis((dim,), (dim, *[None] * len(indices))) for dim in range(front)]
-    values = shape_of(given[-1])
-    spread = len(values) != len(shape) - len(indices) + max(len(shape_of(one)) for one in indices)
-    alike = (dim for dim in range(front) if not spread and same(values[dim], shape[dim]))
-    return [Axis((dim,), (dim, *[None] * len(indices), dim)) for dim in alike]
-
-
-GATHERS = frozenset({_aten.index.Tensor, _aten._unsafe_index.Tensor})
-"""Operators that take elements of a value, some of them several times, as where an image is enlarged."""
-SCATTERS = frozenset({_aten.index_put.default, _aten._unsafe_index_put.default})
-"""Their gradients, which add up what comes of each element."""
 NONE, SUM = 0, 2
 """How torch numbers the reductions of a loss."""
 TERM_LOSSES: dict[Any, int] = {
@@ -359,8 +267,8 @@ _RULES: dict[Any, Callable[[fx.Node], Sequence[Axis]]] = {
     ),
     **_rows(_sum_of_all, _aten.sum.default),
     **_rows(
-        _along(1), _aten._log_softmax.default, _aten._softmax.default, _aten.gather.default, _aten.scatter.value,
-        _aten.scatter.src, _aten.scatter_add.default, _aten.cumsum.default, _aten.cat.default, _aten.slice.Tensor,
+        _along(1), _aten._log_softmax.default, _aten._softmax.default, _aten.scatter.value,
+        _aten.scatter.src, _aten.cumsum.default, _aten.cat.default, _aten.slice.Tensor,
         _aten.sort.default,
     ),
     **_rows(
@@ -375,12 +283,11 @@ _RULES: dict[Any, Callable[[fx.Node], Sequence[Axis]]] = {
     **_rows(_pointwise, _aten.expand.default),
     **_rows(_padded, _aten.constant_pad_nd.default),
     **_rows(_normalised, _aten.native_layer_norm.default, _aten.native_layer_norm_backward.default),
-    **_rows(_looked_up, _aten.embedding.default),
     **_rows(
         _made, _aten.full.default, _aten.zeros.default, _aten.ones.default, _aten.new_full.default,
         _aten.new_zeros.default, _aten.new_ones.default,
     ),
-    **_rows(_indexed, *GATHERS, *SCATTERS),
+    **INDEXING,
     **_rows(_nll_loss, _aten.nll_loss_forward.default, _aten.nll_loss2d_forward.default),
     **_rows(_nll_loss_backward, _aten.nll_loss_backward.default, _aten.nll_loss2d_backward.default),
     **_rows(_term_loss, *TERM_LOSSES),

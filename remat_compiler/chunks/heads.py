@@ -18,7 +18,7 @@ from remat_compiler.capture.phases import find_phases
 from remat_compiler.capture.storages import find_roots
 from remat_compiler.chunks.amplifiers import LAYER
 from remat_compiler.chunks.attention import ATTENTION, BATCH, HEADS
-from remat_compiler.chunks.axes import is_plain, is_tuple, may_be_cut, results_of
+from remat_compiler.chunks.axis import is_plain, is_tuple, may_be_cut, results_of
 from remat_compiler.chunks.cut import Cut, even_bounds, operands, shape_of
 from remat_compiler.chunks.region import Region, elements, find_region, whole_bytes
 from remat_compiler.chunks.rewriting import is_in_chunks

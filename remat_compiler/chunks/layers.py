@@ -17,7 +17,7 @@ from torch import fx
 
 from remat_compiler import torch_compat
 from remat_compiler.chunks.amplifiers import LAYER, contracts, layers
-from remat_compiler.chunks.axes import results_of
+from remat_compiler.chunks.axis import results_of
 from remat_compiler.chunks.cut import Cut, even_bounds, shape_of
 from remat_compiler.chunks.heads import attention_regions, attentions
 from remat_compiler.chunks.region import Region, elements, find_region, region_in_chunks, whole_bytes

@@ -8,7 +8,7 @@ from torch import fx
 
 from remat_compiler import torch_compat
 from remat_compiler.chunks.amplifiers import HEAD, heads
-from remat_compiler.chunks.axes import is_plain, is_tuple
+from remat_compiler.chunks.axis import is_plain, is_tuple
 from remat_compiler.chunks.cut import Cut, even_bounds, shape_of
 from remat_compiler.chunks.means import divide_last
 from remat_compiler.chunks.region import Region, elements, find_region, reach, region_in_chunks, whole_bytes

@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from remat_compiler.chunks.axes import NONE, SUM, TERM_GRADIENTS, TERM_LOSSES, argument, is_plain, is_tuple
+from remat_compiler.chunks.axes import NONE, SUM, TERM_GRADIENTS, TERM_LOSSES
+from remat_compiler.chunks.axis import argument, is_plain, is_tuple
 from remat_compiler.chunks.cut import shape_of
 from remat_compiler.chunks.region import elements
 from remat_compiler.chunks.writing import arguments_with, call, call_like

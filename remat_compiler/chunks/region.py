@@ -20,8 +20,9 @@ from torch import fx
 
 from remat_compiler import torch_compat
 from remat_compiler.capture.source import source_line
-from remat_compiler.chunks.axes import SCATTERS, is_plain, is_tuple, results_of
+from remat_compiler.chunks.axis import is_plain, is_tuple, results_of
 from remat_compiler.chunks.cut import Cut, Cutting, Partial, Placement, operands
+from remat_compiler.chunks.indexing import SCATTERS
 from remat_compiler.chunks.rules import cutting
 from remat_compiler.report.plan_report import ChunkedRegion
 from remat_compiler.torch_compat import expression, number
@@ -57,8 +58,8 @@ class Region:
             return False
         if reader.target is operator.getitem:
             return True
-        cut = self.cuttings[reader].operands[position]
-        return cut is not None and self.placement(source) == cut
+        cut, placement = self.cuttings[reader].operands[position], self.placement(source)
+        return placement == cut if cut is not None else placement is Partial.ANY
 
     def large(self, least: int) -> set[fx.Node]:
         """Values of at least so many elements that are there a chunk at a time."""

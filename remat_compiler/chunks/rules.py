@@ -16,7 +16,8 @@ import torch
 from torch import fx
 
 from remat_compiler.chunks.attention import ATTENTION, GRADIENTS, attention_cutting
-from remat_compiler.chunks.axes import Axis, argument, at, axes_of, is_plain, results_of
+from remat_compiler.chunks.axes import axes_of
+from remat_compiler.chunks.axis import Axis, argument, at, is_plain, results_of
 from remat_compiler.chunks.cut import Cut, Cutting, Partial, Placement, operands, seen_through, shape_of, shifted
 from remat_compiler.torch_compat import Size, expression, most, same
 

@@ -10,7 +10,6 @@ place they depend on nothing that the backward is given, so that one chunk can h
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import torch
 from torch import fx
@@ -18,8 +17,10 @@ from torch import fx
 from remat_compiler import torch_compat
 from remat_compiler.capture.operators import has_tensor
 from remat_compiler.capture.phases import ancestors
-from remat_compiler.chunks.axes import GATHERS, SCATTERS, TERM_GRADIENTS, argument
+from remat_compiler.chunks.axes import TERM_GRADIENTS
+from remat_compiler.chunks.axis import argument, is_zero
 from remat_compiler.chunks.cut import operands
+from remat_compiler.chunks.indexing import GATHERS, SCATTERS
 from remat_compiler.chunks.writing import call, call_like
 
 _aten = torch.ops.aten
@@ -144,20 +145,6 @@ def _scattered(node: fx.Node, scaled: list[bool]) -> bool:
     return all(scaled[i] or (i == 0 and is_zero(given[i])) for i in (0, source)) and not any(scaled[1:source])
 
 
-def is_zero(node: fx.Node) -> bool:
-    """Whether the node is known to be zeros."""
-    if node.target in (_aten.zeros.default, _aten.zeros_like.default, _aten.new_zeros.default):
-        return True
-    position = _VALUES.get(node.target)
-    return position is not None and argument(node, position) == 0
-
-
-_VALUES: dict[Any, int] = {
-    _aten.full.default: 1,
-    _aten.full_like.default: 1,
-    _aten.new_full.default: 2,
-    _aten.scalar_tensor.default: 0,
-}
 _SUMS_OF_TWO = frozenset({_aten.add.Tensor, _aten.sub.Tensor})
 _FIRST = (
     _aten.neg.default, _aten.sum.default, _aten.sum.dim_IntList, _aten.mean.default, _aten.mean.dim,
@@ -180,5 +167,5 @@ _LINEAR: dict[object, Rule] = {
     _aten.masked_fill.Scalar: _filled(2),
     _aten.scatter.value: _filled(3),
     _aten.constant_pad_nd.default: _filled(2),
-    **dict.fromkeys((_aten.scatter.src, _aten.scatter_add.default, _aten.slice_scatter.default, *SCATTERS), _scattered),
+    **dict.fromkeys((_aten.scatter.src, _aten.slice_scatter.default, *SCATTERS), _scattered),
 }

@@ -14,11 +14,12 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import fx
 
-from remat_compiler.chunks.axes import Axis, axes_of, is_plain, is_tuple
+from remat_compiler.chunks.axes import axes_of
+from remat_compiler.chunks.axis import Axis, is_plain, is_tuple, is_zero
 from remat_compiler.chunks.cut import Partial, operands, shape_of
 from remat_compiler.chunks.region import PRODUCTS, elements
 from remat_compiler.chunks.rules import VIEWS, Range, range_of
-from remat_compiler.chunks.tangent import depending_on, is_linear, is_zero
+from remat_compiler.chunks.tangent import depending_on, is_linear
 from remat_compiler.chunks.writing import NotCuttable
 from remat_compiler.torch_compat import Size, divided, number, product, same
 

@@ -15,8 +15,8 @@ import torch
 from torch import fx
 
 from remat_compiler import torch_compat
+from remat_compiler.chunks.axis import is_zero
 from remat_compiler.chunks.means import FEW_BITS
-from remat_compiler.chunks.tangent import is_zero
 from remat_compiler.chunks.writing import call
 
 _aten = torch.ops.aten

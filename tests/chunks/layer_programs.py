@@ -138,6 +138,33 @@ def rotated(x: Tensor) -> Tensor:
     return torch.cat((one * angles.cos() - other * angles.sin(), other * angles.cos() + one * angles.sin()), -1)
 
 
+class Messages(nn.Module):
+    """What nodes of a graph send along edges, of which there are several for each, added up where these end.
+
+    Args:
+        selected: Whether nodes are selected and their messages scattered, and not indexed and added.
+    """
+
+    def __init__(self, *, selected: bool) -> None:
+        super().__init__()
+        self.selected = selected
+        self.edges: Tensor
+        self.register_buffer("edges", torch.randint(30, (2, 170)))
+        self.first, self.second = nn.Linear(2 * WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        source, target = self.edges
+        if self.selected:
+            pairs = [x.index_select(0, source), x.index_select(0, target)]
+        else:
+            pairs = [x[source], x[target]]
+        sent = self.second(F.silu(self.first(torch.cat(pairs, -1))))
+        zeros = torch.zeros_like(x)
+        if self.selected:
+            return zeros.scatter_add(0, target[:, None].expand_as(sent), sent)
+        return zeros.index_add(0, target, sent)
+
+
 class Model(nn.Module):
     """Layers one behind the other, each added to what it reads, and a mean of squares.
 
@@ -220,5 +247,7 @@ LAYERS = {
     "stretched": Layers(lambda: Model(lambda: Grouped(stretched=True))),
     "masked": Layers(lambda: Model(lambda: Grouped(stretched=True, mask=(10, 10)))),
     "masked_by_head": Layers(lambda: Model(lambda: Grouped(stretched=True, mask=(1, 8, 10, 10)))),
+    "messages": Layers(lambda: Model(lambda: Messages(selected=False)), (30,)),
+    "scattered": Layers(lambda: Model(lambda: Messages(selected=True)), (30,)),
     "by_sequence": Layers(lambda: Model(lambda: Attention(by_sequence)), (4, 40)),
 }

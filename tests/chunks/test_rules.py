@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from remat_compiler.chunks.axes import results_of
+from remat_compiler.chunks.axis import results_of
 from remat_compiler.chunks.cut import Cut, Partial, even_bounds, operands, seen_through
 from remat_compiler.chunks.rewriting import TRUSTING
 from remat_compiler.chunks.rules import cutting
@@ -67,8 +67,8 @@ CALLS: dict[str, Call] = {
     "log_softmax_backward": Call(
         aten._log_softmax_backward_data.default, (numbers(6, 5), numbers(6, 5), 1, torch.float64), 3
     ),
-    "gather": Call(aten.gather.default, (numbers(6, 5), 1, indices(5, 6, 2)), 3),
-    "gather_fewer_rows": Call(aten.gather.default, (numbers(6, 5), 1, indices(5, 4, 2)), 0),
+    "gather": Call(aten.gather.default, (numbers(6, 5), 1, indices(5, 6, 2)), 5),
+    "gather_fewer_rows": Call(aten.gather.default, (numbers(6, 5), 1, indices(5, 4, 2)), 2),
     "scatter": Call(aten.scatter.value, (numbers(6, 5), 1, indices(5, 6, 1), 3.0), 3),
     "scatter_add": Call(aten.scatter_add.default, (numbers(6, 5), 1, indices(5, 6, 2), numbers(6, 2)), 4),
     "cumsum": Call(aten.cumsum.default, (numbers(6, 5), 0), 2),
@@ -95,7 +95,8 @@ CALLS: dict[str, Call] = {
         ),
         12,
     ),
-    "index": Call(aten.index.Tensor, (numbers(6, 3, 5, 4), [None, None, indices(5, 7, 1), indices(4, 9)]), 4),
+    "index": Call(aten.index.Tensor, (numbers(6, 3, 5, 4), [None, None, indices(5, 7, 1), indices(4, 9)]), 8),
+    "index_of_rows": Call(aten.index.Tensor, (numbers(6, 3), [indices(6, 9)]), 2),
     "index_apart": Call(aten.index.Tensor, (numbers(6, 3, 5, 4), [None, indices(3, 7), None, indices(4, 7)]), 0),
     "index_put": Call(
         aten.index_put.default,
@@ -108,6 +109,15 @@ CALLS: dict[str, Call] = {
     "index_put_of_fewer": Call(
         aten.index_put.default, (numbers(6, 3, 5, 4), [None, None, indices(5, 9)], numbers(9, 4), True), 0
     ),
+    "index_select": Call(aten.index_select.default, (numbers(6, 3), 0, indices(6, 9)), 4),
+    "index_add": Call(aten.index_add.default, (numbers(6, 3), 0, indices(6, 9), numbers(9, 3)), 3),
+    "scatter_add_of_fewer": Call(aten.scatter_add.default, (numbers(6, 5), 1, indices(5, 4, 2), numbers(6, 2)), 0),
+    "embedding_backward": Call(
+        aten.embedding_dense_backward.default, (numbers(6, 4, 3), indices(7, 6, 4), 7, -1, False), 4
+    ),
+    "embedding_backward_by_frequency": Call(
+        aten.embedding_dense_backward.default, (numbers(6, 4, 3), indices(7, 6, 4), 7, -1, True), 0
+    ),
     "layer_norm": Call(aten.native_layer_norm.default, (numbers(6, 4, 5), [5], numbers(5), numbers(5), 1e-5), 4),
     "layer_norm_backward": Call(
         aten.native_layer_norm_backward.default,
@@ -119,8 +129,8 @@ CALLS: dict[str, Call] = {
     ),
     "embedding": Call(aten.embedding.default, (numbers(7, 3), indices(7, 6, 4)), 4),
     "full": Call(aten.full.default, ([6, 5], 2.0), 2),
-    "new_zeros": Call(aten.new_zeros.default, (numbers(2), [6, 5]), 2),
-    "new_zeros_alike": Call(aten.new_zeros.default, (numbers(6, 7), [6, 5]), 3),
+    "new_zeros": Call(aten.new_zeros.default, (numbers(2), [6, 5]), 3),
+    "new_zeros_alike": Call(aten.new_zeros.default, (numbers(6, 7), [6, 5]), 4),
     "view_merges": Call(aten.view.default, (numbers(2, 3, 4), [6, 4]), 4),
     "view_splits": Call(aten.view.default, (numbers(6, 4), [2, 3, 4]), 4),
     "permute": Call(aten.permute.default, (numbers(6, 5, 4), [2, 0, 1]), 6),
@@ -198,6 +208,7 @@ def assert_same(node: fx.Node, values: list[Tensor], operand: int | None, cut: C
     for i, (right, placement) in enumerate(zip(whole, how.results)):
         parts = [results[i] for results in made]
         if placement is Partial.ANY:
+            assert all(torch.equal(one, right) for one in parts)
             continue
         joined = sum(parts) if placement is Partial.SUM else torch.cat(parts, placement.last)
         torch.testing.assert_close(joined.reshape(right.shape), right, rtol=1e-12, atol=1e-12)
@@ -314,3 +325,31 @@ def test_attention_on_a_gpu_gives_chunks_of_the_whole_shape(kernel: str) -> None
             # Seeds, and numbers of rows.
             assert placed is Partial.ANY
             assert not isinstance(one, Tensor) or one.dim() < 2
+
+
+@pytest.mark.parametrize("name", ["index_put", "index_add", "scatter_add"])
+def test_what_is_added_into_zeros_is_a_sum_of_parts(name: str) -> None:
+    places, values = indices(6, 9), numbers(9, 3)
+
+    def added(values: Tensor) -> Tensor:
+        zeros = torch.zeros(6, 3, dtype=torch.float64)
+        if name == "index_put":
+            return aten.index_put.default(zeros, [places], values, True)
+        if name == "index_add":
+            return aten.index_add.default(zeros, 0, places, values)
+        return aten.scatter_add.default(zeros, 0, places[:, None].expand(9, 3), values)
+
+    graph = make_fx(added, tracing_mode="fake", _allow_non_fake_inputs=True)(values).graph
+    (node,) = graph.find_nodes(op="call_function", target=getattr(aten, name).default)
+    whole = added(values)
+    last = len(operands(node)) - 1
+    how = cutting(node, last, Cut(0, 0, (0, 4, 9)))
+    assert how is not None
+    assert how.results == (Partial.SUM,)
+    # Columns are no sum: those of the zeros are as many.
+    other = cutting(node, last, Cut(1, 1, (0, 2, 3)))
+    assert (other is None) is (name == "index_put")
+    zeros = torch.zeros(6, 3, dtype=torch.float64)
+    given = [zeros, places[:, None].expand(9, 3) if name == "scatter_add" else places, values]
+    parts = [called(node, [part(*one, chunk) for one in zip(given, how.operands)], {})[0] for chunk in range(2)]
+    torch.testing.assert_close(sum(parts), whole, rtol=1e-12, atol=1e-12)
