@@ -176,13 +176,14 @@ class _Search:
         return self._is_large(node)
 
     def open_ends(self) -> set[fx.Node]:
-        """Operators whose large results something reads whole."""
-        large = filter(self._is_large_and_cut, self.cuttings)
-        return {node for node in large if any(self._is_open(user, node) for user in node.users)}
-
-    def _is_open(self, reader: fx.Node, source: fx.Node) -> bool:
-        """Whether the reader needs a whole value of which there are to be chunks."""
-        return reader.target not in self.reading_whole and self.region.reads_whole(reader, source)
+        """Operators whose large results something reads whole, one that is none of the region then among them."""
+        found: set[fx.Node] = set()
+        # Readers first.
+        for node in sorted(filter(self._is_large_and_cut, self.cuttings), reverse=True):
+            readers = (user for user in node.users if user.target not in self.reading_whole)
+            if any(user in found or self.region.reads_whole(user, node) for user in readers):
+                found.add(node)
+        return found
 
     def kept(self) -> set[fx.Node]:
         """Operators with large results, those that read such, and what lies between them."""
