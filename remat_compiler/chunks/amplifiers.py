@@ -4,6 +4,7 @@ of a head       h, w ─► logits ─► loss, a scalar          no product of 
                 scores of an image ─► enlarged ─► loss    as where each of its pixels has a class
 of a layer      x, w1 ─► mm ─► gelu ─► mm(.., w2)         one does
                 q, k ─► bmm ─► softmax ─► bmm(.., v)
+                nodes ─► for each edge ─► messages ─► added up at nodes
 """
 
 from __future__ import annotations

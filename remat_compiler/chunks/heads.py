@@ -44,10 +44,10 @@ def attentions(joint: fx.GraphModule, num_fwd_outputs: int) -> list[fx.Node]:
 
 def attention_regions(joint: fx.GraphModule, found: list[fx.Node], chunks: int) -> Iterator[tuple[Region, Cut]]:
     """What is cut with each of these in at most so many chunks, and how it is; without those that gain nothing."""
-    roots = find_roots(joint.graph)
+    roots, stretched = find_roots(joint.graph), _stretched(joint.graph) if found else frozenset()
     for attention in found:
         large, best_bytes, best = elements(results_of(attention)[0]) // LAYER, 0, None
-        for cut in _cuts(joint.graph, attention, chunks):
+        for cut in _cuts(attention, stretched, chunks):
             region = find_region(joint.graph, attention, cut, large, MOST, up_to_products=True)
             spared_bytes = 0 if region is None else _spared_bytes(region, large, roots)
             if region is not None and spared_bytes > best_bytes:
@@ -56,24 +56,21 @@ def attention_regions(joint: fx.GraphModule, found: list[fx.Node], chunks: int) 
             yield best
 
 
-def _cuts(graph: fx.Graph, attention: fx.Node, chunks: int) -> list[Cut]:
+def _stretched(graph: fx.Graph) -> frozenset[tuple[Size, Size]]:
+    """For values of five dimensions, the second and third: where keys are stretched, these and the heads of each."""
+    shapes = (shape_of(node) for node in graph.nodes if is_plain(node) and not is_tuple(node))
+    return frozenset((shape[1], shape[2]) for shape in shapes if len(shape) == 5)
+
+
+def _cuts(attention: fx.Node, stretched: frozenset[tuple[Size, Size]], chunks: int) -> list[Cut]:
     """Ways to cut an attention: by heads, and by sequences."""
     batch, heads = map(expression, results_of(attention)[0].shape[:2])
-    ways = [(HEADS, heads, granule) for granule in _granules(graph, attention, heads)]
+    # Heads that share a key may have to stay together, also if it is stretched to them before.
+    sharing = divided(heads, shape_of(operands(attention)[1])[HEADS])
+    together = {n for keys, n in stretched if same(product((keys, n)), heads)} | {1, sharing or 1}
+    ways = [(HEADS, heads, granule) for granule in sorted(together, key=lambda one: (number(one), str(one)))]
     cuts = [Cut(dim, dim, even_bounds(size, chunks, granule)) for dim, size, granule in [*ways, (BATCH, batch, 1)]]
     return [cut for cut in cuts if cut.chunks > 1]
-
-
-def _granules(graph: fx.Graph, attention: fx.Node, heads: Size) -> list[Size]:
-    """Heads that may have to stay together: 1, and those that share a key, also if it is stretched to them before."""
-    sharing = divided(heads, shape_of(operands(attention)[1])[HEADS])
-    found: dict[Size, None] = {1: None, sharing or 1: None}
-    for node in graph.nodes:
-        if is_plain(node) and not is_tuple(node) and len(shape_of(node)) == 5:
-            _, keys, each, *_ = shape_of(node)
-            if same(product((keys, each)), heads):
-                found[each] = None
-    return sorted(found, key=number)
 
 
 def _spared_bytes(region: Region, large: int, roots: Mapping[fx.Node, fx.Node]) -> int:

@@ -2,7 +2,8 @@
 
     x, w1 ─► mm ─► gelu ─► mm(.., w2)          feed-forward layers: tokens in chunks
     q, k ─► bmm ─► softmax ─► bmm(.., v)       attention without a fused kernel: heads in chunks
-    q, k, v ─► rotated ─► attention            with one: likewise (`heads`)
+    q, k, v ─► rotated ─► attention            with one: likewise, or sequences (`heads`)
+    nodes ─► messages of edges ─► added up     edges in chunks
 
 Forward and backward of a layer are in chunks of their own: of the values between them, plans keep or recompute each
 chunk by itself.

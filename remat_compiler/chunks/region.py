@@ -5,7 +5,8 @@
               │             gradient ─► mm(.., w)       what reads a large value and gives a small one leaves:
               └── large ──────┘      └► mm(.., h)       rows one behind the other, or parts of a sum
 
-The region is closed: no value in it that is large is needed whole, by an operator without a rule or by the caller.
+The region is closed: no value in it that is large is needed whole, by an operator without a rule or by the caller.  One
+around attention may end at products, which read its results whole.
 """
 
 from __future__ import annotations
