@@ -18,6 +18,7 @@ from torch import fx
 
 from remat_compiler import torch_compat
 from remat_compiler.chunks.amplifiers import LAYER, contracts, layers
+from remat_compiler.chunks.attention import ATTENTION
 from remat_compiler.chunks.axis import results_of
 from remat_compiler.chunks.cut import Cut, even_bounds, shape_of
 from remat_compiler.chunks.heads import attention_regions, attentions
@@ -33,19 +34,23 @@ MOST = 256
 between layers are as large as those within, each would reach through all of the graph."""
 
 
-def chunk_layers(joint: fx.GraphModule, num_fwd_outputs: int, chunks: int) -> tuple[ChunkedRegion, ...]:
+def chunk_layers(
+    joint: fx.GraphModule, num_fwd_outputs: int, chunks: int, *, attention: bool = True
+) -> tuple[ChunkedRegion, ...]:
     """Compute layers of a joint graph in chunks, if one is as large as the largest, or nearly.
 
     Args:
         joint: Joint graph, prepared; its graph is replaced if there is something to cut, and else stays as it is.
         num_fwd_outputs: How many of its outputs belong to the forward.
         chunks: Most chunks of each.
+        attention: Whether attention by one operator, or what holds such, may be cut.
 
     Returns:
         What was cut, the largest first; layers that are alike are one.
     """
     with torch_compat.sizes_of(joint.graph):
-        found = list(_regions(joint, num_fwd_outputs, chunks))
+        regions = _regions(joint, num_fwd_outputs, chunks)
+        found = [one for one in regions if attention or not _has_attention(one[0])]
         made = _written(joint.graph, [region for region, _ in found])
         if made is None:
             return ()
@@ -58,10 +63,11 @@ def has_layers(joint: fx.GraphModule, num_fwd_outputs: int) -> bool:
     return any(True for _ in layers(joint, num_fwd_outputs)) or bool(attentions(joint, num_fwd_outputs))
 
 
-def values_of_layers(joint: fx.GraphModule, num_fwd_outputs: int) -> set[fx.Node]:
+def values_of_layers(joint: fx.GraphModule, num_fwd_outputs: int, *, attention: bool = True) -> set[fx.Node]:
     """Large values of which there is a chunk at a time once layers are cut; arguments as for `chunk_layers`."""
     with torch_compat.sizes_of(joint.graph):
-        regions = [region for region, _ in _regions(joint, num_fwd_outputs, 2)]
+        found = (region for region, _ in _regions(joint, num_fwd_outputs, 2))
+        regions = [region for region in found if attention or not _has_attention(region)]
         return {node for one in regions for node in one.large(elements(results_of(one.product)[0]) // LAYER)}
 
 
@@ -94,6 +100,10 @@ def _regions(joint: fx.GraphModule, num_fwd_outputs: int, chunks: int) -> Iterat
         if taken.isdisjoint(region.cuttings):
             taken.update(region.cuttings)
             yield region, region_in_chunks(region.product, cut, "attention")
+
+
+def _has_attention(region: Region) -> bool:
+    return any(node.target in ATTENTION for node in region.cuttings)
 
 
 def _region(graph: fx.Graph, product: fx.Node, cut: Cut) -> Region | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from typing import NamedTuple, Protocol
 
 from remat_compiler.ir.problem import RematProblem
@@ -17,13 +18,23 @@ class Chunks(NamedTuple):
     Attributes:
         losses: Most chunks of its losses; 1 for whole ones.
         layers: Most chunks of its layers; likewise.
+        attention: Whether attention by one operator is one of these.
     """
 
     losses: int = 1
     layers: int = 1
+    attention: bool = False
 
 
 WHOLE = Chunks()
+
+
+class Within(Enum):
+    """Values of which there is a chunk at a time, or would be: of losses, of layers, or of these with attention."""
+
+    LOSSES = "losses"
+    LAYERS = "layers"
+    ALL_LAYERS = "all layers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +78,13 @@ class Candidate(Protocol):
         """Name and seconds of each stage so far."""
         ...
 
-    def within_bytes(self, problem: RematProblem, timeline: MemoryTimeline, *, losses: bool) -> int:
+    def within_bytes(self, problem: RematProblem, timeline: MemoryTimeline, within: Within) -> int:
         """Bytes of values that are there at the peak, and would be smaller with more chunks.
 
         Args:
             problem: The planner's problem.
             timeline: A simulated plan of it.
-            losses: Whether values within losses are asked for; else those within whole layers.
+            within: Within what they are; of layers, within whole ones.
         """
         ...
 

@@ -23,8 +23,8 @@ from dataclasses import dataclass, field, replace
 
 from remat_compiler.ir.problem import UNLIMITED_BYTES
 from remat_compiler.log import logger_of
-from remat_compiler.partition.candidate import WHOLE, Candidate, Chunks, Served
-from remat_compiler.partition.defects import NO_DEFECT, in_brief
+from remat_compiler.partition.candidate import WHOLE, Candidate, Chunks, Served, Within
+from remat_compiler.partition.defects import NO_DEFECT, warn_of_chunks
 from remat_compiler.partition.request import PartitionRequest
 from remat_compiler.partition.result import NoPlan, Partition
 from remat_compiler.simulate.timeline import simulate
@@ -53,6 +53,7 @@ def cheapest_in_chunks(
     *,
     losses: bool = True,
     layers: bool = True,
+    attention: bool = True,
 ) -> Partition:
     """The partition in as many chunks as serve the budget best.
 
@@ -64,13 +65,14 @@ def cheapest_in_chunks(
             budget that is nearly the same, if they fit it, and one in which no more fits.
         losses: Whether the graph may have losses that can be cut.
         layers: The same of layers.
+        attention: Whether there is attention by one operator in such.
 
     Raises:
         NoPlan: Nothing fits in any number of chunks.
     """
     budget_bytes, known = request.budget_bytes, {} if earlier is None else earlier
     assert budget_bytes is not None
-    search = _Search(budget_bytes, in_chunks, losses, layers)
+    search = _Search(budget_bytes, in_chunks, losses, layers, attention)
     served = _served_alike(known, budget_bytes)
     chosen = (served and search.in_as_many(served)) or search.run()
     known[budget_bytes] = Served(chosen, search.fits(chosen))
@@ -96,6 +98,7 @@ class _Search:
         in_chunks: Gives the candidates.
         losses: Whether there may be losses to cut.
         layers: Whether there may be layers to cut.
+        attention: Whether there is attention by one operator in such.
         candidates: All so far; each is made once, and planned at most once.
         ready: Those that the search has come to, the fewest chunks first.
         later: Numbers of chunks that it has left out for as long as no others are planned.
@@ -109,13 +112,14 @@ class _Search:
     in_chunks: Callable[[Chunks], Candidate]
     losses: bool
     layers: bool
+    attention: bool
     candidates: dict[Chunks, Candidate] = field(default_factory=dict)
     ready: list[Chunks] = field(default_factory=list)
     later: list[Chunks] = field(default_factory=list)
     made: dict[Chunks, Partition] = field(default_factory=dict)
     refusals: dict[Chunks, NoPlan] = field(default_factory=dict)
     failed: set[Chunks] = field(default_factory=set)
-    within: dict[tuple[Chunks, bool], int] = field(default_factory=dict)
+    within: dict[tuple[Chunks, Within], int] = field(default_factory=dict)
 
     @property
     def whole(self) -> Candidate:
@@ -172,20 +176,27 @@ class _Search:
         Args:
             best: Those of the best plan with whole layers.
         """
-        within_bytes = self._within_bytes(best, losses=False)
-        most_bytes = self._candidate(best).before.timeline.peak_bytes
+        whole, ways = best, [False, True] if self.attention else [False]
         for layers in LAYERS:
-            more = Chunks(best.losses, layers)
-            # What is not there at the peak leaves room for other values.
-            left_bytes = most_bytes - within_bytes // best.layers + within_bytes // layers
-            if self._gain_ns(self._candidate(best).step_ns, left_bytes) <= 0 or not self._add(more):
+            before = best
+            for attention in ways:
+                more = Chunks(best.losses, layers, attention)
+                # Of layers that are in as many chunks already, attention is whole.
+                left, within = (best.layers, whole) if best.layers < layers else (1, best)
+                within_bytes = self._within_bytes(within, Within.ALL_LAYERS if attention else Within.LAYERS)
+                # What is not there at the peak leaves room for other values.
+                most_bytes = self._candidate(best).before.timeline.peak_bytes
+                left_bytes = most_bytes - within_bytes // left + within_bytes // layers
+                if self._gain_ns(self._candidate(best).step_ns, left_bytes) <= 0 or not self._add(more):
+                    continue
+                if self._gain_ns(self._candidate(more).step_ns, left_bytes) > 0:
+                    self._plan_if_it_may_fit(more)
+                if self._best != more:
+                    break
+                best = more
+            if best == before:
                 break
-            if self._gain_ns(self._candidate(more).step_ns, left_bytes) <= 0:
-                break
-            self._plan_if_it_may_fit(more)
-            if self._best != more:
-                break
-            best = more
+            ways = [best.attention]  # whether that pays is seen once
         return best
 
     def _with_lower_layers(self, smallest: Chunks) -> Chunks:
@@ -200,9 +211,9 @@ class _Search:
             return smallest
         # Of nearly equal peaks the fewest chunks.
         now = min(one for one, peak in peaks.items() if peak and peak <= least_bytes * (1 + AT_THE_FLOOR))
-        within_bytes = self._within_bytes(now, losses=False)
+        within_bytes = self._within_bytes(now, Within.ALL_LAYERS)
         for layers in LAYERS:
-            more, wanted_bytes = Chunks(now.losses, layers), least_bytes * (1 - AT_THE_FLOOR)
+            more, wanted_bytes = Chunks(now.losses, layers, self.attention), least_bytes * (1 - AT_THE_FLOOR)
             left_bytes = least_bytes - within_bytes // now.layers + within_bytes // layers
             if left_bytes > wanted_bytes or not self._add(more) or self._candidate(more).floor_bytes > wanted_bytes:
                 break
@@ -223,16 +234,16 @@ class _Search:
         peak_bytes, best = self._candidate(chunks).before.timeline.peak_bytes, self._best
         if best is None or best.losses == 1:
             return peak_bytes
-        spared_bytes = self._within_bytes(best, losses=True) * (chunks.losses - best.losses) // chunks.losses
+        spared_bytes = self._within_bytes(best, Within.LOSSES) * (chunks.losses - best.losses) // chunks.losses
         return min(peak_bytes, self._candidate(best).before.timeline.peak_bytes - spared_bytes)
 
-    def _within_bytes(self, chunks: Chunks, *, losses: bool) -> int:
+    def _within_bytes(self, chunks: Chunks, within: Within) -> int:
         """Bytes of values within losses, or whole layers, that are there at the peak of the plan of these chunks."""
-        if (chunks, losses) not in self.within:
-            self.within[chunks, losses] = self._find_within_bytes(chunks, losses=losses)
-        return self.within[chunks, losses]
+        if (chunks, within) not in self.within:
+            self.within[chunks, within] = self._find_within_bytes(chunks, within)
+        return self.within[chunks, within]
 
-    def _find_within_bytes(self, chunks: Chunks, *, losses: bool) -> int:
+    def _find_within_bytes(self, chunks: Chunks, within: Within) -> int:
         made = self.made.get(chunks)
         if made is not None:
             problem, timeline = made.problem, made.graphs.timeline
@@ -241,11 +252,11 @@ class _Search:
             assert refused is not None
             timeline = simulate(problem.graph, problem.costs, refused)
         try:
-            return self._candidate(chunks).within_bytes(problem, timeline, losses=losses)
+            return self._candidate(chunks).within_bytes(problem, timeline, within)
         except NO_DEFECT:
             raise
         except Exception as error:
-            _warn_of_defect(Chunks(COUNTS[0]) if losses else Chunks(1, COUNTS[0]), error)
+            warn_of_chunks(Chunks(COUNTS[0]) if within is Within.LOSSES else Chunks(1, COUNTS[0]), error)
             return 0
 
     def fits(self, chunks: Chunks) -> bool:
@@ -273,7 +284,7 @@ class _Search:
         except NO_DEFECT:
             raise
         except Exception as error:
-            _warn_of_defect(chunks, error)
+            warn_of_chunks(chunks, error)
             return False
         # Few rows may be in as many chunks as they can be.
         if candidate.chunked in fewer:
@@ -324,7 +335,7 @@ class _Search:
             if chunks == WHOLE:
                 raise
             self.failed.add(chunks)
-            _warn_of_defect(chunks, error)
+            warn_of_chunks(chunks, error)
 
     def _is_planned(self, chunks: Chunks) -> bool:
         return chunks in self.made or chunks in self.refusals or chunks in self.failed
@@ -363,7 +374,7 @@ class _Search:
         if least_bytes <= floor_bytes * (1 + AT_THE_FLOOR):
             return False
         lowest = self.ready[peaks.index(least_bytes)]
-        return self._within_bytes(lowest, losses=True) > least_bytes * AT_THE_FLOOR
+        return self._within_bytes(lowest, Within.LOSSES) > least_bytes * AT_THE_FLOOR
 
     def _lowers_the_floor(self, chunks: Chunks) -> bool:
         """Whether the floor is lower than in fewer chunks."""
@@ -386,15 +397,3 @@ class _Search:
             for stage, seconds in one.times:
                 total[stage] = total.get(stage, 0.0) + seconds
         return tuple(total.items())
-
-
-def _warn_of_defect(chunks: Chunks, error: Exception) -> None:
-    """Say that fewer chunks are taken, or none."""
-    log.debug("chunks failed", exc_info=error)
-    log.warning(
-        "%s not computed in %d chunks, since that failed (%s); please report this as a defect, with the "
-        'traceback that TORCH_LOGS="+remat_compiler" shows',
-        "layers are" if chunks.layers > 1 else "a loss is",
-        chunks.layers if chunks.layers > 1 else chunks.losses,
-        in_brief(error),
-    )

@@ -15,6 +15,7 @@ from torch import fx
 
 from remat_compiler import torch_compat
 from remat_compiler.capture.graph import CapturedGraph
+from remat_compiler.chunks.heads import attentions
 from remat_compiler.chunks.layers import has_layers, values_of_layers
 from remat_compiler.chunks.losses import has_losses, values_of_losses
 from remat_compiler.distributed.agreement import Point
@@ -23,7 +24,7 @@ from remat_compiler.ir.codec import encode
 from remat_compiler.ir.plan import FITTING, Plan, PlanResult, PlanStatus
 from remat_compiler.ir.problem import UNLIMITED_BYTES, CostTable, RematProblem
 from remat_compiler.option_values import AS_PLANNED
-from remat_compiler.partition.candidate import WHOLE, Chunks
+from remat_compiler.partition.candidate import WHOLE, Chunks, Within
 from remat_compiler.partition.in_chunks import cheapest_in_chunks
 from remat_compiler.partition.request import PartitionRequest
 from remat_compiler.partition.result import Baseline, NoPlan, Partition, SplitGraphs
@@ -81,6 +82,7 @@ def partition(
             # Torch's own partition would be compiled as the stock backend does, which may join chunks again.
             may_be_native = request.may_be_native and is_whole
             asked = replace(request, chunks=chunks.losses, layer_chunks=chunks.layers, may_be_native=may_be_native)
+            asked = replace(asked, attention_in_chunks=chunks.attention)
             stages = JointStages(graph, asked, num_fwd_outputs, static_input_indices, session)
             return JointCandidate(stages, plan_with)
 
@@ -90,7 +92,8 @@ def partition(
             # A search tries budgets that are nearly the same, and less and less where nothing fits.
             asked = len(joint.graph.nodes), request.sizes, request.between_bytes, request.offload_bytes
             served = session.chunks.setdefault(asked, {})
-            return cheapest_in_chunks(request, in_chunks, served, losses=losses, layers=layers)
+            attention = bool(attentions(joint, num_fwd_outputs))
+            return cheapest_in_chunks(request, in_chunks, served, losses=losses, layers=layers, attention=attention)
         cut = in_chunks(Chunks(request.chunks))
         return cut.planned(in_chunks(WHOLE).step_ns) if cut.chunked else in_chunks(WHOLE).planned()
 
@@ -126,10 +129,14 @@ class JointCandidate:
         captured, costs = self.captured
         return Baseline.saving_all(captured.graph, costs)
 
-    def within_bytes(self, problem: RematProblem, timeline: MemoryTimeline, *, losses: bool) -> int:
+    def within_bytes(self, problem: RematProblem, timeline: MemoryTimeline, within: Within) -> int:
         """Bytes of values within losses or whole layers that are there at the peak of a simulated plan."""
-        values = values_of_losses if losses else values_of_layers
-        names = {node.name for node in values(self.stages.joint, self.stages.num_fwd_outputs)}
+        joint, outputs = self.stages.joint, self.stages.num_fwd_outputs
+        if within is Within.LOSSES:
+            values = values_of_losses(joint, outputs)
+        else:
+            values = values_of_layers(joint, outputs, attention=within is Within.ALL_LAYERS)
+        names = {node.name for node in values}
         alive = (problem.graph.storages[one] for one in timeline.live_at(timeline.peak_step))
         return sum(one.size_bytes for one in alive if one.name in names)
 

@@ -41,6 +41,7 @@ class PartitionRequest(PlanOptions):
         hooks_bytes: What the hooks of some of these take while they run, beside what stays, by position.
         gathers: Whether inputs may be gathered from the ranks again, see `compilation.gathers`.
         layer_chunks: Most chunks of its layers, see `chunks.layers`; `chunks` are those of its losses.
+        attention_in_chunks: Whether attention by one operator is one of these layers.
         layer_bytes: Bytes of each layer at these sizes as an estimator predicts them, for planners of layers; empty
             for those that the graph itself gives.
     """
@@ -63,6 +64,7 @@ class PartitionRequest(PlanOptions):
     gathers: bool = False
     chunks: int = field(default=1, kw_only=True)  # what is captured by itself is whole
     layer_chunks: int = field(default=1, kw_only=True)
+    attention_in_chunks: bool = field(default=False, kw_only=True)
 
     @property
     def place(self) -> Place | None:

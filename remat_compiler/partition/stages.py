@@ -106,7 +106,8 @@ class JointStages:
             if self.request.chunks > 1:
                 self.chunked = chunk_losses(self.joint, self.num_fwd_outputs, self.request.chunks)
             if self.request.layer_chunks > 1:
-                self.chunked += chunk_layers(self.joint, self.num_fwd_outputs, self.request.layer_chunks)
+                given, attention = self.request.layer_chunks, self.request.attention_in_chunks
+                self.chunked += chunk_layers(self.joint, self.num_fwd_outputs, given, attention=attention)
             # Before the capture: copies of inputs that the step changes are storages of the problem.
             protect_changed_inputs(self.joint, self.num_fwd_outputs)
             # And so are those that Inductor makes, which chooses a layout only where it may.

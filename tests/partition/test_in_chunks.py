@@ -12,7 +12,7 @@ from builders import chain, with_budget
 from heard import warnings_heard
 from remat_compiler.errors import RanksDiffer
 from remat_compiler.ir.plan import Plan, PlanResult, PlanStatus
-from remat_compiler.partition.candidate import Chunks, Served
+from remat_compiler.partition.candidate import Chunks, Served, Within
 from remat_compiler.partition.in_chunks import COUNTS, cheapest_in_chunks
 from remat_compiler.partition.request import PartitionRequest
 from remat_compiler.partition.result import NoPlan, Partition
@@ -122,8 +122,8 @@ class Cut:
     def floor_bytes(self) -> int:
         return self.graph.floor_bytes.get(self.chunks, 0)
 
-    def within_bytes(self, problem: object, timeline: object, *, losses: bool) -> int:
-        assert losses
+    def within_bytes(self, problem: object, timeline: object, within: Within) -> int:
+        assert within is Within.LOSSES
         return self.graph.within_bytes
 
     def planned(self, whole_ns: int | None) -> Partition:

@@ -12,7 +12,7 @@ from builders import chain, with_budget
 from heard import warnings_heard
 from partition.test_in_chunks import STEP_NS, Made
 from remat_compiler.ir.plan import Plan, PlanResult, PlanStatus
-from remat_compiler.partition.candidate import Chunks, Served
+from remat_compiler.partition.candidate import Chunks, Served, Within
 from remat_compiler.partition.in_chunks import cheapest_in_chunks
 from remat_compiler.partition.request import PartitionRequest
 from remat_compiler.partition.result import NoPlan
@@ -33,6 +33,7 @@ class Layered:
         most: Most chunks that there can be.
         reached_bytes: Smallest peaks, by chunks of layers, where they are others.
         take_smallest: Whether plans above the budget are taken.
+        attention_ns: What plans add if attention is in chunks, too; `None` for a graph without.
         broken: Whether planning for layers in chunks fails.
         planned: Chunks that were planned for.
         made: Chunks that were asked for.
@@ -45,6 +46,7 @@ class Layered:
     most: int = 16
     reached_bytes: dict[int, int] = field(default_factory=dict)
     take_smallest: bool = True
+    attention_ns: int | None = None
     broken: bool = False
     planned: list[Chunks] = field(default_factory=list)
     made: list[Chunks] = field(default_factory=list)
@@ -70,7 +72,9 @@ class InLayers:
     @property
     def chunked(self) -> tuple[ChunkedRegion, ...]:
         layers = min(self.chunks.layers, self.graph.most)
-        return (ChunkedRegion(layers, "mm", "", 600, 600 // layers, "layer"),) if layers > 1 else ()
+        made = (ChunkedRegion(layers, "mm", "", 600, 600 // layers, "layer"),) if layers > 1 else ()
+        attention = self.chunks.attention and self.graph.attention_ns is not None
+        return (*made, ChunkedRegion(layers, "mm", "", 300, 300 // layers, "attention")) if attention else made
 
     @property
     def before(self) -> Any:
@@ -84,8 +88,8 @@ class InLayers:
     def floor_bytes(self) -> int:
         return 900 if self.chunks.layers == 1 else self.graph.floor_bytes
 
-    def within_bytes(self, problem: object, timeline: object, *, losses: bool) -> int:
-        assert not losses
+    def within_bytes(self, problem: object, timeline: object, within: Within) -> int:
+        assert within is not Within.LOSSES
         if self.graph.within_bytes < 0:
             raise ValueError("made up")
         return self.graph.within_bytes
@@ -101,10 +105,13 @@ class InLayers:
             result = PlanResult(PlanStatus.INFEASIBLE, "made up", Plan((0, 1, 2, 3), 2), smallest)
             raise NoPlan(problem, result)
         peak, added = max(smallest, graph.budget_bytes), graph.added_ns.get(layers, 0)
+        if self.chunks.attention and graph.attention_ns is not None:
+            added = graph.attention_ns
         return Made(layers, peak, STEP_NS, added)
 
 
 WHOLE, IN_4, IN_16 = Chunks(), Chunks(1, 4), Chunks(1, 16)
+ALL_IN_4, ALL_IN_16 = Chunks(1, 4, attention=True), Chunks(1, 16, attention=True)
 
 
 def test_layers_stay_whole_where_little_is_recomputed() -> None:
@@ -125,6 +132,15 @@ def test_of_plans_that_fit_the_cheaper_one_is_taken() -> None:
     assert graph.planned == [WHOLE, IN_4]
 
 
+@pytest.mark.parametrize(("attention_ns", "last"), [(STEP_NS // 9, ALL_IN_16), (STEP_NS // 2, IN_16)])
+def test_attention_is_in_chunks_only_if_that_is_cheaper_than_without(attention_ns: int, last: Chunks) -> None:
+    graph = Layered(1200, added_ns={1: STEP_NS, 4: STEP_NS // 3, 16: STEP_NS // 3}, attention_ns=attention_ns)
+    assert graph.chosen().chunks == 4
+    assert graph.planned[:3] == [WHOLE, IN_4, ALL_IN_4]
+    # That is seen once: more chunks are asked for in the better way alone.
+    assert graph.made == [WHOLE, IN_4, ALL_IN_4, last]
+
+
 def test_layers_of_which_nothing_is_there_at_the_peak_stay_whole() -> None:
     graph = Layered(1200, within_bytes=0, added_ns={1: STEP_NS})
     assert graph.chosen().chunks == 1
@@ -137,37 +153,37 @@ def test_layers_of_which_nothing_is_there_at_the_peak_stay_whole() -> None:
 def test_the_smallest_peak_is_one_with_layers_in_chunks() -> None:
     graph = Layered(1)
     assert graph.chosen().peak_bytes == 400 + 600 // 16
-    assert graph.planned == [WHOLE, IN_4, IN_16]
+    assert graph.planned == [WHOLE, ALL_IN_4, ALL_IN_16]
 
 
 def test_layers_stay_whole_if_the_plan_with_chunks_has_no_lower_peak() -> None:
     graph = Layered(1, reached_bytes={4: 1000})
     assert graph.chosen().chunks == 1
-    assert graph.planned == [WHOLE, IN_4]
+    assert graph.planned == [WHOLE, ALL_IN_4]
 
 
 def test_more_chunks_are_expected_to_gain_no_more_than_few_did() -> None:
     graph = Layered(1, reached_bytes={4: 930})
     assert graph.chosen().chunks == 4
-    assert graph.made == graph.planned == [WHOLE, IN_4]
+    assert graph.made == graph.planned == [WHOLE, ALL_IN_4]
 
 
 def test_layers_of_few_rows_are_planned_once() -> None:
     graph = Layered(1, most=4)
     assert graph.chosen().chunks == 4
-    assert (graph.made, graph.planned) == ([WHOLE, IN_4, IN_16], [WHOLE, IN_4])
+    assert (graph.made, graph.planned) == ([WHOLE, ALL_IN_4, ALL_IN_16], [WHOLE, ALL_IN_4])
 
 
 def test_the_first_plan_that_fits_is_taken() -> None:
     graph = Layered(600)
     assert graph.chosen().chunks == 4
-    assert graph.planned == [WHOLE, IN_4]
+    assert graph.planned == [WHOLE, ALL_IN_4]
 
 
 def test_what_no_plan_with_layers_in_chunks_can_reach_is_not_planned() -> None:
     graph = Layered(1, floor_bytes=990)
     assert graph.chosen().chunks == 1
-    assert (graph.made, graph.planned) == ([WHOLE, IN_4], [WHOLE])
+    assert (graph.made, graph.planned) == ([WHOLE, ALL_IN_4], [WHOLE])
 
 
 def test_a_refusal_names_the_smallest_peak_with_layers_in_chunks() -> None:
