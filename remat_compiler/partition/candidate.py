@@ -27,6 +27,8 @@ class Chunks(NamedTuple):
 
 
 WHOLE = Chunks()
+NEAR = 0.1
+"""Budgets that differ by less than this part are served by as many chunks."""
 
 
 class Within(Enum):
@@ -48,6 +50,16 @@ class Served:
 
     chunks: Chunks
     fits: bool
+
+
+def served_alike(known: dict[int, Served], budget_bytes: int) -> Served | None:
+    """What the budget is likely to come to, by those before it."""
+    # Where nothing fits, nothing fits less.
+    short = [one for one, served in known.items() if one >= budget_bytes and not served.fits]
+    if short:
+        return known[min(short)]
+    fitting = [one for one, served in known.items() if served.fits and abs(one - budget_bytes) <= NEAR * budget_bytes]
+    return known[min(fitting, key=lambda one: abs(one - budget_bytes))] if fitting else None
 
 
 class Candidate(Protocol):

@@ -9,11 +9,10 @@
     the lowest floor first, as long as the peak may fall ─► the plan of the smallest peak
               │ much of the peak is within layers, and much is recomputed or nothing fits
               ▼
-    layers in 4, 16 chunks, as long as that spares time, or lowers the peak
+    layers in 4, 16 chunks, as long as that spares time, or lowers the peak; then losses in more, if these are the floor
 
 To cut and to capture a graph takes a fraction of the time of planning it, and tells what plans of it cannot go below:
-the time of its operators, each executed once, and its floor.  So most numbers of chunks need no plan.  What one budget
-came to is remembered for the next, by which the same graph is cut again.
+the time of its operators, each executed once, and its floor.  What one budget came to is remembered for the next.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from dataclasses import dataclass, field, replace
 
 from remat_compiler.ir.problem import UNLIMITED_BYTES
 from remat_compiler.log import logger_of
-from remat_compiler.partition.candidate import WHOLE, Candidate, Chunks, Served, Within
+from remat_compiler.partition.candidate import WHOLE, Candidate, Chunks, Served, Within, served_alike
 from remat_compiler.partition.defects import NO_DEFECT, warn_of_chunks
 from remat_compiler.partition.request import PartitionRequest
 from remat_compiler.partition.result import NoPlan, Partition
@@ -35,8 +34,6 @@ COUNTS = (4, 16, 64)
 """Numbers of chunks of losses that are planned for."""
 LAYERS = (4, 16)
 """The same of layers, of which there are many: all of them in chunks are as many times as many operators."""
-NEAR = 0.1
-"""Budgets that differ by less than this part are served by as many chunks."""
 GAIN = 0.01
 """Part of the step that more chunks must save: results change in their last bits, and code grows."""
 AT_THE_FLOOR = 0.03
@@ -73,20 +70,10 @@ def cheapest_in_chunks(
     budget_bytes, known = request.budget_bytes, {} if earlier is None else earlier
     assert budget_bytes is not None
     search = _Search(budget_bytes, in_chunks, losses, layers, attention)
-    served = _served_alike(known, budget_bytes)
+    served = served_alike(known, budget_bytes)
     chosen = (served and search.in_as_many(served)) or search.run()
     known[budget_bytes] = Served(chosen, search.fits(chosen))
     return search.partition(chosen)
-
-
-def _served_alike(known: dict[int, Served], budget_bytes: int) -> Served | None:
-    """What the budget is likely to come to, by those before it."""
-    # Where nothing fits, nothing fits less.
-    short = [one for one, served in known.items() if one >= budget_bytes and not served.fits]
-    if short:
-        return known[min(short)]
-    fitting = [one for one, served in known.items() if served.fits and abs(one - budget_bytes) <= NEAR * budget_bytes]
-    return known[min(fitting, key=lambda one: abs(one - budget_bytes))] if fitting else None
 
 
 @dataclass(slots=True)
@@ -227,6 +214,20 @@ class _Search:
             # Less is gained than was within them if something else is nearly as large.
             within_bytes = within_bytes * (least_bytes - reached_bytes) // (least_bytes - left_bytes)
             least_bytes = reached_bytes
+        return self._with_lower_losses(smallest) if self.losses and smallest.layers > 1 else smallest
+
+    def _with_lower_losses(self, smallest: Chunks) -> Chunks:
+        """The same with losses in more chunks, as long as these are the floor now that layers are in chunks."""
+        for losses in (one for one in COUNTS if one > smallest.losses):
+            more, least_bytes = smallest._replace(losses=losses), self._needed_bytes(smallest)
+            if self.fits(smallest) or least_bytes is None or not self._add(more):
+                break
+            if self._candidate(more).floor_bytes >= (1 - AT_THE_FLOOR) * self._candidate(smallest).floor_bytes:
+                break
+            self._plan(more)
+            if (self._needed_bytes(more) or UNLIMITED_BYTES) >= least_bytes:
+                break
+            smallest = more
         return smallest
 
     def _keeping_all_bytes(self, chunks: Chunks) -> int:

@@ -34,6 +34,7 @@ class Layered:
         reached_bytes: Smallest peaks, by chunks of layers, where they are others.
         take_smallest: Whether plans above the budget are taken.
         attention_ns: What plans add if attention is in chunks, too; `None` for a graph without.
+        loss_bytes: What the loss takes while it is whole, beside layers.
         broken: Whether planning for layers in chunks fails.
         planned: Chunks that were planned for.
         made: Chunks that were asked for.
@@ -47,6 +48,7 @@ class Layered:
     reached_bytes: dict[int, int] = field(default_factory=dict)
     take_smallest: bool = True
     attention_ns: int | None = None
+    loss_bytes: int = 0
     broken: bool = False
     planned: list[Chunks] = field(default_factory=list)
     made: list[Chunks] = field(default_factory=list)
@@ -63,7 +65,7 @@ class Layered:
 
 @dataclass
 class InLayers:
-    """The graph in so many chunks; it has no loss."""
+    """The graph in so many chunks."""
 
     graph: Layered
     chunks: Chunks
@@ -73,6 +75,8 @@ class InLayers:
     def chunked(self) -> tuple[ChunkedRegion, ...]:
         layers = min(self.chunks.layers, self.graph.most)
         made = (ChunkedRegion(layers, "mm", "", 600, 600 // layers, "layer"),) if layers > 1 else ()
+        if self.chunks.losses > 1:
+            made = (ChunkedRegion(self.chunks.losses, "mm", "", 400, 100), *made)
         attention = self.chunks.attention and self.graph.attention_ns is not None
         return (*made, ChunkedRegion(layers, "mm", "", 300, 300 // layers, "attention")) if attention else made
 
@@ -86,20 +90,24 @@ class InLayers:
 
     @property
     def floor_bytes(self) -> int:
-        return 900 if self.chunks.layers == 1 else self.graph.floor_bytes
+        return 900 if self.chunks.layers == 1 else max(self.graph.floor_bytes, self.beside_bytes)
+
+    @property
+    def beside_bytes(self) -> int:
+        """What is needed with the loss, whatever becomes of layers."""
+        return 400 + self.graph.loss_bytes // self.chunks.losses if self.graph.loss_bytes else 0
 
     def within_bytes(self, problem: object, timeline: object, within: Within) -> int:
-        assert within is not Within.LOSSES
         if self.graph.within_bytes < 0:
             raise ValueError("made up")
-        return self.graph.within_bytes
+        return 0 if within is Within.LOSSES else self.graph.within_bytes
 
     def planned(self, whole_ns: int | None) -> Any:
         graph, layers = self.graph, self.chunks.layers
         graph.planned.append(self.chunks)
         if graph.broken and layers > 1:
             raise ValueError("made up")
-        smallest = graph.reached_bytes.get(layers, 400 + 600 // layers)
+        smallest = max(graph.reached_bytes.get(layers, 400 + 600 // layers), self.beside_bytes)
         if smallest > graph.budget_bytes and not graph.take_smallest:
             problem = with_budget(chain(2), graph.budget_bytes)
             result = PlanResult(PlanStatus.INFEASIBLE, "made up", Plan((0, 1, 2, 3), 2), smallest)
@@ -210,3 +218,16 @@ def test_where_nothing_fits_whole_layers_are_planned_again_beside_those_in_chunk
     chosen: Any = cheapest_in_chunks(request, graph.in_chunks, {2000: Served(IN_16, fits=False)}, losses=False)
     assert chosen.chunks == layers
     assert set(graph.planned) == {WHOLE, IN_16}
+
+
+def test_losses_that_are_the_floor_of_layers_in_chunks_are_in_more_chunks() -> None:
+    graph = Layered(1, loss_bytes=400)
+    # Beside whole layers the loss is none.
+    assert graph.chosen(losses=True).peak_bytes == 400 + 600 // 4
+    assert graph.planned == [WHOLE, ALL_IN_4, ALL_IN_4._replace(losses=4), ALL_IN_4._replace(losses=16)]
+
+
+def test_losses_are_in_no_more_chunks_where_layers_are_the_floor() -> None:
+    graph = Layered(1, loss_bytes=10)
+    graph.chosen(losses=True)
+    assert graph.planned == [WHOLE, ALL_IN_4, ALL_IN_16]
