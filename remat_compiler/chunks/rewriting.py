@@ -35,7 +35,7 @@ IN_CHUNKS = "remat_chunk"
 """What nodes have in `meta` that belong to a chunk: its number."""
 
 TRUSTING = frozenset({_aten.native_layer_norm_backward.default})
-"""Operators that read statistics as if their elements lay in order, whether they do or not."""
+"""Operators whose kernel on a CPU reads statistics as if their elements lay in order, whether they do or not."""
 
 Part = tuple[int, bool, int]
 """Operators that are written together: of which region, whether they need a tangent, behind how many parts of it."""
