@@ -44,7 +44,9 @@ def attentions(joint: fx.GraphModule, num_fwd_outputs: int) -> list[fx.Node]:
 
 def attention_regions(joint: fx.GraphModule, found: list[fx.Node], chunks: int) -> Iterator[tuple[Region, Cut]]:
     """What is cut with each of these in at most so many chunks, and how it is; without those that gain nothing."""
-    roots, stretched = find_roots(joint.graph), _stretched(joint.graph) if found else frozenset()
+    if not found:
+        return
+    roots, stretched = find_roots(joint.graph), _stretched(joint.graph)
     for attention in found:
         large, best_bytes, best = elements(results_of(attention)[0]) // LAYER, 0, None
         for cut in _cuts(attention, stretched, chunks):

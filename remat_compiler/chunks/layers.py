@@ -49,8 +49,7 @@ def chunk_layers(
         What was cut, the largest first; layers that are alike are one.
     """
     with torch_compat.sizes_of(joint.graph):
-        regions = _regions(joint, num_fwd_outputs, chunks)
-        found = [one for one in regions if attention or not _has_attention(one[0])]
+        found = list(_regions(joint, num_fwd_outputs, chunks, attention=attention))
         made = _written(joint.graph, [region for region, _ in found])
         if made is None:
             return ()
@@ -59,15 +58,14 @@ def chunk_layers(
 
 
 def has_layers(joint: fx.GraphModule, num_fwd_outputs: int) -> bool:
-    """Whether there is something with which a layer could be cut; arguments as for `chunk_layers`."""
-    return any(True for _ in layers(joint, num_fwd_outputs)) or bool(attentions(joint, num_fwd_outputs))
+    """Whether there is a product with which a layer could be cut; arguments as for `chunk_layers`."""
+    return next(layers(joint, num_fwd_outputs), None) is not None
 
 
 def values_of_layers(joint: fx.GraphModule, num_fwd_outputs: int, *, attention: bool = True) -> set[fx.Node]:
     """Large values of which there is a chunk at a time once layers are cut; arguments as for `chunk_layers`."""
     with torch_compat.sizes_of(joint.graph):
-        found = (region for region, _ in _regions(joint, num_fwd_outputs, 2))
-        regions = [region for region in found if attention or not _has_attention(region)]
+        regions = [region for region, _ in _regions(joint, num_fwd_outputs, 2, attention=attention)]
         return {node for one in regions for node in one.large(elements(results_of(one.product)[0]) // LAYER)}
 
 
@@ -79,7 +77,9 @@ def together(regions: list[ChunkedRegion]) -> tuple[ChunkedRegion, ...]:
     return tuple(replace(first, count=1 + len(others)) for first, *others in alike.values())
 
 
-def _regions(joint: fx.GraphModule, num_fwd_outputs: int, chunks: int) -> Iterator[tuple[Region, ChunkedRegion]]:
+def _regions(
+    joint: fx.GraphModule, num_fwd_outputs: int, chunks: int, *, attention: bool
+) -> Iterator[tuple[Region, ChunkedRegion]]:
     """Layers that can be cut, the largest first, and what people are told of each."""
     taken: set[fx.Node] = set()
     largest: ChunkedRegion | None = None
@@ -88,11 +88,15 @@ def _regions(joint: fx.GraphModule, num_fwd_outputs: int, chunks: int) -> Iterat
             break
         cut = _cut(product, dim, chunks)
         region = None if product in taken or cut.chunks == 1 else _region(joint.graph, product, cut)
-        if region is not None and taken.isdisjoint(region.cuttings):
+        if region is None or (_has_attention(region) and not attention):
+            continue
+        if taken.isdisjoint(region.cuttings):
             taken.update(region.cuttings)
             told = region_in_chunks(product, cut, "layer")
             largest = told if largest is None else largest
             yield region, told
+    if not attention:
+        return
     # What is small beside a chunk of the layers is no floor.
     least_bytes = 0 if largest is None else largest.chunk_bytes
     large = [one for one in attentions(joint, num_fwd_outputs) if whole_bytes(one) >= least_bytes and one not in taken]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -107,6 +109,14 @@ def test_layers_that_are_small_beside_the_largest_stay_whole() -> None:
     made, expected = run(Layers(lambda: Uneven(lambda: FeedForward(F.gelu)), (4, 32)), backend)
     torch.testing.assert_close(made, expected, rtol=1e-12, atol=1e-12)
     assert [one.count for one in backend.found] == [1]
+
+
+@pytest.mark.parametrize("name", ["fused", "grouped", "gelu"])
+def test_layers_without_attention_by_one_operator(name: str) -> None:
+    backend = Chunked(CHUNKS, cut=partial(chunk_layers, attention=False))
+    made, expected = run(LAYERS[name], backend)
+    torch.testing.assert_close(made, expected, rtol=1e-12, atol=1e-12)
+    assert bool(backend.found) is (name == "gelu")
 
 
 def test_attention_that_draws_stays_whole() -> None:
