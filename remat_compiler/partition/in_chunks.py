@@ -21,14 +21,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from remat_compiler.ir.problem import UNLIMITED_BYTES
-from remat_compiler.log import logger_of
 from remat_compiler.partition.candidate import WHOLE, Candidate, Chunks, Served, Within, served_alike
 from remat_compiler.partition.defects import NO_DEFECT, warn_of_chunks
 from remat_compiler.partition.request import PartitionRequest
 from remat_compiler.partition.result import NoPlan, Partition
 from remat_compiler.simulate.timeline import simulate
-
-log = logger_of(__name__)
 
 COUNTS = (4, 16, 64)
 """Numbers of chunks of losses that are planned for."""

@@ -72,7 +72,8 @@ def partition(
         # A plan that all ranks agree on is one of the whole.
         as_planned = request.chunks == AS_PLANNED and request.budget_bytes is not None and not request.gathers
         losses = (as_planned or request.chunks > 1) and has_losses(joint, num_fwd_outputs)
-        layers = as_planned and has_layers(joint, num_fwd_outputs)
+        attention = as_planned and bool(attentions(joint, num_fwd_outputs))
+        layers = attention or (as_planned and has_layers(joint, num_fwd_outputs))
         # Each number of chunks begins with the graph as it is.
         spare = torch_compat.copy_module(joint) if losses or layers else None
 
@@ -81,8 +82,13 @@ def partition(
             graph = joint if is_whole or spare is None else torch_compat.copy_module(spare)
             # Torch's own partition would be compiled as the stock backend does, which may join chunks again.
             may_be_native = request.may_be_native and is_whole
-            asked = replace(request, chunks=chunks.losses, layer_chunks=chunks.layers, may_be_native=may_be_native)
-            asked = replace(asked, attention_in_chunks=chunks.attention)
+            asked = replace(
+                request,
+                chunks=chunks.losses,
+                layer_chunks=chunks.layers,
+                attention_in_chunks=chunks.attention,
+                may_be_native=may_be_native,
+            )
             stages = JointStages(graph, asked, num_fwd_outputs, static_input_indices, session)
             return JointCandidate(stages, plan_with)
 
@@ -92,7 +98,6 @@ def partition(
             # A search tries budgets that are nearly the same, and less and less where nothing fits.
             asked = len(joint.graph.nodes), request.sizes, request.between_bytes, request.offload_bytes
             served = session.chunks.setdefault(asked, {})
-            attention = bool(attentions(joint, num_fwd_outputs))
             return cheapest_in_chunks(request, in_chunks, served, losses=losses, layers=layers, attention=attention)
         cut = in_chunks(Chunks(request.chunks))
         return cut.planned(in_chunks(WHOLE).step_ns) if cut.chunked else in_chunks(WHOLE).planned()
