@@ -148,7 +148,7 @@ class _Search:
         for source, cut in zip(operands(node), found.operands):
             # A large value that is made whole would be there beside all chunks.  One that is made of nothing is made
             # anew for each chunk: other regions may read the same.
-            if cut is not None and source.op == "call_function" and operands(source) and self._is_large(source):
+            if cut is not None and operands(source) and self._is_large(source):
                 self._cut(source, None, cut)
         if is_tuple(node):
             for user in node.users:

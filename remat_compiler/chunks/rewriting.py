@@ -22,7 +22,7 @@ from remat_compiler import torch_compat
 from remat_compiler.capture.changes import changed_inputs
 from remat_compiler.capture.operators import has_tensor, is_random
 from remat_compiler.capture.storages import find_roots
-from remat_compiler.chunks.cut import Cut, Cutting, Partial, operands, shape_of
+from remat_compiler.chunks.cut import Cut, Partial, operands, shape_of
 from remat_compiler.chunks.means import FEW_BITS
 from remat_compiler.chunks.region import Region
 from remat_compiler.chunks.rules import cutting
@@ -146,9 +146,9 @@ class _Writer:
 
     def _slice(self, source: fx.Node, cut: Cut, chunk: int, reader: fx.Node) -> fx.Node:
         """A chunk of a value that is there as a whole."""
-        made = None if operands(source) or source.op != "call_function" else cutting(source, None, cut)
-        if made is not None:
-            return self._constant(source, cut, made, chunk)
+        constant = self._constant(source, cut, chunk) if source.op == "call_function" else None
+        if constant is not None:
+            return constant
         # Not by slices, which torch clamps: then lengths of changing sizes are no longer known to be those of chunks.
         sections = self.sections.get((source, cut))
         if sections is None:
@@ -163,10 +163,11 @@ class _Writer:
             found = self.slices[sections, chunk] = call(self.new, operator.getitem, (sections, chunk), like=reader)
         return found
 
-    def _constant(self, source: fx.Node, cut: Cut, how: Cutting, chunk: int) -> fx.Node:
-        """A chunk of a value that is made of no other."""
+    def _constant(self, source: fx.Node, cut: Cut, chunk: int) -> fx.Node | None:
+        """A chunk of a value that is made of no other; `None` if it is no such, or cannot be cut."""
         found = self.constants.get((source, cut, chunk))
-        if found is None:
+        how = cutting(source, None, cut) if found is None and not operands(source) else None
+        if how is not None:
             args, kwargs = fx.map_arg((source.args, dict(source.kwargs)), self.whole.__getitem__)
             found = call_like(self.new, source, arguments_with(source, args, how.changes[chunk]), kwargs)
             self.constants[source, cut, chunk] = found
