@@ -1,7 +1,9 @@
 """How attention by one operator is cut: by sequences, or by heads, of which several may share a key.
 
-o, sums = attention(q, k, v)       q, o: (batch, heads, rows, width)     sums of exponentials: (batch, heads, rows)
-dq, dk, dv = its gradient          k, v: (batch, keys' heads, ..), where every so many heads in order read one
+    o, sums = attention(q, k, v)       q, o: (batch, heads, rows, width)     sums of exponentials: (batch, heads, rows)
+    dq, dk, dv = its gradient          k, v: (batch, keys' heads, ..), where every so many heads in order read one
+
+Each sequence and each head is computed by itself.
 """
 
 from __future__ import annotations

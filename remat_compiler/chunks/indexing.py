@@ -1,7 +1,9 @@
 """How operators are cut that take elements of a value by indices, or add them up at such.
 
-y = x[edges]                         row i of y: row i of edges, and all of x
-zeros.index_add(0, edges, y)         parts of a sum: a row of y with its row of edges, and all of the zeros
+    y = x[edges]                         row i of y: row i of edges, and all of x
+    zeros.index_add(0, edges, y)         parts of a sum: a row of y with its row of edges, and all of the zeros
+
+So what a few nodes give to many edges, and get of them, is cut by edges.
 """
 
 from __future__ import annotations

@@ -297,7 +297,7 @@ def test_the_gradient_of_attention(keys: int, mask: tuple[int, ...] | None) -> N
         op="call_function", target=aten._scaled_dot_product_flash_attention_for_cpu_backward.default
     )
     out, sums = aten._scaled_dot_product_flash_attention_for_cpu.default(
-        query, key, value, **({"attn_mask": masks[0]} if masks else {})
+        query, key, value, attn_mask=next(iter(masks), None)
     )
     values = [out.cos(), query, key, value, out, sums, *masks]
     for dim in range(2):

@@ -98,6 +98,7 @@ class InLayers:
         return 400 + self.graph.loss_bytes // self.chunks.losses if self.graph.loss_bytes else 0
 
     def within_bytes(self, problem: object, timeline: object, within: Within) -> int:
+        assert within is not Within.LOSSES or self.graph.loss_bytes
         if self.graph.within_bytes < 0:
             raise ValueError("made up")
         return 0 if within is Within.LOSSES else self.graph.within_bytes
