@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from zoo.adapted_llamas import Llama
 from zoo.llamas import SIZES
 from zoo.loss import Classifier, TokenLoss
 from zoo.vision import UNet
@@ -106,6 +107,17 @@ def large_llama(device: str, size: str, layers: int) -> Model:
     return Model(module, inputs, None)
 
 
+def adapted(small: bool) -> Model:
+    """Two layers of a Llama of 8 billion parameters with a frozen base, in bfloat16, at 16,384 tokens."""
+    sizes: dict[str, Any] = {"num_hidden_layers": 2}
+    if small:
+        sizes |= {"hidden_size": 64, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2}
+        sizes |= {"vocab_size": 203}
+    module = Llama(SIZES["8b"] | sizes).to(torch.bfloat16)
+    made = tokens(1, 128 if small else 16_384, 203 if small else module.head.out_features)
+    return Model(module, {"tokens": made["input_ids"], "targets": made["labels"]}, None)
+
+
 def vit(small: bool) -> Model:
     """ViT-B/16."""
     from transformers import ViTConfig, ViTForImageClassification
@@ -143,6 +155,7 @@ _MODELS: dict[str, Callable[..., Model]] = {
     "gpt2-12": functools.partial(gpt2, layers=12),
     "bert": bert,
     "llama": llama,
+    "adapted": adapted,
     "vit": vit,
     "resnet": resnet,
     "unet": unet,

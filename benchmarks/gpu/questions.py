@@ -18,8 +18,10 @@ from torch.utils.checkpoint import checkpoint
 
 import remat_compiler
 from gpu.asked import NEAR, Asked, Step, distance, first_backward, held, planned, predicted, stock
+from gpu.chunked import chunked_lengths, chunks
+from gpu.drawn import drawn
 from gpu.models import Model, build
-from gpu.training import TrainingStep, accumulated, chunked_lengths, chunks, large, updates
+from gpu.training import TrainingStep, accumulated, large, updates
 from instruments.measure import gradients, step_times
 from remat_compiler.costs.rates import figures_of
 from remat_compiler.devices.allocator_setting import segments_expand
@@ -264,7 +266,7 @@ def tests(asked: Asked) -> None:
 
 
 HERE = (card, budgets, rivals, masks, lengths, moves, reserved, auto, paper, tests)
-FUNCTIONS = {one.__name__: one for one in (*HERE, accumulated, chunked_lengths, chunks, large, updates)}
+FUNCTIONS = {one.__name__: one for one in (*HERE, accumulated, chunked_lengths, chunks, drawn, large, updates)}
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)

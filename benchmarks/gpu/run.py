@@ -56,8 +56,10 @@ QUESTIONS = (
     Question("large-32", ("large", "8b", 32, 6 << 30), 55),
     Question("rivals-gpt2-12", ("rivals", "gpt2-12", 0.5), 6, timed=True),
     Question("updates-gpt2", ("updates", "gpt2"), 10, timed=True),
-    Question("chunks-llama", ("chunks", "llama"), 7, timed=True),
-    Question("chunks-gpt2", ("chunks", "gpt2"), 5, timed=True),
+    Question("chunks-adapted", ("chunks", "adapted", "min", 0.2), 40, timed=True),
+    Question("chunks-llama", ("chunks", "llama", 0.25), 7, timed=True),
+    Question("chunks-gpt2", ("chunks", "gpt2", 0.25), 5, timed=True),
+    Question("chunks-vit", ("chunks", "vit", "min", 0.25), 9, timed=True),
     Question("chunked-lengths", ("chunked_lengths", "gpt2", 0.25), 5),
     Question("large-4", ("large", "8b", 4, 4 << 30), 17),
     Question("rivals-gpt2", ("rivals", "gpt2", 0.5), 9, timed=True),
@@ -77,6 +79,8 @@ QUESTIONS = (
     Question("auto", ("auto",), 40),
     Question("paper", ("paper",), 8),
     Question("tests", ("tests",), 6),
+    *(Question(f"drawn-{i}", ("drawn", "eager", i, 500, 4), 2) for i in range(4)),
+    *(Question(f"compiled-{i}", ("drawn", "inductor", 1000 + i, 100, 3), 2) for i in range(3)),
 )
 
 

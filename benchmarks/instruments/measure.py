@@ -207,11 +207,16 @@ def _events_of(profile: Any, without: tuple[str, ...] = ()) -> list[AllocatorEve
     return sorted(events, key=lambda event: event.time_ns)
 
 
-def peak_of_second(first: Step, second: Step) -> int:
+def peak_of_second(first: Step, second: Step, device: torch.device | str = "cpu") -> int:
     """Most that the second of two steps has on top of what is there before it.
 
     What it lets go of and the first one made is subtracted, such as an older value of a buffer that it replaces.
     """
+    if torch.device(device).type == "cuda":
+        kept_alive = first()
+        peak_bytes, _ = _cuda_reading(second)
+        del kept_alive
+        return peak_bytes
     began = "the second step"
 
     def both() -> object:

@@ -71,7 +71,7 @@ def _scaled_backward(ctx: Any, gradient: Tensor) -> Tensor:
 
 def _summed_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
     x, ends = ctx.saved_tensors
-    of = torch.searchsorted(ends, torch.arange(len(x)), right=True) - 1
+    of = torch.searchsorted(ends, torch.arange(len(x), device=x.device), right=True) - 1
     return gradient[of], None
 
 

@@ -272,6 +272,8 @@ def _step(program: Program, loaded: Loaded, model: nn.Module, call: Any, number:
     seen |= {f"gradient of {name}": p.grad for name, p in model.named_parameters()}
     seen |= dict(model.state_dict())
     seen["random state"] = torch.get_rng_state()
+    if program.device == "cuda":
+        seen["random state of the device"] = torch.cuda.get_rng_state()
     seen["effects"] = tuple(EFFECTS)
     return {name: _copied(value) for name, value in seen.items()}
 
@@ -298,7 +300,7 @@ def _peak(program: Program, loaded: Loaded, model: nn.Module, call: Any) -> int:
 
     gc.disable()  # so that the moment at which it would run cannot change the peak
     try:
-        return peak_of_second(before, lambda: loaded.step(call, *made))
+        return peak_of_second(before, lambda: loaded.step(call, *made), program.device)
     finally:
         gc.enable()
 

@@ -28,8 +28,8 @@ def are_drawn(seed: int) -> bool:
 
 def labels(logits: Tensor) -> Tensor:
     """A class for each row of logits, drawn at random, and `IGNORED` for every fifth row."""
-    rows = torch.arange(logits.shape[0])
-    return torch.where(rows % 5 == 4, IGNORED, torch.randint(0, CLASSES, rows.shape))
+    rows = torch.arange(logits.shape[0], device=logits.device)
+    return torch.where(rows % 5 == 4, IGNORED, torch.randint(0, CLASSES, rows.shape, device=rows.device))
 
 
 def draw_chunks(random: Random) -> str | int:

@@ -59,6 +59,10 @@ _USES_OUTPUTS = frozenset({"all outputs", "another output"})
 STEPS = 3
 """How many steps a program must train in eager."""
 _HOLE = re.compile(r"\{(\w+)\}")
+_MAKES = re.compile(
+    r"torch\.(zeros|ones|full|tensor|arange|linspace|randn|rand|randint)\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*(?=\))"
+)
+"""A call that makes a tensor, up to its last bracket."""
 _MEMBERS = {**MEMBERS, **random_losses.MEMBERS}
 _FAILURES = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError)
 
@@ -94,6 +98,7 @@ class Program:
         new_gradients: Whether gradients are dropped between steps.
         chunks: The option `chunks`.
         hooks: Post-accumulate hooks of parameters: a key of `random_hooks.HOOKS`, or nothing.
+        device: Type of the device that it runs on.
     """
 
     seed: int
@@ -109,6 +114,7 @@ class Program:
     new_gradients: bool = True
     chunks: str | int = "never"
     hooks: str = ""
+    device: str = "cpu"
 
     @property
     def features(self) -> frozenset[str]:
@@ -160,7 +166,7 @@ class Program:
         given = [line.text for line in self.inputs]
         leaves = sorted(set(re.findall(r"\bl\d+\b", " ".join(given))))
         use = [text.format(second=self.second, d=self.differentiable) for text in USES[self.use].lines]
-        return "\n".join([
+        return self._on_device("\n".join([
             PRELUDE + f"B, W, V, D = {BATCH}, {WIDTH}, {CLASSES}, torch.{self.dtype}",
             f"# seed {self.seed}, dynamic={self.dynamic}, chunks={self.chunks!r}\n\n",
             "class Model(nn.Module):", "    def __init__(self):", "        super().__init__()",
@@ -168,7 +174,14 @@ class Program:
             f"    def forward(self, {names}):", *_indented(forward, 8), "", "",
             "def inputs():", *_indented([*given, f"return [{', '.join(leaves)}], [{names}]"], 4), "", "",
             "def step(call, leaves, inputs):", *_indented(use, 4), "",
-        ])  # fmt: skip
+        ]))  # fmt: skip
+
+    def _on_device(self, source: str) -> str:
+        """The source with all tensors made on its device, but for those of modules."""
+        if self.device == "cpu":
+            return source
+        made = _MAKES.sub(rf"\g<0>, device={self.device!r}", source)
+        return made.replace("autocast('cpu'", f"autocast({self.device!r}")
 
     def load(self) -> Loaded:
         """What the source defines."""
@@ -178,7 +191,7 @@ class Program:
         module = ModuleType(f"random_program_{self.seed}")
         sys.modules[module.__name__] = module
         exec(compile(self.source, name, "exec"), vars(module))
-        return Loaded(module.Model, module.inputs, module.step)
+        return Loaded(lambda: module.Model().to(self.device), module.inputs, module.step)
 
 
 @dataclass(frozen=True, slots=True)
