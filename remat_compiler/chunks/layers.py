@@ -17,6 +17,7 @@ from dataclasses import replace
 from torch import fx
 
 from remat_compiler import torch_compat
+from remat_compiler.capture.storages import find_roots
 from remat_compiler.chunks.amplifiers import LAYER, contracts, layers
 from remat_compiler.chunks.attention import ATTENTION
 from remat_compiler.chunks.axis import results_of
@@ -24,6 +25,7 @@ from remat_compiler.chunks.cut import Cut, even_bounds, shape_of
 from remat_compiler.chunks.heads import attention_regions, attentions
 from remat_compiler.chunks.region import Region, elements, find_region, region_in_chunks, whole_bytes
 from remat_compiler.chunks.rewriting import in_chunks
+from remat_compiler.chunks.sums import with_sums
 from remat_compiler.chunks.writing import NotCuttable
 from remat_compiler.report.plan_report import ChunkedRegion
 
@@ -83,6 +85,7 @@ def _regions(
     """Layers that can be cut, the largest first, and what people are told of each."""
     taken: set[fx.Node] = set()
     largest: ChunkedRegion | None = None
+    roots = find_roots(joint.graph)
     for product, dim in layers(joint, num_fwd_outputs):
         if largest is not None and whole_bytes(product) * SMALLEST < largest.whole_bytes:
             break
@@ -91,6 +94,7 @@ def _regions(
         if region is None or (_has_attention(region) and not attention):
             continue
         if taken.isdisjoint(region.cuttings):
+            region = with_sums(joint.graph, region, roots, taken)
             taken.update(region.cuttings)
             told = region_in_chunks(product, cut, "layer")
             largest = told if largest is None else largest
