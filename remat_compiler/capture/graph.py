@@ -12,6 +12,7 @@ from torch import fx
 from remat_compiler import torch_compat
 from remat_compiler.capture import operators, source
 from remat_compiler.capture.changes import changed_inputs
+from remat_compiler.capture.joined import wholes
 from remat_compiler.capture.materialise import materialised_by_inductor, materialised_by_interpreter
 from remat_compiler.capture.operators import NodeClass
 from remat_compiler.capture.phases import find_phases
@@ -39,6 +40,7 @@ class CapturedGraph:
         num_fwd_outputs: Number of joint outputs that belong to the forward.
         fused: Whether pointwise nodes were contracted as Inductor fuses them.
         loops: For each operator, whether Inductor makes it part of a fused loop.
+        wholes: For each chunk that is computed in its place in a whole value, the node of that.
     """
 
     joint: fx.GraphModule
@@ -51,6 +53,7 @@ class CapturedGraph:
     num_fwd_outputs: int
     fused: bool
     loops: tuple[bool, ...]
+    wholes: dict[fx.Node, fx.Node]
 
 
 def capture(
@@ -97,6 +100,8 @@ class _Builder:
         self.changed = changed_inputs(joint.graph)
         self.storage: dict[fx.Node, StorageId] = {}
         self.storages: list[Storage] = []
+        self.wholes: dict[fx.Node, fx.Node] = {}
+        self.first: dict[fx.Node, fx.Node] = {}  # of the chunks of a whole
         self.inlined: dict[fx.Node, tuple[frozenset[fx.Node], frozenset[fx.Node]]] = {}
         # By root: a caller that is given a view holds the whole memory behind it.
         self.outputs = {self.roots[o] for o in self.fwd_outputs if o in self.roots}
@@ -106,6 +111,10 @@ class _Builder:
         if self.fused:
             # All three must be in memory, so Inductor cannot keep them in registers.
             outputs = [*self.fwd_outputs, *self.bwd_outputs, *in_memory]
+            self.wholes = wholes(self.classes, self.roots, self.phases, set(outputs))
+            for chunk in sorted(self.wholes, key=self.order.__getitem__):
+                self.first.setdefault(self.wholes[chunk], chunk)
+            outputs += [*self.wholes, *self.first]
             mains = materialised_by_inductor(self.classes, self.roots, self.phases, outputs)
         else:
             mains = materialised_by_interpreter(self.classes)
@@ -130,6 +139,7 @@ class _Builder:
             num_fwd_outputs=self.num_fwd_outputs,
             fused=self.fused,
             loops=tuple(self.fused and self.classes[n] is not NodeClass.KERNEL for n in main_nodes),
+            wholes=self.wholes,
         )
 
     def _in_order(self, mains: Container[fx.Node]) -> list[fx.Node]:
@@ -180,8 +190,12 @@ class _Builder:
         if not reason and not self.changed.isdisjoint(read_roots):
             reason = "it reads an input that the step changes in place"
         reads = {self.storage[r] for r in read_roots}
+        whole = self.wholes.get(main)
+        if whole is not None and self.first[whole] is not main:
+            # The memory that it is written to.
+            reads.add(self.storage[self.first[whole]])
         writes = [
-            self._add_storage(value, self._kind_of(value), storage_bytes(value))
+            self._add_storage(value, self._kind_of(value), self._own_bytes(value))
             for value in items or [main]
             # Views and in-place results live in memory that another node owns.
             if self.roots.get(value) is value
@@ -214,6 +228,13 @@ class _Builder:
             ends=self._ended_by(main),
         )
         return op, nodes
+
+    def _own_bytes(self, value: fx.Node) -> int:
+        """Bytes that are allocated for a value: with the first chunk of a whole, all of that."""
+        whole = self.wholes.get(value)
+        if whole is None:
+            return storage_bytes(value)
+        return storage_bytes(whole) if self.first[whole] is value else 0
 
     def _ended_by(self, main: fx.Node) -> tuple[StorageId, ...]:
         """The parameter that hooks may change once `main` has run."""
@@ -253,7 +274,8 @@ class _Builder:
 
     def _save_policy(self, nodes: list[fx.Node], no_recompute: str) -> SavePolicy:
         """The user's demand; a result that cannot be recomputed may be saved even in a region to be recomputed."""
-        policies = [torch_compat.save_policy(n) for n in nodes]
+        # A chunk that is in its place is held with all others, or not at all.
+        policies = [SavePolicy.MUST_NOT_SAVE if n in self.wholes else torch_compat.save_policy(n) for n in nodes]
         # The tag may be on any of the items; all come from one operator.
         policy = next((p for p in policies if p is not SavePolicy.FREE), SavePolicy.FREE)
         return SavePolicy.FREE if no_recompute and policy is SavePolicy.MUST_NOT_SAVE else policy

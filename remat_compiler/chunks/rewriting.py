@@ -20,6 +20,7 @@ from torch import fx
 
 from remat_compiler import torch_compat
 from remat_compiler.capture.changes import changed_inputs
+from remat_compiler.capture.joined import JOINED
 from remat_compiler.capture.operators import has_tensor, is_random
 from remat_compiler.capture.storages import find_roots
 from remat_compiler.chunks.cut import Cut, Partial, operands, shape_of
@@ -198,6 +199,7 @@ class _Writer:
         if not torch_compat.is_in_order(node.meta["val"]):
             return self._joined_in_its_order(node, rows, placement)
         whole = call(self.new, _aten.cat.default, (rows, placement.last), like=node)
+        whole.meta[JOINED] = True
         if len(placement.dims) > 1:
             whole = call(self.new, _aten.view.default, (whole, list(shape_of(node))), like=node)
         return whole

@@ -49,6 +49,10 @@ class CapturedOps(Protocol):
     def loops(self) -> tuple[bool, ...]:
         """For each operator, whether it is part of a fused loop."""
 
+    @property
+    def wholes(self) -> dict[fx.Node, fx.Node]:
+        """For each chunk that is computed in its place in a whole value, the node of that."""
+
 
 PLAIN_EVALUATIONS = 0.1
 """Arithmetic of one element of a pointwise operator that has none in the table of operators, in evaluations of erf (a
@@ -62,21 +66,29 @@ class Traffic:
 
     def __init__(self, captured: CapturedOps) -> None:
         self.captured = captured
+        self._joined = frozenset(captured.wholes.values())
         self._touched: dict[fx.Node, tuple[int, int]] = {}
 
     def moved_bytes(self, op_id: int) -> int:
         """Bytes that the operator reads and, unless it is a loop, writes."""
-        op = self.captured.graph.ops[op_id]
+        op, main = self.captured.graph.ops[op_id], self.captured.main[op_id]
         size = self.captured.graph.storages
+        # Its chunks are in their places.
+        if main in self._joined:
+            return 0
         read_bytes = self._read_bytes(op_id)
         # The fetch of a loop's result is charged to its reader; see the module docstring.
         if self.captured.loops[op_id]:
             return read_bytes
+        if main in self.captured.wholes:
+            return read_bytes + self._of(main)[1]
         return read_bytes + sum(size[storage].size_bytes for storage in op.writes)
 
     def evaluations(self, op_id: int, *, on_gpu: bool = False) -> float:
         """Arithmetic on elements within the operator, in evaluations of a special function."""
         is_loop = self.captured.loops[op_id]
+        if self.captured.main[op_id] in self._joined:
+            return 0.0
         nodes = [node for node in self.captured.nodes[op_id] if self._computes(node)]
         return sum(self._elements(node) * _evaluations(node, is_loop, on_gpu) for node in nodes)
 
