@@ -19,8 +19,8 @@ JOINED = "remat_joined"
 """What nodes have in `meta` that put chunks of one value together."""
 
 _aten = torch.ops.aten
-_PRODUCTS = frozenset({_aten.mm.default, _aten.addmm.default, _aten.bmm.default, _aten.baddbmm.default})
-"""Kernels that write to where they are told."""
+_PRODUCTS = frozenset({_aten.mm.default, _aten.addmm.default})
+"""Kernels that Inductor has write to where it says."""
 
 
 def wholes(

@@ -91,7 +91,7 @@ def _recompute_reason(op: Op, repeats: int) -> str:
     """Why a storage of `op` is dropped and recomputed."""
     times = "" if repeats == 1 else f", {repeats} times"
     if op.save_policy is SavePolicy.MUST_NOT_SAVE:
-        return f"inside a region that the user's checkpoint recomputes{times}"
+        return f"never saved: a checkpoint of the user recomputes it, or it is a chunk of what is saved whole{times}"
     if Trait.RANDOM in op.traits:
         return f"not saved to stay within the budget; replays the same random values{times}"
     return f"not saved to stay within the budget{times}"
