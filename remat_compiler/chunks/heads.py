@@ -69,7 +69,8 @@ def _cuts(attention: fx.Node, stretched: frozenset[tuple[Size, Size]], chunks: i
     batch, heads = map(expression, results_of(attention)[0].shape[:2])
     # Heads that share a key may have to stay together, also if it is stretched to them before.
     sharing = divided(heads, shape_of(operands(attention)[1])[HEADS])
-    together = {n for keys, n in stretched if same(product((keys, n)), heads)} | {1, sharing or 1}
+    known = {n for keys, n in stretched if same(product((keys, n)), heads) and divided(heads, n) is not None}
+    together = known | {1, sharing or 1}
     ways = [(HEADS, heads, granule) for granule in sorted(together, key=lambda one: (number(one), str(one)))]
     cuts = [Cut(dim, dim, even_bounds(size, chunks, granule)) for dim, size, granule in [*ways, (BATCH, batch, 1)]]
     return [cut for cut in cuts if cut.chunks > 1]

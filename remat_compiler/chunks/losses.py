@@ -107,7 +107,8 @@ def _granules(graph: fx.Graph, product: fx.Node, dim: int) -> list[Size]:
     for node in graph.nodes:
         if is_plain(node) and not is_tuple(node) and len(shape_of(node)) > 2:
             batch, length, *_ = shape_of(node)
-            if same(torch_compat.product((batch, length)), rows):
+            # Rows may be known to be so many, and yet not as a multiple, as with halves that are rounded down.
+            if same(torch_compat.product((batch, length)), rows) and torch_compat.divided(rows, length) is not None:
                 found[length] = None
     return sorted(found, key=number)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from chunks.chunked import Chunked, step
@@ -59,3 +60,23 @@ def test_values_that_are_needed_whole_are_left_so_at_all_sizes(name: str) -> Non
     at_sizes(WHOLE[name], backend)
     assert backend.made
     assert not any(backend.made)
+
+
+@pytest.mark.parametrize("decomposed", [False, True], ids=["interpreter", "inductor"])
+def test_halves_of_rows_whose_number_is_any(decomposed: bool) -> None:
+    """All rows are twice as many as half of them, rounded down, but not by their expression."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    head, backend = torch.nn.Linear(WIDTH, CLASSES).double(), Chunked(4, decomposed)
+
+    def losses(x: Tensor, targets: Tensor) -> Tensor:
+        logits = head(x)
+        halves = F.cross_entropy(logits.unflatten(0, (2, -1)).movedim(-1, 1), targets.unflatten(0, (2, -1)))
+        return halves + F.cross_entropy(logits, targets)
+
+    compiled = torch.compile(losses, backend=backend, dynamic=True)
+    for rows in (24, 30):
+        given = inputs((rows,))
+        made, expected = step(compiled, head, given), step(losses, head, given)
+        torch.testing.assert_close(made, expected, rtol=1e-12, atol=1e-12)
+    assert backend.made

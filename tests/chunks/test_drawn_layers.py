@@ -48,6 +48,14 @@ ATTENTIONS: dict[str, Layer] = {
     "masked_by_head": lambda: Grouped(stretched=True, mask=(1, Grouped.HEADS, 1, 1)),
 }
 
+MORE: dict[str, Layer] = {
+    "gate": lambda: nn.Linear(WIDTH, HIDDEN, bias=False),
+    "narrow": lambda: nn.Sequential(nn.Linear(WIDTH, 2), nn.Linear(2, HIDDEN)),
+    "down": lambda: nn.Linear(HIDDEN, WIDTH),
+    "adapter": lambda: nn.Sequential(nn.Linear(HIDDEN, 2), nn.Linear(2, WIDTH)),
+}
+"""Products beside those of a layer."""
+
 
 @dataclass(frozen=True)
 class Drawn:
@@ -59,6 +67,7 @@ class Drawn:
         frozen: Whether the products are not trained.
         saved: Whether each layer is recomputed by the program itself.
         beside: Whether what is between the products is read beside them, too.
+        more: Further products, whose results or gradients are added up.
         attention: Before the layers; `None` without.
         shape: Of the input, but for the width.
         chunks: Chunks that are asked for.
@@ -70,6 +79,7 @@ class Drawn:
     frozen: bool
     saved: bool
     beside: bool
+    more: frozenset[str]
     attention: str | None
     shape: tuple[int, ...]
     chunks: int
@@ -85,15 +95,23 @@ class Model(nn.Module):
         self.first = nn.Linear(WIDTH, WIDTH)
         self.attention = None if drawn.attention is None else ATTENTIONS[drawn.attention]()
         pairs = [nn.ModuleList([nn.Linear(WIDTH, HIDDEN), nn.Linear(HIDDEN, WIDTH)]) for _ in drawn.parts]
+        self.more = nn.ModuleDict({name: MORE[name]() for name in sorted(drawn.more)})
         self.pairs = nn.ModuleList(pairs[:1] * len(pairs) if drawn.shared else pairs).requires_grad_(not drawn.frozen)
 
     def layer(self, x: Tensor, i: int) -> tuple[Tensor, Tensor]:
         """What a layer makes, and what else is made of its large values."""
         up, down = self.pairs[i]
         hidden = up(x)
+        if "gate" in self.more:
+            hidden = hidden * self.more["gate"](x).sigmoid()
+        if "narrow" in self.more:
+            hidden = hidden + self.more["narrow"](x)
         for name in self.drawn.parts[i]:
             hidden = PARTS[name](hidden)
-        return x + torch.tanh(down(hidden)), hidden.square().mean() if self.drawn.beside else x.sum() * 0
+        result = down(hidden)
+        for name in sorted(self.drawn.more & {"down", "adapter"}):
+            result = result + 0.5 * self.more[name](hidden)
+        return x + torch.tanh(result), hidden.square().mean() if self.drawn.beside else x.sum() * 0
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.first(x)
@@ -113,6 +131,7 @@ DRAWN = st.builds(
     frozen=st.booleans(),
     saved=st.booleans(),
     beside=st.booleans(),
+    more=st.frozensets(st.sampled_from(sorted(MORE))),
     attention=st.none() | st.sampled_from(sorted(ATTENTIONS)),
     shape=st.sampled_from([(2, 24), (3, 33), (1, 40), (4, 9)]),
     chunks=st.integers(2, 7),
