@@ -193,8 +193,10 @@ class _Search:
         least_bytes = peaks[smallest]
         if least_bytes is None:
             return smallest
-        # Of nearly equal peaks the fewest chunks.
-        now = min(one for one, peak in peaks.items() if peak and peak <= least_bytes * (1 + AT_THE_FLOOR))
+        # Of nearly equal peaks the fewest chunks, of those whose losses leave something to gain if there are any.
+        near, wanted_bytes = least_bytes * (1 + AT_THE_FLOOR), least_bytes * (1 - AT_THE_FLOOR)
+        least = [one for one, peak in peaks.items() if peak and peak <= near]
+        now = min([one for one in least if self._candidate(one).floor_bytes <= wanted_bytes] or least)
         within_bytes = self._within_bytes(now, Within.ALL_LAYERS)
         for layers in LAYERS:
             more, wanted_bytes = Chunks(now.losses, layers, self.attention), least_bytes * (1 - AT_THE_FLOOR)

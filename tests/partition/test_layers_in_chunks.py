@@ -90,7 +90,7 @@ class InLayers:
 
     @property
     def floor_bytes(self) -> int:
-        return 900 if self.chunks.layers == 1 else max(self.graph.floor_bytes, self.beside_bytes)
+        return max(900 if self.chunks.layers == 1 else self.graph.floor_bytes, self.beside_bytes)
 
     @property
     def beside_bytes(self) -> int:
@@ -232,3 +232,11 @@ def test_losses_are_in_no_more_chunks_where_layers_are_the_floor() -> None:
     graph = Layered(1, loss_bytes=10)
     graph.chosen(losses=True)
     assert graph.planned == [WHOLE, ALL_IN_4, ALL_IN_16]
+
+
+def test_layers_are_cut_beside_losses_in_as_many_chunks_as_leave_something_to_gain() -> None:
+    # Losses in 4 chunks are no more than whole layers, but nearly as much.
+    graph = Layered(1, loss_bytes=2380)
+    assert graph.chosen(losses=True).peak_bytes == 550
+    assert Chunks(4) in graph.planned
+    assert ALL_IN_4._replace(losses=16) in graph.planned
