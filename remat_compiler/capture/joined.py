@@ -1,7 +1,9 @@
 """Values that are put together of chunks, each of which Inductor computes in its place in the whole.
 
-chunk 0, mm ─► [■ · · ·]       the whole is allocated for the first chunk, and takes nothing more
-chunk 1, mm ─► [■ ■ · ·]       at the end it is there without a copy
+    chunk 0, mm ─► [■ · · ·]       the whole is allocated for the first chunk, and takes nothing more
+    chunk 1, mm ─► [■ ■ · ·]       at the end it is there without a copy
+
+Inductor does so by `ConcatKernel` in `torch/_inductor/ir.py`, for what it may lay out as it likes.
 """
 
 from __future__ import annotations
