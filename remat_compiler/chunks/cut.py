@@ -105,6 +105,14 @@ def shape_of(node: fx.Node) -> tuple[Size, ...]:
     return tuple(map(expression, node.meta["val"].shape))
 
 
+def consists_of(rows: Size, count: Size, granule: Size) -> bool:
+    """Whether rows are known to be so many times the granule, as `even_bounds` takes them.
+
+    Their number may be known without that, as of halves that were rounded down.
+    """
+    return same(product((count, granule)), rows) and divided(rows, granule) is not None
+
+
 def even_bounds(rows: Size, chunks: int, granule: Size = 1) -> tuple[Size, ...]:
     """Bounds of at most so many chunks of equal size, but for the last one.
 

@@ -19,11 +19,11 @@ from remat_compiler.capture.storages import find_roots
 from remat_compiler.chunks.amplifiers import LAYER
 from remat_compiler.chunks.attention import ATTENTION, BATCH, HEADS
 from remat_compiler.chunks.axis import is_plain, is_tuple, may_be_cut, results_of
-from remat_compiler.chunks.cut import Cut, even_bounds, operands, shape_of
+from remat_compiler.chunks.cut import Cut, consists_of, even_bounds, operands, shape_of
 from remat_compiler.chunks.region import Region, elements, find_region, whole_bytes
 from remat_compiler.chunks.rewriting import is_in_chunks
 from remat_compiler.ir.graph import Phase
-from remat_compiler.torch_compat import Size, divided, expression, number, product, same
+from remat_compiler.torch_compat import Size, divided, expression, number
 
 MOST = 256
 """Operators of one attention, with its backward, at most: with rotated queries and keys it has half of it."""
@@ -69,8 +69,7 @@ def _cuts(attention: fx.Node, stretched: frozenset[tuple[Size, Size]], chunks: i
     batch, heads = map(expression, results_of(attention)[0].shape[:2])
     # Heads that share a key may have to stay together, also if it is stretched to them before.
     sharing = divided(heads, shape_of(operands(attention)[1])[HEADS])
-    known = {n for keys, n in stretched if same(product((keys, n)), heads) and divided(heads, n) is not None}
-    together = known | {1, sharing or 1}
+    together = {n for keys, n in stretched if consists_of(heads, keys, n)} | {1, sharing or 1}
     ways = [(HEADS, heads, granule) for granule in sorted(together, key=lambda one: (number(one), str(one)))]
     cuts = [Cut(dim, dim, even_bounds(size, chunks, granule)) for dim, size, granule in [*ways, (BATCH, batch, 1)]]
     return [cut for cut in cuts if cut.chunks > 1]

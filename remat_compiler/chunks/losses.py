@@ -9,7 +9,7 @@ from torch import fx
 from remat_compiler import torch_compat
 from remat_compiler.chunks.amplifiers import HEAD, heads
 from remat_compiler.chunks.axis import is_plain, is_tuple
-from remat_compiler.chunks.cut import Cut, even_bounds, shape_of
+from remat_compiler.chunks.cut import Cut, consists_of, even_bounds, shape_of
 from remat_compiler.chunks.means import divide_last
 from remat_compiler.chunks.region import Region, elements, find_region, reach, region_in_chunks, whole_bytes
 from remat_compiler.chunks.rewriting import in_chunks, is_in_chunks
@@ -17,7 +17,7 @@ from remat_compiler.chunks.sparing import without_unread_rows
 from remat_compiler.chunks.tangent import depending_on, multiples_of, scalar_tangents, take_out
 from remat_compiler.chunks.writing import NotCuttable, copied
 from remat_compiler.report.plan_report import ChunkedRegion
-from remat_compiler.torch_compat import Size, number, same
+from remat_compiler.torch_compat import Size, number
 
 SECOND = 4
 """Another loss is cut if so many of it are as large as the first."""
@@ -107,8 +107,7 @@ def _granules(graph: fx.Graph, product: fx.Node, dim: int) -> list[Size]:
     for node in graph.nodes:
         if is_plain(node) and not is_tuple(node) and len(shape_of(node)) > 2:
             batch, length, *_ = shape_of(node)
-            # Rows may be known to be so many, and yet not as a multiple, as with halves that are rounded down.
-            if same(torch_compat.product((batch, length)), rows) and torch_compat.divided(rows, length) is not None:
+            if consists_of(rows, batch, length):
                 found[length] = None
     return sorted(found, key=number)
 
