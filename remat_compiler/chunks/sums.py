@@ -1,9 +1,11 @@
 """Sums of what leaves a region are taken within it, a chunk at a time: one whole value is made in place of its terms.
 
-dy ─► .. ─► mm(.., gate) ─┐                      gradients of a value that several products read
-       └─► mm(.., up) ────┴─► add                are made whole once, and not each for itself
-h ─► mm(.., down) ─────────┐
- └─► mm(.., a) ─► mm(.., b) ┴─► add              small products beside a large one likewise
+    dy ─► .. ─► mm(.., gate) ─┐                      gradients of a value that several products read
+           └─► mm(.., up) ────┴─► add                are made whole once, and not each for itself
+    h ─► mm(.., down) ─────────┐
+     └─► mm(.., a) ─► mm(.., b) ┴─► add              small products beside a large one likewise
+
+A sum with something that is whole anyway, such as what a layer is added to, spares nothing and stays behind the region.
 """
 
 from __future__ import annotations
