@@ -19,6 +19,7 @@ from remat_compiler.chunks.axis import is_plain, is_tuple
 from remat_compiler.chunks.cut import Cut, Cutting, operands
 from remat_compiler.chunks.region import PRODUCTS, Region, whole_bytes
 from remat_compiler.chunks.rules import cutting
+from remat_compiler.chunks.tangent import depending_on
 
 _SUM = torch.ops.aten.add.Tensor
 REACH = 4
@@ -36,25 +37,29 @@ def with_sums(graph: fx.Graph, region: Region, roots: Mapping[fx.Node, fx.Node],
         roots: For each value, the one whose memory it lies in.
         taken: Operators of other regions.
     """
-    after = _behind(graph, region)
-    found: Region | None = region
-    while found is not None:
-        region, found = found, None
-        for total, cut in _sums(region):
-            terms = _Terms(region, after, taken)
-            if terms.take(total, cut) and _is_less(larger := _joined(graph, region, terms.cuttings), region, roots):
-                found = larger
-                break
+    behind = depending_on(graph, region.cuttings).difference(region.cuttings)
+    while (larger := _with_one_more(graph, region, roots, behind, taken)) is not None:
+        region = larger
     return region
 
 
-def _behind(graph: fx.Graph, region: Region) -> set[fx.Node]:
-    """Operators that depend on what leaves a region, and are none of it."""
-    behind: set[fx.Node] = set()
-    for node in graph.nodes:
-        if any(source in behind or source in region.cuttings for source in node.all_input_nodes):
-            behind.add(node)
-    return behind.difference(region.cuttings)
+def _with_one_more(
+    graph: fx.Graph,
+    region: Region,
+    roots: Mapping[fx.Node, fx.Node],
+    behind: Collection[fx.Node],
+    taken: Collection[fx.Node],
+) -> Region | None:
+    """The region with the first sum in it that spares a whole value, among operators `behind` it; `None` without."""
+    for total, cut in _sums(region):
+        terms = _Terms(region, behind, taken)
+        if terms.take(total, cut):
+            cuttings = {**region.cuttings, **terms.cuttings}
+            in_order = {node: cuttings[node] for node in graph.nodes if node in cuttings}
+            larger = Region(region.product, in_order, region.chunks)
+            if _is_less(larger, region, roots):
+                return larger
+    return None
 
 
 def _sums(region: Region) -> Iterator[tuple[fx.Node, Cut]]:
@@ -102,11 +107,6 @@ class _Terms:
         if source not in self.behind:
             return True
         return cut is not None and self.take(source, cut)
-
-
-def _joined(graph: fx.Graph, region: Region, more: Mapping[fx.Node, Cutting]) -> Region:
-    together = {**region.cuttings, **more}
-    return Region(region.product, {node: together[node] for node in graph.nodes if node in together}, region.chunks)
 
 
 def _is_less(larger: Region, region: Region, roots: Mapping[fx.Node, fx.Node]) -> bool:
