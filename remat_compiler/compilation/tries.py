@@ -26,6 +26,8 @@ from remat_compiler.step_model.graph_memory import GraphMemory
 
 MAX_TRIES = 4
 """Most plans that are tried for each layout, until the checked peak fits and uses the budget."""
+FAR = 0.03
+"""A smallest peak above the budget by more than this part, found within less, is not sought once more for all of it."""
 
 
 @dataclass(slots=True)
@@ -132,7 +134,7 @@ class Tries:
                 known = None
             except NoPlan as refused:
                 self.refusal, likely = refused, False
-                if lowered is not None:
+                if lowered is not None and not _is_far_above(refused, request.budget_bytes):
                     continue
                 if self.limit is None and request.fraction is not None:
                     # The next request has a larger budget, which would be taken for the user's.
@@ -202,6 +204,12 @@ class Tries:
         error = refusal_of_attempt(best, self.options, self.limit)
         error.__cause__ = best.failure
         return error
+
+
+def _is_far_above(refused: NoPlan, budget_bytes: int | None) -> bool:
+    """Whether the smallest peak that a planner found is so far above the budget that it need not be asked once more."""
+    assert budget_bytes is not None
+    return refused.result.plan is not None and refused.needed_bytes > (1 + FAR) * budget_bytes
 
 
 def _as_good(one: Attempt, other: Attempt) -> bool:

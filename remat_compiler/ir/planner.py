@@ -14,7 +14,8 @@ class Planner(Protocol):
 
     A planner is a frozen dataclass whose fields are its options, each with a default.  `plan` is pure and
     deterministic: the same problem gives the same plan in any process.  It mutates nothing, imports no
-    torch, and its plan passes `remat_compiler.simulate.verify.verify`.
+    torch, and its plan passes `remat_compiler.simulate.verify.verify`.  An attribute `refuses_smaller_alike` says that
+    INFEASIBLE comes with the same plan for every smaller budget.
     """
 
     name: ClassVar[str]

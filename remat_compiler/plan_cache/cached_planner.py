@@ -5,7 +5,8 @@
             ─► solved, kept                                          miss, solve
 
 Kept are plans within their budget, and the smallest peaks of planners that refused; a planner that failed or ran out of
-time runs again next time.  A cached refusal answers the same problem only, never another size.
+time runs again next time.  A cached refusal answers the same problem only, never another size; of a planner that gives
+one for every smaller budget, too (`refuses_smaller_alike`), also the problem without a single byte.
 
 Ranks.  Planners are deterministic, so ranks of a distributed job that put the same problem (sizes, budget, times) to
 the same solvers have the same plan, solved or cached.  That problems and solvers are the same is not ensured here: see
@@ -21,7 +22,7 @@ from __future__ import annotations
 import hashlib
 import sys
 import time
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -30,7 +31,7 @@ import torch
 from remat_compiler.ir.fingerprint import fingerprint, parameter_sizes, structure
 from remat_compiler.ir.plan import PlanResult, PlanStatus
 from remat_compiler.ir.planner import Planner
-from remat_compiler.ir.problem import RematProblem
+from remat_compiler.ir.problem import NO_BYTES, RematProblem
 from remat_compiler.log import logger_of
 from remat_compiler.plan_cache.cache import PlanCache
 from remat_compiler.plan_cache.key import (
@@ -104,8 +105,16 @@ class CachedPlanner:
         # A failure or a time-out may end better next time, so it is not kept.
         if result.status in KEPT and result.plan is not None:
             with timed("lookup_s"):
-                self.cache.keep(CachedPlan(question, "", problem.costs.step_ns, time.time_ns(), result))
+                self._keep(self.cache, question, problem, result)
         return result
+
+    def _keep(self, cache: PlanCache, question: CacheQuery, problem: RematProblem, result: PlanResult) -> None:
+        """Keep an answer; a refusal also answers for the smallest peak, which is asked for next."""
+        asked = [question]
+        if result.status is PlanStatus.INFEASIBLE and getattr(self.planner, "refuses_smaller_alike", False):
+            asked.append(replace(question, key=replace(question.key, budget_bytes=NO_BYTES)))
+        for one in asked:
+            cache.keep(CachedPlan(one, "", problem.costs.step_ns, time.time_ns(), result))
 
     def question(self, problem: RematProblem) -> CacheQuery:
         """The query of the cache for `problem`."""

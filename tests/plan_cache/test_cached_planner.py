@@ -15,7 +15,7 @@ import torch
 
 from remat_compiler.ir.graph import StorageKind
 from remat_compiler.ir.plan import PlanResult, PlanStatus
-from remat_compiler.ir.problem import RematProblem
+from remat_compiler.ir.problem import NO_BYTES, RematProblem
 from remat_compiler.plan_cache import cached_planner
 from remat_compiler.plan_cache.cache import PlanCache, miss_folder, plan_folder
 from remat_compiler.plan_cache.cached_planner import CachedPlanner, code_digest, may_take_similar
@@ -231,6 +231,20 @@ def test_a_refusal_is_told_for_the_same_problem_alone(tmp_path: Path) -> None:
     assert counted() == (1, 0, 1, 1)
     smaller = planner_with(PlanCache(tmp_path)).plan(replace(step(99), budget_bytes=1))
     assert bare(smaller) != bare(first)
+    assert counted() == (0, 0, 1, 1)
+
+
+@pytest.mark.parametrize("thorough", [True, False])
+def test_a_refusal_is_the_smallest_peak_of_a_planner_that_says_so(tmp_path: Path, thorough: bool) -> None:
+    planner = replace(QUICK, thorough=thorough)
+    first = planner_with(PlanCache(tmp_path), planner).plan(replace(step(), budget_bytes=1_000))
+    assert first.status is PlanStatus.INFEASIBLE
+    smallest = planner_with(PlanCache(tmp_path), planner).plan(replace(step(), budget_bytes=NO_BYTES))
+    assert counted() == ((1, 0, 1, 1) if thorough else (0, 0, 2, 2))
+    assert bare(smallest) == bare(planner.plan(replace(step(), budget_bytes=NO_BYTES)))
+    # A larger budget may have a plan.
+    reset_stats()
+    planner_with(PlanCache(tmp_path), planner).plan(replace(step(), budget_bytes=2_000))
     assert counted() == (0, 0, 1, 1)
 
 

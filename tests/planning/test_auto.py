@@ -9,6 +9,7 @@ from itertools import pairwise
 from random import Random
 
 import pytest
+from hypothesis import given, settings
 
 from brute_force import cheapest_added_ns
 from builders import (
@@ -16,16 +17,18 @@ from builders import (
     ProblemBuilder,
     chain,
     encoder_decoder,
+    generators,
     pinned_outputs,
     random_problem,
     residual,
     user_regions,
     with_budget,
 )
+from moving_problems import moving_problem
 from remat_compiler.ir.graph import Phase, StorageId, StorageKind
 from remat_compiler.ir.json_form import dumps
 from remat_compiler.ir.plan import PlanStatus
-from remat_compiler.ir.problem import RematProblem
+from remat_compiler.ir.problem import NO_BYTES, RematProblem
 from remat_compiler.simulate.rules import Rule
 from remat_compiler.simulate.verify import verify
 from remat_passes.planning import auto
@@ -104,6 +107,20 @@ def test_smallest_peak_can_be_asked_for(name: str) -> None:
     hopeless = QUICK.plan(with_budget(problem, 0))
     assert hopeless.status is PlanStatus.INFEASIBLE
     assert hopeless.peak_bytes == lowest.peak_bytes
+
+
+@pytest.mark.parametrize("moves", [False, True])
+@settings(max_examples=30)
+@given(rng=generators())
+def test_a_refusal_is_the_answer_to_smaller_budgets_too(moves: bool, rng: Random) -> None:
+    problem = moving_problem(rng) if moves else random_problem(rng)
+    lowest = QUICK.smallest_peak(problem)
+    # The highest budget that is refused, if any above the first byte is.
+    refused = QUICK.plan(with_budget(problem, lowest.peak_bytes - 1))
+    assert QUICK.refuses_smaller_alike
+    if refused.status is PlanStatus.INFEASIBLE:
+        for budget in (NO_BYTES, lowest.peak_bytes // 2):
+            assert QUICK.plan(with_budget(problem, budget)) == refused
 
 
 @pytest.mark.parametrize("percent", [0, 5, 20])

@@ -60,6 +60,11 @@ class Auto:
     reorders: bool = True
     thorough: bool = True
 
+    @property
+    def refuses_smaller_alike(self) -> bool:
+        """Whether a refusal is the answer to smaller budgets, too: a quick plan is not of the smallest peak."""
+        return self.thorough
+
     def plan(self, problem: RematProblem) -> PlanResult:
         """Answer `problem`; see `Planner.plan`.  A reference partition that fits is returned unchanged."""
         if problem.reference is not None:
