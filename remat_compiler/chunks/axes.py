@@ -20,6 +20,7 @@ from torch import fx
 from remat_compiler import torch_compat
 from remat_compiler.chunks.axis import UNKNOWN, Axis, aligned, argument, at, may_be_cut, results_of
 from remat_compiler.chunks.cut import Partial, operands, shape_of
+from remat_compiler.chunks.images import IMAGES
 from remat_compiler.chunks.indexing import INDEXING
 from remat_compiler.torch_compat import Size, expression, same
 
@@ -35,8 +36,15 @@ def axes_of(node: fx.Node) -> list[Axis]:
     rule = _RULES.get(target)
     if rule is not None:
         return list(rule(node))
-    elementwise = torch.Tag.pointwise in target.tags or torch_compat.facts_of(target).elementwise
-    return _pointwise(node) if elementwise and isinstance(node.meta["val"], torch.Tensor) else []
+    return _pointwise(node) if is_elementwise(node) else []
+
+
+def is_elementwise(node: fx.Node) -> bool:
+    """Whether each element of its one result is computed from those of operands at the same place."""
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload) or not isinstance(node.meta["val"], torch.Tensor):
+        return False
+    return torch.Tag.pointwise in target.tags or torch_compat.facts_of(target).elementwise
 
 
 def _pointwise(node: fx.Node) -> list[Axis]:
@@ -66,20 +74,21 @@ def _made(node: fx.Node) -> list[Axis]:
 
 
 def _reduction(node: fx.Node) -> list[Axis]:
-    """``op(x, dims, keepdim)``; without dimensions it reduces all."""
+    """``op(x, dims, keepdim)``, or with an order between them; without dimensions it reduces all."""
     rank = len(shape_of(operands(node)[0]))
-    given = argument(node, 1)
+    given = _named(node, "dim")
     if given is None or given == []:
         # Of all elements, an index is not one along a dimension.
         given = [] if node.target in _INDICES else list(range(rank))
         if not given:
             return []
     reduced = {at(dim, rank) for dim in (given if isinstance(given, (list, tuple)) else [given])}
-    return _reduced(node, reduced, kept=bool(_keeps(node)))
+    return _reduced(node, reduced, kept=bool(_named(node, "keepdim")))
 
 
-def _keeps(node: fx.Node) -> Any:
-    position = next(i for i, a in enumerate(node.target._schema.arguments) if a.name == "keepdim")  # type: ignore[union-attr]
+def _named(node: fx.Node, name: str) -> Any:
+    """The argument of this name."""
+    position = next(i for i, a in enumerate(node.target._schema.arguments) if a.name == name)  # type: ignore[union-attr]
     return argument(node, position)
 
 
@@ -250,6 +259,13 @@ def _term_loss_backward(node: fx.Node) -> list[Axis]:
 
 
 _INDICES = frozenset({_aten.argmax.default, _aten.argmin.default})
+REDUCTIONS = frozenset({
+    _aten.sum.dim_IntList, _aten.mean.dim, _aten.amax.default, _aten.amin.default, _aten.logsumexp.default,
+    _aten.argmax.default, _aten.argmin.default, _aten.any.dim, _aten.any.dims, _aten.all.dim, _aten.all.dims,
+    _aten.max.dim, _aten.min.dim, _aten.prod.dim_int, _aten.var.correction, _aten.var_mean.correction,
+    _aten.linalg_vector_norm.default, _aten.norm.ScalarOpt_dim,
+})  # fmt: skip
+"""Operators that make one element of all along some dimensions."""
 _SUMS = frozenset({_aten.sum.default, _aten.sum.dim_IntList})
 
 
@@ -259,12 +275,7 @@ def _rows(rule: Callable[[fx.Node], Sequence[Axis]], *targets: Any) -> dict[Any,
 
 _RULES: dict[Any, Callable[[fx.Node], Sequence[Axis]]] = {
     **_rows(_product, _aten.mm.default, _aten.addmm.default, _aten.bmm.default, _aten.baddbmm.default),
-    **_rows(
-        _reduction, _aten.sum.dim_IntList, _aten.mean.dim, _aten.amax.default, _aten.amin.default,
-        _aten.logsumexp.default, _aten.argmax.default, _aten.argmin.default, _aten.any.dim, _aten.any.dims,
-        _aten.all.dim, _aten.all.dims,
-        _aten.max.dim, _aten.min.dim, _aten.prod.dim_int, _aten.var.correction, _aten.var_mean.correction,
-    ),
+    **_rows(_reduction, *REDUCTIONS),
     **_rows(_sum_of_all, _aten.sum.default),
     **_rows(
         _along(1), _aten._log_softmax.default, _aten._softmax.default, _aten.scatter.value,
@@ -288,6 +299,7 @@ _RULES: dict[Any, Callable[[fx.Node], Sequence[Axis]]] = {
         _aten.new_zeros.default, _aten.new_ones.default,
     ),
     **INDEXING,
+    **IMAGES,
     **_rows(_nll_loss, _aten.nll_loss_forward.default, _aten.nll_loss2d_forward.default),
     **_rows(_nll_loss_backward, _aten.nll_loss_backward.default, _aten.nll_loss2d_backward.default),
     **_rows(_term_loss, *TERM_LOSSES),

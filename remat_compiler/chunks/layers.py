@@ -18,7 +18,7 @@ from torch import fx
 
 from remat_compiler import torch_compat
 from remat_compiler.capture.storages import find_roots
-from remat_compiler.chunks.amplifiers import LAYER, contracts, layers
+from remat_compiler.chunks.amplifiers import LAYER, contracts, is_stretching, layers
 from remat_compiler.chunks.attention import ATTENTION
 from remat_compiler.chunks.axis import results_of
 from remat_compiler.chunks.cut import Cut, even_bounds, shape_of
@@ -119,7 +119,10 @@ def _region(graph: fx.Graph, product: fx.Node, cut: Cut) -> Region | None:
     large = elements(product.meta["val"]) // LAYER
     region = find_region(graph, product, cut, large, MOST)
     # Nothing is gained if its parts are small before any product reads them, as query, key and value are.
-    falls = region is not None and any(contracts(node, large) for node in region.cuttings if node is not product)
+    sums = is_stretching(product)
+    falls = region is not None and any(
+        contracts(node, large, sums=sums) for node in region.cuttings if node is not product
+    )
     return region if falls else None
 
 

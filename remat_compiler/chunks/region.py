@@ -23,6 +23,7 @@ from remat_compiler import torch_compat
 from remat_compiler.capture.source import source_line
 from remat_compiler.chunks.axis import is_plain, is_tuple, results_of
 from remat_compiler.chunks.cut import Cut, Cutting, Partial, Placement, operands
+from remat_compiler.chunks.images import SAMPLING
 from remat_compiler.chunks.indexing import SCATTERS
 from remat_compiler.chunks.rules import cutting
 from remat_compiler.report.plan_report import ChunkedRegion
@@ -30,7 +31,7 @@ from remat_compiler.torch_compat import expression, number
 
 _aten = torch.ops.aten
 PRODUCTS = frozenset({_aten.mm.default, _aten.addmm.default, _aten.bmm.default, _aten.baddbmm.default})
-FALLS = PRODUCTS | SCATTERS
+FALLS = PRODUCTS | SCATTERS | SAMPLING
 """Operators that make small values of large ones, behind which nothing is gained."""
 
 
@@ -158,7 +159,8 @@ class _Search:
                     self.stack.append(user)
             return
         result = found.results[0]
-        if isinstance(result, Partial) or (node.target in FALLS and not self._is_large(node)):
+        maker = node.all_input_nodes[0] if node.target is operator.getitem else node
+        if isinstance(result, Partial) or (maker.target in FALLS and not self._is_large(node)):
             return
         for user in node.users:
             position = operands(user).index(node)

@@ -7,7 +7,7 @@ that is cut, have rules of their own here.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -19,18 +19,28 @@ from remat_compiler.chunks.attention import ATTENTION, GRADIENTS, attention_cutt
 from remat_compiler.chunks.axes import axes_of
 from remat_compiler.chunks.axis import Axis, argument, at, is_plain, results_of
 from remat_compiler.chunks.cut import Cut, Cutting, Partial, Placement, operands, seen_through, shape_of, shifted
+from remat_compiler.chunks.images import IMAGE_COUNTS, INPUT_SHAPES, NEEDING_IMAGES
 from remat_compiler.torch_compat import Size, expression, most, same
 
 _aten = torch.ops.aten
 VIEWS = frozenset({_aten.view.default, _aten._unsafe_view.default, _aten.reshape.default})
 """Operators that count the elements in another shape."""
-SHAPES: dict[Any, int] = {
+_SHAPES: dict[Any, int] = {
     **dict.fromkeys(VIEWS, 1),
     **dict.fromkeys((_aten.full.default, _aten.zeros.default, _aten.ones.default), 0),
     **dict.fromkeys((_aten.new_full.default, _aten.new_zeros.default, _aten.new_ones.default), 1),
     **dict.fromkeys((_aten.expand.default, _aten.slice_backward.default, _aten.select_backward.default), 1),
+    **INPUT_SHAPES,
 }
 """Operators that are told the shape of their result, and the position of that argument."""
+
+
+def told(node: fx.Node, shape: Sequence[Size]) -> dict[int, Any]:
+    """The positional arguments that tell an operator of which shape its first result is, if that is this one."""
+    if node.target in IMAGE_COUNTS:
+        return {IMAGE_COUNTS[node.target]: shape[0]}
+    position = _SHAPES.get(node.target)
+    return {} if position is None else {position: list(shape)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +87,8 @@ def cutting(node: fx.Node, operand: int | None, cut: Cut) -> Cutting | None:
         return _part(node, operand, cut, rows) if cut.first == cut.last else None
     if node.target in ATTENTION or node.target in GRADIENTS:
         return attention_cutting(node, operand, cut)
+    if node.target in NEEDING_IMAGES and not all(isinstance(bound, int) for bound in cut.bounds):
+        return None
     return _by_axes(node, axes_of(node), operand, cut)
 
 
@@ -116,10 +128,12 @@ def _cutting(
     """The cutting, with the shapes that the operator is told."""
     cuts = [one for one in (*given, *made) if isinstance(one, Cut)]
     differing: list[dict[int, Any]] = changes or [{} for _ in range(cuts[0].chunks)]
-    position = SHAPES.get(node.target)
-    if position is not None and isinstance(made[0], Cut):
+    # A gradient that is not wanted has no shape; there are as many images of what it would be computed from.
+    first, value = (made[0], results_of(node)[0]) if results_of(node)[0] is not None else (given[0], None)
+    if isinstance(first, Cut):
+        shape = shape_of(operands(node)[0]) if value is None else tuple(map(expression, value.shape))
         for chunk, change in enumerate(differing):
-            change[position] = made[0].shape(shape_of(node), chunk)
+            change.update(told(node, first.shape(shape, chunk)))
     frozen: tuple[Mapping[int, Any], ...] = tuple(differing)
     return Cutting(tuple(given), tuple(made), frozen)
 

@@ -19,7 +19,7 @@ from remat_compiler.capture.operators import has_tensor
 from remat_compiler.chunks.amplifiers import HEAD
 from remat_compiler.chunks.cut import Partial, operands, shape_of
 from remat_compiler.chunks.region import elements
-from remat_compiler.chunks.rules import SHAPES
+from remat_compiler.chunks.rules import told
 from remat_compiler.chunks.unread import Unread, ranges_behind
 from remat_compiler.chunks.writing import (
     NotCuttable,
@@ -107,11 +107,11 @@ class _Writer:
             for one, dim, left in zip(operands(node), axis.operands, given)
         )
         args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), lambda one: next(parts) if has_tensor(one) else one)
-        dim, position = axis.results[0], SHAPES.get(node.target)
+        dim = axis.results[0]
         if isinstance(dim, Partial):
             node.replace_all_uses_with(call_like(self.graph, node, args, kwargs))
             return
-        changes = {} if position is None else {position: self.unread.left(shape_of(node), dim)}
+        changes = told(node, self.unread.left(shape_of(node), dim))
         self._leave(node, call_like(self.graph, node, arguments_with(node, args, changes), kwargs))
 
     def _left(self, node: fx.Node, dim: int) -> fx.Node | None:
