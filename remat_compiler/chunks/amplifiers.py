@@ -28,6 +28,8 @@ from remat_compiler.chunks.rewriting import is_in_chunks
 from remat_compiler.ir.graph import Phase
 from remat_compiler.torch_compat import number
 
+HEADS = PRODUCTS | GATHERS
+"""Operators of a head by what they are."""
 HEAD = 4
 """Elements that a head makes for each of the operand whose rows are cut, and the part of its result that is large."""
 LAYER = 2

@@ -20,13 +20,10 @@ from remat_compiler.chunks.amplifiers import LAYER
 from remat_compiler.chunks.attention import ATTENTION, BATCH, HEADS
 from remat_compiler.chunks.axis import is_plain, is_tuple, may_be_cut, results_of
 from remat_compiler.chunks.cut import Cut, consists_of, even_bounds, operands, shape_of
-from remat_compiler.chunks.region import Region, elements, find_region, whole_bytes
+from remat_compiler.chunks.region import MOST, Region, elements, find_region, whole_bytes
 from remat_compiler.chunks.rewriting import is_in_chunks
 from remat_compiler.ir.graph import Phase
 from remat_compiler.torch_compat import Size, divided, expression, number
-
-MOST = 256
-"""Operators of one attention, with its backward, at most: with rotated queries and keys it has half of it."""
 
 
 def attentions(joint: fx.GraphModule, num_fwd_outputs: int) -> list[fx.Node]:

@@ -23,7 +23,7 @@ from remat_compiler.chunks.attention import ATTENTION
 from remat_compiler.chunks.axis import results_of
 from remat_compiler.chunks.cut import Cut, even_bounds, shape_of
 from remat_compiler.chunks.heads import attention_regions, attentions
-from remat_compiler.chunks.region import Region, elements, find_region, region_in_chunks, whole_bytes
+from remat_compiler.chunks.region import MOST, Region, elements, find_region, region_in_chunks, whole_bytes
 from remat_compiler.chunks.rewriting import in_chunks
 from remat_compiler.chunks.sums import with_sums
 from remat_compiler.chunks.writing import NotCuttable
@@ -31,9 +31,6 @@ from remat_compiler.report.plan_report import ChunkedRegion
 
 SMALLEST = 4
 """Layers are cut if so many of the product of one are as large as the first."""
-MOST = 256
-"""Operators of one layer, with its backward, at most: attention and gated layers have a tenth of it.  Where values
-between layers are as large as those within, each would reach through all of the graph."""
 
 
 def chunk_layers(

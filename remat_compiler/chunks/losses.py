@@ -7,11 +7,11 @@ from collections.abc import Iterable, Sequence
 from torch import fx
 
 from remat_compiler import torch_compat
-from remat_compiler.chunks.amplifiers import HEAD, heads
+from remat_compiler.chunks.amplifiers import HEAD, HEADS, heads
 from remat_compiler.chunks.axis import is_plain, is_tuple
 from remat_compiler.chunks.cut import Cut, consists_of, even_bounds, shape_of
 from remat_compiler.chunks.means import divide_last
-from remat_compiler.chunks.region import Region, elements, find_region, reach, region_in_chunks, whole_bytes
+from remat_compiler.chunks.region import MOST, Region, elements, find_region, reach, region_in_chunks, whole_bytes
 from remat_compiler.chunks.rewriting import in_chunks, is_in_chunks
 from remat_compiler.chunks.sparing import without_unread_rows
 from remat_compiler.chunks.tangent import depending_on, multiples_of, scalar_tangents, take_out
@@ -21,8 +21,11 @@ from remat_compiler.torch_compat import Size, number
 
 SECOND = 4
 """Another loss is cut if so many of it are as large as the first."""
-MOST = 1024
-"""Operators that the region of a loss may reach, lest each product of a deep model is one that all of it goes with."""
+FARTHEST = 1024
+"""Operators that the region of a loss may reach, lest each product of a deep model is one that all of it goes with;
+`MOST` of one that is found by what it does alone."""
+MANY = 4096
+"""Operators of all chunks of such a loss at most."""
 
 
 def chunk_losses(joint: fx.GraphModule, num_fwd_outputs: int, chunks: int) -> tuple[ChunkedRegion, ...]:
@@ -58,16 +61,17 @@ def values_of_losses(joint: fx.GraphModule, num_fwd_outputs: int) -> set[fx.Node
     found = set(filter(is_in_chunks, joint.graph.nodes))
     with torch_compat.sizes_of(joint.graph):
         for product, dim in heads(joint, num_fwd_outputs):
-            large, classes = elements(product.meta["val"]) // HEAD, shape_of(product)[1 - dim]
+            large = elements(product.meta["val"]) // HEAD
             behind = (node for node in depending_on(joint.graph, [product]) if is_plain(node) and not is_tuple(node))
-            alike = (node for node in behind if _has_classes(shape_of(node), classes, dim))
+            alike = (node for node in behind if _has_classes(shape_of(node), product, dim))
             found |= {node for node in alike if elements(node.meta["val"]) >= large}
     return found
 
 
-def _has_classes(shape: Sequence[Size], classes: Size, rows: int) -> bool:
+def _has_classes(shape: Sequence[Size], product: fx.Node, rows: int) -> bool:
     """Whether a value may be one of rows and classes; the gradient of the weights has as many rows as classes."""
-    return classes in (shape[1:] if rows == 0 else shape[:1])
+    made = shape_of(product)
+    return len(made) != 2 or made[1 - rows] in (shape[1:] if rows == 0 else shape[:1])
 
 
 def _largest(
@@ -82,7 +86,7 @@ def _largest(
         if (product, dim) in too_far or rows.chunks == 1:
             continue
         reached = reach(joint.graph, product, rows, elements(product.meta["val"]) // HEAD)
-        if len(reached) > MOST:
+        if len(reached) > (FARTHEST if product.target in HEADS else MOST):
             # Those that are cut with each other reach the same operators.
             along = ((node, found.results[0]) for node, found in reached.items())
             too_far |= {(node, placed.first) for node, placed in along if isinstance(placed, Cut)}
@@ -122,14 +126,18 @@ def _with_loss_cut(graph: fx.Graph, found: fx.Node, cut: Cut) -> fx.Graph | None
     region = find_region(new, product, cut, large)
     if region is None:
         return None
+    # Products that nothing makes small again are those of a head; of images and pairs, it is their loss that tells.
+    of_a_loss = product.target in HEADS
     for tangent in scalar_tangents(new):
         leaving = _leaving_with(new, region, tangent)
         if leaving:
+            of_a_loss = True
             take_out(new, tangent, leaving)
             region = find_region(new, product, cut, large)
             if region is None:
                 return None
-    return in_chunks(new, region)
+    few = product.target in HEADS or len(region.cuttings) * region.chunks <= MANY
+    return in_chunks(new, region) if of_a_loss and few else None
 
 
 def _leaving_with(graph: fx.Graph, region: Region, tangent: fx.Node) -> list[fx.Node]:

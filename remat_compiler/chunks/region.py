@@ -33,6 +33,10 @@ _aten = torch.ops.aten
 PRODUCTS = frozenset({_aten.mm.default, _aten.addmm.default, _aten.bmm.default, _aten.baddbmm.default})
 FALLS = PRODUCTS | SCATTERS | SAMPLING
 """Operators that make small values of large ones, behind which nothing is gained."""
+MOST = 256
+"""Operators of one layer, with its backward, at most: attention and gated layers have a tenth of it, or half if queries
+and keys are rotated.  Where values between layers are as large as those within, each would reach through all of the
+graph."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -9,6 +9,7 @@ place they depend on nothing that the backward is given, so that one chunk can h
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable
 
 import torch
@@ -17,8 +18,7 @@ from torch import fx
 from remat_compiler import torch_compat
 from remat_compiler.capture.operators import has_tensor
 from remat_compiler.capture.phases import ancestors
-from remat_compiler.chunks.axes import TERM_GRADIENTS
-from remat_compiler.chunks.axis import argument, is_zero
+from remat_compiler.chunks.axis import argument, is_zero, results_of
 from remat_compiler.chunks.cut import operands
 from remat_compiler.chunks.indexing import GATHERS, SCATTERS
 from remat_compiler.chunks.writing import call, call_like
@@ -91,17 +91,26 @@ def _unit(graph: fx.Graph, node: fx.Node, units: dict[fx.Node, fx.Node]) -> fx.N
 
 def _is_multiple(node: fx.Node, multiples: set[fx.Node]) -> bool:
     """Whether the operator gives `t` times the same for `t` times its operands that are multiples."""
-    value = node.meta.get("val")
+    if not has_tensor(node):
+        return False
+    kinds = {value.dtype for value in results_of(node) if isinstance(value, torch.Tensor)}
     # With few exponents, small gradients may be there only because the loss was scaled.
-    if not isinstance(value, torch.Tensor) or not value.dtype.is_floating_point or value.dtype is torch.float16:
+    if torch.float16 in kinds or not all(kind.is_floating_point for kind in kinds):
         return False
     return is_linear(node, [one in multiples for one in operands(node)])
 
 
 def is_linear(node: fx.Node, scaled: list[bool]) -> bool:
     """Whether an operator is known to give `t` times the same for `t` times these of its operands; of 0, 0."""
-    rule = _LINEAR.get(node.target)
+    rule = _only_first if _is_gradient(node) else _LINEAR.get(node.target)
     return is_zero(node) or (rule is not None and rule(node, scaled))
+
+
+def _is_gradient(node: fx.Node) -> bool:
+    """Whether it is the gradient of an operator, given first the gradient of what that makes."""
+    if not isinstance(node.target, torch._ops.OpOverload) or "_backward" not in node.target._schema.name:
+        return False
+    return node.target._schema.arguments[0].name.startswith("grad")
 
 
 Rule = Callable[[fx.Node, list[bool]], bool]
@@ -153,11 +162,7 @@ _FIRST = (
     _aten.squeeze.dims, _aten.squeeze.default, _aten.select.int, _aten.slice.Tensor, _aten.clone.default,
     _aten.alias.default, _aten.detach.default, _aten._to_copy.default, _prims.convert_element_type.default,
     _aten.cumsum.default, _aten.flip.default, _aten.gather.default, _aten.div.Tensor, _aten.div.Scalar,
-    _aten.mul.Scalar, _aten.slice_backward.default, _aten.select_backward.default,
-    _aten._log_softmax_backward_data.default, _aten._softmax_backward_data.default,
-    _aten.nll_loss_backward.default, _aten.nll_loss2d_backward.default, _aten.tanh_backward.default,
-    _aten.sigmoid_backward.default, _aten.gelu_backward.default, _aten.silu_backward.default,
-    *TERM_GRADIENTS, *GATHERS,
+    _aten.mul.Scalar, *GATHERS, operator.getitem,
 )  # fmt: skip
 _LINEAR: dict[object, Rule] = {
     **dict.fromkeys(_FIRST, _only_first),
