@@ -12,7 +12,7 @@ from torch import fx
 from remat_compiler import torch_compat
 from remat_compiler.capture import operators, source
 from remat_compiler.capture.changes import changed_inputs
-from remat_compiler.capture.joined import wholes
+from remat_compiler.capture.joined import filled, wholes
 from remat_compiler.capture.materialise import materialised_by_inductor, materialised_by_interpreter
 from remat_compiler.capture.operators import NodeClass
 from remat_compiler.capture.phases import find_phases
@@ -41,6 +41,7 @@ class CapturedGraph:
         fused: Whether pointwise nodes were contracted as Inductor fuses them.
         loops: For each operator, whether Inductor makes it part of a fused loop.
         wholes: For each chunk that is computed in its place in a whole value, the node of that.
+        filled: For each of these chunks but the first, and for the wholes, the chunk before it, in whose memory it is.
     """
 
     joint: fx.GraphModule
@@ -54,6 +55,7 @@ class CapturedGraph:
     fused: bool
     loops: tuple[bool, ...]
     wholes: dict[fx.Node, fx.Node]
+    filled: dict[fx.Node, fx.Node]
 
 
 def capture(
@@ -101,7 +103,7 @@ class _Builder:
         self.storage: dict[fx.Node, StorageId] = {}
         self.storages: list[Storage] = []
         self.wholes: dict[fx.Node, fx.Node] = {}
-        self.first: dict[fx.Node, fx.Node] = {}  # of the chunks of a whole
+        self.filled: dict[fx.Node, fx.Node] = {}
         self.inlined: dict[fx.Node, tuple[frozenset[fx.Node], frozenset[fx.Node]]] = {}
         # By root: a caller that is given a view holds the whole memory behind it.
         self.outputs = {self.roots[o] for o in self.fwd_outputs if o in self.roots}
@@ -112,9 +114,8 @@ class _Builder:
             # All three must be in memory, so Inductor cannot keep them in registers.
             outputs = [*self.fwd_outputs, *self.bwd_outputs, *in_memory]
             self.wholes = wholes(self.classes, self.roots, self.phases, set(outputs))
-            for chunk in sorted(self.wholes, key=self.order.__getitem__):
-                self.first.setdefault(self.wholes[chunk], chunk)
-            outputs += [*self.wholes, *self.first]
+            self.filled = filled(sorted(self.wholes, key=self.order.__getitem__), self.wholes)
+            outputs += [*self.wholes, *self.filled]
             mains = materialised_by_inductor(self.classes, self.roots, self.phases, outputs)
         else:
             mains = materialised_by_interpreter(self.classes)
@@ -140,6 +141,7 @@ class _Builder:
             fused=self.fused,
             loops=tuple(self.fused and self.classes[n] is not NodeClass.KERNEL for n in main_nodes),
             wholes=self.wholes,
+            filled=self.filled,
         )
 
     def _in_order(self, mains: Container[fx.Node]) -> list[fx.Node]:
@@ -189,11 +191,10 @@ class _Builder:
         reason = operators.reason_not_to_recompute(main, traits, self.gathers)
         if not reason and not self.changed.isdisjoint(read_roots):
             reason = "it reads an input that the step changes in place"
-        reads = {self.storage[r] for r in read_roots}
-        whole = self.wholes.get(main)
-        if whole is not None and self.first[whole] is not main:
-            # The memory that it is written to.
-            reads.add(self.storage[self.first[whole]])
+        reads = {self.storage[r] for r in read_roots if self.wholes.get(r) is not main}
+        if main in self.filled:
+            # The memory that it is written to, and that all chunks before it are in.
+            reads.add(self.storage[self.filled[main]])
         writes = [
             self._add_storage(value, self._kind_of(value), self._own_bytes(value))
             for value in items or [main]
@@ -230,11 +231,8 @@ class _Builder:
         return op, nodes
 
     def _own_bytes(self, value: fx.Node) -> int:
-        """Bytes that are allocated for a value: with the first chunk of a whole, all of that."""
-        whole = self.wholes.get(value)
-        if whole is None:
-            return storage_bytes(value)
-        return storage_bytes(whole) if self.first[whole] is value else 0
+        """Bytes of the memory that a value is in: of a chunk in its place, those of the whole."""
+        return storage_bytes(self.wholes.get(value, value))
 
     def _ended_by(self, main: fx.Node) -> tuple[StorageId, ...]:
         """The parameter that hooks may change once `main` has run."""

@@ -37,13 +37,14 @@ def bytes_taken_over(captured: CapturedGraph) -> tuple[int, ...]:
     """For each operator, the bytes of an argument whose memory Inductor gives to its result; 0 for most operators."""
     ops, storages, readers = captured.graph.ops, captured.graph.storages, _readers(captured)
     owner = {s: root for root, s in captured.storage.items()}
-    taken, nearest, joined = [0] * len(ops), OpId(-1), set(captured.wholes.values())
+    taken, nearest = [0] * len(ops), OpId(-1)
     for op, loop, node, inside in zip(ops, captured.loops, captured.main, captured.nodes):
         # A kernel ends every fused loop before it.
         if not loop:
             nearest = op.id
-        if node in joined:
+        if node in captured.filled:
             taken[op.id] = storages[op.writes[0]].size_bytes
+            continue
         # Only backward operators are sure to run once, and Inductor matches one result with one argument.
         if not loop or op.phase is not Phase.BACKWARD or len(op.writes) != 1:
             continue

@@ -1,14 +1,18 @@
 """Values that are put together of chunks, each of which Inductor computes in its place in the whole.
 
     chunk 0, mm ─► [■ · · ·]       the whole is allocated for the first chunk, and takes nothing more
-    chunk 1, mm ─► [■ ■ · ·]       at the end it is there without a copy
+    chunk 1, mm ─► [■ ■ · ·]       each of the others takes the memory over from the one before it
+    together       [■ ■ ■ ■]       at the end it is there without a copy
+
+So all chunks of one whole are computed one behind the other, or none of them again: those that were kept of another one
+would hold all of that, and be copied.
 
 Inductor does so by `ConcatKernel` in `torch/_inductor/ir.py`, for what it may lay out as it likes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import torch
 from torch import fx
@@ -51,6 +55,18 @@ def wholes(
         if near and all(_is_in_place(one, whole, classes, roots) for one in chunks):
             found.update(dict.fromkeys(chunks, whole))
     return found
+
+
+def filled(chunks: Iterable[fx.Node], wholes: Mapping[fx.Node, fx.Node]) -> dict[fx.Node, fx.Node]:
+    """For each of the chunks, in order, but the first of each whole, and for the wholes: the chunk before it."""
+    last: dict[fx.Node, fx.Node] = {}
+    before: dict[fx.Node, fx.Node] = {}
+    for chunk in chunks:
+        whole = wholes[chunk]
+        if whole in last:
+            before[chunk] = last[whole]
+        last[whole] = chunk
+    return before | last
 
 
 def _is_in_place(

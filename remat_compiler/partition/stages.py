@@ -271,9 +271,9 @@ class JointStages:
             captured: The graph.
             changed: Bytes that interpreted operators overwrite, by node; by default what they do under every plan.
         """
-        # A loop has no workspace of its own; it is negative by what its result takes over from an argument.
+        # A loop has no workspace of its own.  By what a result takes over from an argument, it is less.
         workspace = tuple(
-            -taken if loop else self.session.workspace.probe(*torch_compat.fake_call(node))
+            (0 if loop else self.session.workspace.probe(*torch_compat.fake_call(node))) - taken
             for node, loop, taken in zip(captured.main, captured.loops, bytes_taken_over(captured))
         )
         if self.overwrites:

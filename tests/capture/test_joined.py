@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -51,7 +52,7 @@ def gated() -> FeedForward:
     return FeedForward(F.silu, gated=True, bias=False)
 
 
-def test_the_first_chunk_has_the_memory_of_the_whole_and_others_write_to_it() -> None:
+def test_each_chunk_takes_over_the_memory_of_the_whole_from_the_one_before() -> None:
     found = captured(gated)
     ops = dict(zip(found.main, found.graph.ops))
     chunks_of: dict[fx.Node, list[fx.Node]] = {}
@@ -61,13 +62,15 @@ def test_the_first_chunk_has_the_memory_of_the_whole_and_others_write_to_it() ->
     assert Counter(found.phases[whole] for whole in chunks_of) == {Phase.FORWARD: 2, Phase.BACKWARD: 2}
     taken = bytes_taken_over(found)
     for whole, chunks in chunks_of.items():
-        first, *others = sorted(chunks, key=found.main.index)
+        one_by_one = [*sorted(chunks, key=found.main.index), whole]
         size_bytes = storage_bytes(whole)
-        sizes = [found.graph.storages[found.storage[one]].size_bytes for one in (first, *others, whole)]
-        assert sizes == [size_bytes, *(0 for _ in others), size_bytes]
-        assert all(found.storage[first] in ops[one].reads for one in others)
+        assert {found.graph.storages[found.storage[one]].size_bytes for one in one_by_one} == {size_bytes}
+        for before, one in pairwise(one_by_one):
+            assert found.storage[before] in ops[one].reads
+        # Nothing else holds a chunk.
+        assert set(ops[whole].reads) == {found.storage[one_by_one[-2]]}
         assert {ops[one].save_policy for one in chunks} == {SavePolicy.MUST_NOT_SAVE}
-        assert taken[ops[whole].id] == size_bytes
+        assert [taken[ops[one].id] for one in one_by_one] == [0, *(size_bytes for _ in chunks)]
 
 
 def test_only_what_puts_chunks_together_is_a_whole() -> None:
