@@ -26,7 +26,6 @@ from remat_compiler.chunks.indexing import GATHERS
 from remat_compiler.chunks.region import FALLS, PRODUCTS, elements, whole_bytes
 from remat_compiler.chunks.rewriting import is_in_chunks
 from remat_compiler.ir.graph import Phase
-from remat_compiler.torch_compat import number
 
 HEADS = PRODUCTS | GATHERS
 """Operators of a head by what they are."""
@@ -110,7 +109,7 @@ def _ways(node: fx.Node, least: int, roots: Mapping[fx.Node, fx.Node]) -> list[t
 
 
 def _rows(node: fx.Node, dim: int) -> int:
-    return number(shape_of(node)[dim])
+    return torch_compat.size_hint(node.meta["val"].shape[dim])
 
 
 def _elements(node: fx.Node) -> int:

@@ -9,32 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-
-class Splines(nn.Module):
-    """Layers of functions around the points of a grid, each number of the input by all of them."""
-
-    def __init__(self, width: int = 8, points: int = 8) -> None:
-        super().__init__()
-        self.register_buffer("grid", torch.linspace(-2, 2, points))
-        self.weights = nn.ParameterList(torch.randn(width * points, width) / 8 for _ in range(2))
-
-    def forward(self, x: Tensor) -> Tensor:
-        for weight in self.weights:
-            near = torch.exp(-((x[..., None] - self.grid) ** 2))
-            x = torch.tanh(near.flatten(-2) @ weight)
-        return x
-
-
-class Additive(nn.Module):
-    """Attention whose scores are those of sums, a value for each pair of tokens."""
-
-    def __init__(self, width: int = 8) -> None:
-        super().__init__()
-        self.query, self.key, self.score = nn.Linear(width, width), nn.Linear(width, width), nn.Linear(width, 1, False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        pairs = torch.tanh(self.query(x)[:, :, None] + self.key(x)[:, None])
-        return self.score(pairs).squeeze(-1).softmax(-1) @ x
+from zoo.stretched import Additive, Splines
 
 
 class Distances(nn.Module):
@@ -153,8 +128,8 @@ def _few(x: Tensor) -> Tensor:
 
 
 PROGRAMS: dict[str, Stretched] = {
-    "splines": Stretched(Splines, ((24, 8),)),
-    "additive": Stretched(Additive, ((6, 12, 8),)),
+    "splines": Stretched(lambda: Splines(8, 8, layers=2), ((24, 8),)),
+    "additive": Stretched(lambda: Additive(8), ((6, 12, 8),)),
     "distances": Stretched(Distances, ((24, 8),)),
     "joint": Stretched(Joint, ((6, 9, 8), (6, 7, 8))),
     "groups": Stretched(lambda: Stem(_groups, _largest), ((6, 3, 8, 8),)),

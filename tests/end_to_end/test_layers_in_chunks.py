@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 import remat_compiler
 from chunks.layer_programs import Attention, FeedForward, causal
+from chunks.stretched_programs import Stem
 from end_to_end.compiling import compile_with, differences_from_eager
 from instruments.measure import measure_step, train_step
 from remat_compiler.report.plan_report import PlanReport
@@ -49,6 +50,22 @@ def attention() -> Model:
     return Model(*(Attention(causal) for _ in range(2)))
 
 
+class Loss(nn.Module):
+    """A network whose result is the whole step's."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.network(x).square().mean()
+
+
+def images() -> Loss:
+    """The first layers of a network of images."""
+    return Loss(Stem(lambda channels: nn.GroupNorm(2, channels), lambda x: F.max_pool2d(x, 2)))
+
+
 MODELS = {"feed_forward": (feed_forward, (4, 512)), "attention": (attention, (4, 128))}
 INNERS = pytest.mark.parametrize("inner", ["eager", "inductor"])
 
@@ -73,6 +90,19 @@ def test_the_smallest_peak_is_lower_and_as_foretold(name: str, inner: str) -> No
     assert peak_bytes < 0.9 * whole_bytes
     assert "layers in" in summary_text(report)
     assert " each\n" in summary_text(report)
+
+
+@INNERS
+def test_images_in_chunks_peak_lower_and_as_foretold(inner: str) -> None:
+    peaks = []
+    for chunks in ("never", "auto"):
+        torch.manual_seed(0)
+        remat_compiler.clear_reports()
+        model = compile_with(images(), memory_budget="min", inner=inner, chunks=chunks, max_slowdown=None)
+        step = train_step(model, {"x": torch.randn(8, 3, 32, 32)})
+        peaks.append(measure_step(step).peak_bytes)
+        assert peaks[-1] == remat_compiler.reports()[-1].peak_bytes
+    assert peaks[1] < 0.7 * peaks[0]
 
 
 @INNERS

@@ -17,7 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from remat_compiler.errors import InfeasibleBudget
 from studies.chunked_loss.language_loss import Asked, print_table
+from zoo.stretched import Additive, Splines
 
 
 class Residual(nn.Module):
@@ -75,34 +77,6 @@ class Frozen(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Scores of 100 classes."""
         return self.last(self.blocks(F.max_pool2d(F.relu(self.first(x)), 2)).mean((2, 3)))
-
-
-class Splines(nn.Module):
-    """Layers of radial functions around the points of a grid, as of Kolmogorov-Arnold networks."""
-
-    def __init__(self, width: int = 64, points: int = 16) -> None:
-        super().__init__()
-        self.register_buffer("grid", torch.linspace(-2, 2, points))
-        self.weights = nn.ParameterList(torch.randn(width * points, width) / 32 for _ in range(3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Values of the shape of `x`: rows, width."""
-        for weight in self.weights:
-            x = torch.tanh(torch.exp(-((x[..., None] - self.grid) ** 2)).flatten(-2) @ weight)
-        return x
-
-
-class Additive(nn.Module):
-    """Attention by a network of each pair of tokens, as in translation before transformers."""
-
-    def __init__(self, width: int = 64) -> None:
-        super().__init__()
-        self.query, self.key, self.score = nn.Linear(width, width), nn.Linear(width, width), nn.Linear(width, 1, False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Values of the shape of `x`: batch, length, width."""
-        pairs = torch.tanh(self.query(x)[:, :, None] + self.key(x)[:, None])
-        return self.score(pairs).squeeze(-1).softmax(-1) @ x
 
 
 class Distances(nn.Module):
@@ -163,7 +137,12 @@ def main() -> None:
         ways = [Asked("whole, without a budget", made, 1.0, "never"), Asked('whole, "min"', made, "min", "never")]
         ways += [Asked(f'chunks="auto", {budget}', made, budget, "auto") for budget in given.budgets]
         print(f"\n{name}\n", flush=True)
-        print_table(ways, {"x": torch.randn(network.shape, generator=torch.Generator().manual_seed(1))}, given.inners)
+        images = torch.randn(network.shape, generator=torch.Generator().manual_seed(1))
+        for inner in given.inners:
+            try:
+                print_table(ways, {"x": images}, [inner])
+            except InfeasibleBudget as refused:
+                print(f"\n{refused}", flush=True)
 
 
 if __name__ == "__main__":
