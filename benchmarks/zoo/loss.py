@@ -37,3 +37,16 @@ class TokenLoss(nn.Module):
         """Mean cross entropy of the logits for `tokens` against `labels`, which are not shifted."""
         logits: Tensor = self.network(**tokens).logits
         return functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), labels.reshape(-1))
+
+
+class MeanSquare(nn.Module):
+    """A network under the mean of the squares of its answer: a step of no loss in particular."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: Tensor) -> Tensor:
+        """A scalar."""
+        answer: Tensor = self.network(x)
+        return answer.square().mean()

@@ -115,7 +115,7 @@ class _Builder:
             outputs = [*self.fwd_outputs, *self.bwd_outputs, *in_memory]
             self.wholes = wholes(self.classes, self.roots, self.phases, set(outputs))
             self.filled = filled(sorted(self.wholes, key=self.order.__getitem__), self.wholes)
-            outputs += [*self.wholes, *self.filled]
+            outputs += [*self.wholes, *self.wholes.values()]
             mains = materialised_by_inductor(self.classes, self.roots, self.phases, outputs)
         else:
             mains = materialised_by_interpreter(self.classes)

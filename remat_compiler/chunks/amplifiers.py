@@ -19,7 +19,7 @@ from remat_compiler import torch_compat
 from remat_compiler.capture.phases import find_phases
 from remat_compiler.capture.storages import find_roots
 from remat_compiler.chunks.axes import REDUCTIONS, axes_of, is_elementwise
-from remat_compiler.chunks.axis import is_plain, is_tuple, results_of
+from remat_compiler.chunks.axis import is_plain, is_tuple, may_be_cut, results_of
 from remat_compiler.chunks.cut import operands, shape_of
 from remat_compiler.chunks.images import IMAGES
 from remat_compiler.chunks.indexing import GATHERS
@@ -70,11 +70,14 @@ def _amplifiers(graph: fx.Graph, among: Iterable[fx.Node], least: int) -> list[t
     place, roots = {node: i for i, node in enumerate(graph.nodes)}, find_roots(graph)
     found: list[tuple[int, int, int, int, fx.Node]] = []
     for node in among:
-        if not is_plain(node) or is_tuple(node) or roots.get(node) is not node:
+        if not may_be_cut(node) or is_tuple(node) or roots.get(node) is not node:
             continue
-        made = elements(node.meta["val"])
+        made, given = elements(node.meta["val"]), [one for one in operands(node) if not is_tuple(one)]
+        # Most operators make as much as they read: no more is asked of them, since there are many.
+        if not made or not given or made < least * min(map(_elements, given)):
+            continue
         for i, (dim, read) in enumerate(_ways(node, least, roots)):
-            if made and made >= least * read:
+            if made >= least * read:
                 found.append((-whole_bytes(node), place[node], i, dim, node))
     return [(node, dim) for *_, dim, node in sorted(found)]
 
@@ -87,7 +90,7 @@ def is_stretching(node: fx.Node) -> bool:
 def _ways(node: fx.Node, least: int, roots: Mapping[fx.Node, fx.Node]) -> list[tuple[int, int]]:
     """Dimensions of a result that may be cut, the best first, and the elements that it is to be large beside."""
     given, axes, target = operands(node), axes_of(node), node.target
-    if not given or not axes:
+    if not axes:
         return []
     if target in GATHERS:
         # What is taken again and again within a layer, as nodes are for their edges; and images, as of a head.

@@ -213,7 +213,7 @@ class Deep(nn.Module):
 def test_products_that_go_with_all_of_a_deep_model_are_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     looked_at, reach = [], losses.reach
     monkeypatch.setattr(losses, "reach", lambda *given: looked_at.append(given[1]) or reach(*given))
-    monkeypatch.setattr(losses, "MOST", 50)
+    monkeypatch.setattr(losses, "FARTHEST", 50)
     torch._dynamo.reset()
     backend = Chunked(4)
     model, given = Deep().double(), (torch.randn(64 * WIDTH, WIDTH).double(),)

@@ -48,3 +48,13 @@ def test_what_is_held_beside_others_makes_the_whole_budget_a_share() -> None:
     search = BudgetSearch(MadeUpCompiler(layout_bytes=0, floor_bytes=300), options_of(memory_budget=200), False)
     with pytest.raises(InfeasibleBudget, match="other graphs"):
         search.run(SearchGoal(PartitionRequest(200, between_bytes=10), limit_bytes=200, whole_bytes=200))
+
+
+@pytest.mark.parametrize(("floor_bytes", "aims"), [(1020, [970, 1000, 1]), (1040, [970, 1])])
+def test_the_whole_budget_is_not_planned_for_far_below_the_smallest_peak(floor_bytes: int, aims: list[int]) -> None:
+    compiler = MadeUpCompiler(layout_bytes=0, floor_bytes=floor_bytes, native_bytes=2000)
+    options = options_of(memory_budget=1000, on_infeasible="min")
+    search = BudgetSearch(compiler, options, chooses_layout=False, more_bytes=28)
+    kept, _ = search.run(SearchGoal(PartitionRequest(1000)))
+    assert [request.budget_bytes for request, _ in compiler.requests][: len(aims)] == aims
+    assert kept.check.peak_bytes == floor_bytes

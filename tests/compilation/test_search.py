@@ -44,16 +44,6 @@ def test_the_first_try_leaves_room_for_blocks(
     assert peak_bytes is None or kept.check.peak_bytes == peak_bytes
 
 
-@pytest.mark.parametrize(("floor_bytes", "aims"), [(1020, [970, 1000, 1]), (1040, [970, 1])])
-def test_the_whole_budget_is_not_planned_for_far_below_the_smallest_peak(floor_bytes: int, aims: list[int]) -> None:
-    compiler = MadeUpCompiler(layout_bytes=0, floor_bytes=floor_bytes, native_bytes=2000)
-    options = options_of(memory_budget=1000, on_infeasible="min")
-    search = BudgetSearch(compiler, options, chooses_layout=False, more_bytes=28)
-    kept, _ = search.run(SearchGoal(PartitionRequest(1000)))
-    assert [request.budget_bytes for request, _ in compiler.requests][: len(aims)] == aims
-    assert kept.check.peak_bytes == floor_bytes
-
-
 @pytest.mark.parametrize("copied_bytes", [0, 20])
 def test_copies_that_cost_little_recomputation_keep_the_compilers_layout(copied_bytes: int) -> None:
     compiler = MadeUpCompiler(layout_bytes=0, copied_bytes=copied_bytes)

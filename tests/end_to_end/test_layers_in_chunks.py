@@ -14,6 +14,7 @@ from end_to_end.compiling import compile_with, differences_from_eager
 from instruments.measure import measure_step, train_step
 from remat_compiler.report.plan_report import PlanReport
 from remat_compiler.report.summary import summary_text
+from zoo.loss import MeanSquare
 
 pytestmark = pytest.mark.usefixtures("compiles_anew", "in_four")
 
@@ -50,20 +51,9 @@ def attention() -> Model:
     return Model(*(Attention(causal) for _ in range(2)))
 
 
-class Loss(nn.Module):
-    """A network whose result is the whole step's."""
-
-    def __init__(self, network: nn.Module) -> None:
-        super().__init__()
-        self.network = network
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.network(x).square().mean()
-
-
-def images() -> Loss:
+def images() -> MeanSquare:
     """The first layers of a network of images."""
-    return Loss(Stem(lambda channels: nn.GroupNorm(2, channels), lambda x: F.max_pool2d(x, 2)))
+    return MeanSquare(Stem(lambda channels: nn.GroupNorm(2, channels), lambda x: F.max_pool2d(x, 2)))
 
 
 MODELS = {"feed_forward": (feed_forward, (4, 512)), "attention": (attention, (4, 128))}

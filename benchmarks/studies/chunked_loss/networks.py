@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from remat_compiler.errors import InfeasibleBudget
 from studies.chunked_loss.language_loss import Asked, print_table
+from zoo.loss import MeanSquare
 from zoo.stretched import Additive, Splines
 
 
@@ -106,18 +107,6 @@ NETWORKS = {
     "additive": Network(Additive, (8, 96, 64)),
     "distances": Network(Distances, (1024, 32)),
 }
-
-
-class MeanSquare(nn.Module):
-    """A network under its loss."""
-
-    def __init__(self, network: nn.Module) -> None:
-        super().__init__()
-        self.network = network
-
-    def forward(self, x: Tensor) -> Tensor:
-        """A scalar."""
-        return self.network(x).square().mean()
 
 
 def main() -> None:
