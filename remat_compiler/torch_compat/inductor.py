@@ -38,6 +38,7 @@ from remat_compiler.torch_compat.patches import (
 from remat_compiler.torch_compat.patching import change_setting, named, original, replace, settings
 from remat_compiler.torch_compat.planned_fusion import FusionLimit as FusionLimit
 from remat_compiler.torch_compat.planned_fusion import frees_too_late, is_fusion_limited, limit_fusion, planned_choices
+from remat_compiler.torch_compat.returned_inputs import keep_returned_inputs
 from remat_compiler.torch_compat.store import LAY_OUT as LAY_OUT
 from remat_compiler.torch_compat.store import PAD as PAD
 from remat_compiler.torch_compat.store import PUT_IN_ORDER as PUT_IN_ORDER
@@ -111,6 +112,7 @@ def compile_with_inductor(gm: fx.GraphModule, example_inputs: Any, partitioner: 
     _guard_product_fusion()
     _guard_kernel_groups()
     _guard_arguments_of_bodies()
+    keep_returned_inputs()
     guard_layout()
     # The partitioner may change settings on the way; leaving the block restores them.
     with settings(

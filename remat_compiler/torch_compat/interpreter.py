@@ -12,6 +12,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
 
 from remat_compiler.torch_compat.forward_arguments import stop_at_forward
+from remat_compiler.torch_compat.returned_inputs import keep_returned_inputs
 from remat_compiler.torch_compat.view_scatters import scattered, scatters_into_copy
 
 
@@ -44,6 +45,7 @@ def compile_with_interpreter(
         run._boxed_call = True  # type: ignore[attr-defined]
         return run
 
+    keep_returned_inputs()
     backend = aot_autograd(
         fw_compiler=partial(interpreted, False),
         bw_compiler=partial(interpreted, True),

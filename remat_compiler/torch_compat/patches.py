@@ -80,6 +80,14 @@ DONATED_BUFFERS = Patch(
     "gradients through `torch.cond` may be wrong, as without this project",
     (("self",),),
 )
+RETURNED_INPUTS = Patch(
+    "returned inputs",
+    "torch._functorch._aot_autograd.schemas:ViewAndMutationMeta.__post_init__",
+    _CORRECTNESS,
+    "returns inputs that a graph changes and returns at their place, beside others that change",
+    "another input would get their values, as without this project",
+    (("self",),),
+)
 # The calls of what the user compiled.
 COMPILED_CALLS = Patch(
     "compiled calls",
@@ -327,6 +335,7 @@ PATCHES: tuple[Patch, ...] = (
     RETAINED_GRAPHS,
     KERNEL_GROUPS,
     DONATED_BUFFERS,
+    RETURNED_INPUTS,
     PRODUCT_FUSION,
     LOOP_FUSION,
     COMPILED_CALLS,
