@@ -99,7 +99,7 @@ class Auto:
             without = self._recomputing(problem).plan()
             moving.offer([without])
             improve_best(moving, self.effort, self.seed)
-            search_between(moving, without, lambda budget, share: self._search(problem, budget, share))
+            search_between(moving, without, lambda asked, share: self._search(asked, asked.budget_bytes, share))
             improve_best(moving, LAST_CLIMBS * self.effort, self.seed + 1)
         assert moving.best is not None
         return choose(problem, self.name, [Candidate(moving.best.plan)])

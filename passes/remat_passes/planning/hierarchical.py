@@ -64,7 +64,7 @@ class Hierarchical:
     def _moving(self, problem: RematProblem) -> PlanResult:
         """Plans for more memory than there is, brought within the budget by moving what the blocks save."""
         moving, budget_at = MovingSearch.of(problem), budgets_of(problem)
-        for share in (0.0, *SHARES, 1.0):
+        for share in (0.0, *SHARES):
             result = self.plan(replace(problem, budget_bytes=budget_at(share), offload_bytes=0, reference=None))
             assert result.plan is not None
             moving.offer([result.plan])

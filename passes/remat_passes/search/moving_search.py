@@ -2,15 +2,22 @@
 
 A plan for more memory than there is, brought within the budget by transfers, is a plan of all three.  How much more is
 the choice: with the memory of the step without a budget, everything is moved and nothing recomputed; with the budget
-itself, nothing is moved.  Between them copies and recomputation share the work, and mostly one amount is best.
+itself, nothing is moved; more than budget and room together is of no use.  Between them copies and recomputation share
+the work, and mostly one amount is best.
 
     sequences for some budgets between ─► transfers for each ─► the best, and budgets near its own ─► neighbours
+                                               │ over the budget
+                                               ▼
+                            sequences that fit beside these transfers
+
+A sequence for more memory may hold all that is more at any time; but only values with long gaps can be away.  So if
+transfers do not bring it within the budget, another one is looked for that needs more only while they take it away.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -22,7 +29,7 @@ from remat_compiler.simulate.transfers import moved_bytes
 from remat_passes.search.sequence_search import SequenceSearch
 from remat_passes.transfers.moving import with_transfers
 
-SHARES = (0.25, 0.5, 0.75)
+SHARES = (0.25, 0.5, 0.75, 1.0)
 """Budgets that are tried first, between the problem's and the peak without a budget."""
 HALVINGS = 3
 """Times that budgets on both sides of the best one are tried."""
@@ -69,65 +76,103 @@ class MovingSearch:
         """Whether the best plan fits and adds no time."""
         return self.best is not None and self.best.peak_bytes <= self.problem.budget_bytes and not self.best.added_ns
 
-    def offer(self, plans: Iterable[Plan]) -> tuple[bool, int, int, int]:
-        """Try plans, one at least, and with transfers where they do not fit; the rank of the best of them."""
-        ranks = []
+    def offer(self, plans: Iterable[Plan]) -> MovingCandidate:
+        """Try plans, one at least, and with transfers where they do not fit; the best of them."""
+        made = []
         for plan in plans:
-            made = self._judged(plan)
-            ranks.append(self._kept(made))
+            made.append(self._judged(plan))
             # What comes back takes new memory: where nothing fits, the plan may be lower as it is.
-            if made.peak_bytes > self.problem.budget_bytes:
-                ranks.append(self._kept(self._judged(with_transfers(self.problem, self.arrays, plan))))
-        return min(ranks)
+            if made[-1].peak_bytes > self.problem.budget_bytes:
+                made.append(self._judged(with_transfers(self.problem, self.arrays, plan)))
+        best = min(made, key=self._rank)
+        self._keep(best)
+        return best
 
     def adopt(self, plan: Plan) -> None:
         """Try a plan as it is, unless it moves more than there is room for."""
         if moved_bytes(self.problem.graph, plan) <= self.problem.offload_bytes:
-            self._kept(self._judged(plan))
+            self._keep(self._judged(plan))
 
     def _judged(self, plan: Plan) -> MovingCandidate:
         timeline = simulate_arrays(self.arrays, np.array(plan.steps, np.int64), plan.boundary, plan.transfers)
         return MovingCandidate(plan, timeline.peak_bytes, timeline.added_ns)
 
-    def _kept(self, made: MovingCandidate) -> tuple[bool, int, int, int]:
-        """Remember `made` if it is the best so far; its rank."""
-        budget = self.problem.budget_bytes
-        if self.best is None or made.rank(budget) < self.best.rank(budget):
+    def _keep(self, made: MovingCandidate) -> None:
+        """Remember `made` if it is the best so far."""
+        if self.best is None or self._rank(made) < self._rank(self.best):
             self.best = made
-        return made.rank(budget)
+
+    def _rank(self, made: MovingCandidate) -> tuple[bool, int, int, int]:
+        return made.rank(self.problem.budget_bytes)
 
 
 def budgets_of(problem: RematProblem) -> Callable[[float], int]:
-    """Budgets from the problem's (0) to the peak of what recomputes nothing (1), above which nothing changes."""
+    """Budgets from the problem's (0) to the largest of use (1).
+
+    Transfers lower a peak by no more than there is room for; and above the peak of what recomputes nothing, nothing
+    changes.
+    """
     low = problem.budget_bytes
-    high = max(simulate(problem.graph, problem.costs, Plan.saving_all(problem.graph)).peak_bytes, low)
+    most = simulate(problem.graph, problem.costs, Plan.saving_all(problem.graph)).peak_bytes
+    high = max(min(most, low + problem.offload_bytes), low)
     return lambda share: low + int(share * (high - low))
 
 
-def search_between(moving: MovingSearch, without: Plan, search_for: Callable[[int, int], SequenceSearch]) -> None:
-    """Offer sequences for budgets between the problem's and the peak without a budget.
+def beside_moves(problem: RematProblem, arrays: GraphArrays, plan: Plan) -> RematProblem:
+    """The problem without transfers in which each operator has as much more memory as those of `plan` make for it.
+
+    The budget is more by all that is away at once.  An operator at whose executions less is away has as much more
+    workspace, so that a sequence within this budget takes more than the one of `problem` only while values are away.
+
+    Args:
+        problem: The problem.
+        arrays: The same as arrays.
+        plan: A plan with transfers.
+    """
+    steps = np.array(plan.steps, np.int64)
+    whole = simulate_arrays(arrays, steps, plan.boundary).live_bytes
+    away = np.maximum(whole - simulate_arrays(arrays, steps, plan.boundary, plan.transfers).live_bytes, 0)
+    most_bytes = int(away.max(initial=0))
+    least = np.full(len(problem.graph.ops), most_bytes, np.int64)
+    np.minimum.at(least, steps, away)
+    workspace_bytes = tuple((arrays.workspace_bytes + most_bytes - least).tolist())
+    costs = replace(problem.costs, workspace_bytes=workspace_bytes)
+    return replace(problem, budget_bytes=problem.budget_bytes + most_bytes, costs=costs, offload_bytes=0)
+
+
+def search_between(
+    moving: MovingSearch, without: Plan, search_for: Callable[[RematProblem, int], SequenceSearch]
+) -> None:
+    """Offer sequences for budgets between the problem's and the largest of use.
 
     Args:
         moving: Gets the sequences.
         without: The best plan that moves nothing.
-        search_for: A search for a budget, with a part of the effort: the budget, and by what the effort is divided.
+        search_for: A search for a problem without transfers, and by what its effort is divided.
     """
-    budget_at = budgets_of(moving.problem)
+    problem, budget_at = moving.problem, budgets_of(moving.problem)
     tried: dict[float, tuple[bool, int, int, int]] = {}
 
-    def attempt(share: float) -> None:
-        search = search_for(budget_at(share), len(SHARES) + HALVINGS)
+    def found(asked: RematProblem) -> MovingCandidate:
+        search = search_for(asked, len(SHARES) + HALVINGS)
         search.run()
-        tried[share] = moving.offer(entry.plan() for entry in search.pool[:MOST_ENTRIES])
+        return moving.offer(entry.plan() for entry in search.pool[:MOST_ENTRIES])
+
+    def attempt(share: float) -> None:
+        best = found(replace(problem, budget_bytes=budget_at(share), offload_bytes=0))
+        tried[share] = best.rank(problem.budget_bytes)
+        if best.peak_bytes > problem.budget_bytes and best.plan.transfers:
+            closer = found(beside_moves(problem, moving.arrays, best.plan))
+            tried[share] = min(tried[share], closer.rank(problem.budget_bytes))
 
     # With the budget itself nothing is moved, and that has been searched.
-    tried[0.0] = moving.offer([without])
+    tried[0.0] = moving.offer([without]).rank(problem.budget_bytes)
     for share in SHARES:
         attempt(share)
-    width = SHARES[0] / 2
+    width = SHARES[0]
     for _ in range(HALVINGS):
+        width /= 2
         centre = min(tried, key=lambda share: (tried[share], share))
         for share in (centre - width, centre + width):
             if 0.0 <= share <= 1.0 and share not in tried and not moving.free:
                 attempt(share)
-        width /= 2
