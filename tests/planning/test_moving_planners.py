@@ -56,6 +56,20 @@ def convolutions(layers: int = 8, bytes_per_s: int = 10**12) -> RematProblem:
     return replace(problem, graph=replace(problem.graph, ops=ops), costs=costs, offload_bytes=1 << 30)
 
 
+def blocks_of_layers(blocks: int, layers: int, value_bytes: int) -> RematProblem:
+    """Blocks in a chain; of each, the backward reads what is between its layers."""
+    b = ProblemBuilder()
+    value, read = b.storage(value_bytes, StorageKind.INPUT), []
+    for _ in range(blocks * (layers + 1)):
+        read.append(value)
+        value = b.forward([value], value_bytes, time=1_000)
+    grad = b.storage(value_bytes, StorageKind.TANGENT)
+    for before in reversed(read):
+        grad = b.backward([grad, before], value_bytes)
+    problem = b.problem()
+    return replace(problem, costs=replace(problem.costs, links=(Link(Tier.HOST, 10**12, 10**12),)))
+
+
 def tight(problem: RematProblem, part: float = 0.5) -> RematProblem:
     """`problem` with a part of what keeping everything takes."""
     return with_budget(problem, int(part * SaveAll().plan(problem).peak_bytes))
@@ -278,3 +292,12 @@ def test_a_value_that_must_not_be_saved_is_not_kept_when_others_are_moved() -> N
         for planner in (Auto(effort=200), Capuchin(), SuperNeurons()):
             check_result(planner, problem)
     assert tagged > 5
+
+
+def test_room_for_the_inputs_of_blocks_spares_all_but_one_recomputation() -> None:
+    # A sequence that keeps the inputs fills what they take with other values, once they are gone.
+    blocks, layers, value_bytes = 24, 10, 8 * KB
+    problem = with_budget(blocks_of_layers(blocks, layers, value_bytes), (layers + 8) * value_bytes)
+    result = Auto(effort=2000).plan(replace(problem, offload_bytes=(blocks + 2) * value_bytes))
+    assert result.status is PlanStatus.FEASIBLE
+    assert result.added_ns <= blocks * layers * 1_000

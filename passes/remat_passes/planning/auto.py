@@ -124,9 +124,8 @@ class Auto:
         if place <= TIGHTEST:
             work = usual_work(len(search.g.ops), None) if limit is None else int(LOWEST_SHARE * limit)
             limit = None if limit is None else limit - work
-            plans = (
-                planner.plan(replace(problem, budget_bytes=NO_BYTES)).plan for planner in (ChainDp(), Hierarchical())
-            )
+            smallest = replace(problem, budget_bytes=NO_BYTES, offload_bytes=0)
+            plans = (planner.plan(smallest).plan for planner in (ChainDp(), Hierarchical()))
             lowest = lowest_peak(search_for, least, work, [plan for plan in plans if plan is not None])
             if not solved:
                 search = self._search(problem, max(lowest.pool[0].peak, problem.budget_bytes))

@@ -63,7 +63,8 @@ class Hierarchical:
 
     def _moving(self, problem: RematProblem) -> PlanResult:
         """Plans for more memory than there is, brought within the budget by moving what the blocks save."""
-        moving, budget_at = MovingSearch.of(problem), budgets_of(problem)
+        moving = MovingSearch.of(problem)
+        budget_at = budgets_of(moving)
         for share in (0.0, *SHARES):
             result = self.plan(replace(problem, budget_bytes=budget_at(share), offload_bytes=0, reference=None))
             assert result.plan is not None

@@ -8,15 +8,16 @@ the work, and mostly one amount is best.
     sequences for some budgets between ─► transfers for each ─► the best, and budgets near its own ─► neighbours
                                                │ over the budget
                                                ▼
-                            sequences that fit beside these transfers
+                     sequences in which what was saved takes no memory
 
 A sequence for more memory may hold all that is more at any time; but only values with long gaps can be away.  So if
-transfers do not bring it within the budget, another one is looked for that needs more only while they take it away.
+transfers do not bring it within the budget, the values that it saves for the backward are taken for moved, and another
+sequence is looked for, as good as it can be beside what is left of the budget.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -26,8 +27,9 @@ from remat_compiler.ir.problem import RematProblem
 from remat_compiler.simulate.arrays import GraphArrays
 from remat_compiler.simulate.timeline import simulate, simulate_arrays
 from remat_compiler.simulate.transfers import moved_bytes
+from remat_passes.search.lowest_peak import least_bytes
 from remat_passes.search.sequence_search import SequenceSearch
-from remat_passes.transfers.moving import with_transfers
+from remat_passes.transfers.moving import saved_storages, with_transfers
 
 SHARES = (0.25, 0.5, 0.75, 1.0)
 """Budgets that are tried first, between the problem's and the peak without a budget."""
@@ -35,6 +37,8 @@ HALVINGS = 3
 """Times that budgets on both sides of the best one are tried."""
 MOST_ENTRIES = 6
 """Sequences of each search that get transfers."""
+CLOSER = 3
+"""Searches beside values that are moved."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -106,38 +110,25 @@ class MovingSearch:
         return made.rank(self.problem.budget_bytes)
 
 
-def budgets_of(problem: RematProblem) -> Callable[[float], int]:
-    """Budgets from the problem's (0) to the largest of use (1).
+def budgets_of(moving: MovingSearch) -> Callable[[float], int]:
+    """Budgets from the problem's (0), or what every plan needs, to the largest of use (1).
 
-    Transfers lower a peak by no more than there is room for; and above the peak of what recomputes nothing, nothing
-    changes.
+    Transfers lower a peak by no more than there is room for, and a plan that stays above the best one is of no use; and
+    above the peak of what recomputes nothing, nothing changes.
     """
-    low = problem.budget_bytes
+    problem = moving.problem
+    low = max(problem.budget_bytes, least_bytes(problem))
     most = simulate(problem.graph, problem.costs, Plan.saving_all(problem.graph)).peak_bytes
-    high = max(min(most, low + problem.offload_bytes), low)
+    reached = low if moving.best is None else max(low, moving.best.peak_bytes)
+    high = max(min(most, reached + problem.offload_bytes), low)
     return lambda share: low + int(share * (high - low))
 
 
-def beside_moves(problem: RematProblem, arrays: GraphArrays, plan: Plan) -> RematProblem:
-    """The problem without transfers in which each operator has as much more memory as those of `plan` make for it.
-
-    The budget is more by all that is away at once.  An operator at whose executions less is away has as much more
-    workspace, so that a sequence within this budget takes more than the one of `problem` only while values are away.
-
-    Args:
-        problem: The problem.
-        arrays: The same as arrays.
-        plan: A plan with transfers.
-    """
-    steps = np.array(plan.steps, np.int64)
-    whole = simulate_arrays(arrays, steps, plan.boundary).live_bytes
-    away = np.maximum(whole - simulate_arrays(arrays, steps, plan.boundary, plan.transfers).live_bytes, 0)
-    most_bytes = int(away.max(initial=0))
-    least = np.full(len(problem.graph.ops), most_bytes, np.int64)
-    np.minimum.at(least, steps, away)
-    workspace_bytes = tuple((arrays.workspace_bytes + most_bytes - least).tolist())
-    costs = replace(problem.costs, workspace_bytes=workspace_bytes)
-    return replace(problem, budget_bytes=problem.budget_bytes + most_bytes, costs=costs, offload_bytes=0)
+def with_free(problem: RematProblem, storages: Collection[int], budget_bytes: int) -> RematProblem:
+    """The problem without transfers in which these storages take no memory, with another budget."""
+    graph = problem.graph
+    sized = tuple(replace(one, size_bytes=0) if one.id in storages else one for one in graph.storages)
+    return replace(problem, graph=replace(graph, storages=sized), budget_bytes=budget_bytes, offload_bytes=0)
 
 
 def search_between(
@@ -150,7 +141,7 @@ def search_between(
         without: The best plan that moves nothing.
         search_for: A search for a problem without transfers, and by what its effort is divided.
     """
-    problem, budget_at = moving.problem, budgets_of(moving.problem)
+    problem, budget_at = moving.problem, budgets_of(moving)
     tried: dict[float, tuple[bool, int, int, int]] = {}
 
     def found(asked: RematProblem) -> MovingCandidate:
@@ -159,11 +150,18 @@ def search_between(
         return moving.offer(entry.plan() for entry in search.pool[:MOST_ENTRIES])
 
     def attempt(share: float) -> None:
+        budget_bytes = problem.budget_bytes
         best = found(replace(problem, budget_bytes=budget_at(share), offload_bytes=0))
-        tried[share] = best.rank(problem.budget_bytes)
-        if best.peak_bytes > problem.budget_bytes and best.plan.transfers:
-            closer = found(beside_moves(problem, moving.arrays, best.plan))
-            tried[share] = min(tried[share], closer.rank(problem.budget_bytes))
+        ranks, left_bytes = [best.rank(budget_bytes)], budget_bytes
+        saved = saved_storages(problem, moving.arrays, best.plan)
+        for _ in range(CLOSER):
+            if best.peak_bytes <= budget_bytes:
+                break
+            best = found(with_free(problem, saved, max(left_bytes, 1)))
+            ranks.append(best.rank(budget_bytes))
+            # As much less as it takes to have them there for their uses.
+            left_bytes -= max(best.peak_bytes - budget_bytes, 0)
+        tried[share] = min(ranks)
 
     # With the budget itself nothing is moved, and that has been searched.
     tried[0.0] = moving.offer([without]).rank(problem.budget_bytes)

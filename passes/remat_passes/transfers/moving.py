@@ -9,7 +9,7 @@ from itertools import accumulate
 import numpy as np
 
 from remat_compiler.ir.graph import StorageId
-from remat_compiler.ir.plan import Plan, Transfer
+from remat_compiler.ir.plan import Plan, Transfer, in_pages
 from remat_compiler.ir.problem import RematProblem
 from remat_compiler.simulate.arrays import GraphArrays, IntArray
 from remat_compiler.simulate.timeline import simulate_arrays
@@ -38,9 +38,28 @@ def with_moved(problem: RematProblem, plan: Plan, storages: Collection[int]) -> 
     """`plan`, which moves nothing, with these storages moved between their uses on both sides of the boundary."""
     arrays, steps = GraphArrays.of(problem.graph, problem.costs), np.array(plan.steps, np.int64)
     gaps = gaps_of(problem.graph, arrays, steps)
-    across = (gaps.first <= plan.boundary) & (gaps.read >= plan.boundary) & np.isin(gaps.storage, list(storages))
+    across = _is_across(gaps, plan) & np.isin(gaps.storage, list(storages))
     live = simulate_arrays(arrays, steps, plan.boundary).live_bytes
     return _placed(problem, plan, gaps, np.flatnonzero(across).tolist(), live, _begins(arrays, steps))
+
+
+def saved_storages(problem: RematProblem, arrays: GraphArrays, plan: Plan) -> set[int]:
+    """Storages that the plan saves for the backward, as many as there is room for: those away for the longest time."""
+    steps = np.array(plan.steps, np.int64)
+    gaps, begins = gaps_of(problem.graph, arrays, steps), _begins(arrays, steps)
+    across = np.flatnonzero(_is_across(gaps, plan))
+    found, left_bytes = set[int](), problem.offload_bytes
+    for gap in across[np.lexsort((across, begins[gaps.first[across]] - begins[gaps.read[across]]))].tolist():
+        taken_bytes = in_pages(int(gaps.size_bytes[gap]))
+        if taken_bytes <= left_bytes:
+            found.add(int(gaps.storage[gap]))
+            left_bytes -= taken_bytes
+    return found
+
+
+def _is_across(gaps: Gaps, plan: Plan) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """For each gap, whether it begins in the forward and ends in the backward."""
+    return (gaps.first <= plan.boundary) & (gaps.read >= plan.boundary)
 
 
 def _begins(arrays: GraphArrays, steps: IntArray) -> IntArray:
