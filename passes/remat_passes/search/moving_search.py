@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from remat_compiler.ir.plan import Plan
-from remat_compiler.ir.problem import RematProblem
+from remat_compiler.ir.problem import NO_BYTES, RematProblem
 from remat_compiler.simulate.arrays import GraphArrays
 from remat_compiler.simulate.timeline import simulate, simulate_arrays
 from remat_compiler.simulate.transfers import moved_bytes
@@ -37,6 +37,8 @@ HALVINGS = 3
 """Times that budgets on both sides of the best one are tried."""
 MOST_ENTRIES = 6
 """Sequences of each search that get transfers."""
+FAR = 1.25
+"""A best peak above so many budgets is not brought within it by budgets near its own."""
 CLOSER = 3
 """Searches beside values that are moved."""
 
@@ -155,7 +157,7 @@ def search_between(
         ranks, left_bytes = [best.rank(budget_bytes)], budget_bytes
         saved = saved_storages(problem, moving.arrays, best.plan)
         for _ in range(CLOSER):
-            if best.peak_bytes <= budget_bytes:
+            if best.peak_bytes <= budget_bytes or left_bytes <= 0:
                 break
             best = found(with_free(problem, saved, max(left_bytes, 1)))
             ranks.append(best.rank(budget_bytes))
@@ -167,6 +169,10 @@ def search_between(
     tried[0.0] = moving.offer([without]).rank(problem.budget_bytes)
     for share in SHARES:
         attempt(share)
+    assert moving.best is not None
+    # The smallest peak is looked for by itself.
+    if problem.budget_bytes > NO_BYTES and moving.best.peak_bytes > FAR * problem.budget_bytes:
+        return
     width = SHARES[0]
     for _ in range(HALVINGS):
         width /= 2
