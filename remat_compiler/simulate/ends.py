@@ -85,7 +85,8 @@ def behind_readers(graph: TrainingGraph, plan: Plan) -> Plan:
 
 def _marked(op: Op, made: StorageId | None, waited: list[StorageId]) -> Op:
     writes = op.writes if made is None else (*op.writes, made)
-    return replace(op, writes=writes, reads=(*op.reads, *sorted(waited)))
+    # Plans are put right afterwards: those of planners, and from a cache, are plans as they are.
+    return replace(op, writes=writes, reads=(*op.reads, *sorted(waited)), ends=())
 
 
 def _judged(problem: RematProblem, result: PlanResult, plan: Plan) -> PlanResult:

@@ -98,10 +98,19 @@ def test_markers_take_no_memory_and_put_readers_first() -> None:
     assert (
         simulate(marked.graph, marked.costs, plan).peak_bytes == simulate(problem.graph, problem.costs, plan).peak_bytes
     )
-    for op in marked.graph.ops:
-        readers = [one.id for one in problem.graph.ops if set(one.reads) & set(op.ends) and one.id != op.id]
+    for op, ending in zip(marked.graph.ops, problem.graph.ops):
+        readers = [one.id for one in problem.graph.ops if set(one.reads) & set(ending.ends) and one.id != op.id]
         backward = {i for i in readers if problem.graph.ops[i].phase is Phase.BACKWARD}
         assert backward == {one.id for one in marked.graph.ops if set(one.writes) & set(op.reads)} & backward
+
+
+def test_planners_may_read_behind_an_end() -> None:
+    problem = layers()
+    plan = Plan.saving_all(problem.graph)
+    again = replace(plan, steps=(*plan.steps, 0))
+    assert [one.rule for one in verify(problem, again)] == [Rule.ENDED]
+    # So what a cache has of it is a plan, and put right as it was when it was made.
+    assert not verify(with_markers(problem), again)
 
 
 @pytest.mark.parametrize(
