@@ -18,18 +18,17 @@ the time of its operators, each executed once, and its floor.  What one budget c
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from remat_compiler.ir.problem import UNLIMITED_BYTES
 from remat_compiler.partition.candidate import WHOLE, Candidate, Chunks, Served, Within, served_alike
-from remat_compiler.partition.defects import NO_DEFECT, warn_of_chunks
+from remat_compiler.partition.candidates import FEW, Candidates
 from remat_compiler.partition.request import PartitionRequest
-from remat_compiler.partition.result import NoPlan, Partition
-from remat_compiler.simulate.timeline import simulate
+from remat_compiler.partition.result import Partition
 
-COUNTS = (4, 16, 64)
+COUNTS = (FEW, 16, 64)
 """Numbers of chunks of losses that are planned for."""
-LAYERS = (4, 16)
+LAYERS = (FEW, 16)
 """The same of layers, of which there are many: all of them in chunks are as many times as many operators."""
 GAIN = 0.01
 """Part of the step that more chunks must save: results change in their last bits, and code grows."""
@@ -66,7 +65,7 @@ def cheapest_in_chunks(
     """
     budget_bytes, known = request.budget_bytes, {} if earlier is None else earlier
     assert budget_bytes is not None
-    search = _Search(budget_bytes, in_chunks, losses, layers, attention)
+    search = _Search(budget_bytes, in_chunks, losses=losses, layers=layers, attention=attention)
     served = served_alike(known, budget_bytes)
     chosen = (served and search.in_as_many(served)) or search.run()
     known[budget_bytes] = Served(chosen, search.fits(chosen))
@@ -74,41 +73,20 @@ def cheapest_in_chunks(
 
 
 @dataclass(slots=True)
-class _Search:
-    """The search for one graph.  Candidates go by the number of chunks that they were asked for in.
+class _Search(Candidates):
+    """The search for one graph.
 
     Attributes:
-        budget_bytes: The budget.
-        in_chunks: Gives the candidates.
         losses: Whether there may be losses to cut.
         layers: Whether there may be layers to cut.
         attention: Whether there is attention by one operator in such.
-        candidates: All so far; each is made once, and planned at most once.
-        ready: Those that the search has come to, the fewest chunks first.
         later: Numbers of chunks that it has left out for as long as no others are planned.
-        made: Those that are planned.
-        refusals: Those that were refused.
-        failed: Those in chunks whose planning is a defect.
-        within: What `_within_bytes` found.
     """
 
-    budget_bytes: int
-    in_chunks: Callable[[Chunks], Candidate]
-    losses: bool
-    layers: bool
-    attention: bool
-    candidates: dict[Chunks, Candidate] = field(default_factory=dict)
-    ready: list[Chunks] = field(default_factory=list)
+    losses: bool = True
+    layers: bool = True
+    attention: bool = True
     later: list[Chunks] = field(default_factory=list)
-    made: dict[Chunks, Partition] = field(default_factory=dict)
-    refusals: dict[Chunks, NoPlan] = field(default_factory=dict)
-    failed: set[Chunks] = field(default_factory=set)
-    within: dict[tuple[Chunks, Within], int] = field(default_factory=dict)
-
-    @property
-    def whole(self) -> Candidate:
-        """The one of the graph as it is."""
-        return self._candidate(WHOLE)
 
     def in_as_many(self, served: Served) -> Chunks | None:
         """The chunks that served another budget; `None` unless the plan in them fits, or not, as there."""
@@ -116,19 +94,19 @@ class _Search:
         # In another order, whole layers may have the smaller peak.
         asked = [chunks] if served.fits or chunks.layers == 1 else [Chunks(chunks.losses), chunks]
         for one in asked:
-            if one == WHOLE or self._add(one):
+            if one == WHOLE or self.add(one):
                 if not served.fits:
-                    self._plan(one)
+                    self.plan(one)
                 else:
-                    self._plan_if_it_may_fit(one)
-        peaks = {one: peak for one in asked if (peak := self._needed_bytes(one)) is not None}
+                    self.plan_if_it_may_fit(one)
+        peaks = {one: peak for one in asked if (peak := self.needed_bytes(one)) is not None}
         lowest = min(peaks, key=lambda one: (peaks[one], one), default=None)
         return lowest if lowest is not None and self.fits(lowest) == served.fits else None
 
     def run(self) -> Chunks:
         """The chunks of the best plan; raises as `cheapest_in_chunks` does."""
         self.ready = [WHOLE]
-        self._plan_if_it_may_fit(WHOLE)
+        self.plan_if_it_may_fit(WHOLE)
         if self.losses:
             self._cut_losses()
         best = self._best
@@ -140,16 +118,16 @@ class _Search:
     def _cut_losses(self) -> None:
         """Plan for losses in more and more chunks, as long as that may save time."""
         for chunks in map(Chunks, COUNTS):
-            if self._gain_ns(self._expected_ns(chunks)) <= 0 or not self._add(chunks):
+            if self._gain_ns(self._expected_ns(chunks)) <= 0 or not self.add(chunks):
                 return
-            candidate, before = self._candidate(chunks), self._best
+            candidate, before = self.candidate(chunks), self._best
             # More chunks will not fit either; whether they have a smaller peak is seen once fewer are planned.
             if before is None and candidate.floor_bytes > self.budget_bytes and not self._lowers_the_floor(chunks):
                 self.later = [Chunks(one) for one in COUNTS if one > chunks.losses]
                 return
             if self._gain_ns(candidate.step_ns, self._keeping_all_bytes(chunks)) <= 0:
                 return
-            self._plan_if_it_may_fit(chunks)
+            self.plan_if_it_may_fit(chunks)
             # Where fewer chunks gain nothing, more of them rarely do, and each plan takes long.
             if before is not None and self._best == before:
                 return
@@ -167,14 +145,14 @@ class _Search:
                 more = Chunks(best.losses, layers, attention)
                 # Of layers that are in as many chunks already, attention is whole.
                 left, within = (best.layers, whole) if best.layers < layers else (1, best)
-                within_bytes = self._within_bytes(within, Within.ALL_LAYERS if attention else Within.LAYERS)
+                within_bytes = self.within_bytes(within, Within.ALL_LAYERS if attention else Within.LAYERS)
                 # What is not there at the peak leaves room for other values.
-                most_bytes = self._candidate(best).before.timeline.peak_bytes
+                most_bytes = self.candidate(best).before.timeline.peak_bytes
                 left_bytes = most_bytes - within_bytes // left + within_bytes // layers
-                if self._gain_ns(self._candidate(best).step_ns, left_bytes) <= 0 or not self._add(more):
+                if self._gain_ns(self.candidate(best).step_ns, left_bytes) <= 0 or not self.add(more):
                     continue
-                if self._gain_ns(self._candidate(more).step_ns, left_bytes) > 0:
-                    self._plan_if_it_may_fit(more)
+                if self._gain_ns(self.candidate(more).step_ns, left_bytes) > 0:
+                    self.plan_if_it_may_fit(more)
                 if self._best != more:
                     break
                 best = more
@@ -189,25 +167,29 @@ class _Search:
         Args:
             smallest: Those of the smallest peak with whole layers.
         """
-        peaks = {one: self._needed_bytes(one) for one in self.ready}
-        least_bytes = peaks[smallest]
-        if least_bytes is None:
+        peaks = {one: peak for one in self.ready if (peak := self.needed_bytes(one)) is not None}
+        if smallest not in peaks:
             return smallest
+        # Layers in chunks do not fit beside losses whose floor does not.
+        able = [one for one in peaks if self.candidate(one).floor_bytes <= self.budget_bytes] or list(peaks)
+        least_bytes = min(peaks[one] for one in able)
         # Of nearly equal peaks the fewest chunks, of those whose losses leave something to gain if there are any.
         near, wanted_bytes = least_bytes * (1 + AT_THE_FLOOR), least_bytes * (1 - AT_THE_FLOOR)
-        least = [one for one, peak in peaks.items() if peak and peak <= near]
-        now = min([one for one in least if self._candidate(one).floor_bytes <= wanted_bytes] or least)
-        within_bytes = self._within_bytes(now, Within.ALL_LAYERS)
+        least = [one for one in able if peaks[one] <= near]
+        now = min([one for one in least if self.candidate(one).floor_bytes <= wanted_bytes] or least)
+        within_bytes = self.within_bytes(now, Within.ALL_LAYERS)
         for layers in LAYERS:
             more, wanted_bytes = Chunks(now.losses, layers, self.attention), least_bytes * (1 - AT_THE_FLOOR)
             left_bytes = least_bytes - within_bytes // now.layers + within_bytes // layers
-            if left_bytes > wanted_bytes or not self._add(more) or self._candidate(more).floor_bytes > wanted_bytes:
+            if left_bytes > wanted_bytes or not self.add(more) or self.candidate(more).floor_bytes > wanted_bytes:
                 break
-            self._plan(more)
-            reached_bytes = self._needed_bytes(more)
+            self.plan(more)
+            reached_bytes = self.needed_bytes(more)
             if reached_bytes is None or reached_bytes >= least_bytes:
                 break
-            smallest = now = more
+            now = more
+            if reached_bytes < peaks[smallest]:
+                smallest, peaks[now] = now, reached_bytes
             if self.fits(now) or reached_bytes > wanted_bytes:
                 break
             # Less is gained than was within them if something else is nearly as large.
@@ -218,83 +200,28 @@ class _Search:
     def _with_lower_losses(self, smallest: Chunks) -> Chunks:
         """The same with losses in more chunks, as long as these are the floor now that layers are in chunks."""
         for losses in (one for one in COUNTS if one > smallest.losses):
-            more, least_bytes = smallest._replace(losses=losses), self._needed_bytes(smallest)
-            if self.fits(smallest) or least_bytes is None or not self._add(more):
+            more, least_bytes = smallest._replace(losses=losses), self.needed_bytes(smallest)
+            if self.fits(smallest) or least_bytes is None or not self.add(more):
                 break
-            if self._candidate(more).floor_bytes >= (1 - AT_THE_FLOOR) * self._candidate(smallest).floor_bytes:
+            if self.candidate(more).floor_bytes >= (1 - AT_THE_FLOOR) * self.candidate(smallest).floor_bytes:
                 break
-            self._plan(more)
-            if (self._needed_bytes(more) or UNLIMITED_BYTES) >= least_bytes:
+            self.plan(more)
+            if (self.needed_bytes(more) or UNLIMITED_BYTES) >= least_bytes:
                 break
             smallest = more
         return smallest
 
     def _keeping_all_bytes(self, chunks: Chunks) -> int:
         """Peak in so many chunks if nothing is recomputed, or less if more is spared at the best plan's peak."""
-        peak_bytes, best = self._candidate(chunks).before.timeline.peak_bytes, self._best
+        peak_bytes, best = self.candidate(chunks).before.timeline.peak_bytes, self._best
         if best is None or best.losses == 1:
             return peak_bytes
-        spared_bytes = self._within_bytes(best, Within.LOSSES) * (chunks.losses - best.losses) // chunks.losses
-        return min(peak_bytes, self._candidate(best).before.timeline.peak_bytes - spared_bytes)
-
-    def _within_bytes(self, chunks: Chunks, within: Within) -> int:
-        """Bytes of values within losses, or whole layers, that are there at the peak of the plan of these chunks."""
-        if (chunks, within) not in self.within:
-            self.within[chunks, within] = self._find_within_bytes(chunks, within)
-        return self.within[chunks, within]
-
-    def _find_within_bytes(self, chunks: Chunks, within: Within) -> int:
-        made = self.made.get(chunks)
-        if made is not None:
-            problem, timeline = made.problem, made.graphs.timeline
-        else:
-            problem, refused = self.refusals[chunks].problem, self.refusals[chunks].result.plan
-            assert refused is not None
-            timeline = simulate(problem.graph, problem.costs, refused)
-        try:
-            return self._candidate(chunks).within_bytes(problem, timeline, within)
-        except NO_DEFECT:
-            raise
-        except Exception as error:
-            warn_of_chunks(Chunks(COUNTS[0]) if within is Within.LOSSES else Chunks(1, COUNTS[0]), error)
-            return 0
-
-    def fits(self, chunks: Chunks) -> bool:
-        """Whether there is a plan in so many chunks that fits."""
-        return chunks in self.made and self.made[chunks].peak_bytes <= self.budget_bytes
-
-    def partition(self, chunks: Chunks) -> Partition:
-        """The partition in so many chunks, beside the whole step; `NoPlan` if it was refused."""
-        if chunks in self.refusals:
-            raise self.refusals[chunks]
-        before = self.made[WHOLE].before if WHOLE in self.made else self.whole.before
-        return replace(self.made[chunks], before=before, stages=self._stages)
-
-    def _candidate(self, chunks: Chunks) -> Candidate:
-        if chunks not in self.candidates:
-            self.candidates[chunks] = self.in_chunks(chunks)
-        return self.candidates[chunks]
-
-    def _add(self, chunks: Chunks) -> bool:
-        """Have the graph in so many chunks, too; whether it is another one."""
-        # The whole one first: what fails there is no defect of chunks.
-        fewer = [self._candidate(one).chunked for one in self.ready]
-        try:
-            candidate = self._candidate(chunks)
-        except NO_DEFECT:
-            raise
-        except Exception as error:
-            warn_of_chunks(chunks, error)
-            return False
-        # Few rows may be in as many chunks as they can be.
-        if candidate.chunked in fewer:
-            return False
-        self.ready.append(chunks)
-        return True
+        spared_bytes = self.within_bytes(best, Within.LOSSES) * (chunks.losses - best.losses) // chunks.losses
+        return min(peak_bytes, self.candidate(best).before.timeline.peak_bytes - spared_bytes)
 
     def _expected_ns(self, chunks: Chunks) -> int:
         """`Candidate.step_ns` of so many chunks: each one more adds as much time."""
-        *_, latest = ready = [self._candidate(one) for one in self.ready]
+        *_, latest = ready = [self.candidate(one) for one in self.ready]
         if len(ready) < 3:
             return latest.step_ns
         (few, less_ns), (many, more_ns) = ((one.chunked[0].chunks, one.step_ns) for one in ready[-2:])
@@ -310,35 +237,11 @@ class _Search:
         """
         if self._best is None:
             return 1.0
-        best, of = self.made[self._best], self._candidate(self._best)
+        best, of = self.made[self._best], self.candidate(self._best)
         recomputed_ns = best.total_ns - of.step_ns
         most_bytes = of.before.timeline.peak_bytes
         spared = DEAREST * (most_bytes - keeping_all_bytes) / max(most_bytes - self.budget_bytes, 1)
         return recomputed_ns * min(max(spared, 0), 1) - (step_ns - of.step_ns) - GAIN * self.whole.step_ns
-
-    def _plan_if_it_may_fit(self, chunks: Chunks) -> None:
-        if self._candidate(chunks).floor_bytes <= self.budget_bytes:
-            self._plan(chunks)
-
-    def _plan(self, chunks: Chunks) -> None:
-        if self._is_planned(chunks):
-            return
-        candidate, whole_ns = self._candidate(chunks), None if chunks == WHOLE else self.whole.step_ns
-        try:
-            self.made[chunks] = candidate.planned(whole_ns)
-        except NoPlan as refused:
-            self.refusals[chunks] = refused
-        except NO_DEFECT:
-            raise
-        except Exception as error:
-            # There is another way, unlike for the whole.
-            if chunks == WHOLE:
-                raise
-            self.failed.add(chunks)
-            warn_of_chunks(chunks, error)
-
-    def _is_planned(self, chunks: Chunks) -> bool:
-        return chunks in self.made or chunks in self.refusals or chunks in self.failed
 
     @property
     def _best(self) -> Chunks | None:
@@ -352,48 +255,31 @@ class _Search:
 
     def _of_the_smallest_peak(self) -> Chunks:
         """The chunks whose plan has the smallest peak, once all are planned that may have a smaller one."""
-        floors = {one: self._candidate(one).floor_bytes for one in self.ready}
+        floors = {one: self.candidate(one).floor_bytes for one in self.ready}
         floors |= dict.fromkeys(self.later, floors[self.ready[-1]])
         # Of equal floors the fewest chunks, whose plans are the fastest to make, and take the least time.
         for chunks in sorted(floors, key=lambda one: (floors[one], one)):
-            if chunks in self.later and not (self._may_be_lower(self.ready[-1]) and self._add(chunks)):
+            if chunks in self.later and not (self._may_be_lower(self.ready[-1]) and self.add(chunks)):
                 continue
             if self._may_be_lower(chunks):
-                self._plan(chunks)
+                self.plan(chunks)
         # A plan that is taken goes before one that is refused, and a refusal that names a peak before one without.
         tried = sorted(one for one in self.ready if one in self.made or one in self.refusals)
-        return min(tried, key=lambda one: (one not in self.made, self._needed_bytes(one) or UNLIMITED_BYTES))
+        return min(tried, key=lambda one: (one not in self.made, self.needed_bytes(one) or UNLIMITED_BYTES))
 
     def _may_be_lower(self, chunks: Chunks) -> bool:
         """Whether plans in so many chunks may have a smaller peak than all so far."""
-        peaks = [self._needed_bytes(one) for one in self.ready]
+        peaks = [self.needed_bytes(one) for one in self.ready]
         least_bytes = min((one for one in peaks if one is not None), default=UNLIMITED_BYTES)
-        floor_bytes = self._candidate(chunks).floor_bytes
+        floor_bytes = self.candidate(chunks).floor_bytes
         if self._lowers_the_floor(chunks) or least_bytes == UNLIMITED_BYTES:
             return least_bytes > floor_bytes
         if least_bytes <= floor_bytes * (1 + AT_THE_FLOOR):
             return False
         lowest = self.ready[peaks.index(least_bytes)]
-        return self._within_bytes(lowest, Within.LOSSES) > least_bytes * AT_THE_FLOOR
+        return self.within_bytes(lowest, Within.LOSSES) > least_bytes * AT_THE_FLOOR
 
     def _lowers_the_floor(self, chunks: Chunks) -> bool:
         """Whether the floor is lower than in fewer chunks."""
-        floors = [self._candidate(one).floor_bytes for one in self.ready if one < chunks]
-        return self._candidate(chunks).floor_bytes < min(floors, default=UNLIMITED_BYTES)
-
-    def _needed_bytes(self, chunks: Chunks) -> int | None:
-        """The smallest peak in so many chunks; `None` as long as none is known."""
-        if chunks in self.made:
-            return self.made[chunks].peak_bytes
-        refusal = self.refusals.get(chunks)
-        # Without a plan, a refusal knows no peak.
-        return None if refusal is None or refusal.result.plan is None else refusal.needed_bytes
-
-    @property
-    def _stages(self) -> tuple[tuple[str, float], ...]:
-        """Seconds of each stage, of all candidates together."""
-        total: dict[str, float] = {}
-        for one in self.candidates.values():
-            for stage, seconds in one.times:
-                total[stage] = total.get(stage, 0.0) + seconds
-        return tuple(total.items())
+        floors = [self.candidate(one).floor_bytes for one in self.ready if one < chunks]
+        return self.candidate(chunks).floor_bytes < min(floors, default=UNLIMITED_BYTES)

@@ -240,3 +240,9 @@ def test_layers_are_cut_beside_losses_in_as_many_chunks_as_leave_something_to_ga
     assert graph.chosen(losses=True).peak_bytes == 550
     assert Chunks(4) in graph.planned
     assert ALL_IN_4._replace(losses=16) in graph.planned
+
+
+def test_layers_are_not_cut_beside_losses_whose_floor_is_above_the_budget() -> None:
+    graph = Layered(950, loss_bytes=2260)
+    assert graph.chosen(losses=True).peak_bytes == 950
+    assert [one for one in graph.planned if one.layers > 1] == [ALL_IN_4._replace(losses=16)]

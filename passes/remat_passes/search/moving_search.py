@@ -32,7 +32,7 @@ from remat_passes.search.sequence_search import SequenceSearch
 from remat_passes.transfers.moving import saved_storages, with_transfers
 
 SHARES = (0.25, 0.5, 0.75, 1.0)
-"""Budgets that are tried first, between the problem's and the peak without a budget."""
+"""Budgets that are tried first, between the problem's and the largest of use."""
 HALVINGS = 3
 """Times that budgets on both sides of the best one are tried."""
 MOST_ENTRIES = 6
@@ -159,7 +159,7 @@ def search_between(
         for _ in range(CLOSER):
             if best.peak_bytes <= budget_bytes or left_bytes <= 0:
                 break
-            best = found(with_free(problem, saved, max(left_bytes, 1)))
+            best = found(with_free(problem, saved, left_bytes))
             ranks.append(best.rank(budget_bytes))
             # As much less as it takes to have them there for their uses.
             left_bytes -= max(best.peak_bytes - budget_bytes, 0)
