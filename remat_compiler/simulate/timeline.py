@@ -178,26 +178,25 @@ def _not_taken_over(
 ) -> IntArray:
     """At each step, bytes that its result would take over from an argument, if that had not been off the device."""
     found = np.zeros(len(steps), np.int64)
-    takes = arrays.workspace_bytes[steps] < 0
-    for step in np.flatnonzero(takes).tolist() if transfers else ():
+    moved: dict[int, list[Transfer]] = {}
+    for one in transfers:
+        moved.setdefault(int(one.storage), []).append(one)
+    # Instances are in the order of their storages, and then of their starts.
+    n = len(steps) + 1
+    key = instances.storage * n + instances.start
+    for step in np.flatnonzero(arrays.workspace_bytes[steps] < 0).tolist() if moved else ():
         op = steps[step]
         result_bytes = arrays.size_bytes[arrays.write_items[arrays.write_start[op]]]
-        ending = [
-            int(s)
-            for s in arrays.read_items[arrays.read_start[op] : arrays.read_start[op + 1]]
-            if arrays.size_bytes[s] == result_bytes and ((instances.storage == s) & (instances.last == step)).any()
-        ]
-        # Another argument of the size may end here too, but need not serve as well.
-        if any(_was_away(instances, s, step, transfers) for s in ending):
-            found[step] = result_bytes
+        for s in arrays.read_items[arrays.read_start[op] : arrays.read_start[op + 1]].tolist():
+            if s not in moved or arrays.size_bytes[s] != result_bytes:
+                continue
+            read = int(np.searchsorted(key, s * n + step)) - 1
+            # Another argument of the size may end here too, but need not serve as well.
+            if read >= 0 and instances.storage[read] == s and instances.last[read] == step:
+                made = int(instances.start[read])
+                if any(made < one.out_after and one.back_before <= step for one in moved[s]):
+                    found[step] = result_bytes
     return found
-
-
-def _was_away(instances: Instances, storage: int, step: int, transfers: Sequence[Transfer]) -> bool:
-    """Whether the instance that `step` reads has been off the device."""
-    starts = instances.start[(instances.storage == storage) & (instances.start < step)]
-    made = int(starts.max()) if len(starts) else -1
-    return any(one.storage == storage and made < one.out_after and one.back_before <= step for one in transfers)
 
 
 def _is_repeat(steps: IntArray, num_ops: int) -> npt.NDArray[np.bool_]:
