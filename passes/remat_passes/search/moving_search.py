@@ -33,13 +33,13 @@ from remat_passes.transfers.moving import saved_storages, with_transfers
 
 SHARES = (0.25, 0.5, 0.75, 1.0)
 """Budgets that are tried first, between the problem's and the largest of use."""
-HALVINGS = 3
+HALVINGS = 2
 """Times that budgets on both sides of the best one are tried."""
 MOST_ENTRIES = 6
 """Sequences of each search that get transfers."""
 FAR = 1.25
 """A best peak above so many budgets is not brought within it by budgets near its own."""
-CLOSER = 3
+CLOSER = 2
 """Searches beside values that are moved."""
 
 
