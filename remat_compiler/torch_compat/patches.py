@@ -87,6 +87,7 @@ RETURNED_INPUTS = Patch(
     "returns inputs that a graph changes and returns at their place, beside others that change",
     "another input would get their values, as without this project",
     (("self",),),
+    before=(2, 15),
 )
 # The calls of what the user compiled.
 COMPILED_CALLS = Patch(
