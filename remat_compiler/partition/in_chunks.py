@@ -170,13 +170,15 @@ class _Search(Candidates):
         peaks = {one: peak for one in self.ready if (peak := self.needed_bytes(one)) is not None}
         if smallest not in peaks:
             return smallest
-        # Layers in chunks do not fit beside losses whose floor does not.
-        able = [one for one in peaks if self.candidate(one).floor_bytes <= self.budget_bytes] or list(peaks)
+        # A floor above the budget, and above that of others, is one of losses: layers in chunks do not lower it.
+        floors = {one: self.candidate(one).floor_bytes for one in peaks}
+        most_bytes = max(self.budget_bytes, min(floors.values()) * (1 + AT_THE_FLOOR))
+        able = [one for one, floor in floors.items() if floor <= most_bytes]
         least_bytes = min(peaks[one] for one in able)
         # Of nearly equal peaks the fewest chunks, of those whose losses leave something to gain if there are any.
         near, wanted_bytes = least_bytes * (1 + AT_THE_FLOOR), least_bytes * (1 - AT_THE_FLOOR)
         least = [one for one in able if peaks[one] <= near]
-        now = min([one for one in least if self.candidate(one).floor_bytes <= wanted_bytes] or least)
+        now = min([one for one in least if floors[one] <= wanted_bytes] or least)
         within_bytes = self.within_bytes(now, Within.ALL_LAYERS)
         for layers in LAYERS:
             more, wanted_bytes = Chunks(now.losses, layers, self.attention), least_bytes * (1 - AT_THE_FLOOR)

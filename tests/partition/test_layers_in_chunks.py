@@ -242,7 +242,8 @@ def test_layers_are_cut_beside_losses_in_as_many_chunks_as_leave_something_to_ga
     assert ALL_IN_4._replace(losses=16) in graph.planned
 
 
-def test_layers_are_not_cut_beside_losses_whose_floor_is_above_the_budget() -> None:
-    graph = Layered(950, loss_bytes=2260)
-    assert graph.chosen(losses=True).peak_bytes == 950
+@pytest.mark.parametrize("budget_bytes", [950, 600])
+def test_layers_are_not_cut_beside_losses_whose_floor_is_above_the_budget(budget_bytes: int) -> None:
+    graph = Layered(budget_bytes, loss_bytes=2260)
+    assert graph.chosen(losses=True).peak_bytes == budget_bytes
     assert [one for one in graph.planned if one.layers > 1] == [ALL_IN_4._replace(losses=16)]
