@@ -187,16 +187,20 @@ def _not_taken_over(
     for step in np.flatnonzero(arrays.workspace_bytes[steps] < 0).tolist() if moved else ():
         op = steps[step]
         result_bytes = arrays.size_bytes[arrays.write_items[arrays.write_start[op]]]
-        for s in arrays.read_items[arrays.read_start[op] : arrays.read_start[op + 1]].tolist():
-            if s not in moved or arrays.size_bytes[s] != result_bytes:
-                continue
-            read = int(np.searchsorted(key, s * n + step)) - 1
-            # Another argument of the size may end here too, but need not serve as well.
-            if read >= 0 and instances.storage[read] == s and instances.last[read] == step:
-                made = int(instances.start[read])
-                if any(made < one.out_after and one.back_before <= step for one in moved[s]):
-                    found[step] = result_bytes
+        reads = arrays.read_items[arrays.read_start[op] : arrays.read_start[op + 1]].tolist()
+        alike = [s for s in reads if s in moved and arrays.size_bytes[s] == result_bytes]
+        read = np.searchsorted(key, np.array(alike, np.int64) * n + step) - 1
+        # Another argument of the size may end here too, but need not serve as well.
+        if any(_was_away(instances, i, s, step, moved[s]) for i, s in zip(read.tolist(), alike)):
+            found[step] = result_bytes
     return found
+
+
+def _was_away(instances: Instances, i: int, storage: int, step: int, transfers: Sequence[Transfer]) -> bool:
+    """Whether instance `i` is one of this storage that ends at `step`, and has been off the device by then."""
+    if i < 0 or instances.storage[i] != storage or instances.last[i] != step:
+        return False
+    return any(instances.start[i] < one.out_after and one.back_before <= step for one in transfers)
 
 
 def _is_repeat(steps: IntArray, num_ops: int) -> npt.NDArray[np.bool_]:
