@@ -155,7 +155,8 @@ def search_between(
         budget_bytes = problem.budget_bytes
         best = found(replace(problem, budget_bytes=budget_at(share), offload_bytes=0))
         ranks, left_bytes = [best.rank(budget_bytes)], budget_bytes
-        saved = saved_storages(problem, moving.arrays, best.plan)
+        over = best.peak_bytes > budget_bytes
+        saved = saved_storages(problem, moving.arrays, best.plan) if over else set[int]()
         for _ in range(CLOSER):
             if best.peak_bytes <= budget_bytes or left_bytes <= 0:
                 break
