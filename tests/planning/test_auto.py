@@ -110,7 +110,7 @@ def test_smallest_peak_can_be_asked_for(name: str) -> None:
 
 
 @pytest.mark.parametrize("moves", [False, True])
-@settings(max_examples=10)
+@settings(max_examples=30)
 @given(rng=generators())
 def test_a_refusal_is_the_answer_to_smaller_budgets_too(moves: bool, rng: Random) -> None:
     problem = moving_problem(rng) if moves else random_problem(rng)

@@ -296,8 +296,8 @@ def test_a_value_that_must_not_be_saved_is_not_kept_when_others_are_moved() -> N
 
 def test_room_for_the_inputs_of_blocks_spares_all_but_one_recomputation() -> None:
     # A sequence that keeps the inputs fills what they take with other values, once they are gone.
-    blocks, layers, value_bytes = 24, 10, 8 * KB
-    problem = with_budget(blocks_of_layers(blocks, layers, value_bytes), (layers + 8) * value_bytes)
+    blocks, layers, value_bytes = 24, 12, 8 * KB
+    problem = with_budget(blocks_of_layers(blocks, layers, value_bytes), (layers + 6) * value_bytes)
     result = Auto(effort=2000).plan(replace(problem, offload_bytes=(blocks + 2) * value_bytes))
     assert result.status is PlanStatus.FEASIBLE
     assert result.added_ns <= blocks * layers * 1_000
